@@ -1,0 +1,187 @@
+"""mingle: the ranks of a PyTorch job find each other, by UDP multicast on a group made from the job id.
+
+Every machine runs the same command; nobody types an address::
+
+    import mingle
+
+    with mingle.init(job_id="resnet") as job:
+        print(job.rank, job.master_addr)
+
+Doors: :func:`init`, :func:`discover`, ``init_method="mingle://JOB"``, and the command ``mingle-discover``.
+
+A map of the package, from the inside out:
+
+====================  ==============================================================================
+wire                  ``datagrams``, ``frames``, ``authentication``, ``groups``
+rules (pure)          ``protocol``, ``lobby``, ``control``, ``proving``, ``registrar``, ``seating``
+machines (pure)       ``joining`` (a rank), ``hosting`` and ``rivals`` (rank 0), ``machine``, ``reports``
+network               ``interfaces``, ``transport``, ``udp``, ``connections``, ``peers``, ``forksafe``
+settings              ``settings``, ``placement``, ``launchers``, ``values``, ``node``, ``errors``
+where they meet       ``discovery`` (the loop), ``progress``
+torch                 ``store``, ``rendezvous``, ``environment``, ``process_group``, ``url_scheme``, ``job``
+command line          ``cli``
+====================  ==============================================================================
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from mingle import url_scheme
+from mingle._version import __version__
+from mingle.errors import (
+    AuthenticationError,
+    ConfigurationError,
+    ConflictError,
+    DiscoveryTimeoutError,
+    InterfaceError,
+    LauncherError,
+    MingleError,
+)
+from mingle.job import Job, Member
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+__all__ = [
+    "AuthenticationError",
+    "ConfigurationError",
+    "ConflictError",
+    "DiscoveryTimeoutError",
+    "InterfaceError",
+    "Job",
+    "LauncherError",
+    "Member",
+    "MingleError",
+    "__version__",
+    "discover",
+    "init",
+]
+
+logging.getLogger("mingle").addHandler(logging.NullHandler())
+
+
+def init(
+    job_id: str | None = None,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    backend: str | None = None,
+    discovery_timeout: float | timedelta | None = None,
+    interface: str | Sequence[str] | None = None,
+    peers: str | Sequence[str] | None = None,
+    secret: str | bytes | None = None,
+    port: int | None = None,
+    master_port: int | None = None,
+    ttl: int | None = None,
+    family: Literal["auto", "4", "6"] | None = None,
+    advertise: str | None = None,
+    **process_group_options: Any,
+) -> Job:
+    """Finds rank 0, waits until every rank has joined, and makes torch's process group.
+
+    It stands in place of ``torch.distributed.init_process_group``: :func:`discover`, then that.
+
+    Args:
+        job_id: the job's name, any text of 1 to 256 bytes in UTF-8, the same on every rank. Default: ``MINGLE_JOB_ID``,
+            then the launcher's job id.
+        rank: this process's rank. Default: ``MINGLE_RANK``, the launcher's variables, ``RANK``.
+        world_size: the number of ranks. Default: ``MINGLE_WORLD_SIZE``, the launcher's variables, ``WORLD_SIZE``.
+        backend: as torch takes it (``"gloo"``, ``"nccl"``, ``"cpu:gloo,cuda:nccl"``). Default: torch's choice.
+        discovery_timeout: seconds (or a timedelta) until an incomplete job is an error. Default: ``MINGLE_TIMEOUT``,
+            then 300.
+        interface: names or addresses of the interfaces to use. Default: ``MINGLE_INTERFACE``, an exact
+            ``GLOO_SOCKET_IFNAME``, then mingle's choice.
+        peers: hosts to ask by unicast as well, ``host`` or ``host:port``, for networks without multicast. Default:
+            ``MINGLE_PEERS``.
+        secret: what the job's members share; only who has it is believed. Default: ``MINGLE_SECRET``,
+            ``MINGLE_SECRET_FILE``.
+        port: the UDP port. Default: ``MINGLE_PORT``, then 29499.
+        master_port: the TCP port of rank 0's store. Default: ``MINGLE_MASTER_PORT``, then any free one.
+        ttl: how many routers a multicast may pass, plus one. Default: ``MINGLE_TTL``, then 1.
+        family: the IP versions to use. Default: ``MINGLE_FAMILY``, then ``auto``.
+        advertise: the address to announce where NAT hides this host's own. Default: ``MINGLE_ADVERTISE``.
+        **process_group_options: passed on to ``init_process_group``; checked before the first packet.
+
+    Returns:
+        The job. Use it in a ``with`` statement to have the process group destroyed at its end.
+
+    Raises:
+        DiscoveryTimeoutError: the job did not form in time; names the missing ranks and what was heard.
+        ConflictError: two rank 0s, one rank twice, different world sizes, or the job runs already.
+        AuthenticationError: some ranks have the secret and some don't.
+        InterfaceError: no usable interface, or no network that all ranks share.
+        LauncherError: a launcher's variables are incomplete.
+        ConfigurationError: an argument or a variable is wrong; raised before any packet.
+    """
+    from mingle import process_group
+
+    return process_group.init(
+        job_id,
+        backend=backend,
+        arguments={
+            "rank": rank,
+            "world_size": world_size,
+            "discovery_timeout": discovery_timeout,
+            "interface": interface,
+            "peers": peers,
+            "secret": secret,
+            "port": port,
+            "master_port": master_port,
+            "ttl": ttl,
+            "family": family,
+            "advertise": advertise,
+        },
+        options=process_group_options,
+    )
+
+
+def discover(
+    job_id: str | None = None,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    discovery_timeout: float | timedelta | None = None,
+    interface: str | Sequence[str] | None = None,
+    peers: str | Sequence[str] | None = None,
+    secret: str | bytes | None = None,
+    port: int | None = None,
+    master_port: int | None = None,
+    ttl: int | None = None,
+    family: Literal["auto", "4", "6"] | None = None,
+    advertise: str | None = None,
+) -> Job:
+    """Finds rank 0, waits until every rank has joined, and exports what torch and the frameworks read.
+
+    The process group is left to whoever comes next in this process: ``init_process_group()`` with ``env://``,
+    Lightning, Accelerate, DeepSpeed. Exported are ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``,
+    ``NODE_RANK``, ``GROUP_RANK``, ``MASTER_ADDR``, ``MASTER_PORT``, and the interface for Gloo and TensorPipe.
+
+    Arguments, result and errors are those of :func:`init`.
+    """
+    from mingle import process_group
+
+    return process_group.discover(
+        job_id,
+        rank=rank,
+        world_size=world_size,
+        discovery_timeout=discovery_timeout,
+        interface=interface,
+        peers=peers,
+        secret=secret,
+        port=port,
+        master_port=master_port,
+        ttl=ttl,
+        family=family,
+        advertise=advertise,
+    )
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+url_scheme.install()

@@ -1,0 +1,314 @@
+"""The TCP side of the loop: listening, dialling, reading and writing without ever blocking. Knows no protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import selectors
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+from mingle import forksafe
+from mingle.errors import InterfaceError
+
+READ_BYTES = 65_536
+BACKLOG = 4096
+"""A whole cluster connects within a moment; the kernel caps this at net.core.somaxconn."""
+# A dead peer is noticed within about ten seconds, whether or not there is something to send: keepalive serves
+# the idle connection (tcp(7)), TCP_USER_TIMEOUT the one with data under way (RFC 5482).
+KEEPALIVE_IDLE_SECONDS = 4
+KEEPALIVE_INTERVAL_SECONDS = 2
+KEEPALIVE_PROBES = 3
+USER_TIMEOUT_MILLISECONDS = 10_000
+# What a peer that does not read may make us keep; a roster of 100 000 ranks is smaller.
+MAX_UNSENT_BYTES = 32 * 1024 * 1024
+_PORT_TRIES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Somebody connected to us."""
+
+    conn: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """What we dialled stands."""
+
+    conn: int
+    local_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Bytes came in."""
+
+    conn: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The connection ended, or never came to be."""
+
+    conn: int
+    reason: str
+
+
+Event: TypeAlias = Accepted | Connected | Data | Closed
+
+
+@dataclass(slots=True)
+class _Connection:
+    conn: int
+    socket: socket.socket
+    connecting: bool = False
+    closing: bool = False
+    """Hung up by us: what is unsent is still sent, what comes in is thrown away."""
+    unsent: bytearray = field(default_factory=bytearray)
+
+
+class Connections:
+    """All TCP sockets of one process.
+
+    Each is registered with the loop's selector, its key's data being a function that serves it: it takes the
+    selector's mask and returns events.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, new_id: Callable[[], int]) -> None:
+        self._selector = selector
+        self._new_id = new_id
+        self._connections: dict[int, _Connection] = {}
+        self._listeners: dict[str, socket.socket] = {}
+        self.port = 0
+        """The control port, once :meth:`listen` has found one."""
+
+    # --- listening -------------------------------------------------------------------------------------------------
+
+    def listen(self, addresses: Sequence[tuple[str, int]]) -> None:
+        """Listens on each address (with its interface's index) at one port, the same for all.
+
+        Raises:
+            InterfaceError: none of the addresses can be bound.
+        """
+        problem: OSError | None = None
+        for _ in range(_PORT_TRIES):
+            try:
+                self._listen_at(addresses)
+                return
+            except OSError as error:
+                problem = error
+                self._stop_listening()
+                if error.errno != errno.EADDRINUSE:
+                    break
+        names = ", ".join(address for address, _ in addresses)
+        raise InterfaceError.explain(
+            f"no control port could be opened on {names}: {problem}",
+            cause="an address has just gone from its interface, or the system allows no more sockets",
+            remedy="look at `ip address` and `ulimit -n`; name a working interface with MINGLE_INTERFACE.",
+        ) from problem
+
+    def _listen_at(self, addresses: Sequence[tuple[str, int]]) -> None:
+        port = 0
+        for address, index in addresses:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            listener = forksafe.register(socket.socket(family, socket.SOCK_STREAM))
+            self._listeners[address] = listener
+            listener.setblocking(False)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                scope = index if address.startswith("fe80:") else 0
+                listener.bind((address, port, 0, scope))
+            else:
+                listener.bind((address, port))
+            listener.listen(BACKLOG)
+            port = listener.getsockname()[1]
+        self.port = port
+        for listener in self._listeners.values():
+            self._selector.register(listener, selectors.EVENT_READ, partial(self._serve_listener, listener))
+
+    def _stop_listening(self) -> None:
+        for listener in self._listeners.values():
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(listener)
+            listener.close()
+        self._listeners.clear()
+
+    # --- what the machines want ------------------------------------------------------------------------------------
+
+    def dial(self, conn: int, address: str, port: int, index: int) -> list[Event]:
+        """Begins to connect; ``index`` is the interface a link-local address was heard on."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            sock = forksafe.register(socket.socket(family, socket.SOCK_STREAM))
+        except OSError as error:
+            return [Closed(conn, _in_words(error))]
+        sock.setblocking(False)
+        _tune(sock)
+        target = (address, port, 0, index if address.startswith("fe80:") else 0)
+        try:
+            sock.connect(target if family == socket.AF_INET6 else target[:2])
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            sock.close()
+            return [Closed(conn, _in_words(error))]
+        connection = self._connections[conn] = _Connection(conn, sock, connecting=True)
+        self._selector.register(sock, selectors.EVENT_WRITE, partial(self._serve, connection))
+        return []
+
+    def write(self, conn: int, data: bytes) -> list[Event]:
+        """Sends as much as the kernel takes now and keeps the rest."""
+        connection = self._connections.get(conn)
+        if connection is None or connection.closing:
+            return []
+        connection.unsent += data
+        if len(connection.unsent) > MAX_UNSENT_BYTES:
+            return self._end(connection, "it does not read what it is sent")
+        return [] if connection.connecting else self._flush(connection)
+
+    def hang_up(self, conn: int) -> None:
+        """Closes after what was to be sent. Nothing is reported of it any more."""
+        connection = self._connections.get(conn)
+        if connection is None:
+            return
+        if connection.unsent and not connection.connecting:
+            connection.closing = True
+            self._flush(connection)
+        else:
+            self._discard(connection)
+
+    def close(self) -> None:
+        """Closes everything at once; what is unsent gets one last try."""
+        for connection in list(self._connections.values()):
+            if connection.unsent and not connection.connecting:
+                with contextlib.suppress(OSError):
+                    connection.socket.send(connection.unsent)
+            self._discard(connection)
+        self._stop_listening()
+
+    # --- what the selector says ------------------------------------------------------------------------------------
+
+    def _serve(self, connection: _Connection, mask: int) -> list[Event]:
+        if connection.conn not in self._connections:
+            return []  # closed by what was served before it in the same round
+        if connection.connecting:
+            return self._finish_connecting(connection)
+        events: list[Event] = []
+        if mask & selectors.EVENT_WRITE:
+            events += self._flush(connection)
+        if mask & selectors.EVENT_READ and connection.conn in self._connections:
+            events += self._read(connection)
+        return events
+
+    def _serve_listener(self, listener: socket.socket, _mask: int) -> list[Event]:
+        return list(self._accept(listener)) if listener.fileno() >= 0 else []
+
+    def _accept(self, listener: socket.socket) -> Iterator[Event]:
+        # Bounded, so that a flood of connections can't keep the loop from everything else.
+        for _ in range(256):
+            try:
+                sock, remote = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.ECONNABORTED, errno.EINTR):
+                    continue
+                return
+            forksafe.register(sock)
+            sock.setblocking(False)
+            _tune(sock)
+            conn = self._new_id()
+            connection = self._connections[conn] = _Connection(conn, sock)
+            self._selector.register(sock, selectors.EVENT_READ, partial(self._serve, connection))
+            yield Accepted(conn, bare_address(remote[0]))
+
+    def _finish_connecting(self, connection: _Connection) -> list[Event]:
+        problem = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if problem:
+            return self._end(connection, _in_words(OSError(problem, os.strerror(problem))))
+        connection.connecting = False
+        self._watch(connection, selectors.EVENT_READ)
+        local = connection.socket.getsockname()[0]
+        return [Connected(connection.conn, bare_address(local)), *self._flush(connection)]
+
+    def _flush(self, connection: _Connection) -> list[Event]:
+        try:
+            while connection.unsent:
+                sent = connection.socket.send(connection.unsent)
+                del connection.unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            return self._end(connection, _in_words(error))
+        if connection.closing and not connection.unsent:
+            self._discard(connection)
+            return []
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
+        self._watch(connection, wanted)
+        return []
+
+    def _watch(self, connection: _Connection, events: int) -> None:
+        key = self._selector.get_key(connection.socket)
+        if key.events != events:
+            self._selector.modify(connection.socket, events, key.data)
+
+    def _read(self, connection: _Connection) -> list[Event]:
+        try:
+            data = connection.socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            return self._end(connection, _in_words(error))
+        if not data:
+            return self._end(connection, "the other side closed it")
+        return [] if connection.closing else [Data(connection.conn, data)]
+
+    def _end(self, connection: _Connection, reason: str) -> list[Event]:
+        quiet = connection.closing
+        self._discard(connection)
+        return [] if quiet else [Closed(connection.conn, reason)]
+
+    def _discard(self, connection: _Connection) -> None:
+        del self._connections[connection.conn]
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection.socket)
+        connection.socket.close()
+
+
+def counter() -> Callable[[], int]:
+    """Returns a function that numbers connections."""
+    return itertools.count(1).__next__
+
+
+def bare_address(host: str) -> str:
+    """Returns an address without its zone, IPv4 in its own notation."""
+    bare = host.partition("%")[0]
+    return bare[7:] if bare.startswith("::ffff:") and "." in bare else bare
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # frames are small and somebody waits for each
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    idle = "TCP_KEEPIDLE" if sys.platform == "linux" else "TCP_KEEPALIVE"
+    for option, value in (
+        (idle, KEEPALIVE_IDLE_SECONDS),
+        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
+        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+        ("TCP_USER_TIMEOUT", USER_TIMEOUT_MILLISECONDS),
+    ):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def _in_words(error: OSError) -> str:
+    name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    return f"{error.strerror or error} ({name})"

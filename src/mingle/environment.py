@@ -1,0 +1,160 @@
+"""The process's environment: the only place where mingle writes to it, and puts back what was there.
+
+Frameworks that take over after discovery read ``RANK``, ``MASTER_ADDR`` and their like from ``os.environ``,
+so these are exported there. What mingle wrote is remembered: a later call must not take it for the user's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
+SOCKET_INTERFACES = frozenset({"GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"})
+"""The variables by which torch's backends choose a network interface: a value that the user set stays."""
+
+
+class Environment:
+    """An environment, with a memory of what mingle wrote into it. Its methods may be called from any thread.
+
+    A value that is no longer the one mingle wrote is the user's: it is seen, and it is never put back.
+    """
+
+    def __init__(self, target: MutableMapping[str, str]) -> None:
+        self._target = target
+        self._lock = threading.Lock()
+        # For each name the value that mingle wrote, and what was there before (None: nothing).
+        self._written: dict[str, tuple[str, str | None]] = {}
+
+    def visible(self) -> dict[str, str]:
+        """Returns the environment as it would be if mingle had never written: what to read settings from."""
+        with self._lock:
+            return self._visible()
+
+    def export(
+        self, values: Mapping[str, str], *, keep_if_set: frozenset[str] = SOCKET_INTERFACES
+    ) -> list[str]:
+        """Writes the values, in the place of all that an earlier export wrote.
+
+        Args:
+            values: what to set.
+            keep_if_set: names whose value stays when the user has set one that is not empty.
+
+        Returns:
+            Sentences worth a warning: each value of the user's that was replaced by another one.
+            ``MASTER_ADDR`` and ``MASTER_PORT`` are one pair, so one sentence tells of both.
+        """
+        with self._lock:
+            before = self._visible()
+            wanted = {
+                name: value
+                for name, value in values.items()
+                if name not in keep_if_set or not before.get(name)
+            }
+            for name in [name for name in self._written if name not in wanted]:
+                self._put_back(name)
+            for name, value in wanted.items():
+                self._target[name] = value
+                self._written[name] = (value, before.get(name))
+            return _replaced(before, wanted)
+
+    def restore(self) -> None:
+        """Puts back what was there before mingle wrote; a second call does nothing."""
+        with self._lock:
+            for name in list(self._written):
+                self._put_back(name)
+
+    def _visible(self) -> dict[str, str]:
+        seen = dict(self._target)
+        for name, (written, previous) in self._written.items():
+            if seen.get(name) != written:
+                continue
+            if previous is None:
+                del seen[name]
+            else:
+                seen[name] = previous
+        return seen
+
+    def _put_back(self, name: str) -> None:
+        written, previous = self._written.pop(name)
+        if self._target.get(name) != written:
+            return
+        if previous is None:
+            del self._target[name]
+        else:
+            self._target[name] = previous
+
+
+process_environment = Environment(os.environ)
+"""The environment of this process."""
+
+
+def variables(
+    *,
+    rank: int,
+    world_size: int,
+    local_rank: int,
+    local_world_size: int,
+    node_rank: int,
+    master_addr: str,
+    master_port: int,
+    interface: str | None,
+    interface_was_named: bool,
+) -> dict[str, str]:
+    """Returns what to export for a job.
+
+    ``GROUP_RANK`` is torchrun's name for ``NODE_RANK``. ``NCCL_SOCKET_IFNAME`` is set only when the user
+    named the interface, because it switches off NCCL's own choice of InfiniBand and of several interfaces;
+    its ``=`` asks for exactly that name, where a bare name is a prefix (NCCL's documentation).
+
+    Args:
+        rank: this process's rank in the job.
+        world_size: the number of ranks in the job.
+        local_rank: its rank among the ranks of its node.
+        local_world_size: the number of ranks on its node.
+        node_rank: its node's rank among the nodes.
+        master_addr: the address at which rank 0's store listens.
+        master_port: the TCP port at which it listens.
+        interface: the interface that reaches the other ranks; None leaves the backends their own choice.
+        interface_was_named: whether the user named it.
+    """
+    exported = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "NODE_RANK": str(node_rank),
+        "GROUP_RANK": str(node_rank),
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": str(master_port),
+    }
+    if interface is not None:
+        exported["GLOO_SOCKET_IFNAME"] = interface
+        exported["TP_SOCKET_IFNAME"] = interface
+        if interface_was_named:
+            exported["NCCL_SOCKET_IFNAME"] = f"={interface}"
+    return exported
+
+
+def _replaced(before: Mapping[str, str], written: Mapping[str, str]) -> list[str]:
+    """Returns a sentence for each value that the user had set and that has become another one."""
+    differing = {name for name in written if before.get(name) and before[name] != written[name]}
+    notes = []
+    pair = ("MASTER_ADDR", "MASTER_PORT")
+    if differing.intersection(pair):
+        found = " ".join(f"{name}={before[name]}" for name in pair if before.get(name))
+        new = " ".join(f"{name}={written[name]}" for name in pair if name in written)
+        notes.append(
+            f"the environment had {found}; mingle replaced it by {new}, where rank 0 of this job really is: "
+            "leave both unset to avoid this warning"
+        )
+    notes.extend(
+        f"the environment had {name}={before[name]}; mingle replaced it by {name}={written[name]}, which is "
+        "this process's place in the job"
+        for name in written
+        if name in differing.difference(pair)
+    )
+    return notes

@@ -1,0 +1,95 @@
+"""The exceptions that mingle raises.
+
+The tree::
+
+    Exception
+    └── MingleError                  everything mingle raises on purpose
+        ├── DiscoveryTimeoutError    the job was not complete in time (also a TimeoutError)
+        ├── ConflictError            members disagree: a size, a rank held twice, two hosts of one job
+        ├── AuthenticationError      the secrets differ, or one side has none
+        ├── InterfaceError           no network interface is usable, or the named one is not
+        ├── LauncherError            a launcher's environment is incomplete or contradicts itself
+        └── ConfigurationError       a wrong argument or environment variable (also a ValueError)
+
+A message has three parts: what was observed, the likely cause and the way out (see `MingleError.explain`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = [
+    "AuthenticationError",
+    "ConfigurationError",
+    "ConflictError",
+    "DiscoveryTimeoutError",
+    "InterfaceError",
+    "LauncherError",
+    "MingleError",
+]
+
+
+class MingleError(Exception):
+    """Base of every error that mingle raises on purpose.
+
+    An error made by `explain` carries the parts of its message as attributes, for a caller that lays them out
+    anew. They survive pickling and copying, so the error can cross a process boundary.
+
+    Attributes:
+        observation: what was seen; the whole message when the error was not made by `explain`.
+        cause: what most likely led to it, or None.
+        remedy: what to do about it, or None.
+    """
+
+    observation: str
+    cause: str | None
+    remedy: str | None
+
+    def __init__(self, message: str) -> None:
+        # One argument only: OSError, a base of DiscoveryTimeoutError, would take two for errno and strerror.
+        super().__init__(message)
+        self.observation = message
+        self.cause = None
+        self.remedy = None
+
+    @classmethod
+    def explain(cls, observation: str, *, cause: str, remedy: str) -> Self:
+        """Returns an error whose message is the observation, the likely cause and the way out."""
+        error = cls(f"{observation}\n{_labelled('likely cause', cause)}\n{_labelled('way out', remedy)}")
+        error.observation = observation
+        error.cause = cause
+        error.remedy = remedy
+        return error
+
+
+class DiscoveryTimeoutError(MingleError, TimeoutError):
+    """The job was not complete within the discovery timeout."""
+
+
+class ConflictError(MingleError):
+    """Members of one job disagree: two rank 0s, one rank twice, different world sizes, or the job is full."""
+
+
+class AuthenticationError(MingleError):
+    """The other side could not prove that it holds the job's secret."""
+
+
+class InterfaceError(MingleError):
+    """No network interface is usable for the job, or the one that was named is not."""
+
+
+class LauncherError(MingleError):
+    """The environment a launcher left is incomplete, or contradicts itself."""
+
+
+class ConfigurationError(MingleError, ValueError):
+    """An argument or an environment variable has a value that mingle cannot use."""
+
+
+def _labelled(label: str, text: str) -> str:
+    """Returns ``  label: text`` with the further lines of the text indented below its first one."""
+    first, *rest = text.split("\n")
+    return "\n".join([f"  {label}: {first}", *(f"    {line}" for line in rest)])

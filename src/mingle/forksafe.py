@@ -1,0 +1,87 @@
+"""What a forked child must not keep: this package's sockets.
+
+A DataLoader worker is a fork of its rank. Were it to inherit the rank's sockets, the port of a killed rank 0
+would go on accepting connections for as long as the worker lives, and the connections of the dead rank would
+never see end-of-file. Every socket the package opens is therefore registered here, and the child closes its
+copies before any other code runs in it. A program started with `exec` needs none of this: Python's
+descriptors are close-on-exec (PEP 446).
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+
+class Closable(Protocol):
+    """Anything that holds a file descriptor and lets go of it: a socket, a selector."""
+
+    def close(self) -> object:
+        """Let go of it; a second call does nothing."""
+
+
+_C = TypeVar("_C", bound=Closable)
+
+_closables: weakref.WeakSet[Closable] = weakref.WeakSet()
+
+# Descriptor -> (device and inode at registration, the owner's own test).
+_foreign: dict[int, tuple[tuple[int, int], Callable[[], bool]]] = {}
+
+
+def register(closable: _C) -> _C:
+    """Have `closable` closed in every forked child, for as long as this process keeps it; returns it."""
+    _closables.add(closable)
+    return closable
+
+
+def register_fd(fd: int, still_ours: Callable[[], bool]) -> None:
+    """Have the bare descriptor `fd`, which another library owns, emptied in every forked child.
+
+    The child puts `/dev/null` over it and does not close it: the number stays taken, so that a close by the
+    owner's copy in the child cannot hit a file opened later. Nothing happens once `still_ours()` is false,
+    or when the number meanwhile stands for another file.
+
+    Raises:
+        OSError: `fd` is not open.
+    """
+    for known in [known for known, (_, ours) in _foreign.items() if not ours()]:
+        del _foreign[known]
+    _foreign[fd] = (_identity(fd), still_ours)
+
+
+def unregister_fd(fd: int) -> None:
+    """Forget `fd`; a number that was never registered is no error."""
+    _foreign.pop(fd, None)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    """Device and inode: the same for two descriptors only when they are the same socket."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
+
+
+def _is_open_as(fd: int, identity: tuple[int, int]) -> bool:
+    try:
+        return _identity(fd) == identity
+    except OSError:  # EBADF: the owner has closed it
+        return False
+
+
+def _release_in_child() -> None:
+    # The child has this one thread only, and fork held the interpreter lock: no other thread was half-way
+    # through a change of these collections. Taking a lock here could wait for a thread that does not exist
+    # any more.
+    for closable in list(_closables):
+        closable.close()
+    for fd, (identity, still_ours) in _foreign.items():
+        if _is_open_as(fd, identity) and still_ours():
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, fd, inheritable=False)
+            os.close(null)
+    _foreign.clear()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_release_in_child)

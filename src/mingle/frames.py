@@ -1,0 +1,414 @@
+"""The frames of the control connection: typed messages with a length in front.
+
+Each side begins with a preface of eight bytes, the header of :mod:`mingle.datagrams` (magic, versions, zeros), so
+that a stranger or another major version is known before anything is parsed. Then frames follow::
+
+    0   4  length of what follows, big endian
+    4   …  one MessagePack map (msgspec), its key "type" says which frame it is; unknown keys are ignored
+    …  16  once both sides have proved the secret: a truncated HMAC-SHA256 (:class:`~mingle.authentication.FrameKeys`)
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from mingle.authentication import FRAME_MAC_BYTES, FrameKeys
+from mingle.datagrams import (
+    HEADER_BYTES,
+    MAGIC,
+    MAJOR_VERSION,
+    MINOR_VERSION,
+    Address,
+    Addresses,
+    Identifier,
+    JobId,
+    Kind,
+    ProcessId,
+    Rank,
+    Rejected,
+    ShortText,
+    TcpPort,
+    WorldSize,
+)
+
+# A peer can make us hold no more than one such frame per connection …
+MAX_FRAME_BYTES = 65_536
+# … and a stranger, who has proved nothing yet, no more than one of these: no frame of the handshake is longer.
+MAX_HANDSHAKE_BYTES = 4_096
+LENGTH_BYTES = 4
+PREFACE = MAGIC + bytes((MAJOR_VERSION, MINOR_VERSION, 0, 0))
+ROSTER_CHUNK = 256
+
+Text: TypeAlias = Annotated[str, Meta(max_length=2048)]
+Epoch: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
+Proof: TypeAlias = Annotated[bytes, Meta(max_length=32)]
+Nonce: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
+NodeKey: TypeAlias = Annotated[str, Meta(max_length=256)]
+Ranks: TypeAlias = Annotated[tuple[Rank, ...], Meta(max_length=4096)]
+Purpose: TypeAlias = Literal["join", "path", "probe", "rival"]
+
+
+class Path(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One way from a member to the host, proved by a conversation that went over it."""
+
+    host_address: Address
+    local_address: Address
+    interface: ShortText
+    """The member's interface that owns ``local_address``."""
+
+
+Paths: TypeAlias = Annotated[tuple[Path, ...], Meta(max_length=64)]
+
+
+class Who(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A process, as an error names it."""
+
+    hostname: ShortText = ""
+    pid: ProcessId = 0
+    address: Annotated[str, Meta(max_length=64)] = ""
+    rank: Rank | None = None
+
+    def __str__(self) -> str:
+        rank = "" if self.rank is None else f"rank {self.rank} on "
+        address = f" ({self.address})" if self.address else ""
+        return f"{rank}host {self.hostname or 'unknown'}{address}, pid {self.pid}"
+
+
+class Frame(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """Base of all frames."""
+
+
+# --- the handshake -------------------------------------------------------------------------------------------------
+
+
+class Hello(Frame, frozen=True, kw_only=True, tag="hello", omit_defaults=True):
+    """Member to host, first: who calls, for which session, and why."""
+
+    job: JobId
+    attempt: ShortText = ""
+    member: Identifier
+    session: Identifier
+    """The session that the datagram named; a host of another session says so and hangs up."""
+    nonce: Nonce
+    purpose: Purpose
+    who: Who = Who()
+
+
+class Welcome(Frame, frozen=True, kw_only=True, tag="welcome", omit_defaults=True):
+    """Host to member: this is the session, and this is the proof that it is no one else's."""
+
+    session: Identifier
+    nonce: Nonce
+    addresses: Addresses
+    """The host's true addresses: an endpoint that is not among them is a relay."""
+    port: TcpPort
+    proof: Proof = b""
+    """With a secret: the MAC over the handshake's transcript. Empty: this host has no secret."""
+
+
+class Prove(Frame, frozen=True, kw_only=True, tag="prove", omit_defaults=True):
+    """Member to host: the same proof from the other side. With a secret all that follows carries MACs."""
+
+    proof: Proof = b""
+
+
+# --- joining -------------------------------------------------------------------------------------------------------
+
+
+class Join(Frame, frozen=True, kw_only=True, tag="join", omit_defaults=True):
+    """Member to host: everything the host needs to seat it."""
+
+    world_size: WorldSize
+    rank: Rank | None = None
+    node: NodeKey
+    local_rank: Rank | None = None
+    local_world_size: WorldSize | None = None
+    node_rank: Rank | None = None
+    who: Who = Who()
+    kind: Kind = "ranks"
+    versions: Annotated[dict[ShortText, ShortText], Meta(max_length=16)] = {}
+    paths: Paths = ()
+
+
+class Joined(Frame, frozen=True, kw_only=True, tag="joined", omit_defaults=True):
+    """Host to member: you have a seat."""
+
+    session: Identifier
+    epoch: Epoch = 0
+
+
+RefusalReason: TypeAlias = Literal[
+    "rank taken", "rank out of range", "world size", "full", "ranks mixed", "kind", "running", "secret", "session", "ended"
+]
+
+
+class Refused(Frame, frozen=True, kw_only=True, tag="refused", omit_defaults=True):
+    """Host to member: no seat for you, why, and who is in the way."""
+
+    reason: RefusalReason
+    detail: Text = ""
+    who: Who | None = None
+
+
+class Running(Frame, frozen=True, kw_only=True, tag="running", omit_defaults=True):
+    """Host to a caller that only asked whether the session lives: it does."""
+
+    state: Literal["open", "sealed", "running"]
+    world_size: WorldSize
+    seconds: Annotated[float, Meta(ge=0)] = 0.0
+    """How long it has been in this state."""
+    host: Who
+    joined: Ranks = ()
+    missing: Ranks = ()
+    roster: Text = ""
+    """Who is in it, for people."""
+
+
+class Confirm(Frame, frozen=True, kw_only=True, tag="confirm", omit_defaults=True):
+    """Host to member: all are in; are you still?"""
+
+    session: Identifier
+    epoch: Epoch
+
+
+class Confirmed(Frame, frozen=True, kw_only=True, tag="confirmed", omit_defaults=True):
+    """Member to host: I am, and I leave only on VOID, MOVED, EOF or my own deadline."""
+
+    session: Identifier
+    epoch: Epoch
+    paths: Paths
+
+
+class Sealed(Frame, frozen=True, kw_only=True, tag="sealed", omit_defaults=True):
+    """Host to member: the gathering is closed; this is your place in it and this is the store."""
+
+    session: Identifier
+    epoch: Epoch
+    rank: Rank
+    world_size: WorldSize
+    local_rank: Rank
+    local_world_size: WorldSize
+    node_rank: Rank
+    num_nodes: WorldSize
+    store_address: Address
+    store_port: TcpPort
+    store_token: Annotated[str, Meta(max_length=64)]
+    """What the store holds under this session's key: proves that it is this store and no other."""
+    roster_digest: Proof
+
+
+class Ack(Frame, frozen=True, kw_only=True, tag="ack", omit_defaults=True):
+    """Member to host: I opened the store and read the token there."""
+
+    session: Identifier
+    epoch: Epoch
+
+
+class Go(Frame, frozen=True, kw_only=True, tag="go", omit_defaults=True):
+    """Host to member: every rank has acknowledged. Decided once per session."""
+
+    session: Identifier
+    epoch: Epoch
+
+
+class Void(Frame, frozen=True, kw_only=True, tag="void", omit_defaults=True):
+    """Host to member: this epoch is off, you keep your seat, a new one will come."""
+
+    session: Identifier
+    epoch: Epoch
+    reason: Text
+
+
+class Ready(Frame, frozen=True, kw_only=True, tag="ready", omit_defaults=True):
+    """Member to host: the process group stands."""
+
+    session: Identifier
+
+
+class Leave(Frame, frozen=True, kw_only=True, tag="leave", omit_defaults=True):
+    """Member to host: I am done, on purpose; this is no crash."""
+
+    session: Identifier
+    reason: Text = ""
+
+
+class Closed(Frame, frozen=True, kw_only=True, tag="closed", omit_defaults=True):
+    """Host to member: the session ends on purpose."""
+
+    session: Identifier
+    reason: Text = ""
+    conflict: bool = False
+    """Whether the host ended it because of a conflict that concerns every rank."""
+
+
+# --- questions -----------------------------------------------------------------------------------------------------
+
+
+class Ask(Frame, frozen=True, kw_only=True, tag="ask", omit_defaults=True):
+    """Member to host: tell me how it stands, or who is in it."""
+
+    what: Literal["status", "roster"]
+
+
+class Status(Frame, frozen=True, kw_only=True, tag="status", omit_defaults=True):
+    """Host to member: who is in, who never came, who came and went."""
+
+    joined: Annotated[int, Meta(ge=0)]
+    world_size: WorldSize
+    missing: Ranks = ()
+    left: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
+    refused: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
+    phase: ShortText = "open"
+    unconfirmed: Ranks = ()
+    """Ranks that have not answered in this phase."""
+
+
+class Seat(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One member in the roster."""
+
+    rank: Rank
+    local_rank: Rank
+    node_rank: Rank
+    hostname: ShortText
+    address: Address
+    pid: ProcessId
+
+
+class Roster(Frame, frozen=True, kw_only=True, tag="roster", omit_defaults=True):
+    """Host to member: a part of the roster, in order of rank."""
+
+    first: Rank
+    total: WorldSize
+    seats: Annotated[tuple[Seat, ...], Meta(max_length=ROSTER_CHUNK)]
+
+
+class Ping(Frame, frozen=True, kw_only=True, tag="ping", omit_defaults=True):
+    """Either side: are you alive?"""
+
+    number: Annotated[int, Meta(ge=0)] = 0
+
+
+class Pong(Frame, frozen=True, kw_only=True, tag="pong", omit_defaults=True):
+    """Either side: I am."""
+
+    number: Annotated[int, Meta(ge=0)] = 0
+
+
+AnyFrame: TypeAlias = (
+    Hello
+    | Welcome
+    | Prove
+    | Join
+    | Joined
+    | Refused
+    | Running
+    | Confirm
+    | Confirmed
+    | Sealed
+    | Ack
+    | Go
+    | Void
+    | Ready
+    | Leave
+    | Closed
+    | Ask
+    | Status
+    | Roster
+    | Ping
+    | Pong
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
+
+
+def encode_frame(frame: AnyFrame, keys: FrameKeys | None = None) -> bytes:
+    """Returns the frame's bytes with length and, with keys, its MAC.
+
+    Raises:
+        ValueError: it would be longer than :data:`MAX_FRAME_BYTES`.
+    """
+    body = _encoder.encode(frame)
+    length = len(body) + (0 if keys is None else FRAME_MAC_BYTES)
+    # Before it is sealed: a MAC that is not sent would put the two sides' counters out of step.
+    if length > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {length} bytes is longer than {MAX_FRAME_BYTES}")
+    if keys is not None:
+        body += keys.seal(body)
+    return length.to_bytes(LENGTH_BYTES, "big") + body
+
+
+class FrameReader:
+    """Cuts a stream of untrusted bytes into frames.
+
+    Keys and the limit may be set between two frames: what was proved in one frame guards the next.
+    """
+
+    def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self.keys: FrameKeys | None = None
+        self.max_bytes = max_bytes
+        self.preface = b""
+        """The peer's first eight bytes, once they are here."""
+        self.body = b""
+        """The MessagePack map of the last frame, as it came: what a proof covers, unknown keys included."""
+        self._buffer = bytearray()
+        self._failure = ""
+
+    @property
+    def buffered(self) -> int:
+        """The number of bytes that are held because they are no whole frame yet."""
+        return len(self._buffer)
+
+    def feed(self, untrusted: bytes) -> None:
+        """Takes what came in. The buffer stays bounded because :meth:`next_frame` is called until it gives None."""
+        if not self._failure:
+            self._buffer += untrusted
+
+    def next_frame(self) -> AnyFrame | None:
+        """Returns the next whole frame, or None until more bytes come.
+
+        Raises:
+            Rejected: the peer speaks something else; the connection is of no use any more, nothing more is kept of
+                it, and every later call raises the same. The reason is one of ``magic``, ``version N``, ``size``,
+                ``signature`` and ``malformed``.
+        """
+        if self._failure:
+            raise Rejected(self._failure)
+        try:
+            return self._next_frame()
+        except Rejected as rejected:
+            self._failure = rejected.reason
+            self._buffer.clear()
+            raise
+
+    def _next_frame(self) -> AnyFrame | None:
+        if not self.preface:
+            if not MAGIC.startswith(bytes(self._buffer[:4])):
+                raise Rejected("magic")
+            if len(self._buffer) < HEADER_BYTES:
+                return None
+            if self._buffer[4] != MAJOR_VERSION:
+                raise Rejected(f"version {self._buffer[4]}")
+            self.preface = bytes(self._buffer[:HEADER_BYTES])
+            del self._buffer[:HEADER_BYTES]
+        if len(self._buffer) < LENGTH_BYTES:
+            return None
+        length = int.from_bytes(self._buffer[:LENGTH_BYTES], "big")
+        if not 0 < length <= self.max_bytes:
+            raise Rejected("size")
+        if len(self._buffer) < LENGTH_BYTES + length:
+            return None
+        body = bytes(self._buffer[LENGTH_BYTES : LENGTH_BYTES + length])
+        del self._buffer[: LENGTH_BYTES + length]
+        if self.keys is not None:
+            body, tag = body[:-FRAME_MAC_BYTES], body[-FRAME_MAC_BYTES:]
+            if not self.keys.check(body, tag):
+                raise Rejected("signature")
+        self.body = body
+        try:
+            return _decoder.decode(body)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            raise Rejected("malformed") from None

@@ -1,0 +1,299 @@
+"""The machine's network interfaces, and which of them to use.
+
+`scan` asks the kernel; `choose` is pure, so that every rule of preference can be tested on
+machines that do not exist. An interface that is passed over is returned with the reason in words.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import struct
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
+from typing import Literal
+
+import netifaces
+
+from mingle.errors import InterfaceError
+
+Family = Literal["auto", "4", "6"]
+"""Which of IPv4 and IPv6 may be used; `auto` is both."""
+
+# <net/if.h>. The first four agree on Linux and the BSDs, the last does not.
+_IFF_UP = 0x1
+_IFF_LOOPBACK = 0x8
+_IFF_POINTOPOINT = 0x10
+_IFF_RUNNING = 0x40
+_IFF_MULTICAST = 0x8000 if sys.platform == "darwin" else 0x1000
+_SIOCGIFFLAGS = 0xC0206911 if sys.platform == "darwin" else 0x8913
+_IFREQ_SIZE = 40  # struct ifreq of a 64-bit Linux; the BSDs' 32 bytes fit
+
+# A container's own end of a veth pair is named eth0 and is as good as a card.
+_VIRTUAL = re.compile(
+    r"docker\d|docker_gwbridge|br-[0-9a-f]{12}$|virbr|vnet\d|veth|lxc|lxdbr|podman|cni|cbr\d|flannel|cali|tunl\d"
+    r"|vxlan|geneve|cilium|weave|antrea|ovn|ovs|kube-|nodelocaldns|dummy|ifb\d|bridge\d|awdl|llw|anpi|vmnet|vboxnet"
+)
+_VPN = re.compile(r"tun\d|tap\d|utun|wg|ppp|tailscale|zt|ipsec|nebula|vpn|gpd\d|nordlynx|gre|sit\d|ip6tnl")
+
+
+class Kind(IntEnum):
+    """What an interface is, in the order of preference."""
+
+    PHYSICAL = 0
+    """A card, or what looks like one from inside a container."""
+    VPN = 1
+    """A tunnel or another point-to-point link."""
+    VIRTUAL = 2
+    """A bridge or overlay that containers or virtual machines of this machine use; told by the name."""
+    LOOPBACK = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One network interface as the kernel described it."""
+
+    name: str
+    index: int
+    """The kernel's number, which is also the scope id of link-local addresses on it."""
+    addresses: tuple[IPv4Interface | IPv6Interface, ...]
+    """Best first: routable ones before link-local ones, then IPv4 before IPv6. IPv6 without zone."""
+    up: bool = True
+    """Switched on by the administrator."""
+    running: bool = True
+    """Has a carrier."""
+    multicast: bool = True
+    """Has the MULTICAST flag. `lo` lacks it on Linux and carries IPv4 multicast all the same."""
+    loopback: bool = False
+    point_to_point: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """Told by the flags where they say it, else by the name."""
+        if self.loopback:
+            return Kind.LOOPBACK
+        if _VIRTUAL.match(self.name):
+            return Kind.VIRTUAL
+        if self.point_to_point or _VPN.match(self.name):
+            return Kind.VPN
+        return Kind.PHYSICAL
+
+    @property
+    def virtual(self) -> bool:
+        """A bridge or overlay inside this machine."""
+        return self.kind is Kind.VIRTUAL
+
+    def of_family(self, family: Family) -> tuple[IPv4Interface | IPv6Interface, ...]:
+        """The addresses of `family`, best first."""
+        return tuple(address for address in self.addresses if family in ("auto", str(address.version)))
+
+    def address(self, family: Family = "auto") -> IPv4Address | IPv6Address | None:
+        """The best address of `family`, or None when there is none."""
+        return next((address.ip for address in self.of_family(family)), None)
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *(str(address) for address in self.addresses)])
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What `choose` decided."""
+
+    usable: tuple[Interface, ...]
+    """Best first; never empty."""
+    skipped: tuple[tuple[Interface, str], ...]
+    """The others, each with the reason."""
+
+
+def scan() -> tuple[Interface, ...]:
+    """All interfaces of this machine (on Linux: of this network namespace), sorted by index.
+
+    Addresses that IPv6 still checks for duplicates, or calls deprecated, cannot be told from others here.
+    """
+    addresses: dict[str, list[IPv4Interface | IPv6Interface]] = {}
+    for label in netifaces.interfaces():
+        # An address with a label (`ip addr add … label eth0:1`) is listed as if it were an interface.
+        name = label.split(":", 1)[0]
+        addresses.setdefault(name, []).extend(_addresses(label))
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for name, owned in addresses.items():
+            try:
+                index, flags = socket.if_nametoindex(name), _flags(probe, name)
+            except OSError:  # ENODEV: the interface went away after it was listed
+                continue
+            found.append(
+                Interface(
+                    name=name,
+                    index=index,
+                    addresses=tuple(sorted(dict.fromkeys(owned), key=_address_order)),
+                    up=bool(flags & _IFF_UP),
+                    running=bool(flags & _IFF_RUNNING),
+                    multicast=bool(flags & _IFF_MULTICAST),
+                    loopback=bool(flags & _IFF_LOOPBACK),
+                    point_to_point=bool(flags & _IFF_POINTOPOINT),
+                )
+            )
+    return tuple(sorted(found, key=lambda interface: interface.index))
+
+
+def _addresses(label: str) -> list[IPv4Interface | IPv6Interface]:
+    try:
+        families = netifaces.ifaddresses(label)
+    except ValueError:  # netifaces: no such interface; it went away after it was listed
+        return []
+    # netifaces writes an IPv6 mask as "ffff:ffff::/32" and appends the zone to link-local addresses
+    # ("fe80::1%eth0"). The zone is dropped: the index of the interface says the same, and two spellings of
+    # one address would not be equal.
+    found: list[IPv4Interface | IPv6Interface] = [
+        IPv4Interface(f"{entry['addr']}/{entry.get('netmask', '32')}")
+        for entry in families.get(netifaces.AF_INET, ())
+    ]
+    for entry in families.get(netifaces.AF_INET6, ()):
+        length = entry.get("netmask", "/128").rpartition("/")[2]
+        found.append(IPv6Interface(f"{entry['addr'].partition('%')[0]}/{length}"))
+    return found
+
+
+def _flags(probe: socket.socket, name: str) -> int:
+    """The IFF_ flags of the interface `name`; OSError when it does not exist.
+
+    By ioctl and not from /sys/class/net: that directory shows the network namespace it was mounted in, which
+    need not be the caller's, and it leaves out IFF_RUNNING (net/core/net-sysfs.c prints `dev->flags`).
+    """
+    import fcntl  # not on Windows
+
+    request = struct.pack(f"{_IFREQ_SIZE}s", name.encode()[:15])
+    answer = fcntl.ioctl(probe, _SIOCGIFFLAGS, request)
+    (flags,) = struct.unpack_from("=H", answer, 16)
+    return int(flags)
+
+
+def _address_order(address: IPv4Interface | IPv6Interface) -> tuple[bool, int]:
+    return address.is_link_local, address.version
+
+
+def choose(found: Iterable[Interface], *, named: Sequence[str] = (), family: Family = "auto") -> Choice:
+    """Which interfaces to use, and why not the others.
+
+    Named ones (by name or by an address on them) are taken exactly, in the order given; an address that was
+    named comes first on its interface. Otherwise every interface is taken that is up and has an address of
+    `family`, in the order: with a carrier, with the MULTICAST flag, by `Kind`, by index. Loopback is
+    taken when it is named or when there is nothing else, so that one offline machine works.
+
+    Raises:
+        InterfaceError: a named interface does not exist, is down or has no address of `family`; or none is
+        usable.
+    """
+    everything = tuple(found)
+    if named:
+        return _choose_named(everything, named, family)
+    usable: list[Interface] = []
+    loopback: list[Interface] = []
+    skipped: list[tuple[Interface, str]] = []
+    for interface in everything:
+        reason = _unusable(interface, family)
+        if reason:
+            skipped.append((interface, reason))
+        else:
+            (loopback if interface.loopback else usable).append(interface)
+    if usable:
+        skipped += [(one, "loopback: used when nothing else is, or when it is named") for one in loopback]
+    else:
+        usable = loopback
+    if not usable:
+        raise InterfaceError.explain(
+            f"no network interface can be used with {_in_words(family)}; {_inventory(everything)}",
+            cause="every interface is down or has no address of that family",
+            remedy="bring one up (ip link set dev NAME up), or allow both families with MINGLE_FAMILY=auto",
+        )
+    usable.sort(key=lambda one: (not one.running, not one.multicast, one.kind, one.index))
+    return Choice(tuple(usable), tuple(skipped))
+
+
+def _choose_named(found: tuple[Interface, ...], named: Sequence[str], family: Family) -> Choice:
+    chosen: dict[int, Interface] = {}
+    for name in named:
+        interface = _find(found, name)
+        reason = _unusable(interface, family)
+        if reason:
+            raise InterfaceError.explain(
+                f"the interface {name!r} was named, but it cannot be used: {reason}; {_inventory(found)}",
+                cause="the wrong interface was named, or it is not configured yet",
+                remedy="name another one in MINGLE_INTERFACE, or leave it unset to use every suitable one",
+            )
+        # One interface may be named twice, once by each of its addresses: the first name decides.
+        chosen.setdefault(interface.index, interface)
+    skipped = tuple((one, "another interface was named") for one in found if one.index not in chosen)
+    return Choice(tuple(chosen.values()), skipped)
+
+
+def _find(found: tuple[Interface, ...], name: str) -> Interface:
+    for interface in found:
+        if interface.name == name:
+            return interface
+    interface_of = owner(found, name) if _is_address(name) else None
+    if interface_of is None:
+        raise InterfaceError.explain(
+            f"there is no interface with the {'address' if _is_address(name) else 'name'} {name!r} here; "
+            + _inventory(found),
+            cause="names and addresses of interfaces differ from machine to machine",
+            remedy="name one of those in MINGLE_INTERFACE, or leave it unset to use every suitable one",
+        )
+    wanted = _literal(name)
+    first = sorted(interface_of.addresses, key=lambda address: address.ip != wanted)
+    return replace(interface_of, addresses=tuple(first))
+
+
+def _unusable(interface: Interface, family: Family) -> str:
+    """Why the interface cannot be used, or the empty string."""
+    if not interface.up:
+        return "down"
+    if not interface.of_family(family):
+        return f"no {_in_words(family)} address"
+    return ""
+
+
+def owner(interfaces: Iterable[Interface], address: str | IPv4Address | IPv6Address) -> Interface | None:
+    """The interface that has `address`; of several, the one with the lowest index.
+
+    A zone (`fe80::1%eth0`, `fe80::1%2`) must be that interface's name or index. None when nobody has the
+    address.
+
+    Raises:
+        ValueError: `address` is not an address.
+    """
+    zone = str(address).partition("%")[2]
+    wanted = _literal(address)
+    owners = (
+        interface
+        for interface in interfaces
+        if any(own.ip == wanted for own in interface.addresses)
+        and zone in ("", interface.name, str(interface.index))
+    )
+    return min(owners, key=lambda interface: interface.index, default=None)
+
+
+def _literal(address: str | IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    return ipaddress.ip_address(str(address).partition("%")[0])
+
+
+def _is_address(text: str) -> bool:
+    try:
+        _literal(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _in_words(family: Family) -> str:
+    return {"auto": "IPv4 or IPv6", "4": "IPv4", "6": "IPv6"}[family]
+
+
+def _inventory(found: Iterable[Interface]) -> str:
+    listed = ", ".join(str(interface) + ("" if interface.up else " (down)") for interface in found)
+    return f"the interfaces here are: {listed or 'none'}"

@@ -1,0 +1,66 @@
+"""The lobby: a well-known group on which nothing is said unless somebody asks.
+
+A rank that is about to fail asks there who else is around, so that a mistyped job id, the commonest mistake there
+is, can be named; ``mingle-discover list`` asks there too. Of each job the host and one seeker answer: whoever hears
+an answer for its own job keeps its own back.
+"""
+
+from __future__ import annotations
+
+import random
+
+EARLY_ASK_SECONDS = 3.0
+"""When a rank asks for the first time: whoever waits longer than this may be waiting for the wrong job."""
+LAST_ASK_SECONDS = 2.0
+"""How long before its deadline it asks for the last time."""
+ASK_JITTER_SECONDS = 0.5
+ANSWER_JITTER_SECONDS = 0.1
+
+
+class Lobby:
+    """Decides when to ask there and when to answer."""
+
+    def __init__(self, now: float, deadline: float, rng: random.Random) -> None:
+        self._rng = rng
+        last = max(now, deadline - LAST_ASK_SECONDS)
+        early = now + EARLY_ASK_SECONDS + rng.uniform(0, ASK_JITTER_SECONDS)
+        self._early: float | None = early if early < last else None
+        self._last_due: float | None = last
+        self._answer_at: float | None = None
+
+    def next_timer(self) -> float | None:
+        """When there is something to do."""
+        times = [time for time in (self._early, self._last_due, self._answer_at) if time is not None]
+        return min(times, default=None)
+
+    def answer_timer(self) -> float | None:
+        """When an answer is due; all that a host still does there once its job has formed."""
+        return self._answer_at
+
+    def asked(self, now: float, *, same_job: bool) -> None:
+        """Somebody asked who is there. One of the same job has also asked for us, early on."""
+        if same_job:
+            self._early = None
+        if self._answer_at is None:
+            self._answer_at = now + self._rng.uniform(0, ANSWER_JITTER_SECONDS)
+
+    def answered(self) -> None:
+        """Somebody of the same job spoke: everybody knows of it already."""
+        self._answer_at = None
+
+    def should_ask(self, now: float) -> bool:
+        """Tells whether to ask now."""
+        if self._early is not None and now >= self._early:
+            self._early = None
+            return True
+        if self._last_due is not None and now >= self._last_due:
+            self._last_due = None
+            return True
+        return False
+
+    def should_answer(self, now: float) -> bool:
+        """Tells whether to answer now."""
+        if self._answer_at is None or now < self._answer_at:
+            return False
+        self._answer_at = None
+        return True

@@ -1,0 +1,233 @@
+"""What the pure machines (:mod:`mingle.joining`, :mod:`mingle.hosting`) and their driver say to each other.
+
+A machine never touches a socket or a clock. Its driver (:mod:`mingle.discovery`, or a simulator) tells it what
+happened, each time with the present time, and then carries out its *effects* in order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from mingle.datagrams import Datagram, Kind, List, Offer, Seek
+from mingle.frames import Who
+
+# Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
+REMEMBERED_PER_KIND = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who this process is in the job."""
+
+    job: str
+    attempt: str
+    member: bytes
+    """Sixteen random bytes, fresh in each call."""
+    rank: int | None
+    world_size: int
+    node: str
+    who: Who
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    node_rank: int | None = None
+    kind: Kind = "ranks"
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def seek(self) -> Seek:
+        """The question this process asks."""
+        return Seek(
+            job=self.job,
+            attempt=self.attempt,
+            member=self.member,
+            world_size=self.world_size,
+            rank=self.rank,
+            hostname=self.who.hostname,
+            pid=self.who.pid,
+            kind=self.kind,
+        )
+
+    def list(self) -> List:
+        """The question to the lobby."""
+        return List(job=self.job, attempt=self.attempt, member=self.member)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a datagram came from."""
+
+    interface: str
+    multicast: bool = True
+    signed: bool = False
+    address: str = ""
+    reply_to: object = None
+    """The driver's own handle for an answer by unicast."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formation:
+    """The end that everybody hopes for: a rank's place in a job that has formed."""
+
+    session: bytes
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+    store_address: str
+    store_port: int
+    interface: str
+    address: str
+    roster_digest: bytes
+
+
+# --- effects -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Multicast:
+    """Send to the job's group (or the lobby) on every interface, and to the unicast peers whose turn it is."""
+
+    message: Datagram
+    lobby: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Send to the source of what was heard, by unicast."""
+
+    source: Source
+    message: Datagram
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Connect. ``interface`` is where the address was heard: the scope of a link-local one."""
+
+    conn: int
+    address: str
+    port: int
+    interface: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write on a connection."""
+
+    conn: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Hangup:
+    """Close a connection, after what was to be written on it. The machine is not told of the end."""
+
+    conn: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """Open the store on this address of ours."""
+
+    epoch: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProveStore:
+    """Connect to the store and read the session's token there."""
+
+    epoch: int
+    address: str
+    port: int
+    session: bytes
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStore:
+    """End the store with all its connections: a rank was lost, so nobody shall wait for it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something people should read."""
+
+    text: str
+    warning: bool = True
+
+
+Effect: TypeAlias = Multicast | Answer | Dial | Write | Hangup | OpenStore | ProveStore | CloseStore | Notice
+
+
+# --- what reports are made of --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkFacts:
+    """What the driver knows and a report should say."""
+
+    interfaces: Sequence[str] = ()
+    groups: Sequence[str] = ()
+    port: int = 0
+    peers: Sequence[str] = ()
+    sent: int = 0
+    received: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    send_errors: Counter[str] = field(default_factory=Counter)
+    failures: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """How it stands, for the progress line."""
+
+    host_found: bool
+    joined: int
+    missing: tuple[int, ...]
+    phase: str = "open"
+    note: str = ""
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What was heard and tried, kept for the moment when somebody has to be told why it did not work."""
+
+    other_jobs: dict[str, str] = field(default_factory=dict)
+    """Other job ids on the network, each with who spoke of it."""
+    other_attempts: dict[str, str] = field(default_factory=dict)
+    seekers: dict[str, None] = field(default_factory=dict)
+    hosts: dict[str, str] = field(default_factory=dict)
+    """Hosts of this job that were heard, each with what became of it."""
+    announcements: dict[str, None] = field(default_factory=dict)
+    signed_without_secret: int = 0
+    secret_failures: dict[str, None] = field(default_factory=dict)
+
+    def other(self, message: Datagram, source: Source) -> None:
+        """Notes a datagram of another job or attempt."""
+        if isinstance(message, Seek | Offer):
+            who = f"host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}"
+        else:
+            who = f"address {source.address}"
+        note(self.other_jobs, message.job, who)
+
+
+def note(memory: dict[str, str], name: str, text: str) -> None:
+    """Keeps a remark, unless too many are kept already."""
+    if name and (name in memory or len(memory) < REMEMBERED_PER_KIND):
+        memory[name] = text
+
+
+def note_name(memory: dict[str, None], name: str) -> None:
+    """Keeps a name, unless too many are kept already."""
+    if name in memory or len(memory) < REMEMBERED_PER_KIND:
+        memory[name] = None
+
+
+NewId: TypeAlias = Callable[[], int]
+"""Gives each connection of a process its own number."""

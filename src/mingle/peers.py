@@ -1,0 +1,132 @@
+"""Unicast peers: hosts that are asked directly, for networks that carry no multicast.
+
+Names are resolved again and again while waiting, in a thread of their own (``getaddrinfo`` blocks and knows no
+deadline): a headless Service or a compose name gains addresses as machines come up, and a first failed look-up is
+never final. Each address has a timer of its own, and only a few are asked per round.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mingle.values import Peer
+
+FIRST_INTERVAL_SECONDS = 0.1
+GROWTH = 1.6
+MAX_INTERVAL_SECONDS = 2.0
+PER_ROUND = 8
+"""How many addresses are asked at once; the others have their turn in the next round."""
+ROUND_SECONDS = 0.02
+RESOLVE_SECONDS = 1.0
+# A name that resolves to more than this is no list of hosts; bounded against a hostile or broken resolver.
+MAX_ADDRESSES = 4096
+
+
+@dataclass(slots=True)
+class _Target:
+    due: float
+    interval: float = FIRST_INTERVAL_SECONDS
+
+
+class PeerSchedule:
+    """Decides which address is asked when. Pure: time is an argument."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._targets: dict[tuple[str, int], _Target] = {}
+        self._not_before = float("-inf")
+
+    @property
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """All that are known."""
+        return tuple(self._targets)
+
+    def learn(self, addresses: Sequence[tuple[str, int]], now: float) -> None:
+        """Adds addresses; what was resolved once stays, since a resolver may leave some out each time."""
+        for address in addresses:
+            if address not in self._targets and len(self._targets) < MAX_ADDRESSES:
+                self._targets[address] = _Target(now)
+
+    def restart(self, now: float) -> None:
+        """Asks everybody quickly again."""
+        for target in self._targets.values():
+            target.due, target.interval = now, FIRST_INTERVAL_SECONDS
+
+    def next_timer(self) -> float | None:
+        """When somebody is due."""
+        due = min((target.due for target in self._targets.values()), default=None)
+        return None if due is None else max(due, self._not_before)
+
+    def turn(self, now: float) -> list[tuple[str, int]]:
+        """Returns whom to ask now, the longest overdue first."""
+        if now < self._not_before:
+            return []
+        due = sorted((target.due, address) for address, target in self._targets.items() if target.due <= now)
+        chosen = [address for _, address in due[:PER_ROUND]]
+        for address in chosen:
+            target = self._targets[address]
+            target.due = now + target.interval * self._rng.uniform(0.75, 1.25)
+            target.interval = min(target.interval * GROWTH, MAX_INTERVAL_SECONDS)
+        if chosen:
+            self._not_before = now + ROUND_SECONDS
+        return chosen
+
+
+class Resolver:
+    """Resolves the peers' names in a daemon thread until it is stopped.
+
+    ``take()`` hands out what was found since the last call. A look-up that hangs keeps its thread, which may be
+    abandoned: it holds nothing.
+    """
+
+    def __init__(self, peers: Sequence[Peer], default_port: int, family: str, *, exclude: frozenset[str]) -> None:
+        self._family = {"4": socket.AF_INET, "6": socket.AF_INET6}.get(family, socket.AF_UNSPEC)
+        self._exclude = exclude
+        self._found: list[tuple[str, int]] = []
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self.failures: dict[str, str] = {}
+        """Names that did not resolve, and why, as of the last try."""
+        named = [(peer.host, peer.port or default_port) for peer in peers]
+        literals = [(host, port) for host, port in named if _is_literal(host)]
+        self._names = [(host, port) for host, port in named if not _is_literal(host)]
+        self._found += literals
+        if self._names:
+            threading.Thread(target=self._run, name="mingle-abandoned-resolver", daemon=True).start()
+
+    def take(self) -> list[tuple[str, int]]:
+        """Returns the addresses found since the last call."""
+        with self._lock:
+            found, self._found = self._found, []
+        return found
+
+    def stop(self) -> None:
+        """Ends the thread after the look-up it is in."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            for host, port in self._names:
+                try:
+                    answers = socket.getaddrinfo(host, port, self._family, socket.SOCK_DGRAM)
+                except OSError as error:
+                    self.failures[host] = error.strerror or str(error)
+                    continue
+                self.failures.pop(host, None)
+                addresses = [(str(answer[4][0]), port) for answer in answers]
+                with self._lock:
+                    self._found += [each for each in addresses if each[0] not in self._exclude]
+            self._stop.wait(RESOLVE_SECONDS)
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,109 @@
+"""When to speak on the network: the timers of those who seek and of the one who offers. No sockets, no clock.
+
+The rules, and what each is for:
+
+* A seeker asks after a short random delay, then ever more rarely. A question of the same job heard by multicast
+  stands for its own: ten thousand waiting ranks together ask about as often as one.
+* A host speaks in a burst (single packets get lost), then at a slow period until its session is sealed, so that a
+  seeker whose questions are lost still hears it. It answers questions to everybody at once, and no faster than a
+  limit: the cost on the wire never grows with the square of anything.
+"""
+
+from __future__ import annotations
+
+import random
+
+FIRST_SEEK_SECONDS_PER_RANK = 0.0002
+FIRST_SEEK_MAX_SECONDS = 0.5
+SEEK_INTERVAL_SECONDS = 0.05
+SEEK_GROWTH = 1.6
+SEEK_INTERVAL_MAX_SECONDS = 2.0
+
+BURST_SECONDS = (0.0, 0.03, 0.1, 0.25, 0.6, 1.2)
+"""When a host speaks after its start, without being asked."""
+OFFER_PERIOD_SECONDS = 2.0
+"""How often it speaks after that, until the session is sealed."""
+ANSWER_GAP_SECONDS = 0.02
+"""The least time between two OFFERs of an open session …"""
+SEALED_ANSWER_GAP_SECONDS = 0.5
+"""… and of a sealed one: at most two a second."""
+
+
+class Seeker:
+    """Decides when a rank asks for its host."""
+
+    def __init__(self, world_size: int, now: float, rng: random.Random) -> None:
+        self._rng = rng
+        self._first = min(FIRST_SEEK_SECONDS_PER_RANK * world_size, FIRST_SEEK_MAX_SECONDS)
+        self._interval = SEEK_INTERVAL_SECONDS
+        self._next: float | None = None
+        self.resume(now)
+
+    def next_timer(self) -> float | None:
+        """When to ask next; None while there is nothing to look for."""
+        return self._next
+
+    def resume(self, now: float) -> None:
+        """Starts (again) to ask, quickly first."""
+        self._interval = SEEK_INTERVAL_SECONDS
+        self._next = now + self._rng.uniform(0, self._first)
+
+    def pause(self) -> None:
+        """Stops asking: the rank has a host."""
+        self._next = None
+
+    def heard_seek(self, now: float) -> None:
+        """Somebody asked everybody for the same job: as good as having asked."""
+        if self._next is not None:
+            self._schedule(now)
+
+    def should_ask(self, now: float) -> bool:
+        """Tells whether to ask now; if so, the next time is set."""
+        if self._next is None or now < self._next:
+            return False
+        self._schedule(now)
+        return True
+
+    def _schedule(self, now: float) -> None:
+        # Jitter of a quarter keeps seekers that started together from asking together for ever.
+        self._next = now + self._interval * self._rng.uniform(0.75, 1.25)
+        self._interval = min(self._interval * SEEK_GROWTH, SEEK_INTERVAL_MAX_SECONDS)
+
+
+class Announcer:
+    """Decides when a host speaks."""
+
+    def __init__(self, now: float) -> None:
+        self.sealed = False
+        self._last = float("-inf")
+        self._asked = False
+        self._burst: list[float] = []
+        self.burst(now)
+
+    def burst(self, now: float) -> None:
+        """Begins a fresh burst: at the start, and when a session takes members again."""
+        self._burst = [now + offset for offset in BURST_SECONDS]
+
+    def asked(self) -> None:
+        """Somebody looks for this job, or claims to host it."""
+        self._asked = True
+
+    def next_timer(self) -> float | None:
+        """When to speak next; None: only when asked."""
+        if self.sealed:
+            return self._last + SEALED_ANSWER_GAP_SECONDS if self._asked else None
+        soonest = self._last + ANSWER_GAP_SECONDS
+        if self._asked:
+            return soonest
+        return max(self._burst[0], soonest) if self._burst else self._last + OFFER_PERIOD_SECONDS
+
+    def should_speak(self, now: float) -> bool:
+        """Tells whether to speak now; if so, the next time is set."""
+        due = self.next_timer()
+        if due is None or now < due:
+            return False
+        # An answer also serves for the part of the burst that was due by now.
+        self._burst = [at for at in self._burst if at > now]
+        self._asked = False
+        self._last = now
+        return True

@@ -1,0 +1,211 @@
+"""Finding a way to a session and proving that it is the right one, without sockets.
+
+A datagram named a session and some addresses. They are raced side by side (in the manner of RFC 8305): each gets a
+short time, the next one starts soon after, and what wins is not the first that accepts but the first that *proves*
+the session: 172.17.0.1 is also this machine's own docker0, and an old port is somebody else's by now.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mingle.authentication import JobKey
+from mingle.control import HandshakeFailed, MemberConversation
+from mingle.datagrams import Rejected
+from mingle.frames import AnyFrame, Hello, Path
+from mingle.machine import Dial, Effect, Hangup, NewId, Write
+
+STAGGER_SECONDS = 0.05
+"""How long after one address the next is tried."""
+ADDRESS_SECONDS = 1.0
+"""How long one address may take, connection and proof together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address and the interface on which it was heard."""
+
+    address: str
+    interface: str
+
+
+@dataclass(slots=True)
+class _Attempt:
+    endpoint: Endpoint
+    conversation: MemberConversation
+    deadline: float
+    local_address: str = ""
+    interface: str = ""
+
+
+class Verdict(enum.Enum):
+    """What came of it."""
+
+    RACING = "racing"
+    PROVED = "proved"
+    DEAD = "dead"
+    """Every address refused, hung up, or answered as somebody else."""
+    SILENT = "silent"
+    """No address proved the session, and at least one did not answer at all."""
+
+
+class Proving:
+    """One session's race. After it is won, the other addresses are still tried: the ways are counted at the seal."""
+
+    def __init__(
+        self,
+        hello: Callable[[], Hello],
+        endpoints: Sequence[Endpoint],
+        port: int,
+        *,
+        key: JobKey | None,
+        new_id: NewId,
+        effects: list[Effect],
+        now: float,
+        all_ways: bool = False,
+    ) -> None:
+        self.purpose = hello().purpose
+        self.winner: int | None = None
+        self.conversation: MemberConversation | None = None
+        self.paths: dict[str, Path] = {}
+        self.failures: dict[str, str] = {}
+        self._hello = hello
+        self._port = port
+        self._key = key
+        self._new_id = new_id
+        self._effects = effects
+        self._all_ways = all_ways
+        self._waiting = list(endpoints)
+        self._known = {endpoint.address for endpoint in endpoints}
+        self._attempts: dict[int, _Attempt] = {}
+        self._next_start = now
+        self._was_silent = False
+        self.handle_timer(now)
+
+    @property
+    def verdict(self) -> Verdict:
+        """How the race stands."""
+        if self.winner is not None:
+            return Verdict.PROVED
+        if self._waiting or self._attempts:
+            return Verdict.RACING
+        return Verdict.SILENT if self._was_silent else Verdict.DEAD
+
+    @property
+    def pending(self) -> bool:
+        """Whether an address is still being tried."""
+        return bool(self._waiting or any(conn != self.winner for conn in self._attempts))
+
+    def owns(self, conn: int) -> bool:
+        """Tells whether a connection belongs to this race."""
+        return conn in self._attempts
+
+    def add(self, endpoints: Sequence[Endpoint], now: float) -> None:
+        """Takes in further addresses of the same session."""
+        if self.winner is not None and not self._all_ways:
+            return
+        for endpoint in endpoints:
+            if endpoint.address not in self._known:
+                self._known.add(endpoint.address)
+                self._waiting.append(endpoint)
+        self.handle_timer(now)
+
+    def next_timer(self) -> float | None:
+        """When :meth:`handle_timer` has something to do."""
+        times = [attempt.deadline for conn, attempt in self._attempts.items() if conn != self.winner]
+        if self._waiting:
+            times.append(self._next_start)
+        return min(times, default=None)
+
+    def handle_timer(self, now: float) -> None:
+        """Gives up what took too long and starts what is due."""
+        for conn, attempt in list(self._attempts.items()):
+            if conn != self.winner and now >= attempt.deadline:
+                self._was_silent = True
+                self._give_up(conn, f"no proof within {ADDRESS_SECONDS:.0f} s")
+        while self._waiting and now >= self._next_start:
+            self._start(self._waiting.pop(0), now)
+            if self.winner is None:
+                self._next_start = now + STAGGER_SECONDS
+
+    def _start(self, endpoint: Endpoint, now: float) -> None:
+        conn = self._new_id()
+        conversation = MemberConversation(self._hello(), (endpoint.address, self._port), self._key)
+        self._attempts[conn] = _Attempt(endpoint, conversation, now + ADDRESS_SECONDS)
+        self._effects.append(Dial(conn, endpoint.address, self._port, endpoint.interface))
+
+    def connected(self, conn: int, local_address: str, interface: str) -> None:
+        """A connection stands; ``interface`` owns its local address."""
+        attempt = self._attempts[conn]
+        attempt.local_address, attempt.interface = local_address, interface
+        self._effects.append(Write(conn, attempt.conversation.data_to_send()))
+
+    def received(self, conn: int, untrusted: bytes, now: float) -> list[AnyFrame]:
+        """Takes bytes; returns the winner's frames that follow the proof.
+
+        Raises:
+            Rejected, HandshakeFailed: on the winner's connection only; any other is given up here.
+        """
+        attempt = self._attempts[conn]
+        if conn == self.winner:
+            return attempt.conversation.receive_data(untrusted)
+        try:
+            received = attempt.conversation.receive_data(untrusted)
+        except (Rejected, HandshakeFailed) as failure:
+            self._give_up(conn, str(failure))
+            self._hurry(now)
+            return []
+        if attempt.conversation.welcome is None:
+            return []
+        address = attempt.endpoint.address
+        self.paths[address] = Path(
+            host_address=address, local_address=attempt.local_address, interface=attempt.interface[:64]
+        )
+        if self.winner is not None:
+            del self._attempts[conn]
+            self._effects.append(Hangup(conn))
+            return []
+        self.winner, self.conversation = conn, attempt.conversation
+        if self._all_ways:
+            self._next_start = now
+            self.handle_timer(now)
+        else:
+            self._waiting.clear()
+            for other in [each for each in self._attempts if each != conn]:
+                self._give_up(other, "another address was quicker")
+        return received
+
+    def closed(self, conn: int, reason: str, now: float) -> None:
+        """A connection ended, or never came to be."""
+        attempt = self._attempts.pop(conn)
+        self.failures[attempt.endpoint.address] = reason
+        if conn == self.winner:
+            self.winner = self.conversation = None
+        self._hurry(now)
+
+    def flush(self) -> None:
+        """Writes what the conversation wants to say."""
+        if self.winner is not None and self.conversation is not None:
+            data = self.conversation.data_to_send()
+            if data:
+                self._effects.append(Write(self.winner, data))
+
+    def abandon(self) -> None:
+        """Hangs up everywhere."""
+        self.flush()
+        self._effects += [Hangup(conn) for conn in self._attempts]
+        self._attempts.clear()
+        self._waiting.clear()
+        self.winner = self.conversation = None
+
+    def _give_up(self, conn: int, reason: str) -> None:
+        attempt = self._attempts.pop(conn)
+        self.failures[attempt.endpoint.address] = reason
+        self._effects.append(Hangup(conn))
+
+    def _hurry(self, now: float) -> None:
+        """One address has failed: the next need not wait for its turn."""
+        self._next_start = min(self._next_start, now)
+        self.handle_timer(now)

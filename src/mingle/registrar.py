@@ -1,0 +1,545 @@
+"""Who may join, who is refused, when to confirm, seal, void and go: pure logic without sockets or clock.
+
+The theory. A session passes through phases, and only this module moves it::
+
+    OPEN ──all seats taken──▶ CONFIRMING ──all confirmed──▶ SEALING ──store open──▶ SEALED ──all acked──▶ RUNNING
+      ▲                           │                            │                       │
+      └────────── VOID ───────────┴────────────────────────────┴───────────────────────┘
+
+* Nobody is told GO before every member has said, in this epoch, that it is still there (CONFIRMED) and that it has
+  reached the store (ACK). A member lost in between voids the epoch, and a voided epoch number is never used again.
+* GO is decided once per session; RUNNING is terminal.
+* A member is known by its member id: the same id on another connection replaces the old connection. A *rank* that is
+  taken by another id is another matter: the seated one is asked whether it lives, and the living one keeps the seat.
+
+Every method takes the time as an argument and appends decisions, which :meth:`Registrar.decisions` hands out for
+somebody else to carry out.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import msgspec
+
+from mingle import frames
+from mingle.datagrams import Kind
+from mingle.seating import Applicant, Place, common_address, contiguous, place, reach_matrix
+
+CHALLENGE_SECONDS = 1.0
+"""How long a seated member has to answer when somebody else claims its rank."""
+ACKNOWLEDGE_SECONDS = 10.0
+"""How long after SEALED the last ACK may come before the epoch is voided."""
+RETURN_SECONDS = 5.0
+"""How long a member whose connection broke after GO may take to come back."""
+# Memory for reports, bounded against a rank that crashes and restarts in a loop.
+REMEMBERED_DEPARTURES = 32
+
+
+class Phase(enum.Enum):
+    """Where a session stands."""
+
+    OPEN = "open"
+    CONFIRMING = "confirming"
+    SEALING = "sealing"
+    SEALED = "sealed"
+    RUNNING = "running"
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send this frame on that connection."""
+
+    conn: int
+    frame: frames.AnyFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Hang up, after what is still to be sent."""
+
+    conn: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """Open the store at this address of ours, then call :meth:`Registrar.store_opened`."""
+
+    epoch: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoCommonNetwork:
+    """No address of the host was reached by every member."""
+
+    matrix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reopened:
+    """An epoch was voided: say on the network that the session takes members again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """GO was decided."""
+
+    contiguous: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Deserted:
+    """A member was lost after GO, before its process group stood: nobody else can get on without it."""
+
+    who: frames.Who
+
+
+Decision: TypeAlias = Tell | Drop | OpenStore | NoCommonNetwork | Reopened | Formed | Deserted
+
+
+@dataclass(slots=True)
+class Seated:
+    """A member that has a seat."""
+
+    member: bytes
+    conn: int | None
+    """None: the host itself."""
+    applicant: frames.Join
+    paths: tuple[frames.Path, ...] = ()
+    confirmed: int = 0
+    """The last epoch it has confirmed."""
+    acked: int = 0
+    done: bool = False
+    """READY or LEAVE was said: its going is no loss any more."""
+    lost_at: float | None = None
+
+
+@dataclass(slots=True)
+class Challenge:
+    """A newcomer that claims a rank whose member is being asked whether it lives."""
+
+    conn: int
+    member: bytes
+    applicant: frames.Join
+    deadline: float
+    seat: bytes
+
+
+@dataclass(slots=True)
+class Registrar:
+    """The one decider of a session. See the module's text for its rules."""
+
+    session: bytes
+    world_size: int
+    own_member: bytes
+    own: frames.Join
+    """The host's own application; its paths are its own addresses in order of preference."""
+    prefix_lengths: Mapping[str, int] = field(default_factory=dict)
+    kind: Kind = "ranks"
+    phase: Phase = Phase.OPEN
+    epoch: int = 0
+    held: bool = False
+    """Somebody proved that this job runs elsewhere: gather, but don't confirm."""
+    seats: dict[bytes, Seated] = field(default_factory=dict)
+    places: dict[bytes, Place] = field(default_factory=dict)
+    store_address: str = ""
+    departures: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED_DEPARTURES))
+    refusals: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED_DEPARTURES))
+    departed_ranks: set[int] = field(default_factory=set)
+    _conns: dict[int, bytes] = field(default_factory=dict)
+    _challenges: list[Challenge] = field(default_factory=list)
+    _sealed_at: float = 0.0
+    _decisions: list[Decision] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.seats[self.own_member] = Seated(self.own_member, None, self.own, self.own.paths)
+
+    # --- what others read ------------------------------------------------------------------------------------------
+
+    @property
+    def assigned(self) -> bool:
+        """Whether this session hands out ranks."""
+        return self.own.rank is None
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The given ranks that have no seat."""
+        if self.assigned:
+            return ()
+        taken = {seat.applicant.rank for seat in self.seats.values()}
+        return tuple(rank for rank in range(self.world_size) if rank not in taken)
+
+    def decisions(self) -> list[Decision]:
+        """Hands out what was decided since the last call."""
+        decided, self._decisions = self._decisions, []
+        return decided
+
+    def next_timer(self) -> float | None:
+        """The time at which :meth:`handle_timer` has something to do."""
+        times = [challenge.deadline for challenge in self._challenges]
+        if self.phase is Phase.SEALED:
+            times.append(self._sealed_at + ACKNOWLEDGE_SECONDS)
+        if self.phase is Phase.RUNNING:
+            times += [seat.lost_at + RETURN_SECONDS for seat in self.seats.values() if seat.lost_at is not None]
+        return min(times, default=None)
+
+    def status(self) -> frames.Status:
+        """How it stands, for people."""
+        waiting: tuple[int, ...] = ()
+        if self.phase is Phase.CONFIRMING:
+            waiting = self._named(seat for seat in self.seats.values() if seat.confirmed != self.epoch)
+        elif self.phase in (Phase.SEALING, Phase.SEALED):
+            waiting = self._named(seat for seat in self.seats.values() if seat.acked != self.epoch)
+        return frames.Status(
+            joined=len(self.seats),
+            world_size=self.world_size,
+            missing=self.missing[:4096],
+            left=tuple(self.departures),
+            refused=tuple(self.refusals),
+            phase=self.phase.value,
+            unconfirmed=waiting,
+        )
+
+    @staticmethod
+    def _named(seats: Iterable[Seated]) -> tuple[int, ...]:
+        ranks = (seat.applicant.rank for seat in seats)
+        return tuple(sorted(rank for rank in ranks if rank is not None))[:4096]
+
+    def roster(self) -> list[frames.Seat]:
+        """Everybody's seat, in order of rank; of meaning once the session is sealed."""
+        seats = []
+        for member, seat in self.seats.items():
+            where = self.places[member]
+            seats.append(
+                frames.Seat(
+                    rank=where.rank,
+                    local_rank=where.local_rank,
+                    node_rank=where.node_rank,
+                    hostname=seat.applicant.who.hostname,
+                    address=self._address_of(seat),
+                    pid=seat.applicant.who.pid,
+                )
+            )
+        return sorted(seats, key=lambda seat: seat.rank)
+
+    def _address_of(self, seat: Seated) -> str:
+        for path in seat.paths:
+            if path.host_address == self.store_address:
+                return path.local_address
+        return seat.applicant.who.address
+
+    def whos(self) -> list[frames.Who]:
+        """Who has a seat, by rank."""
+        everyone = [
+            msgspec.structs.replace(seat.applicant.who, rank=self._rank_of(seat)) for seat in self.seats.values()
+        ]
+        return sorted(everyone, key=lambda who: -1 if who.rank is None else who.rank)
+
+    def _rank_of(self, seat: Seated) -> int | None:
+        where = self.places.get(seat.member)
+        return where.rank if where else seat.applicant.rank
+
+    # --- what happens ----------------------------------------------------------------------------------------------
+
+    def join(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
+        """A proved connection asks for a seat."""
+        known = self.seats.get(member)
+        if known is not None:
+            self._come_back(known, conn, applicant, now)
+            return
+        refusal = self._refusal(applicant)
+        if refusal is not None:
+            self._refuse(conn, applicant, refusal)
+            return
+        holder = self._holder(applicant.rank)
+        if holder is not None:
+            if holder.conn is None:
+                self._refuse(conn, applicant, self._taken(holder))
+            else:
+                self._challenges.append(
+                    Challenge(conn, member, applicant, now + CHALLENGE_SECONDS, seat=holder.member)
+                )
+                self._decisions.append(Tell(holder.conn, frames.Ping()))
+            return
+        self._seat(conn, member, applicant)
+        self._advance(now)
+
+    def _refusal(self, applicant: frames.Join) -> frames.Refused | None:
+        host = msgspec.structs.replace(self.own.who, rank=self.own.rank)
+        if applicant.kind != self.kind:
+            return frames.Refused(
+                reason="kind",
+                detail=f"this session is one of {self.kind}, the newcomer is one of {applicant.kind}",
+                who=host,
+            )
+        if self.phase in (Phase.SEALING, Phase.SEALED, Phase.RUNNING):
+            return frames.Refused(reason="running", detail="the session is sealed already", who=host)
+        if applicant.world_size != self.world_size:
+            return frames.Refused(
+                reason="world size",
+                detail=f"the host was started with world_size={self.world_size}, "
+                f"the newcomer with world_size={applicant.world_size}",
+                who=host,
+            )
+        if (applicant.rank is None) != self.assigned:
+            which = "has no rank while the host was given one" if self.own.rank is not None else (
+                f"was given rank {applicant.rank} while the host was given none"
+            )
+            return frames.Refused(reason="ranks mixed", detail=f"the newcomer {which}", who=host)
+        if applicant.rank is not None and applicant.rank >= self.world_size:
+            return frames.Refused(
+                reason="rank out of range", detail=f"rank {applicant.rank} of {self.world_size}", who=host
+            )
+        if applicant.rank is None and len(self.seats) >= self.world_size:
+            return frames.Refused(reason="full", detail=self.crowd(), who=host)
+        return None
+
+    def crowd(self) -> str:
+        """Who is in, as text for an error; cut where it gets long."""
+        names = [str(who) for who in self.whos()]
+        shown = "; ".join(names[:8])
+        return shown if len(names) <= 8 else f"{shown}; and {len(names) - 8} more"
+
+    @staticmethod
+    def _taken(holder: Seated) -> frames.Refused:
+        who = msgspec.structs.replace(holder.applicant.who, rank=holder.applicant.rank)
+        return frames.Refused(reason="rank taken", detail=f"rank {holder.applicant.rank} is held by a live process", who=who)
+
+    def _refuse(self, conn: int, applicant: frames.Join, refusal: frames.Refused) -> None:
+        who = msgspec.structs.replace(applicant.who, rank=applicant.rank)
+        self.refusals.append(f"{who}: {refusal.reason} ({refusal.detail})")
+        self._decisions += [Tell(conn, refusal), Drop(conn)]
+
+    def _holder(self, rank: int | None) -> Seated | None:
+        if rank is None:
+            return None
+        return next((seat for seat in self.seats.values() if seat.applicant.rank == rank), None)
+
+    def _seat(self, conn: int, member: bytes, applicant: frames.Join) -> None:
+        self.seats[member] = Seated(member, conn, applicant, applicant.paths)
+        self._conns[conn] = member
+        if applicant.rank is not None:
+            self.departed_ranks.discard(applicant.rank)
+        self._decisions.append(Tell(conn, frames.Joined(session=self.session, epoch=self.epoch)))
+
+    def _come_back(self, seat: Seated, conn: int, applicant: frames.Join, now: float) -> None:
+        """The same member on a new connection: its old one is dead, whether or not we have noticed."""
+        if seat.conn is not None and seat.conn != conn:
+            self._conns.pop(seat.conn, None)
+            self._decisions.append(Drop(seat.conn))
+        seat.conn, seat.lost_at = conn, None
+        self._conns[conn] = seat.member
+        self._decisions.append(Tell(conn, frames.Joined(session=self.session, epoch=self.epoch)))
+        if self.phase is Phase.RUNNING:
+            # It has acknowledged, so it lacks only this one word.
+            self._decisions.append(Tell(conn, frames.Go(session=self.session, epoch=self.epoch)))
+            return
+        seat.applicant, seat.paths = applicant, applicant.paths
+        self._void(f"{self._describe(seat)} lost its connection and came back", now)
+
+    def lost(self, conn: int, now: float, reason: str = "its connection closed") -> None:
+        """A connection ended; whoever sat there is gone."""
+        self._challenges = [challenge for challenge in self._challenges if challenge.conn != conn]
+        member = self._conns.pop(conn, None)
+        if member is None:
+            return
+        seat = self.seats[member]
+        if self.phase is Phase.RUNNING:
+            seat.conn = None
+            if not seat.done:
+                seat.lost_at = now
+            return
+        del self.seats[member]
+        if seat.applicant.rank is not None:
+            self.departed_ranks.add(seat.applicant.rank)
+        self.departures.append(f"{self._describe(seat)}: {reason}")
+        for challenge in [each for each in self._challenges if each.seat == member]:
+            self._challenges.remove(challenge)
+            self.join(challenge.conn, challenge.member, challenge.applicant, now)
+        self._void(f"{self._describe(seat)} is gone: {reason}", now)
+
+    @staticmethod
+    def _describe(seat: Seated) -> str:
+        return str(msgspec.structs.replace(seat.applicant.who, rank=seat.applicant.rank))
+
+    def confirmed(self, conn: int, frame: frames.Confirmed, now: float) -> None:
+        """A member says that it is still there, and which ways it has proved."""
+        seat = self._seat_at(conn)
+        if seat is None or self.phase is not Phase.CONFIRMING or frame.epoch != self.epoch:
+            return
+        seat.confirmed, seat.paths = frame.epoch, frame.paths
+        self._advance(now)
+
+    def acknowledged(self, conn: int, epoch: int, now: float) -> None:
+        """A member has reached the store."""
+        seat = self._seat_at(conn)
+        if seat is None or self.phase is not Phase.SEALED or epoch != self.epoch:
+            return
+        seat.acked = epoch
+        self._advance(now)
+
+    def pong(self, conn: int) -> None:
+        """A seated member lives: whoever claims its rank is refused."""
+        seat = self._seat_at(conn)
+        if seat is None:
+            return
+        for challenge in [each for each in self._challenges if each.seat == seat.member]:
+            self._challenges.remove(challenge)
+            self._refuse(challenge.conn, challenge.applicant, self._taken(seat))
+
+    def ready(self, conn: int) -> None:
+        """A member's process group stands, or it leaves on purpose: its going is no loss from now on."""
+        seat = self._seat_at(conn)
+        if seat is not None and self.phase is Phase.RUNNING:
+            seat.done = True
+
+    def _seat_at(self, conn: int) -> Seated | None:
+        member = self._conns.get(conn)
+        return None if member is None else self.seats[member]
+
+    def hold(self, held: bool, now: float) -> None:
+        """Stops (or lets go on) the way from full to confirmed."""
+        self.held = held
+        self._advance(now)
+
+    def store_opened(self, epoch: int, address: str, port: int, token: str, now: float) -> None:
+        """The store asked for by :class:`OpenStore` listens: everybody is told its place and the store's."""
+        if self.phase is not Phase.SEALING or epoch != self.epoch:
+            return
+        self.phase, self._sealed_at = Phase.SEALED, now
+        digest = roster_digest(self.roster())
+        for member, seat in self.seats.items():
+            if seat.conn is None:
+                seat.acked = epoch
+                continue
+            where = self.places[member]
+            self._decisions.append(
+                Tell(
+                    seat.conn,
+                    frames.Sealed(
+                        session=self.session,
+                        epoch=epoch,
+                        rank=where.rank,
+                        world_size=self.world_size,
+                        local_rank=where.local_rank,
+                        local_world_size=where.local_world_size,
+                        node_rank=where.node_rank,
+                        num_nodes=where.num_nodes,
+                        store_address=address,
+                        store_port=port,
+                        store_token=token,
+                        roster_digest=digest,
+                    ),
+                )
+            )
+        self._advance(now)
+
+    def handle_timer(self, now: float) -> None:
+        """Does what the clock demands."""
+        for challenge in [each for each in self._challenges if each.deadline <= now]:
+            self._challenges.remove(challenge)
+            holder = self.seats.get(challenge.seat)
+            if holder is not None and holder.conn is not None:
+                conn = holder.conn
+                self._decisions.append(Drop(conn))
+                self.lost(conn, now, "it did not answer when another process claimed its rank")
+            self.join(challenge.conn, challenge.member, challenge.applicant, now)
+        if self.phase is Phase.SEALED and now >= self._sealed_at + ACKNOWLEDGE_SECONDS:
+            late = [self._describe(seat) for seat in self.seats.values() if seat.acked != self.epoch]
+            self._void(f"no acknowledgement within {ACKNOWLEDGE_SECONDS:.0f} s from {'; '.join(late[:8])}", now)
+        if self.phase is Phase.RUNNING:
+            for seat in self.seats.values():
+                if seat.lost_at is not None and now >= seat.lost_at + RETURN_SECONDS:
+                    seat.lost_at, seat.done = None, True
+                    who = msgspec.structs.replace(seat.applicant.who, rank=self._rank_of(seat))
+                    self._decisions.append(Deserted(who))
+
+    # --- the way through the phases --------------------------------------------------------------------------------
+
+    def _advance(self, now: float) -> None:
+        if self.phase is Phase.OPEN and len(self.seats) == self.world_size and not self.held:
+            self.phase = Phase.CONFIRMING
+            self.epoch += 1
+            self.seats[self.own_member].confirmed = self.epoch
+            self._tell_all(frames.Confirm(session=self.session, epoch=self.epoch))
+        if self.phase is Phase.CONFIRMING and all(seat.confirmed == self.epoch for seat in self.seats.values()):
+            self._seal()
+        if self.phase is Phase.SEALED and all(seat.acked == self.epoch for seat in self.seats.values()):
+            self.phase = Phase.RUNNING
+            self._tell_all(frames.Go(session=self.session, epoch=self.epoch))
+            self.seats[self.own_member].done = True
+            self._decisions.append(Formed(contiguous(list(self.places.values()))))
+
+    def _seal(self) -> None:
+        members = list(self.seats.values())
+        others = [seat for seat in members if seat.conn is not None]
+        own = [path.host_address for path in self.own.paths]
+        address = common_address(own, self.prefix_lengths, [seat.paths for seat in others])
+        if address is None:
+            named = [(self._describe(seat), seat.paths) for seat in others]
+            self._decisions.append(NoCommonNetwork(reach_matrix(own, named)))
+            return
+        self.phase, self.store_address = Phase.SEALING, address
+        where = place([_applicant(seat.applicant) for seat in members])
+        self.places = {seat.member: spot for seat, spot in zip(members, where, strict=True)}
+        self._decisions.append(OpenStore(self.epoch, address))
+
+    def _void(self, reason: str, now: float) -> None:
+        if self.phase not in (Phase.CONFIRMING, Phase.SEALING, Phase.SEALED):
+            self._advance(now)
+            return
+        self.phase = Phase.OPEN
+        self.places = {}
+        self._tell_all(frames.Void(session=self.session, epoch=self.epoch, reason=reason[:2048]))
+        self._decisions.append(Reopened(reason))
+        self._advance(now)
+
+    def store_failed(self, reason: str, now: float) -> None:
+        """The store could not be opened: the epoch is off."""
+        if self.phase is Phase.SEALING:
+            self._void(reason, now)
+
+    def _tell_all(self, frame: frames.AnyFrame) -> None:
+        self._decisions += [Tell(seat.conn, frame) for seat in self.seats.values() if seat.conn is not None]
+
+
+def _applicant(join: frames.Join) -> Applicant:
+    return Applicant(
+        node=join.node,
+        rank=join.rank,
+        local_rank=join.local_rank,
+        node_rank=join.node_rank,
+    )
+
+
+def roster_digest(seats: Sequence[frames.Seat]) -> bytes:
+    """Returns a digest of the roster: what SEALED promises and the roster must keep."""
+    return hashlib.sha256(msgspec.msgpack.encode(list(seats))).digest()
+
+
+__all__ = [
+    "ACKNOWLEDGE_SECONDS",
+    "CHALLENGE_SECONDS",
+    "RETURN_SECONDS",
+    "Decision",
+    "Deserted",
+    "Drop",
+    "Formed",
+    "NoCommonNetwork",
+    "OpenStore",
+    "Phase",
+    "Registrar",
+    "Reopened",
+    "Seated",
+    "Tell",
+    "replace",
+    "roster_digest",
+]

@@ -1,0 +1,435 @@
+"""From a call to a :class:`~mingle.job.Job`: settings, discovery, store, environment, and what goes on afterwards."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import logging
+import os
+import platform
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+from mingle import environment, node, registrar, settings, store
+from mingle._version import __version__
+from mingle.discovery import Discovery
+from mingle.environment import process_environment
+from mingle.errors import ConfigurationError, MingleError
+from mingle.frames import Seat, Who
+from mingle.hosting import Host
+from mingle.job import Job, Member
+from mingle.joining import Joiner
+from mingle.machine import Formation, Identity
+from mingle.settings import Settings
+
+logger = logging.getLogger("mingle")
+
+ROSTER_SECONDS = 10.0
+HOSTNAME_BYTES = 64
+WATCH_QUICK_SECONDS = 0.05
+WATCH_SLOW_SECONDS = 0.5
+# Files a member costs the host: its control connection, two store clients, and room.
+FILES_PER_MEMBER = 3
+FILES_BESIDE = 128
+
+_calls = threading.Lock()
+_active: RunningSession | LoneSession | None = None
+
+
+class LoneSession:
+    """The session of a job with one rank: a store, and nobody to talk to."""
+
+    def __init__(self, member: Member, server: store.StoreServer) -> None:
+        self.server: store.StoreServer | None = server
+        self._member = member
+        self._pid = os.getpid()
+
+    def roster(self) -> tuple[Member, ...]:
+        """Only this rank."""
+        return (self._member,)
+
+    def group_stands(self) -> None:
+        """The process group has taken the store over."""
+        if self.server is not None:
+            self.server.release()
+
+    def close(self, *, failing: bool) -> None:
+        """Lets go of the store and restores the environment."""
+        if os.getpid() != self._pid:
+            return
+        self.group_stands()
+        self.server = None
+        _forget(self)
+
+
+class RunningSession:
+    """A job that has formed: its loop goes on in a thread, to answer others and to see the process group come and go."""
+
+    def __init__(self, discovery: Discovery, formation: Formation) -> None:
+        self._discovery = discovery
+        self._formation = formation
+        self._pid = os.getpid()
+        self._group_stood = False
+        self._ended = False
+        discovery.watch = self._watch
+        discovery.serve()
+
+    # --- the process group -----------------------------------------------------------------------------------------
+
+    def _watch(self) -> float:
+        """Looks whether the process group has come or gone; torch has no hook for either. Runs in the loop."""
+        stands = group_stands()
+        if stands and not self._group_stood:
+            self._note_group()
+        elif self._group_stood and not stands and not self._ended:
+            self._ended = True
+            self._say_good_bye()
+        return WATCH_SLOW_SECONDS if self._group_stood else WATCH_QUICK_SECONDS
+
+    def _note_group(self) -> None:
+        self._group_stood = True
+        if self._discovery.store_server is not None:
+            self._discovery.store_server.release()
+        machine = self._discovery.machine
+        if isinstance(machine, Joiner):
+            machine.ready()
+
+    def _say_good_bye(self) -> None:
+        machine = self._discovery.machine
+        if isinstance(machine, Host):
+            machine.close("its process group was destroyed")
+        else:
+            machine.leave("its process group was destroyed")
+
+    def group_stands(self) -> None:
+        """The process group has taken the store over; returns when that is done."""
+        self._in_loop(self._note_group)
+
+    def _in_loop(self, function: Any) -> Any:
+        """Runs a function in the loop's thread and returns its result."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._discovery.call(run)
+        return future.result(timeout=ROSTER_SECONDS)
+
+    # --- the roster ------------------------------------------------------------------------------------------------
+
+    def roster(self) -> tuple[Member, ...]:
+        """Fetches who is in the job.
+
+        Raises:
+            MingleError: rank 0 does not answer any more.
+        """
+        machine = self._discovery.machine
+        if os.getpid() != self._pid:
+            raise self._gone("this process is a fork of the rank; only the rank itself can ask")
+        try:
+            if isinstance(machine, Host):
+                seats = self._in_loop(machine.registrar.roster)
+            else:
+                seats = self._ask(machine)
+        except FutureTimeoutError:
+            raise self._gone("rank 0 did not answer") from None
+        if registrar.roster_digest(seats) != self._formation.roster_digest:
+            raise self._gone("what came is not the roster that was sealed")
+        return tuple(_member(seat) for seat in seats)
+
+    def _ask(self, joiner: Joiner) -> list[Seat]:
+        def ask() -> bool:
+            if not joiner.connection_stands:
+                return False
+            joiner.ask_roster()
+            return True
+
+        if not self._in_loop(ask):
+            raise self._gone("rank 0 has ended its job")
+        deadline = time.monotonic() + ROSTER_SECONDS
+        arrived = threading.Event()
+        while time.monotonic() < deadline:
+            seats, stands = self._in_loop(lambda: (list(joiner.roster), joiner.connection_stands))
+            if len(seats) == self._formation.world_size:
+                return list(seats)
+            if not stands:
+                break
+            arrived.wait(0.005)
+        raise self._gone("rank 0 ended its job while it was asked")
+
+    def _gone(self, why: str) -> MingleError:
+        return MingleError.explain(
+            f"the members of job {self._discovery.settings.job_id!r} can't be fetched: {why}.",
+            cause="job.members was read for the first time after rank 0 had closed its job or exited",
+            remedy="read job.members once, early, on every rank that needs it; it is kept from then on.",
+        )
+
+    def close(self, *, failing: bool) -> None:
+        """Ends the session and restores the environment."""
+        if os.getpid() != self._pid:
+            return
+        self._discovery.close("an exception ended it" if failing else "its job was closed")
+        _forget(self)
+
+
+def _forget(session: RunningSession | LoneSession) -> None:
+    global _active
+    if _active is session:
+        _active = None
+        process_environment.restore()
+
+
+def _member(seat: Seat) -> Member:
+    return Member(
+        rank=seat.rank,
+        local_rank=seat.local_rank,
+        node_rank=seat.node_rank,
+        hostname=seat.hostname,
+        address=seat.address,
+        pid=seat.pid,
+    )
+
+
+def group_stands() -> bool:
+    """Tells whether torch's default process group exists, without importing torch."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not hasattr(distributed, "is_initialized"):
+        return False
+    return bool(distributed.is_initialized())
+
+
+def tell_group_stands() -> None:
+    """Says that the process group of the present session stands."""
+    if _active is not None:
+        _active.group_stands()
+
+
+@contextlib.contextmanager
+def one_call() -> Iterator[None]:
+    """Lets one call at a time through.
+
+    Raises:
+        ConfigurationError: another thread is in one.
+    """
+    if not _calls.acquire(blocking=False):
+        raise ConfigurationError.explain(
+            "mingle is already discovering a job in this process.",
+            cause="init() or discover() was called from two threads at once",
+            remedy="call it once, from one thread, and share the job.",
+        )
+    try:
+        yield
+    finally:
+        _calls.release()
+
+
+def end_session() -> None:
+    """Ends this process's session, if there is one."""
+    if _active is not None:
+        _active.close(failing=False)
+
+
+def resolve(arguments: dict[str, Any]) -> Settings:
+    """Returns the settings of a call; what mingle itself exported earlier does not count."""
+    if sys.platform == "win32":
+        raise ConfigurationError.explain(
+            "mingle does not run on Windows.",
+            cause="its sockets and process identities need Linux (macOS: best effort)",
+            remedy="run it under WSL2 or in a Linux container.",
+        )
+    return settings.resolve(process_environment.visible(), **arguments)
+
+
+def form(wanted: Settings) -> Job:
+    """Carries a call out: ends this process's old session, discovers, exports, returns the job."""
+    global _active
+    end_session()
+    _import_torch()
+    started = time.monotonic()
+    if wanted.pass_through:
+        return _passed_through(wanted)
+    if wanted.rank is None:
+        raise ConfigurationError.explain(
+            f"job {wanted.job_id!r}: this process has no rank (world_size={wanted.world_size}).",
+            cause="neither the arguments nor MINGLE_RANK, RANK or a launcher's variables give one",
+            remedy="pass rank= or set RANK: 0 … world_size-1, each once.",
+        )
+    if wanted.world_size == 1:
+        formation, session = _form_alone(wanted)
+    else:
+        formation, session = _discover(wanted)
+    _active = session
+    try:
+        _export(wanted, formation)
+    except BaseException:
+        session.close(failing=True)
+        raise
+    logger.info(
+        "job %s: rank %d of %d, rank 0 at %s:%d, own interface %s",
+        wanted.job_id,
+        formation.rank,
+        formation.world_size,
+        formation.store_address,
+        formation.store_port,
+        formation.interface,
+    )
+    return Job(
+        job_id=wanted.job_id,
+        rank=formation.rank,
+        world_size=formation.world_size,
+        local_rank=formation.local_rank,
+        local_world_size=formation.local_world_size,
+        node_rank=formation.node_rank,
+        num_nodes=formation.num_nodes,
+        master_addr=formation.store_address,
+        master_port=formation.store_port,
+        interface=formation.interface,
+        address=formation.address,
+        elapsed=time.monotonic() - started,
+        _session=session,
+        _lock=threading.Lock(),
+    )
+
+
+def _import_torch() -> None:
+    """Imports torch before the first packet: its seconds must not count as waiting for the others."""
+    importlib.import_module("torch.distributed")
+
+
+def _discover(wanted: Settings) -> tuple[Formation, RunningSession]:
+    if wanted.rank == 0:
+        _make_room(wanted.world_size)
+    discovery = Discovery(wanted, _identity(wanted))
+    formation = discovery.run()
+    return formation, RunningSession(discovery, formation)
+
+
+def _identity(wanted: Settings) -> Identity:
+    torch = sys.modules["torch"]
+    key = node.identity()
+    return Identity(
+        job=wanted.job_id,
+        attempt=(wanted.attempt or "")[:64],
+        member=secrets.token_bytes(16),
+        rank=wanted.rank,
+        world_size=wanted.world_size,
+        node=(f"launcher {wanted.node}" if wanted.node is not None else key)[:256],
+        who=Who(hostname=_hostname(), pid=os.getpid(), rank=wanted.rank),
+        local_rank=wanted.local_rank,
+        local_world_size=wanted.local_world_size,
+        node_rank=wanted.node_rank,
+        versions={
+            "mingle": __version__,
+            "torch": str(torch.__version__)[:64],
+            "python": platform.python_version()[:64],
+        },
+    )
+
+
+def _hostname() -> str:
+    """Returns this machine's name, cut so that every datagram has room for it."""
+    return socket.gethostname().encode()[:HOSTNAME_BYTES].decode(errors="ignore")
+
+
+def _make_room(world_size: int) -> None:
+    """Raises the soft limit of open files to the hard one, and says so when that is not enough."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = FILES_PER_MEMBER * world_size + FILES_BESIDE
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        limit = hard if hard != resource.RLIM_INFINITY else max(needed, soft)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        if limit < needed:
+            logger.warning(
+                "rank 0 may open %d files and needs about %d for %d ranks: raise the hard limit (ulimit -Hn)",
+                limit,
+                needed,
+                world_size,
+            )
+
+
+def _form_alone(wanted: Settings) -> tuple[Formation, LoneSession]:
+    """Forms a job of one rank: a store on loopback, and not a single packet."""
+    session = secrets.token_bytes(16)
+    server = store.open_server("127.0.0.1", wanted.master_port, session)
+    local_rank = wanted.local_rank or 0
+    member = Member(
+        rank=0, local_rank=local_rank, node_rank=0, hostname=_hostname(), address="127.0.0.1", pid=os.getpid()
+    )
+    formation = Formation(
+        session=session,
+        rank=0,
+        world_size=1,
+        local_rank=local_rank,
+        local_world_size=1,
+        node_rank=0,
+        num_nodes=1,
+        store_address="127.0.0.1",
+        store_port=server.port,
+        interface="lo" if sys.platform == "linux" else "lo0",
+        address="127.0.0.1",
+        roster_digest=b"",
+    )
+    return formation, LoneSession(member, server)
+
+
+def _export(wanted: Settings, formation: Formation) -> None:
+    notes = process_environment.export(
+        environment.variables(
+            rank=formation.rank,
+            world_size=formation.world_size,
+            local_rank=formation.local_rank,
+            local_world_size=formation.local_world_size,
+            node_rank=formation.node_rank,
+            master_addr=formation.store_address,
+            master_port=formation.store_port,
+            interface=formation.interface,
+            interface_was_named=wanted.interfaces_from in ("interface=", "MINGLE_INTERFACE"),
+        )
+    )
+    for note in notes:
+        logger.warning("job %s: %s", wanted.job_id, note)
+
+
+def _passed_through(wanted: Settings) -> Job:
+    """Under torchrun everybody is found already."""
+    assert wanted.rank is not None and wanted.master_addr is not None and wanted.master_port is not None
+    node_rank = wanted.node_rank or 0
+    if "NODE_RANK" not in os.environ:
+        process_environment.export({"NODE_RANK": str(node_rank)})
+    local_world_size = wanted.local_world_size or 1
+    return Job(
+        job_id=wanted.job_id,
+        rank=wanted.rank,
+        world_size=wanted.world_size,
+        local_rank=wanted.local_rank or 0,
+        local_world_size=local_world_size,
+        node_rank=node_rank,
+        num_nodes=wanted.num_nodes or max(1, wanted.world_size // local_world_size),
+        master_addr=wanted.master_addr,
+        master_port=wanted.master_port,
+        interface="",
+        address="",
+        elapsed=0.0,
+        _members=(),
+        _lock=threading.Lock(),
+    )
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Says good-bye at the interpreter's exit, so that nobody takes a finished rank for a crashed one."""
+    with contextlib.suppress(MingleError):
+        end_session()

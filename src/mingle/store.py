@@ -1,0 +1,175 @@
+"""The TCPStore: opened on the address chosen at the seal, proved by every rank, handed to torch.
+
+Facts this file stands on were found by running torch; where it matters the version is named. TCPStore has neither
+authentication nor encryption: whoever can open TCP to its port can read and change everything in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import socket
+import stat
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from mingle import forksafe
+from mingle.errors import ConfigurationError, MingleError
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+BACKLOG = 4096
+CONNECT_SECONDS = 2.0
+OPERATION_SECONDS = 10.0
+KEY_PREFIX = "mingle/"
+
+
+@dataclass(slots=True)
+class StoreServer:
+    """Rank 0's store. Torch's ``env://`` in the same process shares it by its port (``multi_tenant``)."""
+
+    address: str
+    port: int
+    token: str
+    """What the store holds under the session's key."""
+    _store: TCPStore | None = field(default=None, repr=False)
+
+    @property
+    def held(self) -> bool:
+        """Whether we still hold it."""
+        return self._store is not None
+
+    def release(self) -> None:
+        """Lets go of the store: it lives on as long as a process group uses it, and ends with that.
+
+        A reference kept longer leaves old keys behind and breaks the next initialisation in this process.
+        """
+        self._store = None
+
+    def abort(self) -> None:
+        """Cuts every connection to the store, so that all who use it fail now and not at torch's timeout.
+
+        The process group holds the store as well, so letting go is not enough; torch has no call for this.
+        """
+        self.release()
+        for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+            with contextlib.suppress(OSError, ValueError):
+                if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                    continue
+                with socket.socket(fileno=os.dup(int(name))) as copy:
+                    if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] == self.port:
+                        copy.getpeername()  # raises for the listener, which stays
+                        copy.shutdown(socket.SHUT_RDWR)
+
+
+def open_server(address: str, port: int | None, session: bytes) -> StoreServer:
+    """Opens the store on one address and puts the session's token into it.
+
+    The listening socket is ours and is never released before the store is, so that nobody can take its port between
+    here and torch's own use of it.
+
+    Raises:
+        ConfigurationError: the fixed port is taken.
+        MingleError: the address can't be used.
+    """
+    from torch.distributed import TCPStore
+
+    listener = _listen(address, port)
+    bound = listener.getsockname()[1]
+    forksafe.register_fd(listener.fileno(), lambda: True)
+    store = TCPStore(
+        address,
+        bound,
+        is_master=True,
+        timeout=timedelta(seconds=OPERATION_SECONDS),
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=listener.detach(),  # torch's from here on, also when this fails
+        use_libuv=_libuv_takes_descriptors(),
+    )
+    token = secrets.token_hex(16)
+    store.set(KEY_PREFIX + session.hex(), token)
+    return StoreServer(address, bound, token, store)
+
+
+def check_port(port: int, addresses: list[str]) -> None:
+    """Looks early whether the fixed port is free, so that nobody waits for a job that can't be.
+
+    Raises:
+        ConfigurationError: it is taken.
+    """
+    for address in addresses:
+        _listen(address, port).close()
+
+
+def _listen(address: str, port: int | None) -> socket.socket:
+    literal, _, zone = address.partition("%")
+    family = socket.AF_INET6 if ":" in literal else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            scope = socket.if_nametoindex(zone) if zone else 0
+            listener.bind((literal, port or 0, 0, scope))
+        else:
+            listener.bind((literal, port or 0))
+        # Before anybody is told the port: a client that comes early waits in the backlog.
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _bind_failed(address, port, error) from error
+    return listener
+
+
+def _bind_failed(address: str, port: int | None, error: OSError) -> MingleError:
+    where = f"[{address}]" if ":" in address else address
+    if port is not None and error.errno in (errno.EADDRINUSE, errno.EACCES):
+        return ConfigurationError.explain(
+            f"the store can't listen on {where}:{port}: {error.strerror}",
+            cause="another process holds MINGLE_MASTER_PORT (master_port=), perhaps an earlier run of this job",
+            remedy=f"find it with `ss -tlnp 'sport = :{port}'`; or leave the port unset, then any free one is taken.",
+        )
+    return MingleError.explain(
+        f"the store can't listen on {where}: {error.strerror}",
+        cause="the address has just gone from its interface",
+        remedy="look at `ip address`; name a steady interface with MINGLE_INTERFACE.",
+    )
+
+
+def prove(address: str, port: int, session: bytes, token: str) -> None:
+    """Connects to the store and reads the session's token there. May block for long: call it in a thread.
+
+    A plain connection goes first: TCPStore's constructor blocks for a minute or more where nobody answers.
+
+    Raises:
+        OSError: it was not reached, or holds another token.
+    """
+    from torch.distributed import TCPStore
+
+    host, _, zone = address.partition("%")
+    socket.create_connection((f"{host}%{zone}" if zone else host, port), timeout=CONNECT_SECONDS).close()
+    try:
+        store = TCPStore(
+            address,
+            port,
+            is_master=False,
+            timeout=timedelta(seconds=OPERATION_SECONDS),
+            wait_for_workers=False,
+        )
+        found = store.get(KEY_PREFIX + session.hex())
+    except RuntimeError as error:  # every error of torch's C++ side is one
+        raise OSError(f"the store at {address}:{port} failed: {str(error).splitlines()[0]}") from error
+    if found != token.encode():
+        raise OSError(f"the store at {address}:{port} belongs to another session")
+
+
+def _libuv_takes_descriptors() -> bool:
+    """Before 2.8 torch's libuv backend can't take a listening socket that somebody else has opened."""
+    import torch
+
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    return (major, minor) >= (2, 8)

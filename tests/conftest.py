@@ -1,0 +1,38 @@
+"""For every test: no packet leaves this machine, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.leaks import leak_check
+
+_TORCH_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+_OF_THE_TESTS = ("MINGLE_LAB_", "MINGLE_SOAK")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep discovery on the loopback interface, free of settings, from before test modules are imported."""
+    patch = pytest.MonkeyPatch()
+    config.add_cleanup(patch.undo)
+    for name in list(os.environ):
+        if name in _TORCH_VARIABLES or (name.startswith("MINGLE_") and not name.startswith(_OF_THE_TESTS)):
+            patch.delenv(name)
+    patch.setenv("MINGLE_INTERFACE", "lo")
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks() -> Iterator[None]:
+    with leak_check():
+        yield

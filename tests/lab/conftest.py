@@ -1,0 +1,53 @@
+"""The `lab` fixture, and one zygote for all tests of a pytest process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from .lab import Lab, why_unavailable
+from .zygote_client import close_shared_zygote, shared_zygote
+
+_HERE = Path(__file__).parent
+_failed = pytest.StashKey[bool]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test of this directory."""
+    for item in items:
+        if _HERE in item.path.parents:
+            item.add_marker(pytest.mark.lab)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember for the `lab` fixture whether the test failed."""
+    report = yield
+    item.stash[_failed] = item.stash.get(_failed, False) or report.failed
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _zygote() -> Iterator[None]:
+    """Start the zygote before the first test's leak check looks; only who uses it waits for it."""
+    if why_unavailable() is None:
+        shared_zygote()
+    yield
+    close_shared_zygote()
+
+
+@pytest.fixture
+def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """A lab of the test's own; what its processes wrote and reported shows when the test fails."""
+    reason = why_unavailable()
+    if reason is not None:
+        if os.environ.get("MINGLE_LAB_REQUIRED") == "1":
+            pytest.fail(f"{reason} (MINGLE_LAB_REQUIRED=1)")
+        pytest.skip(reason)
+    with Lab() as made:
+        yield made
+        if request.node.stash.get(_failed, False):
+            print(made.describe())

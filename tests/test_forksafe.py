@@ -1,0 +1,123 @@
+"""A real fork: what the child still holds."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from mingle import forksafe
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
+    # pytest-xdist runs the tests beside a thread of its own; the children here only look at their descriptors.
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
+
+
+def in_child(question: Callable[[], str]) -> str:
+    """What `question` answers in a forked child."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writer, question().encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        text = answer.read()
+    os.waitpid(pid, 0)
+    return text
+
+
+def link(fd: int) -> str:
+    """What the descriptor stands for, or why it stands for nothing."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except FileNotFoundError:
+        return "closed"
+
+
+def test_a_registered_socket_is_closed_in_the_child_and_open_in_the_parent() -> None:
+    with forksafe.register(socket.socket()) as kept, socket.socket() as other:
+        fd, other_fd = kept.fileno(), other.fileno()
+        assert (
+            in_child(lambda: f"{link(fd)} {kept.fileno()} {link(other_fd)}") == f"closed -1 {link(other_fd)}"
+        )
+        assert link(fd).startswith("socket:")
+
+
+def test_the_port_of_a_dead_parent_refuses_although_the_child_lives() -> None:
+    with forksafe.register(socket.create_server(("127.0.0.1", 0))) as server:
+        address = server.getsockname()
+        release, parked = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            parked.recv(1)  # a worker that outlives its rank
+            os._exit(0)
+        server.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, timeout=5)
+        release.send(b"x")
+        os.waitpid(pid, 0)
+        parked.close()
+        release.close()
+
+
+def test_a_foreign_descriptor_becomes_dev_null_and_keeps_its_number() -> None:
+    with socket.socket() as foreign:
+        fd = foreign.fileno()
+        forksafe.register_fd(fd, lambda: True)
+        try:
+            assert in_child(lambda: f"{link(fd)} {os.get_inheritable(fd)}") == "/dev/null False"
+            assert link(fd).startswith("socket:")
+        finally:
+            forksafe.unregister_fd(fd)
+        assert in_child(lambda: link(fd)) == link(fd)
+
+
+def test_a_foreign_descriptor_that_is_no_longer_ours_is_left_alone() -> None:
+    ours = True
+    with socket.socket() as foreign:
+        fd = foreign.fileno()
+        forksafe.register_fd(fd, lambda: ours)
+        ours = False
+        assert in_child(lambda: link(fd)) == link(fd)
+        forksafe.unregister_fd(fd)
+
+
+def test_a_number_that_stands_for_another_file_by_now_is_left_alone() -> None:
+    with socket.socket() as foreign, socket.socket() as newcomer:
+        fd = foreign.fileno()
+        forksafe.register_fd(fd, lambda: True)
+        os.dup2(newcomer.fileno(), fd)
+        assert in_child(lambda: link(fd)) == link(fd)
+        forksafe.unregister_fd(fd)
+
+
+def test_a_descriptor_closed_by_its_owner_is_no_error() -> None:
+    foreign = socket.socket()
+    fd = foreign.fileno()
+    forksafe.register_fd(fd, lambda: True)
+    foreign.close()
+    assert in_child(lambda: "alive") == "alive"
+    forksafe.unregister_fd(fd)
+
+
+def test_registering_a_closed_descriptor_is_an_error() -> None:
+    closed = socket.socket()
+    fd = closed.fileno()
+    closed.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        forksafe.register_fd(fd, lambda: True)
+
+
+def test_registration_keeps_nothing_alive() -> None:
+    before = len(list(forksafe._closables))
+    opened = forksafe.register(socket.socket())
+    opened.close()
+    del opened
+    assert len(list(forksafe._closables)) == before

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import pytest
+
+from mingle.errors import ConfigurationError, LauncherError
+from mingle.placement import place
+
+SRUN_TASK = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+}
+SBATCH_BODY = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "4",
+}
+TORCHRUN_TASK = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "run-7",
+}
+SRUN_TASK_OF_ONE = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_STEP_NUM_TASKS": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "arguments", "expected"),
+    [
+        pytest.param({}, {"rank": 1, "world_size": 2}, (1, 2), id="arguments"),
+        pytest.param({"MINGLE_RANK": "1", "MINGLE_WORLD_SIZE": "2"}, {}, (1, 2), id="MINGLE_*"),
+        pytest.param(SRUN_TASK, {}, (3, 4), id="launcher"),
+        pytest.param({"RANK": "1", "WORLD_SIZE": "2"}, {}, (1, 2), id="plain"),
+        pytest.param({"WORLD_SIZE": "2"}, {"rank": 1}, (1, 2), id="rank argument, plain size"),
+        pytest.param({"RANK": "1"}, {"world_size": 2}, (1, 2), id="size argument, plain rank"),
+        pytest.param({"MINGLE_RANK": "1", "WORLD_SIZE": "2"}, {}, (1, 2), id="MINGLE_RANK, plain size"),
+        pytest.param({"RANK": "1", "MINGLE_WORLD_SIZE": "2"}, {}, (1, 2), id="MINGLE_WORLD_SIZE, plain rank"),
+        pytest.param(
+            {"MINGLE_RANK": "1", "MINGLE_WORLD_SIZE": "2", "RANK": "5", "WORLD_SIZE": "8"},
+            {},
+            (1, 2),
+            id="MINGLE_* before plain",
+        ),
+        pytest.param({**SRUN_TASK, "RANK": "0", "WORLD_SIZE": "2"}, {}, (3, 4), id="launcher before plain"),
+        pytest.param({**SRUN_TASK, "RANK": "x"}, {}, (3, 4), id="plain is not even read after a launcher"),
+        pytest.param(SRUN_TASK, {"rank": 3, "world_size": 4}, (3, 4), id="arguments agree with the launcher"),
+        pytest.param({**SRUN_TASK, "MINGLE_RANK": "0"}, {}, (0, 4), id="MINGLE_RANK overrules a launcher"),
+        pytest.param(
+            {**SRUN_TASK, "MINGLE_WORLD_SIZE": "8"}, {}, (3, 8), id="MINGLE_WORLD_SIZE overrules a launcher"
+        ),
+        pytest.param(
+            {**SRUN_TASK, "MINGLE_RANK": "0"}, {"rank": 0}, (0, 4), id="argument agrees with what overrules"
+        ),
+        pytest.param({}, {"world_size": 4}, (None, 4), id="assigned: argument"),
+        pytest.param({"MINGLE_WORLD_SIZE": "4"}, {}, (None, 4), id="assigned: MINGLE_WORLD_SIZE"),
+        pytest.param({"WORLD_SIZE": "4"}, {}, (None, 4), id="assigned: WORLD_SIZE"),
+        pytest.param(
+            {"SLURM_JOB_ID": "7"}, {"world_size": 4}, (None, 4), id="assigned: a job id is no launcher"
+        ),
+        pytest.param(
+            {"RANK": "", "MINGLE_RANK": " ", "WORLD_SIZE": "4"}, {}, (None, 4), id="empty counts as unset"
+        ),
+        pytest.param(SBATCH_BODY, {"rank": 1, "world_size": 2}, (1, 2), id="sbatch body: arguments"),
+        pytest.param(
+            {**SBATCH_BODY, "MINGLE_RANK": "1", "MINGLE_WORLD_SIZE": "2"},
+            {},
+            (1, 2),
+            id="sbatch body: MINGLE_*",
+        ),
+        pytest.param(
+            {**SBATCH_BODY, "RANK": "1", "WORLD_SIZE": "2"}, {}, (1, 2), id="sbatch body: plain pair"
+        ),
+        pytest.param(TORCHRUN_TASK, {}, (5, 8), id="torchrun"),
+        pytest.param(TORCHRUN_TASK, {"rank": 5, "world_size": 8}, (5, 8), id="torchrun, arguments agree"),
+        pytest.param({**TORCHRUN_TASK, "MINGLE_WORLD_SIZE": "8"}, {}, (5, 8), id="torchrun, MINGLE_* agrees"),
+        pytest.param(SRUN_TASK_OF_ONE, {}, (0, 1), id="a task of one"),
+        pytest.param({**SRUN_TASK_OF_ONE, "WORLD_SIZE": "1"}, {}, (0, 1), id="a task of one, said twice"),
+        pytest.param(
+            {**SRUN_TASK_OF_ONE, "MINGLE_RANK": "2", "MINGLE_WORLD_SIZE": "4", "WORLD_SIZE": "4"},
+            {},
+            (2, 4),
+            id="a task of one, overruled",
+        ),
+    ],
+)
+def test_who_counts(
+    environ: dict[str, str], arguments: dict[str, int], expected: tuple[int | None, int]
+) -> None:
+    placement = place(environ, **arguments)
+    assert (placement.rank, placement.world_size) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "arguments", "named"),
+    [
+        pytest.param(
+            {"MINGLE_RANK": "2"}, {"rank": 1, "world_size": 4}, ["rank=1", "MINGLE_RANK='2'"], id="rank"
+        ),
+        pytest.param({"WORLD_SIZE": "2"}, {"world_size": 4}, ["world_size=4", "WORLD_SIZE='2'"], id="size"),
+        pytest.param({"RANK": "0", "WORLD_SIZE": "4"}, {"rank": 1}, ["rank=1", "RANK='0'"], id="plain rank"),
+        pytest.param(SRUN_TASK, {"rank": 1}, ["rank=1", "SLURM_PROCID=3"], id="launcher's rank"),
+        pytest.param(
+            SRUN_TASK, {"world_size": 8}, ["world_size=8", "SLURM_STEP_NUM_TASKS=4"], id="launcher's size"
+        ),
+        pytest.param(TORCHRUN_TASK, {"rank": 1}, ["rank=1", "torchrun's RANK=5"], id="torchrun's rank"),
+        pytest.param(
+            TORCHRUN_TASK, {"world_size": 4}, ["world_size=4", "WORLD_SIZE=8"], id="torchrun's size"
+        ),
+        pytest.param(
+            {**TORCHRUN_TASK, "MINGLE_RANK": "1"},
+            {},
+            ["MINGLE_RANK='1'", "torchrun's RANK=5"],
+            id="torchrun's own",
+        ),
+        pytest.param(
+            {"RANK": "7"}, {"world_size": 4}, ["RANK='7'", "world_size=4"], id="rank beyond the size"
+        ),
+        pytest.param({}, {"rank": 4, "world_size": 4}, ["rank=4", "world_size=4"], id="rank counted from 1"),
+        pytest.param({"RANK": "x", "WORLD_SIZE": "4"}, {}, ["RANK='x'"], id="no number"),
+        pytest.param({"RANK": "-1", "WORLD_SIZE": "4"}, {}, ["RANK='-1'", "negative"], id="negative"),
+        pytest.param({"RANK": "0", "WORLD_SIZE": "0"}, {}, ["WORLD_SIZE='0'"], id="no ranks at all"),
+        pytest.param({"MINGLE_WORLD_SIZE": "four"}, {}, ["MINGLE_WORLD_SIZE='four'"], id="a word"),
+        pytest.param({}, {"rank": -1, "world_size": 4}, ["rank=-1"], id="negative argument"),
+        pytest.param({}, {"world_size": 0}, ["world_size=0"], id="zero argument"),
+        pytest.param({}, {"rank": True, "world_size": 4}, ["rank=True"], id="bool"),
+        pytest.param({}, {"rank": 1.0, "world_size": 4}, ["rank=1.0"], id="float"),
+        pytest.param({}, {"rank": "1", "world_size": 4}, ["rank='1'"], id="text"),
+        pytest.param({}, {"world_size": 2**31}, ["world_size=2147483648"], id="beyond a C int"),
+        pytest.param({"RANK": "1"}, {}, ["RANK='1'", "WORLD_SIZE"], id="RANK without WORLD_SIZE"),
+        pytest.param({}, {"rank": 0}, ["rank=0", "world_size="], id="rank without a size"),
+        pytest.param({"MINGLE_RANK": "0"}, {}, ["MINGLE_RANK='0'"], id="MINGLE_RANK without a size"),
+        pytest.param({}, {}, ["world_size=", "MINGLE_WORLD_SIZE"], id="nothing"),
+    ],
+)
+def test_what_is_refused(environ: dict[str, str], arguments: dict[str, int], named: list[str]) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        place(environ, **arguments)
+    for text in named:
+        assert text in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "arguments", "named"),
+    [
+        pytest.param(SBATCH_BODY, {}, "srun", id="sbatch body"),
+        pytest.param(
+            SBATCH_BODY, {"world_size": 4}, "srun", id="sbatch body: a size does not make ranks assigned"
+        ),
+        pytest.param(
+            {**SBATCH_BODY, "MINGLE_WORLD_SIZE": "4"}, {}, "srun", id="sbatch body: MINGLE_WORLD_SIZE"
+        ),
+        pytest.param({**SBATCH_BODY, "WORLD_SIZE": "4"}, {}, "srun", id="sbatch body: WORLD_SIZE"),
+        pytest.param({**SBATCH_BODY, "RANK": "1"}, {}, "srun", id="sbatch body: half of a pair"),
+        pytest.param({"SLURM_NTASKS": "4"}, {}, "srun", id="salloc shell"),
+        pytest.param(
+            {key: value for key, value in TORCHRUN_TASK.items() if key != "MASTER_PORT"},
+            {"rank": 5, "world_size": 8},
+            "MASTER_PORT",
+            id="partial torchrun, even with arguments",
+        ),
+        pytest.param(
+            {**SRUN_TASK_OF_ONE, "WORLD_SIZE": "4"}, {}, "WORLD_SIZE='4'", id="alone against WORLD_SIZE"
+        ),
+        pytest.param(
+            {**SRUN_TASK_OF_ONE, "RANK": "2", "WORLD_SIZE": "4"},
+            {},
+            "WORLD_SIZE='4'",
+            id="alone against a pair",
+        ),
+    ],
+)
+def test_what_is_the_launchers_fault(environ: dict[str, str], arguments: dict[str, int], named: str) -> None:
+    with pytest.raises(LauncherError) as raised:
+        place(environ, **arguments)
+    assert named in str(raised.value)
+
+
+def test_the_launchers_word_about_nodes() -> None:
+    placement = place({**SRUN_TASK, "SLURM_RESTART_COUNT": "1", "LOCAL_RANK": "7", "NODE_RANK": "9"})
+    assert (placement.local_rank, placement.local_world_size) == (1, 2)
+    assert (placement.node_rank, placement.num_nodes, placement.node) == (1, 2, "1")
+    assert (placement.job_id, placement.attempt, placement.launcher) == ("77.0", "1", "Slurm")
+
+
+@pytest.mark.parametrize("change", [{"MINGLE_RANK": "0"}, {"MINGLE_WORLD_SIZE": "8"}])
+def test_an_overruled_launchers_nodes_do_not_count(change: dict[str, str]) -> None:
+    placement = place({**SRUN_TASK, **change})
+    assert (placement.local_rank, placement.local_world_size) == (None, None)
+    assert (placement.node_rank, placement.num_nodes, placement.node) == (None, None, None)
+    assert (placement.job_id, placement.launcher) == ("77.0", "Slurm")
+
+
+PLAIN = {"RANK": "5", "WORLD_SIZE": "8"}
+LOCAL = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "NODE_RANK": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "arguments", "expected"),
+    [
+        pytest.param({**PLAIN, **LOCAL}, {}, (1, 4, 1), id="all three"),
+        pytest.param(
+            {**PLAIN, "GROUP_RANK": "1"}, {}, (None, None, 1), id="torchrun's name of the node rank"
+        ),
+        pytest.param({**PLAIN, "NODE_RANK": "1", "GROUP_RANK": "1"}, {}, (None, None, 1), id="both names"),
+        pytest.param({**PLAIN, **LOCAL, "LOCAL_RANK": ""}, {}, (None, 4, 1), id="empty counts as unset"),
+        pytest.param(LOCAL, {"rank": 5, "world_size": 8}, (1, 4, 1), id="with arguments"),
+        pytest.param({**LOCAL, "WORLD_SIZE": "8"}, {}, (None, None, None), id="not with assigned ranks"),
+        pytest.param(
+            {**PLAIN, **LOCAL, "MINGLE_RANK": "0"},
+            {},
+            (None, None, None),
+            id="not when the rank is overruled",
+        ),
+        pytest.param({**SBATCH_BODY, **PLAIN, **LOCAL}, {}, (1, 4, 1), id="by hand in an sbatch body"),
+    ],
+)
+def test_what_the_user_says_about_nodes(
+    environ: dict[str, str], arguments: dict[str, int], expected: tuple[int | None, ...]
+) -> None:
+    placement = place(environ, **arguments)
+    assert (placement.local_rank, placement.local_world_size, placement.node_rank) == expected
+    assert (placement.node, placement.launcher) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"LOCAL_RANK": "4"},
+        {"LOCAL_RANK": "x"},
+        {"LOCAL_RANK": "-1"},
+        {"LOCAL_WORLD_SIZE": "9"},
+        {"LOCAL_WORLD_SIZE": "0"},
+        {"NODE_RANK": "8"},
+        {"GROUP_RANK": "2"},
+    ],
+)
+def test_what_the_user_says_about_nodes_is_checked(change: dict[str, str]) -> None:
+    ((name, value),) = change.items()
+    with pytest.raises(ConfigurationError, match=f"{name}='{value}'"):
+        place({**PLAIN, **LOCAL, **change})

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mingle import values
+from mingle.errors import ConfigurationError, LauncherError
+from mingle.values import Peer
+
+
+class AnotherLibrarysInteger:
+    def __index__(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize(("text", "number"), [("0", 0), ("+3", 3), ("007", 7), ("65535", 65535)])
+def test_parse_whole(text: str, number: int) -> None:
+    assert values.parse_whole(text, "N", maximum=65535) == number
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.0", "1e3", "1_0", " 1", "٣", "65536", "9" * 5000])
+def test_parse_whole_refuses(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="from 0 to 65535"):
+        values.parse_whole(text, "N", maximum=65535)
+
+
+def test_parse_whole_raises_what_is_asked_for() -> None:
+    with pytest.raises(LauncherError, match="N='x'"):
+        values.parse_whole("x", "N", error=LauncherError)
+
+
+def test_check_whole_takes_other_libraries_integers() -> None:
+    number = values.check_whole(AnotherLibrarysInteger(), "n")
+    assert (number, type(number)) == (3, int)
+
+
+@pytest.mark.parametrize("value", [True, False, 1.0, "1", None, [1], -1, 11])
+def test_check_whole_refuses(value: object) -> None:
+    with pytest.raises(ConfigurationError, match="n="):
+        values.check_whole(value, "n", maximum=10)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1, 1.0),
+        (0.5, 0.5),
+        ("2.5", 2.5),
+        ("1e2", 100.0),
+        (Fraction(1, 4), 0.25),
+        (timedelta(minutes=5), 300.0),
+        (timedelta(milliseconds=1), 0.001),
+    ],
+)
+def test_seconds(value: object, expected: float) -> None:
+    assert values.seconds(value, "timeout") == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        0,
+        -1,
+        float("nan"),
+        float("inf"),
+        "inf",
+        "nan",
+        "5m",
+        "",
+        True,
+        None,
+        [],
+        timedelta(0),
+        10**400,
+        Decimal(1),
+    ],
+)
+def test_seconds_refuses(value: object) -> None:
+    with pytest.raises(ConfigurationError, match="timeout="):
+        values.seconds(value, "timeout")
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [("203.0.113.7", "203.0.113.7"), ("2001:DB8:0::1", "2001:db8::1"), ("127.0.0.1", "127.0.0.1")],
+)
+def test_address(text: str, canonical: str) -> None:
+    assert values.address(text, "advertise") == canonical
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["host", "10.0.0.256", "10.0.0.1:80", "[::1]", "fe80::1%eth0", "0.0.0.0", "::", "239.1.2.3", "", 7],
+)
+def test_address_refuses(text: object) -> None:
+    with pytest.raises(ConfigurationError, match="advertise="):
+        values.address(text, "advertise")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("a", [Peer("a")]),
+        ("a:1", [Peer("a", 1)]),
+        ("10.0.0.1:65535", [Peer("10.0.0.1", 65535)]),
+        ("2001:db8::1", [Peer("2001:db8::1")]),
+        ("::1", [Peer("::1")]),
+        ("[2001:db8::1]", [Peer("2001:db8::1")]),
+        ("[2001:db8::1]:80", [Peer("2001:db8::1", 80)]),
+        ("fe80::1%eth0", [Peer("fe80::1%eth0")]),
+        ("[fe80::1%eth0]:80", [Peer("fe80::1%eth0", 80)]),
+        ("a,b", [Peer("a"), Peer("b")]),
+        ("a;b", [Peer("a"), Peer("b")]),
+        ("a b\tc\nd", [Peer("a"), Peer("b"), Peer("c"), Peer("d")]),
+        (" a , b ;; c,", [Peer("a"), Peer("b"), Peer("c")]),
+        ("a,a:1,a", [Peer("a"), Peer("a", 1)]),
+        (["a", "b:2,c"], [Peer("a"), Peer("b", 2), Peer("c")]),
+        ("job-0.svc.cluster.local", [Peer("job-0.svc.cluster.local")]),
+        ("my_host", [Peer("my_host")]),
+        ("bücher.example", [Peer("bücher.example")]),
+    ],
+)
+def test_peers(value: str | list[str], expected: list[Peer]) -> None:
+    assert values.peers(value, "peers") == tuple(expected)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        " , ",
+        "a:",
+        ":1",
+        "a:0",
+        "a:65536",
+        "a:x",
+        "a:-1",
+        "a:1:2",
+        "2001:db8::1:99999",
+        "[::1",
+        "[::1]x",
+        "[::1]:",
+        "[a]:1",
+        "[10.0.0.1]:1",
+        "http://a",
+        "user@a",
+        "-a",
+        "10.0.0.256",
+        "10.0.0",
+        "239.1.2.3",
+        "ff02::1",
+        "0.0.0.0",
+        "::",
+        ["a", ""],
+        ["a", 7],
+    ],
+)
+def test_peers_refuses(value: str | list[str]) -> None:
+    with pytest.raises(ConfigurationError, match="peers"):
+        values.peers(value, "peers")
+
+
+@given(
+    host=st.one_of(
+        st.from_regex(r"\A[a-z][a-z0-9-]{0,20}(\.[a-z][a-z0-9]{0,5}){0,2}\Z"),
+        st.ip_addresses(v=6, network="2001:db8::/32").map(str),
+        st.ip_addresses(v=4, network="10.0.0.0/8").map(str),
+    ),
+    port=st.none() | st.integers(1, 65535),
+)
+def test_a_peer_reads_back_from_its_text(host: str, port: int | None) -> None:
+    peer = Peer(host, port)
+    assert values.peers(str(peer), "peers") == (peer,)
+
+
+def test_a_secret_that_is_no_utf8_comes_back_as_it_was() -> None:
+    assert values.secret_bytes(b"\xff\xfe".decode("utf-8", "surrogateescape"), "s") == b"\xff\xfe"
+    assert values.secret_bytes("schlüssel", "s") == "schlüssel".encode()
+
+
+@pytest.mark.parametrize("value", ["", b"", 7, "tell nobody \ud800"])
+def test_a_secret_that_is_none(value: object) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        values.secret_bytes(value, "MINGLE_SECRET")
+    assert "MINGLE_SECRET" in str(raised.value)
+    assert "tell nobody" not in str(raised.value)
+    # A traceback shows the chain of exceptions, and a UnicodeEncodeError shows its text.
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__ or raised.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("content", "secret"),
+    [
+        (b"k", b"k"),
+        (b"k\n", b"k"),
+        (b"k\r\n", b"k"),
+        (b"k\n\n", b"k\n"),
+        (b" k ", b" k "),
+        (b"a\nb\n", b"a\nb"),
+        (b"\x00\xff\n", b"\x00\xff"),
+        (b"k" * 65536, b"k" * 65536),
+    ],
+)
+def test_read_secret_file(tmp_path: Path, content: bytes, secret: bytes) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(content)
+    assert values.read_secret_file(str(path), "F") == secret
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\r\n", b"k" * 65537])
+def test_read_secret_file_refuses_content(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="F="):
+        values.read_secret_file(str(path), "F")
+
+
+@pytest.mark.parametrize("path", ["missing", ".", "a\x00b", ""])
+def test_read_secret_file_that_is_unreadable(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="can't be read"):
+        values.read_secret_file(path, "F")
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs a file without an end")
+def test_read_secret_file_is_bounded() -> None:
+    with pytest.raises(ConfigurationError, match="more than 65536 bytes"):
+        values.read_secret_file("/dev/zero", "F")
