@@ -53,7 +53,7 @@ def run_isolated(scenario: Callable[[], None]) -> None:
 
 
 def prepare() -> None:
-    """Give this process a /run/netns that no other process sees, and IPv6 addresses that are usable at once."""
+    """Give this process a /run/netns of its own, and IPv6 addresses that are usable at once."""
     Path("/run/netns").mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run/netns"], check=True)
     ip("link set lo up")
@@ -74,7 +74,7 @@ def nft(command: str) -> None:
 def inside(host: str) -> Iterator[None]:
     """Be in the namespace that `ip netns add` made; sockets opened there stay there."""
     libc = ctypes.CDLL(None, use_errno=True)
-    with open("/proc/self/ns/net", "rb") as home, open(f"/run/netns/{host}", "rb") as away:
+    with Path("/proc/self/ns/net").open("rb") as home, Path(f"/run/netns/{host}").open("rb") as away:
         assert libc.setns(away.fileno(), _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
         try:
             yield
@@ -91,7 +91,7 @@ def host(name: str) -> None:
 
 
 def cable(number: int, *ends: str) -> None:
-    """Join two hosts: `eth<number>` with 10.<number>.0.1/24 and fd00:<number>::1/64, .2 and ::2 at the other end."""
+    """Join two hosts by `eth<number>`, with 10.<number>.0.1/24 and fd00:<number>::1/64, and .2 and ::2."""
     interface = f"eth{number}"
     ip(f"link add {interface} netns {ends[0]} type veth peer name {interface} netns {ends[1]}")
     for place, end in enumerate(ends, start=1):

@@ -17,7 +17,10 @@ ABANDONED_THREAD = "mingle-abandoned"
 """Prefix of the daemon threads that mingle may leave behind: calls of torch that cannot be ended."""
 
 _DESCRIPTORS = Path("/dev/fd")  # Linux and macOS
-_EXPECTED_VARIABLES = frozenset({"PYTEST_CURRENT_TEST"})
+# pytest's own; those that torch and scikit-learn set once, when a part of them is first imported
+_EXPECTED_VARIABLES = frozenset(
+    {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
+)
 
 
 class LeakError(AssertionError):

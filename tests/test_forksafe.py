@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from mingle import forksafe
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
-    # pytest-xdist runs the tests beside a thread of its own; the children here only look at their descriptors.
+    # pytest-xdist runs tests beside a thread of its own; the children only look at their descriptors.
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
 ]
 
@@ -36,7 +37,7 @@ def in_child(question: Callable[[], str]) -> str:
 def link(fd: int) -> str:
     """What the descriptor stands for, or why it stands for nothing."""
     try:
-        return os.readlink(f"/proc/self/fd/{fd}")
+        return str(Path(f"/proc/self/fd/{fd}").readlink())
     except FileNotFoundError:
         return "closed"
 
@@ -53,18 +54,20 @@ def test_a_registered_socket_is_closed_in_the_child_and_open_in_the_parent() -> 
 def test_the_port_of_a_dead_parent_refuses_although_the_child_lives() -> None:
     with forksafe.register(socket.create_server(("127.0.0.1", 0))) as server:
         address = server.getsockname()
-        release, parked = socket.socketpair()
+        mine, childs = socket.socketpair()
         pid = os.fork()
-        if pid == 0:
-            parked.recv(1)  # a worker that outlives its rank
+        if pid == 0:  # a worker that outlives its rank, until the test lets go of it
+            mine.close()
+            childs.send(b"after the fork")
+            childs.recv(1)
             os._exit(0)
-        server.close()
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(address, timeout=5)
-        release.send(b"x")
+        childs.close()
+        with mine:
+            assert mine.recv(64)
+            server.close()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(address, timeout=5)
         os.waitpid(pid, 0)
-        parked.close()
-        release.close()
 
 
 def test_a_foreign_descriptor_becomes_dev_null_and_keeps_its_number() -> None:

@@ -1,7 +1,7 @@
 """Keys and proofs made from the job's shared secret.
 
-One secret may serve many jobs, so everything is keyed by a *job key* that is derived from the secret and the job
-id with HKDF (RFC 5869): a message signed for one job proves nothing in another. All MACs are HMAC-SHA256
+One secret may serve many jobs, so everything is keyed by a *job key* that is derived from the secret and the
+job id with HKDF (RFC 5869): a message signed for one job proves nothing in another. All MACs are HMAC-SHA256
 (RFC 2104) and are compared in constant time.
 
 Nothing here keeps, prints or logs the secret itself.
@@ -27,7 +27,7 @@ def new_nonce() -> bytes:
 
 
 def join_fields(fields: Iterable[bytes]) -> bytes:
-    """Joins byte strings so that no two different lists give the same bytes (each is preceded by its length)."""
+    """Joins byte strings, each after its length, so that no two different lists give the same bytes."""
     return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
 
 

@@ -8,26 +8,27 @@ Both sides begin with a handshake that proves the session (and, with a secret, e
     PROVE(proof)                         ────▶
     … frames, each with a MAC when there is a secret …
 
-Why a relay gains nothing: both proofs cover both prefaces, the whole HELLO, and the host's nonce, session and true
-list of addresses and port; and the member refuses an endpoint that is not in that list.
+Why a relay gains nothing: both proofs cover both prefaces, the whole HELLO, and the host's nonce, session and
+true list of addresses and port; and the member refuses an endpoint that is not in that list.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from mingle import frames
+from mingle import framing
 from mingle.authentication import FrameKeys, JobKey, join_fields, new_nonce
 from mingle.datagrams import Rejected
-from mingle.frames import AnyFrame, FrameReader, Hello, Prove, Refused, Welcome, encode_frame
+from mingle.frames import AnyFrame, Hello, Prove, Refused, Welcome
+from mingle.framing import FrameReader, encode_frame
 
 
 class HandshakeFailed(Exception):
     """The other side is not who it should be, or refuses the conversation. ``reason`` is a short word.
 
-    Reasons: ``session`` (another session, or another job, answers at this address), ``secret`` (one side lacks the
-    secret, or holds another), ``relay`` (the endpoint is not one of the host's own), ``order`` (a frame where
-    none may be), or the reason of a REFUSED that came instead of a WELCOME.
+    Reasons: ``session`` (another session, or another job, answers at this address), ``secret`` (one side
+    lacks the secret, or holds another), ``relay`` (the endpoint is not one of the host's own), ``order`` (a
+    frame where none may be), or the reason of a REFUSED that came instead of a WELCOME.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -39,8 +40,8 @@ class HandshakeFailed(Exception):
 def _transcript(member_preface: bytes, hello_body: bytes, host_preface: bytes, welcome: Welcome) -> bytes:
     """Both sides' nonces and all that must not be changed on the way.
 
-    The HELLO counts as the bytes that were sent, so that also what a host does not know of a later minor version
-    is covered; a WELCOME holds the proof itself and counts field by field.
+    The HELLO counts as the bytes that were sent, so that also what a host does not know of a later minor
+    version is covered; a WELCOME holds the proof itself and counts field by field.
     """
     return join_fields(
         (
@@ -61,8 +62,8 @@ class Conversation:
     def __init__(self, key: JobKey | None) -> None:
         self._key = key
         self._keys: FrameKeys | None = None
-        self._reader = FrameReader(frames.MAX_HANDSHAKE_BYTES)
-        self._outgoing = bytearray(frames.PREFACE)
+        self._reader = FrameReader(framing.MAX_HANDSHAKE_BYTES)
+        self._outgoing = bytearray(framing.PREFACE)
 
     def send(self, frame: AnyFrame) -> None:
         """Puts a frame into the outgoing buffer."""
@@ -76,7 +77,7 @@ class Conversation:
 
     def _begin(self, transcript: bytes, *, host: bool) -> None:
         """Ends the handshake: from now on frames may be long and, with a secret, carry MACs."""
-        self._reader.max_bytes = frames.MAX_FRAME_BYTES
+        self._reader.max_bytes = framing.MAX_FRAME_BYTES
         if self._key is not None:
             self._keys = self._reader.keys = FrameKeys(self._key, transcript, host=host)
 
@@ -90,7 +91,7 @@ class MemberConversation(Conversation):
         self.welcome: Welcome | None = None
         self._endpoint = endpoint
         encoded = encode_frame(hello)
-        self._hello_body = encoded[frames.LENGTH_BYTES :]
+        self._hello_body = encoded[framing.LENGTH_BYTES :]
         self._outgoing += encoded
 
     def receive_data(self, untrusted: bytes) -> list[AnyFrame]:
@@ -116,7 +117,7 @@ class MemberConversation(Conversation):
             raise HandshakeFailed("order", f"{type(frame).__name__} instead of Welcome")
         if frame.session != self.hello.session:
             raise HandshakeFailed("session", "another session answers at this address")
-        transcript = _transcript(frames.PREFACE, self._hello_body, self._reader.preface, frame)
+        transcript = _transcript(framing.PREFACE, self._hello_body, self._reader.preface, frame)
         if self._key is None:
             if frame.proof:
                 raise HandshakeFailed("secret", "the host has a secret and we have none")
@@ -132,7 +133,7 @@ class MemberConversation(Conversation):
 
 
 class HostConversation(Conversation):
-    """The called side. ``hello`` is set once the caller has said who it is, ``proved`` once it has proved it."""
+    """The called side. ``hello`` is set once the caller has said who it is, ``proved`` once it proved it."""
 
     def __init__(
         self,
@@ -180,8 +181,10 @@ class HostConversation(Conversation):
             self.send(Refused(reason="session", detail="another session is hosted here"))
             raise HandshakeFailed("session", "the caller looks for another session")
         self.hello = frame
-        welcome = Welcome(session=self._session, nonce=new_nonce(), addresses=self._addresses, port=self._port)
-        self._transcript = _transcript(self._reader.preface, self._reader.body, frames.PREFACE, welcome)
+        welcome = Welcome(
+            session=self._session, nonce=new_nonce(), addresses=self._addresses, port=self._port
+        )
+        self._transcript = _transcript(self._reader.preface, self._reader.body, framing.PREFACE, welcome)
         if self._key is not None:
             proof = self._key.mac(b"host proof", self._transcript)
             welcome = msgspec.structs.replace(welcome, proof=proof)

@@ -1,7 +1,7 @@
 """The datagrams on the wire: bytes to typed messages and back.
 
-A datagram is a *hint*: it says where to look, never what is true. Whatever counts is proved afterwards over TCP
-(:mod:`mingle.control`). ``docs/protocol.md`` holds the same table with golden packets::
+A datagram is a *hint*: it says where to look, never what is true. Whatever counts is proved afterwards over
+TCP (:mod:`mingle.control`). ``docs/protocol.md`` holds the same table with golden packets::
 
     0      4  magic "MNGL"
     4      1  major version: another one is rejected and named
@@ -16,6 +16,7 @@ At most :data:`MAX_BYTES` long, so that it is never fragmented (some clouds drop
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -50,6 +51,19 @@ MAX_ADDRESSES = 12
 Addresses: TypeAlias = Annotated[tuple[Address, ...], Meta(min_length=1, max_length=MAX_ADDRESSES)]
 Kind: TypeAlias = Literal["ranks", "agents", "announcement"]
 State: TypeAlias = Literal["open", "sealed"]
+
+
+def check_address(text: str) -> None:
+    """Makes sure that a text from the network is an address.
+
+    Whoever dials one must not resolve a name that a stranger chose, nor wait for a resolver.
+
+    Raises:
+        ValueError: it is no IPv4 or IPv6 literal, or has a zone, which means nothing on another machine.
+    """
+    if "%" in text:
+        raise ValueError(f"{text!r} has a zone")
+    ipaddress.ip_address(text)
 
 
 class Message(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
@@ -98,6 +112,10 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer", omit_defaults=True)
     generation: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     """How many hosts of this job have been lost before this one (agents only)."""
 
+    def __post_init__(self) -> None:
+        for address in self.addresses:
+            check_address(address)
+
 
 class Bye(Message, frozen=True, kw_only=True, tag="bye", omit_defaults=True):
     """This session is over: don't look for it any more."""
@@ -130,7 +148,7 @@ class Rejected(Exception):
 def clip(text: str, max_bytes: int = MAX_SHORT_TEXT_BYTES) -> str:
     """Returns the text cut to a number of bytes in UTF-8, between two characters.
 
-    A lone surrogate, which UTF-8 can't hold (a host name in another encoding has some, PEP 383), becomes ``?``.
+    A lone surrogate, which UTF-8 can't hold (a host name in another encoding has some: PEP 383), becomes "?".
     """
     return text.encode("utf-8", "replace")[:max_bytes].decode("utf-8", "ignore")
 
@@ -177,7 +195,7 @@ def decode(untrusted: bytes, key: JobKey | None = None) -> Datagram:
     body = untrusted[HEADER_BYTES : -DATAGRAM_MAC_BYTES if signed else None]
     try:
         message = _decoder.decode(body)
-        # msgspec counts characters; the limit is in bytes. Lone surrogates can't occur: MessagePack text is UTF-8.
+        # msgspec counts characters; the limit is in bytes. Surrogates can't occur: MessagePack text is UTF-8.
         if len(message.job.encode()) > MAX_JOB_ID_BYTES:
             raise Rejected("malformed")
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -191,17 +209,17 @@ def is_signed(data: bytes) -> bool:
 
 
 def is_repeated(data: bytes) -> bool:
-    """Tells whether a process of this host repeated the datagram on loopback (so it is not repeated again)."""
+    """Tells whether a process of this host repeated the datagram on loopback; it is not repeated again."""
     return len(data) >= HEADER_BYTES and bool(data[6] & FLAG_REPEATED)
 
 
 def as_repeated(data: bytes) -> bytes:
-    """Returns a decoded datagram's bytes marked as repeated. The MAC does not cover the mark: no key is needed."""
+    """Returns a valid datagram marked as repeated; its MAC does not cover the mark, so no key is needed."""
     return data[:6] + bytes((data[6] | FLAG_REPEATED,)) + data[7:]
 
 
 def padded(message: Seek | List, length: int, key: JobKey | None = None) -> bytes:
-    """Returns the encoded question, filled up to ``length`` bytes: no answer may be longer than its question."""
+    """Returns the encoded question, filled up to ``length`` bytes: no answer shall be longer than it."""
     bare = encode(message, key)
     # A MessagePack key "padding" with a short binary header costs up to 8 + 3 bytes.
     room = length - len(bare) - 11

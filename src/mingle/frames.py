@@ -1,26 +1,15 @@
-"""The frames of the control connection: typed messages with a length in front.
+"""The frames of the control connection: what member and host say to each other, as types.
 
-Each side begins with a preface of eight bytes, the header of :mod:`mingle.datagrams` (magic, versions, zeros), so
-that a stranger or another major version is known before anything is parsed. Then frames follow::
-
-    0   4  length of what follows, big endian
-    4   …  one MessagePack map (msgspec), its key "type" says which frame it is; unknown keys are ignored
-    …  16  once both sides have proved the secret: a truncated HMAC-SHA256 (:class:`~mingle.authentication.FrameKeys`)
+:mod:`mingle.framing` turns them into bytes and back; ``docs/protocol.md`` shows them in their order.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-import msgspec
 from msgspec import Meta, Struct
 
-from mingle.authentication import FRAME_MAC_BYTES, FrameKeys
 from mingle.datagrams import (
-    HEADER_BYTES,
-    MAGIC,
-    MAJOR_VERSION,
-    MINOR_VERSION,
     Address,
     Addresses,
     Identifier,
@@ -28,19 +17,16 @@ from mingle.datagrams import (
     Kind,
     ProcessId,
     Rank,
-    Rejected,
     ShortText,
     TcpPort,
     WorldSize,
+    check_address,
 )
 
-# A peer can make us hold no more than one such frame per connection …
-MAX_FRAME_BYTES = 65_536
-# … and a stranger, who has proved nothing yet, no more than one of these: no frame of the handshake is longer.
-MAX_HANDSHAKE_BYTES = 4_096
-LENGTH_BYTES = 4
-PREFACE = MAGIC + bytes((MAJOR_VERSION, MINOR_VERSION, 0, 0))
+# A roster of many thousand ranks comes in parts of so many seats, each well below the limit of a frame.
 ROSTER_CHUNK = 256
+# Who writes the lines of a status cuts each with mingle.datagrams.clip: then the fullest status fits into a frame.
+MAX_LINE_BYTES = 256
 
 Text: TypeAlias = Annotated[str, Meta(max_length=2048)]
 Epoch: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -58,6 +44,10 @@ class Path(Struct, frozen=True, kw_only=True, omit_defaults=True):
     local_address: Address
     interface: ShortText
     """The member's interface that owns ``local_address``."""
+
+    def __post_init__(self) -> None:
+        check_address(self.host_address)
+        check_address(self.local_address)
 
 
 Paths: TypeAlias = Annotated[tuple[Path, ...], Meta(max_length=64)]
@@ -81,7 +71,7 @@ class Frame(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=T
     """Base of all frames."""
 
 
-# --- the handshake -------------------------------------------------------------------------------------------------
+# --- the handshake ------------------------------------------------------------------------------------------
 
 
 class Hello(Frame, frozen=True, kw_only=True, tag="hello", omit_defaults=True):
@@ -115,7 +105,7 @@ class Prove(Frame, frozen=True, kw_only=True, tag="prove", omit_defaults=True):
     proof: Proof = b""
 
 
-# --- joining -------------------------------------------------------------------------------------------------------
+# --- joining ------------------------------------------------------------------------------------------------
 
 
 class Join(Frame, frozen=True, kw_only=True, tag="join", omit_defaults=True):
@@ -141,7 +131,16 @@ class Joined(Frame, frozen=True, kw_only=True, tag="joined", omit_defaults=True)
 
 
 RefusalReason: TypeAlias = Literal[
-    "rank taken", "rank out of range", "world size", "full", "ranks mixed", "kind", "running", "secret", "session", "ended"
+    "rank taken",
+    "rank out of range",
+    "world size",
+    "full",
+    "ranks mixed",
+    "kind",
+    "running",
+    "secret",
+    "session",
+    "ended",
 ]
 
 
@@ -165,6 +164,11 @@ class Running(Frame, frozen=True, kw_only=True, tag="running", omit_defaults=Tru
     missing: Ranks = ()
     roster: Text = ""
     """Who is in it, for people."""
+    store_address: Annotated[str, Meta(max_length=64)] = ""
+    """Where the store listens, once the session is sealed. An announcement may name a host here; empty: the
+    address that was dialled."""
+    store_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """0: there is no store yet."""
 
 
 class Confirm(Frame, frozen=True, kw_only=True, tag="confirm", omit_defaults=True):
@@ -198,6 +202,9 @@ class Sealed(Frame, frozen=True, kw_only=True, tag="sealed", omit_defaults=True)
     store_token: Annotated[str, Meta(max_length=64)]
     """What the store holds under this session's key: proves that it is this store and no other."""
     roster_digest: Proof
+
+    def __post_init__(self) -> None:
+        check_address(self.store_address)
 
 
 class Ack(Frame, frozen=True, kw_only=True, tag="ack", omit_defaults=True):
@@ -244,7 +251,7 @@ class Closed(Frame, frozen=True, kw_only=True, tag="closed", omit_defaults=True)
     """Whether the host ended it because of a conflict that concerns every rank."""
 
 
-# --- questions -----------------------------------------------------------------------------------------------------
+# --- questions ----------------------------------------------------------------------------------------------
 
 
 class Ask(Frame, frozen=True, kw_only=True, tag="ask", omit_defaults=True):
@@ -320,95 +327,3 @@ AnyFrame: TypeAlias = (
     | Ping
     | Pong
 )
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
-
-
-def encode_frame(frame: AnyFrame, keys: FrameKeys | None = None) -> bytes:
-    """Returns the frame's bytes with length and, with keys, its MAC.
-
-    Raises:
-        ValueError: it would be longer than :data:`MAX_FRAME_BYTES`.
-    """
-    body = _encoder.encode(frame)
-    length = len(body) + (0 if keys is None else FRAME_MAC_BYTES)
-    # Before it is sealed: a MAC that is not sent would put the two sides' counters out of step.
-    if length > MAX_FRAME_BYTES:
-        raise ValueError(f"a frame of {length} bytes is longer than {MAX_FRAME_BYTES}")
-    if keys is not None:
-        body += keys.seal(body)
-    return length.to_bytes(LENGTH_BYTES, "big") + body
-
-
-class FrameReader:
-    """Cuts a stream of untrusted bytes into frames.
-
-    Keys and the limit may be set between two frames: what was proved in one frame guards the next.
-    """
-
-    def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
-        self.keys: FrameKeys | None = None
-        self.max_bytes = max_bytes
-        self.preface = b""
-        """The peer's first eight bytes, once they are here."""
-        self.body = b""
-        """The MessagePack map of the last frame, as it came: what a proof covers, unknown keys included."""
-        self._buffer = bytearray()
-        self._failure = ""
-
-    @property
-    def buffered(self) -> int:
-        """The number of bytes that are held because they are no whole frame yet."""
-        return len(self._buffer)
-
-    def feed(self, untrusted: bytes) -> None:
-        """Takes what came in. The buffer stays bounded because :meth:`next_frame` is called until it gives None."""
-        if not self._failure:
-            self._buffer += untrusted
-
-    def next_frame(self) -> AnyFrame | None:
-        """Returns the next whole frame, or None until more bytes come.
-
-        Raises:
-            Rejected: the peer speaks something else; the connection is of no use any more, nothing more is kept of
-                it, and every later call raises the same. The reason is one of ``magic``, ``version N``, ``size``,
-                ``signature`` and ``malformed``.
-        """
-        if self._failure:
-            raise Rejected(self._failure)
-        try:
-            return self._next_frame()
-        except Rejected as rejected:
-            self._failure = rejected.reason
-            self._buffer.clear()
-            raise
-
-    def _next_frame(self) -> AnyFrame | None:
-        if not self.preface:
-            if not MAGIC.startswith(bytes(self._buffer[:4])):
-                raise Rejected("magic")
-            if len(self._buffer) < HEADER_BYTES:
-                return None
-            if self._buffer[4] != MAJOR_VERSION:
-                raise Rejected(f"version {self._buffer[4]}")
-            self.preface = bytes(self._buffer[:HEADER_BYTES])
-            del self._buffer[:HEADER_BYTES]
-        if len(self._buffer) < LENGTH_BYTES:
-            return None
-        length = int.from_bytes(self._buffer[:LENGTH_BYTES], "big")
-        if not 0 < length <= self.max_bytes:
-            raise Rejected("size")
-        if len(self._buffer) < LENGTH_BYTES + length:
-            return None
-        body = bytes(self._buffer[LENGTH_BYTES : LENGTH_BYTES + length])
-        del self._buffer[: LENGTH_BYTES + length]
-        if self.keys is not None:
-            body, tag = body[:-FRAME_MAC_BYTES], body[-FRAME_MAC_BYTES:]
-            if not self.keys.check(body, tag):
-                raise Rejected("signature")
-        self.body = body
-        try:
-            return _decoder.decode(body)
-        except (msgspec.DecodeError, ValueError, RecursionError):
-            raise Rejected("malformed") from None

@@ -48,6 +48,8 @@ PROOF_SECONDS = 2.0
 """How long a caller may take until it has proved itself."""
 # Callers that have not proved themselves; bounded against a flood of connections that never speak.
 MAX_UNPROVED = 2048
+# The longest names (four bytes a character) of so many seats still fit into one frame.
+SEATS_PER_FRAME = 128
 _SEALED_PHASES = (Phase.SEALING, Phase.SEALED, Phase.RUNNING)
 
 
@@ -55,8 +57,6 @@ _SEALED_PHASES = (Phase.SEALING, Phase.SEALED, Phase.RUNNING)
 class _Caller:
     conversation: HostConversation
     address: str
-    deadline: float
-    rival: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,10 @@ class Host:
     _deadline: float = field(init=False)
     _effects: list[Effect] = field(default_factory=list)
     _callers: dict[int, _Caller] = field(default_factory=dict)
+    _unproved: dict[int, float] = field(default_factory=dict)
+    """Callers that have not proved themselves, the oldest first, each with its deadline."""
+    _to_write: set[int] = field(default_factory=set)
+    """Callers whose conversations may have something to say."""
     _sealed_since: float = 0.0
 
     def __post_init__(self) -> None:
@@ -150,10 +154,11 @@ class Host:
 
     def effects(self) -> list[Effect]:
         """Hands out what is to be done."""
-        for conn, caller in self._callers.items():
-            data = caller.conversation.data_to_send()
+        for conn in sorted(self._to_write):
+            data = self._callers[conn].conversation.data_to_send()
             if data:
                 self._effects.append(Write(conn, data))
+        self._to_write.clear()
         done = list(self._effects)
         self._effects.clear()
         return done
@@ -166,7 +171,7 @@ class Host:
     def next_timer(self) -> float | None:
         """When :meth:`handle_timer` has something to do."""
         times = [self._announcer.next_timer(), self.registrar.next_timer(), self.rivals.next_timer()]
-        times += [caller.deadline for caller in self._callers.values() if not caller.conversation.proved]
+        times.append(next(iter(self._unproved.values()), None))
         if not self.finished:
             times += [self._deadline, self._lobby.next_timer()]
             times.append(self.rivals.verdict_timer(self.timeout))
@@ -238,11 +243,18 @@ class Host:
         elif isinstance(message, Offer) and message.session != self.session:
             self._other_host(message, source, now)
 
+    def heard_unverified(self, message: Datagram, source: Source) -> None:
+        """A datagram came in whose signature is missing or wrong: a hint for the report, and no more than that."""
+        if (message.job, message.attempt) == (self.identity.job, self.identity.attempt):
+            self.evidence.secret_signs += 1
+
     def _other_host(self, offer: Offer, source: Source, now: float) -> None:
         if offer.kind == "announcement":
             note_name(self.evidence.announcements, f"host {offer.hostname} ({offer.addresses[0]}), pid {offer.pid}")
             return
-        self._announcer.asked()
+        if self._announcer.sealed and offer.state == "open":
+            # It should hear that the job runs. Two open hosts dial each other, which tells both.
+            self._announcer.asked()
         if self.finished:
             return
         endpoints = [Endpoint(address, source.interface) for address in offer.addresses]
@@ -252,9 +264,8 @@ class Host:
 
     def accepted(self, conn: int, address: str, now: float) -> None:
         """Somebody has connected to the control port."""
-        unproved = [number for number, caller in self._callers.items() if not caller.conversation.proved]
-        if len(unproved) >= MAX_UNPROVED:
-            self._drop(unproved[0])
+        if len(self._unproved) >= MAX_UNPROVED:
+            self._drop(next(iter(self._unproved)))
         conversation = HostConversation(
             job=self.identity.job,
             attempt=self.identity.attempt,
@@ -263,7 +274,9 @@ class Host:
             port=self.port,
             key=self.key,
         )
-        self._callers[conn] = _Caller(conversation, address, now + PROOF_SECONDS)
+        self._callers[conn] = _Caller(conversation, address)
+        self._unproved[conn] = now + PROOF_SECONDS
+        self._to_write.add(conn)
 
     def owns(self, conn: int) -> bool:
         """Tells whether a connection is this machine's."""
@@ -278,9 +291,11 @@ class Host:
         if self.rivals.owns(conn):
             self.rivals.received(conn, untrusted, now)
             self._hold(now)
+            if not self.finished:
+                self._judge(now)
             return
         caller = self._callers[conn]
-        was_proved = caller.conversation.proved
+        self._to_write.add(conn)
         try:
             received = caller.conversation.receive_data(untrusted)
         except (Rejected, HandshakeFailed) as failure:
@@ -288,14 +303,14 @@ class Host:
                 note_name(self.evidence.secret_failures, f"{caller.address}: {failure}")
             self._drop(conn)
             self.registrar.lost(conn, now, str(failure))
-            self._decide(now)
+            self._hold(now)
             return
-        if caller.conversation.proved and not was_proved:
+        if caller.conversation.proved and self._unproved.pop(conn, None) is not None:
             self._greet(conn, caller, now)
         for frame in received:
             if conn in self._callers:
                 self._frame(conn, caller, frame, now)
-        self._decide(now)
+        self._hold(now)
 
     def lost(self, conn: int, reason: str, now: float) -> None:
         """A connection ended."""
@@ -303,15 +318,19 @@ class Host:
             self.rivals.closed(conn, reason, now)
             self._hold(now)
             return
-        caller = self._callers.pop(conn)
-        if caller.rival:
-            self.rivals.caller_gone(conn)
+        self._forget(conn)
         self.registrar.lost(conn, now, reason)
         self._hold(now)
 
+    def _forget(self, conn: int) -> _Caller | None:
+        self._unproved.pop(conn, None)
+        self._to_write.discard(conn)
+        self.rivals.caller_gone(conn)
+        return self._callers.pop(conn, None)
+
     def _drop(self, conn: int) -> None:
         """Says what is still to be said and hangs up."""
-        caller = self._callers.pop(conn, None)
+        caller = self._forget(conn)
         if caller is None:
             return
         data = caller.conversation.data_to_send()
@@ -326,11 +345,11 @@ class Host:
         if hello.purpose in ("probe", "rival"):
             caller.conversation.send(self._running(now))
         if hello.purpose == "rival" and not self.finished:
-            caller.rival = True
             self.rivals.caller(conn, hello.member, msgspec.structs.replace(hello.who, address=caller.address), now)
 
     def _running(self, now: float) -> frames.Running:
         phase = self.registrar.phase
+        store_stands = phase in (Phase.SEALED, Phase.RUNNING)
         return frames.Running(
             state="running" if phase is Phase.RUNNING else "sealed" if phase in _SEALED_PHASES else "open",
             world_size=self.identity.world_size,
@@ -339,6 +358,8 @@ class Host:
             joined=tuple(sorted(who.rank for who in self.registrar.whos() if who.rank is not None))[:4096],
             missing=self.registrar.missing[:4096],
             roster=self.registrar.crowd()[:2048],
+            store_address=self.registrar.store_address if store_stands else "",
+            store_port=self.store_port if store_stands else 0,
         )
 
     def _frame(self, conn: int, caller: _Caller, frame: frames.AnyFrame, now: float) -> None:
@@ -370,8 +391,8 @@ class Host:
         if self.registrar.phase not in _SEALED_PHASES:
             return
         seats = self.registrar.roster()
-        for first in range(0, len(seats), frames.ROSTER_CHUNK):
-            part = tuple(seats[first : first + frames.ROSTER_CHUNK])
+        for first in range(0, len(seats), SEATS_PER_FRAME):
+            part = tuple(seats[first : first + SEATS_PER_FRAME])
             caller.conversation.send(frames.Roster(first=first, total=len(seats), seats=part))
 
     # --- decisions -------------------------------------------------------------------------------------------------
@@ -387,6 +408,7 @@ class Host:
                 case registrar.Tell(conn, frame):
                     if conn in self._callers:
                         self._callers[conn].conversation.send(frame)
+                        self._to_write.add(conn)
                 case registrar.Drop(conn):
                     self._drop(conn)
                 case registrar.OpenStore(epoch, address):
@@ -460,9 +482,10 @@ class Host:
         """Does what the clock demands."""
         if self.closed:
             return
-        for conn, caller in list(self._callers.items()):
-            if not caller.conversation.proved and now >= caller.deadline:
-                self._drop(conn)
+        for conn, deadline in list(self._unproved.items()):
+            if now < deadline:
+                break
+            self._drop(conn)
         self.registrar.handle_timer(now)
         self.rivals.handle_timer(now)
         self._hold(now)
@@ -519,8 +542,12 @@ class Host:
     def _end(self, reason: str, *, conflict: bool) -> None:
         self.closed = True
         farewell = frames.Closed(session=self.session, reason=reason[:2048], conflict=conflict)
+        status = self.registrar.status() if self.outcome is None else None
         for conn, caller in list(self._callers.items()):
             if caller.conversation.proved:
+                if status is not None:
+                    # So that every rank can name the ranks that were missing.
+                    caller.conversation.send(status)
                 caller.conversation.send(farewell)
             self._drop(conn)
         self.rivals.abandon()

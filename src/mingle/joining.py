@@ -59,6 +59,7 @@ RUNNING_PATIENCE_SECONDS = 30.0
 """How long at most a rank waits for another run of the same job to end."""
 SILENT_SECONDS = 10.0
 """How long a sealed session that does not answer is still taken for alive."""
+MAX_PATHS = 64
 # Sessions remembered at a time; bounded against somebody who invents them.
 REMEMBERED_SESSIONS = 32
 
@@ -86,6 +87,10 @@ class _Session:
     endpoints: list[Endpoint]
     proving: Proving | None = None
     retry_at: float = 0.0
+    confirmed: bool = False
+    """We have confirmed there: it may have decided GO with us in it."""
+    counted_dead: bool = False
+    """Silent for too long once: from now on it blocks us only when it speaks."""
     running: frames.Running | None = None
     blocking_since: float | None = None
     """Since when it is known, or suspected, to run without us."""
@@ -129,6 +134,7 @@ class Joiner:
         self._store_retry_at: float | None = None
         self._final_ask_done = False
         self._doubt_until: float | None = None
+        self._ready = False
         self.roster: list[frames.Seat] = []
 
     # --- what the driver reads -------------------------------------------------------------------------------------
@@ -148,8 +154,19 @@ class Joiner:
 
     def next_timer(self) -> float | None:
         """When :meth:`handle_timer` has something to do."""
-        if self.finished:
+        if self.failure is not None:
             return None
+        times: list[float | None] = []
+        for name, session in self._sessions.items():
+            if session.proving is not None:
+                times.append(session.proving.next_timer())
+            elif name == self._return_to:
+                times.append(session.retry_at)
+        if self.outcome is None:
+            times += self._gathering_timers()
+        return min((time for time in times if time is not None), default=None)
+
+    def _gathering_timers(self) -> list[float | None]:
         times = [
             self._deadline,
             self._seeker.next_timer(),
@@ -159,16 +176,12 @@ class Joiner:
         ]
         if self._seated and not self._final_ask_done:
             times.append(self._deadline - STATUS_BEFORE_DEADLINE_SECONDS)
-        for name, session in self._sessions.items():
-            if session.proving is not None:
-                times.append(session.proving.next_timer())
-            elif name == self._return_to:
-                times.append(session.retry_at)
-            if session.blocking_since is not None:
+        for session in self._sessions.values():
+            if session.blocking_since is not None and session.running is not None:
                 times.append(session.blocking_since + self._patience())
                 if not session.told:
                     times.append(session.blocking_since + RUNNING_NOTICE_SECONDS)
-        return min(time for time in times if time is not None)
+        return times
 
     def snapshot(self) -> Snapshot:
         """How it stands, for the progress line."""
@@ -218,6 +231,14 @@ class Joiner:
             self._lobby.answered()
             self._offered(message, source, now)
 
+    def heard_unverified(self, message: Datagram, source: Source) -> None:
+        """A datagram came in whose signature is missing or wrong: a hint for the report, and no more than that."""
+        if self._is_ours(message):
+            self.evidence.secret_signs += 1
+
+    def _is_ours(self, message: Datagram) -> bool:
+        return (message.job, message.attempt) == (self.identity.job, self.identity.attempt)
+
     def _heard_seek(self, seek: Seek, source: Source, now: float) -> None:
         if seek.member == self.identity.member:
             return
@@ -241,13 +262,17 @@ class Joiner:
                 return
         session.offer = offer
         if session.proving is not None:
-            if session.proving.purpose == "probe" and offer.state == "open":
-                # It was sealed when we asked and takes members again.
-                session.proving.abandon()
-                self._unblock(session)
-            else:
+            reopened = session.proving.purpose == "probe" and offer.state == "open"
+            if not reopened or session.proving.verdict is Verdict.RACING or now < session.retry_at:
                 session.proving.add(endpoints, now)
                 return
+            # It was sealed when we asked, and says that it takes members again: that is proved by joining.
+            session.proving.abandon()
+            session.proving = None
+            session.retry_at = now + RETRY_SECONDS
+            session.endpoints = endpoints
+            self._prove(offer.session, session, now)
+            return
         session.endpoints = endpoints
         if self._current is not None and offer.session != self._current and offer.state == "open":
             self._doubt(now)
@@ -273,9 +298,11 @@ class Joiner:
 
     def _prove(self, name: bytes, session: _Session, now: float) -> None:
         """Starts a race for a session: to join it, or, when it is sealed without us, to see whether it lives."""
-        mine = name == self._return_to
-        purpose: frames.Purpose = "probe" if session.offer.state == "sealed" and not mine else "join"
-        if purpose == "join" and self._current is not None:
+        purpose: frames.Purpose = (
+            "probe" if session.offer.state == "sealed" and not session.confirmed else "join"
+        )
+        if purpose == "join" and self._bound_elsewhere(name):
+            # Another session comes first; should it end, this one will be heard again.
             return
 
         def hello() -> frames.Hello:
@@ -326,6 +353,8 @@ class Joiner:
         elif proving.winner is None:
             self._settle(name, session, now)
         for frame in received:
+            if session.proving is not proving:
+                break
             self._frame(name, session, frame, now)
         self._confirm_if_due()
 
@@ -371,12 +400,14 @@ class Joiner:
         note(self.evidence.hosts, self._host_name(session), "proved")
         if proving.purpose != "join":
             return
-        if self._current is not None or self._blocked():
+        if self._bound_elsewhere(name):
             # Another session was quicker, or the job runs elsewhere: this one will be heard again.
             proving.abandon()
             session.proving = None
             return
-        self._current, self.step = name, Step.JOINING
+        self._current = name
+        if self.outcome is None:
+            self.step = Step.JOINING
         self._seeker.pause()
         identity = self.identity
         self._send(
@@ -390,7 +421,7 @@ class Joiner:
                 who=identity.who,
                 kind=identity.kind,
                 versions=identity.versions,
-                paths=tuple(proving.paths.values()),
+                paths=tuple(proving.paths.values())[:MAX_PATHS],
             )
         )
 
@@ -408,12 +439,16 @@ class Joiner:
         session.retry_at = now + RETRY_SECONDS
         failures = "; ".join(f"{address} {reason}" for address, reason in proving.failures.items())
         note(self.evidence.hosts, self._host_name(session), f"not reached: {failures}")
-        if proving.purpose == "probe" and proving.verdict is Verdict.SILENT:
+        if name == self._return_to and proving.verdict is Verdict.DEAD and self.outcome is None:
+            # Refused everywhere: its process is gone, and there is nothing to come back to.
+            self._return_to = None
+        if proving.purpose == "probe" and proving.verdict is Verdict.SILENT and not session.counted_dead:
             if session.blocking_since is None:
                 session.blocking_since = now
             if now - session.blocking_since < SILENT_SECONDS:
                 self._prove(name, session, now)
                 return
+            session.counted_dead = True
         if session.blocking_since is not None:
             self._unblock(session)
             self._seeker.resume(now)
@@ -423,8 +458,13 @@ class Joiner:
     def _patience(self) -> float:
         return min(RUNNING_PATIENCE_SECONDS, self._timeout)
 
-    def _blocked(self) -> bool:
-        return any(each.blocking_since is not None for each in self._sessions.values())
+    def _bound_elsewhere(self, candidate: bytes) -> bool:
+        """Whether the candidate may not be joined now: we have a host, may have one, or the job runs elsewhere."""
+        if self._current is not None or self._return_to is not None:
+            return self._current is not None or candidate != self._return_to
+        return any(
+            each.blocking_since is not None and name != candidate for name, each in self._sessions.items()
+        )
 
     def _unblock(self, session: _Session) -> None:
         session.blocking_since = session.running = None
@@ -448,15 +488,11 @@ class Joiner:
         elif name != self._current:
             return
         elif isinstance(frame, frames.Joined):
-            self._epoch = max(self._epoch, frame.epoch)
-            if name == self._return_to and self._sealed is not None and self._sealed.epoch == frame.epoch:
-                self.step = Step.ACKED
-            else:
-                self.step = Step.SEATED
-                self._sealed = None
+            self._joined(name, session, frame)
         elif isinstance(frame, frames.Confirm):
-            if frame.epoch >= self._epoch:
+            if frame.epoch >= self._epoch and self.outcome is None:
                 self._epoch, self.step, self._confirm_due = frame.epoch, Step.SEATED, True
+                self._sealed = self._store_retry_at = None
         elif isinstance(frame, frames.Sealed):
             if frame.epoch == self._epoch and self.step is Step.CONFIRMED:
                 self.step, self._sealed = Step.PROVING_STORE, frame
@@ -480,16 +516,31 @@ class Joiner:
             else:
                 note(self.evidence.hosts, self._host_name(session), f"ended the session: {frame.reason}")
 
+    def _joined(self, name: bytes, session: _Session, frame: frames.Joined) -> None:
+        returned, self._return_to = name == self._return_to, None
+        self._unblock(session)
+        if self.outcome is not None:
+            if self._ready:
+                self._send(frames.Ready(session=name))
+            return
+        self._epoch = frame.epoch
+        if returned and self._sealed is not None and self._sealed.epoch == frame.epoch:
+            self.step = Step.ACKED
+        else:
+            self.step, self._sealed = Step.SEATED, None
+
     def _runs(self, session: _Session, frame: frames.Running, now: float) -> None:
         """A session we only asked whether it lives says that it does."""
         if frame.state == "open":
             # It reopened while we asked; its next OFFER lets us join.
             assert session.proving is not None
             session.proving.abandon()
+            session.proving = None
+            session.retry_at = now + RETRY_SECONDS
             self._unblock(session)
             self._seeker.resume(now)
             return
-        session.running = frame
+        session.running, session.counted_dead = frame, False
         if session.blocking_since is None:
             session.blocking_since = now
 
@@ -497,8 +548,14 @@ class Joiner:
         assert session.proving is not None
         session.proving.abandon()
         session.proving = None
+        session.confirmed = False
+        if name == self._return_to:
+            self._return_to = None
         if name == self._current:
-            self._current, self.step = None, Step.SEEKING
+            self._current = None
+        if self.outcome is not None:
+            return
+        self.step, self._doubt_until = Step.SEEKING, None
         note(self.evidence.hosts, self._host_name(session), f"refused us: {frame.reason}")
         if frame.reason in ("session", "ended", "secret"):
             session.retry_at = now + RETRY_SECONDS
@@ -506,7 +563,6 @@ class Joiner:
         elif frame.reason in ("running", "full"):
             # Full or sealed without us: wait for its end, like for any other run of the same job.
             session.offer = _sealed(session.offer)
-            self._return_to = None
             self._prove(name, session, now)
             self._seeker.resume(now)
         else:
@@ -520,9 +576,9 @@ class Joiner:
         if proving is None or proving.pending:
             return
         self._confirm_due, self.step = False, Step.CONFIRMED
-        self._send(
-            frames.Confirmed(session=self._current, epoch=self._epoch, paths=tuple(proving.paths.values())[:64])
-        )
+        self._sessions[self._current].confirmed = True
+        paths = tuple(proving.paths.values())[:MAX_PATHS]
+        self._send(frames.Confirmed(session=self._current, epoch=self._epoch, paths=paths))
 
     def _prove_store(self) -> None:
         sealed = self._sealed
@@ -558,9 +614,16 @@ class Joiner:
         path = self._path(sealed.store_address)
         if path is None:
             # The member came back over another way than the one that was sealed.
-            assert session.proving is not None and session.proving.paths
+            assert session.proving is not None
             path = next(iter(session.proving.paths.values()))
         self.step = Step.FORMED
+        for each in self._sessions.values():
+            if each is session:
+                assert each.proving is not None
+                each.proving.stop_trying()
+            elif each.proving is not None:
+                each.proving.abandon()
+                each.proving = None
         self.outcome = Formation(
             session=sealed.session,
             rank=sealed.rank,
@@ -580,24 +643,33 @@ class Joiner:
 
     def _lost(self, name: bytes, session: _Session, reason: str, now: float) -> None:
         note(self.evidence.hosts, self._host_name(session), f"connection lost: {reason}")
+        self._doubt_until = None
         if self.outcome is not None:
+            self._current = None
+            if not self._ready:
+                # The host counts us as lost unless we come back and say READY.
+                self._return_to, self._return_until = name, now + RETURN_SECONDS
+                self._prove(name, session, now)
             return
         returning = self.step in _AFTER_CONFIRMED
-        self._doubt_until = None
         if self.step is not Step.ACKED:
             self._sealed = None
         self._current, self.step = None, Step.SEEKING
         self._confirm_due, self._store_retry_at = False, None
         if returning:
             self._return_to, self._return_until = name, now + RETURN_SECONDS
-            session.retry_at = now
             self._prove(name, session, now)
         self._seeker.resume(now)
 
     def handle_timer(self, now: float) -> None:
         """Does what the clock demands."""
-        if self.finished:
+        if self.failure is not None:
             return
+        self._race(now)
+        if self.outcome is None:
+            self._gather(now)
+
+    def _race(self, now: float) -> None:
         for name, session in list(self._sessions.items()):
             if session.proving is not None:
                 session.proving.handle_timer(now)
@@ -607,6 +679,9 @@ class Joiner:
                     self._prove(name, session, now)
                 else:
                     self._return_to = None
+
+    def _gather(self, now: float) -> None:
+        for session in self._sessions.values():
             self._watch_blocker(session, now)
         self._confirm_if_due()
         if self._doubt_until is not None and now >= self._doubt_until:
@@ -669,6 +744,7 @@ class Joiner:
 
     def ready(self) -> None:
         """Tells the host that the process group stands."""
+        self._ready = True
         if self._current is not None and self.outcome is not None:
             self._send(frames.Ready(session=self._current))
 
@@ -683,8 +759,12 @@ class Joiner:
         return self._current is not None and self._sessions[self._current].proving is not None
 
     def leave(self, reason: str) -> None:
-        """Says good-bye and hangs up everywhere."""
-        if self._current is not None:
+        """Says good-bye and hangs up everywhere.
+
+        A member that has not heard GO hangs up without a word: the host may have decided it already, and must not
+        take the loss for a departure on purpose.
+        """
+        if self._current is not None and self.outcome is not None:
             self._send(frames.Leave(session=self._current, reason=reason[:2048]))
         for session in self._sessions.values():
             if session.proving is not None:

@@ -1,8 +1,8 @@
 """The lobby: a well-known group on which nothing is said unless somebody asks.
 
-A rank that is about to fail asks there who else is around, so that a mistyped job id, the commonest mistake there
-is, can be named; ``mingle-discover list`` asks there too. Of each job the host and one seeker answer: whoever hears
-an answer for its own job keeps its own back.
+A rank that is about to fail asks there who else is around, so that a mistyped job id, the commonest mistake
+there is, can be named; ``mingle-discover list`` asks there too. Of each job the host and one seeker answer: a
+seeker that hears an answer for its own job keeps its own back.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ LAST_ASK_SECONDS = 2.0
 """How long before its deadline it asks for the last time."""
 ASK_JITTER_SECONDS = 0.5
 ANSWER_JITTER_SECONDS = 0.1
+ANSWER_GAP_SECONDS = 0.5
+"""The least time between two answers, however many ask."""
 
 
 class Lobby:
@@ -27,6 +29,7 @@ class Lobby:
         self._early: float | None = early if early < last else None
         self._last_due: float | None = last
         self._answer_at: float | None = None
+        self._answered_at = float("-inf")
 
     def next_timer(self) -> float | None:
         """When there is something to do."""
@@ -42,7 +45,8 @@ class Lobby:
         if same_job:
             self._early = None
         if self._answer_at is None:
-            self._answer_at = now + self._rng.uniform(0, ANSWER_JITTER_SECONDS)
+            at = now + self._rng.uniform(0, ANSWER_JITTER_SECONDS)
+            self._answer_at = max(at, self._answered_at + ANSWER_GAP_SECONDS)
 
     def answered(self) -> None:
         """Somebody of the same job spoke: everybody knows of it already."""
@@ -63,4 +67,5 @@ class Lobby:
         if self._answer_at is None or now < self._answer_at:
             return False
         self._answer_at = None
+        self._answered_at = now
         return True

@@ -206,6 +206,8 @@ class Evidence:
     """Hosts of this job that were heard, each with what became of it."""
     announcements: dict[str, None] = field(default_factory=dict)
     signed_without_secret: int = 0
+    secret_signs: int = 0
+    """Datagrams of this job whose signature is missing or wrong."""
     secret_failures: dict[str, None] = field(default_factory=dict)
 
     def other(self, message: Datagram, source: Source) -> None:

@@ -2,11 +2,11 @@
 
 The rules, and what each is for:
 
-* A seeker asks after a short random delay, then ever more rarely. A question of the same job heard by multicast
-  stands for its own: ten thousand waiting ranks together ask about as often as one.
-* A host speaks in a burst (single packets get lost), then at a slow period until its session is sealed, so that a
-  seeker whose questions are lost still hears it. It answers questions to everybody at once, and no faster than a
-  limit: the cost on the wire never grows with the square of anything.
+* A seeker asks after a short random delay, then ever more rarely. A question of the same job heard by
+  multicast stands for its own: ten thousand waiting ranks together ask about as often as a few.
+* A host speaks in a burst (single packets get lost), then at a slow period until its session is sealed, so
+  that a seeker whose questions are lost still hears it. It answers questions to everybody at once, and no
+  faster than a limit: the cost on the wire never grows with the square of anything.
 """
 
 from __future__ import annotations

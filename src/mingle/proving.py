@@ -172,9 +172,7 @@ class Proving:
             self._next_start = now
             self.handle_timer(now)
         else:
-            self._waiting.clear()
-            for other in [each for each in self._attempts if each != conn]:
-                self._give_up(other, "another address was quicker")
+            self.stop_trying()
         return received
 
     def closed(self, conn: int, reason: str, now: float) -> None:
@@ -191,6 +189,12 @@ class Proving:
             data = self.conversation.data_to_send()
             if data:
                 self._effects.append(Write(self.winner, data))
+
+    def stop_trying(self) -> None:
+        """Gives up every address but the winner's."""
+        self._waiting.clear()
+        for conn in [each for each in self._attempts if each != self.winner]:
+            self._give_up(conn, "not needed any more")
 
     def abandon(self) -> None:
         """Hangs up everywhere."""

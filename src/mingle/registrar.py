@@ -21,8 +21,8 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import msgspec
@@ -38,7 +38,9 @@ ACKNOWLEDGE_SECONDS = 10.0
 RETURN_SECONDS = 5.0
 """How long a member whose connection broke after GO may take to come back."""
 # Memory for reports, bounded against a rank that crashes and restarts in a loop.
-REMEMBERED_DEPARTURES = 32
+REMEMBERED_DEPARTURES = 16
+REMEMBERED_TEXT = 256
+"""Characters kept of each, so that STATUS fits into one frame whatever others call themselves."""
 
 
 class Phase(enum.Enum):
@@ -114,12 +116,10 @@ class Seated:
     """None: the host itself."""
     applicant: frames.Join
     paths: tuple[frames.Path, ...] = ()
-    confirmed: int = 0
-    """The last epoch it has confirmed."""
     acked: int = 0
+    """The last epoch in which it has reached the store."""
     done: bool = False
     """READY or LEAVE was said: its going is no loss any more."""
-    lost_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -155,12 +155,20 @@ class Registrar:
     refusals: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED_DEPARTURES))
     departed_ranks: set[int] = field(default_factory=set)
     _conns: dict[int, bytes] = field(default_factory=dict)
+    _ranks: dict[int, bytes] = field(default_factory=dict)
+    """Who holds a given rank."""
+    _awaited: set[bytes] = field(default_factory=set)
+    """Who has not confirmed, or not acknowledged, in this epoch."""
+    _lost: dict[bytes, float] = field(default_factory=dict)
+    """Since when members have been gone after GO."""
     _challenges: list[Challenge] = field(default_factory=list)
     _sealed_at: float = 0.0
     _decisions: list[Decision] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.seats[self.own_member] = Seated(self.own_member, None, self.own, self.own.paths)
+        if self.own.rank is not None:
+            self._ranks[self.own.rank] = self.own_member
 
     # --- what others read ------------------------------------------------------------------------------------------
 
@@ -174,8 +182,7 @@ class Registrar:
         """The given ranks that have no seat."""
         if self.assigned:
             return ()
-        taken = {seat.applicant.rank for seat in self.seats.values()}
-        return tuple(rank for rank in range(self.world_size) if rank not in taken)
+        return tuple(rank for rank in range(self.world_size) if rank not in self._ranks)
 
     def decisions(self) -> list[Decision]:
         """Hands out what was decided since the last call."""
@@ -188,16 +195,12 @@ class Registrar:
         if self.phase is Phase.SEALED:
             times.append(self._sealed_at + ACKNOWLEDGE_SECONDS)
         if self.phase is Phase.RUNNING:
-            times += [seat.lost_at + RETURN_SECONDS for seat in self.seats.values() if seat.lost_at is not None]
+            times += [since + RETURN_SECONDS for since in self._lost.values()]
         return min(times, default=None)
 
     def status(self) -> frames.Status:
         """How it stands, for people."""
-        waiting: tuple[int, ...] = ()
-        if self.phase is Phase.CONFIRMING:
-            waiting = self._named(seat for seat in self.seats.values() if seat.confirmed != self.epoch)
-        elif self.phase in (Phase.SEALING, Phase.SEALED):
-            waiting = self._named(seat for seat in self.seats.values() if seat.acked != self.epoch)
+        waiting = (self._rank_of(self.seats[member]) for member in self._awaited)
         return frames.Status(
             joined=len(self.seats),
             world_size=self.world_size,
@@ -205,13 +208,8 @@ class Registrar:
             left=tuple(self.departures),
             refused=tuple(self.refusals),
             phase=self.phase.value,
-            unconfirmed=waiting,
+            unconfirmed=tuple(sorted(rank for rank in waiting if rank is not None))[:4096],
         )
-
-    @staticmethod
-    def _named(seats: Iterable[Seated]) -> tuple[int, ...]:
-        ranks = (seat.applicant.rank for seat in seats)
-        return tuple(sorted(rank for rank in ranks if rank is not None))[:4096]
 
     def roster(self) -> list[frames.Seat]:
         """Everybody's seat, in order of rank; of meaning once the session is sealed."""
@@ -252,6 +250,9 @@ class Registrar:
     def join(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
         """A proved connection asks for a seat."""
         known = self.seats.get(member)
+        if known is not None and member == self.own_member:
+            self._refuse(conn, applicant, self._taken(known))
+            return
         if known is not None:
             self._come_back(known, conn, applicant, now)
             return
@@ -306,7 +307,7 @@ class Registrar:
         """Who is in, as text for an error; cut where it gets long."""
         names = [str(who) for who in self.whos()]
         shown = "; ".join(names[:8])
-        return shown if len(names) <= 8 else f"{shown}; and {len(names) - 8} more"
+        return (shown if len(names) <= 8 else f"{shown}; and {len(names) - 8} more")[:2048]
 
     @staticmethod
     def _taken(holder: Seated) -> frames.Refused:
@@ -315,18 +316,20 @@ class Registrar:
 
     def _refuse(self, conn: int, applicant: frames.Join, refusal: frames.Refused) -> None:
         who = msgspec.structs.replace(applicant.who, rank=applicant.rank)
-        self.refusals.append(f"{who}: {refusal.reason} ({refusal.detail})")
+        self.refusals.append(f"{who}: {refusal.reason} ({refusal.detail})"[:REMEMBERED_TEXT])
         self._decisions += [Tell(conn, refusal), Drop(conn)]
 
     def _holder(self, rank: int | None) -> Seated | None:
         if rank is None:
             return None
-        return next((seat for seat in self.seats.values() if seat.applicant.rank == rank), None)
+        member = self._ranks.get(rank)
+        return None if member is None else self.seats[member]
 
     def _seat(self, conn: int, member: bytes, applicant: frames.Join) -> None:
         self.seats[member] = Seated(member, conn, applicant, applicant.paths)
         self._conns[conn] = member
         if applicant.rank is not None:
+            self._ranks[applicant.rank] = member
             self.departed_ranks.discard(applicant.rank)
         self._decisions.append(Tell(conn, frames.Joined(session=self.session, epoch=self.epoch)))
 
@@ -335,14 +338,15 @@ class Registrar:
         if seat.conn is not None and seat.conn != conn:
             self._conns.pop(seat.conn, None)
             self._decisions.append(Drop(seat.conn))
-        seat.conn, seat.lost_at = conn, None
+        seat.conn = conn
+        self._lost.pop(seat.member, None)
         self._conns[conn] = seat.member
         self._decisions.append(Tell(conn, frames.Joined(session=self.session, epoch=self.epoch)))
         if self.phase is Phase.RUNNING:
             # It has acknowledged, so it lacks only this one word.
             self._decisions.append(Tell(conn, frames.Go(session=self.session, epoch=self.epoch)))
             return
-        seat.applicant, seat.paths = applicant, applicant.paths
+        seat.paths = applicant.paths
         self._void(f"{self._describe(seat)} lost its connection and came back", now)
 
     def lost(self, conn: int, now: float, reason: str = "its connection closed") -> None:
@@ -355,16 +359,18 @@ class Registrar:
         if self.phase is Phase.RUNNING:
             seat.conn = None
             if not seat.done:
-                seat.lost_at = now
+                self._lost[member] = now
             return
         del self.seats[member]
         if seat.applicant.rank is not None:
+            del self._ranks[seat.applicant.rank]
             self.departed_ranks.add(seat.applicant.rank)
-        self.departures.append(f"{self._describe(seat)}: {reason}")
+        self.departures.append(f"{self._describe(seat)}: {reason}"[:REMEMBERED_TEXT])
+        # Before its place is given to somebody else: a newcomer never slips into an epoch that it has not confirmed.
+        self._void(f"{self._describe(seat)} is gone: {reason}", now)
         for challenge in [each for each in self._challenges if each.seat == member]:
             self._challenges.remove(challenge)
             self.join(challenge.conn, challenge.member, challenge.applicant, now)
-        self._void(f"{self._describe(seat)} is gone: {reason}", now)
 
     @staticmethod
     def _describe(seat: Seated) -> str:
@@ -375,7 +381,8 @@ class Registrar:
         seat = self._seat_at(conn)
         if seat is None or self.phase is not Phase.CONFIRMING or frame.epoch != self.epoch:
             return
-        seat.confirmed, seat.paths = frame.epoch, frame.paths
+        seat.paths = frame.paths
+        self._awaited.discard(seat.member)
         self._advance(now)
 
     def acknowledged(self, conn: int, epoch: int, now: float) -> None:
@@ -383,8 +390,12 @@ class Registrar:
         seat = self._seat_at(conn)
         if seat is None or self.phase is not Phase.SEALED or epoch != self.epoch:
             return
-        seat.acked = epoch
+        self._acknowledge(seat)
         self._advance(now)
+
+    def _acknowledge(self, seat: Seated) -> None:
+        seat.acked = self.epoch
+        self._awaited.discard(seat.member)
 
     def pong(self, conn: int) -> None:
         """A seated member lives: whoever claims its rank is refused."""
@@ -415,10 +426,11 @@ class Registrar:
         if self.phase is not Phase.SEALING or epoch != self.epoch:
             return
         self.phase, self._sealed_at = Phase.SEALED, now
+        self._awaited = set(self.seats)
         digest = roster_digest(self.roster())
         for member, seat in self.seats.items():
             if seat.conn is None:
-                seat.acked = epoch
+                self._acknowledge(seat)
                 continue
             where = self.places[member]
             self._decisions.append(
@@ -444,23 +456,21 @@ class Registrar:
 
     def handle_timer(self, now: float) -> None:
         """Does what the clock demands."""
-        for challenge in [each for each in self._challenges if each.deadline <= now]:
-            self._challenges.remove(challenge)
-            holder = self.seats.get(challenge.seat)
-            if holder is not None and holder.conn is not None:
-                conn = holder.conn
-                self._decisions.append(Drop(conn))
-                self.lost(conn, now, "it did not answer when another process claimed its rank")
-            self.join(challenge.conn, challenge.member, challenge.applicant, now)
+        for member in dict.fromkeys(each.seat for each in self._challenges if each.deadline <= now):
+            conn = self.seats[member].conn
+            assert conn is not None
+            self._decisions.append(Drop(conn))
+            self.lost(conn, now, "it did not answer when another process claimed its rank")
         if self.phase is Phase.SEALED and now >= self._sealed_at + ACKNOWLEDGE_SECONDS:
-            late = [self._describe(seat) for seat in self.seats.values() if seat.acked != self.epoch]
+            late = [self._describe(self.seats[member]) for member in sorted(self._awaited)]
             self._void(f"no acknowledgement within {ACKNOWLEDGE_SECONDS:.0f} s from {'; '.join(late[:8])}", now)
         if self.phase is Phase.RUNNING:
-            for seat in self.seats.values():
-                if seat.lost_at is not None and now >= seat.lost_at + RETURN_SECONDS:
-                    seat.lost_at, seat.done = None, True
-                    who = msgspec.structs.replace(seat.applicant.who, rank=self._rank_of(seat))
-                    self._decisions.append(Deserted(who))
+            for member in [each for each, since in self._lost.items() if now >= since + RETURN_SECONDS]:
+                del self._lost[member]
+                seat = self.seats[member]
+                seat.done = True
+                who = msgspec.structs.replace(seat.applicant.who, rank=self._rank_of(seat))
+                self._decisions.append(Deserted(who))
 
     # --- the way through the phases --------------------------------------------------------------------------------
 
@@ -468,19 +478,23 @@ class Registrar:
         if self.phase is Phase.OPEN and len(self.seats) == self.world_size and not self.held:
             self.phase = Phase.CONFIRMING
             self.epoch += 1
-            self.seats[self.own_member].confirmed = self.epoch
+            self._awaited = set(self.seats) - {self.own_member}
             self._tell_all(frames.Confirm(session=self.session, epoch=self.epoch))
-        if self.phase is Phase.CONFIRMING and all(seat.confirmed == self.epoch for seat in self.seats.values()):
+        if self.phase is Phase.CONFIRMING and not self._awaited and not self.held:
             self._seal()
-        if self.phase is Phase.SEALED and all(seat.acked == self.epoch for seat in self.seats.values()):
+        if self.phase is Phase.SEALED and not self._awaited:
             self.phase = Phase.RUNNING
             self._tell_all(frames.Go(session=self.session, epoch=self.epoch))
+            challenges, self._challenges = self._challenges, []
+            for challenge in challenges:
+                # The one in the seat has acknowledged: that is an answer, too.
+                self.join(challenge.conn, challenge.member, challenge.applicant, now)
             self.seats[self.own_member].done = True
             self._decisions.append(Formed(contiguous(list(self.places.values()))))
 
     def _seal(self) -> None:
         members = list(self.seats.values())
-        others = [seat for seat in members if seat.conn is not None]
+        others = [seat for seat in members if seat.member != self.own_member]
         own = [path.host_address for path in self.own.paths]
         address = common_address(own, self.prefix_lengths, [seat.paths for seat in others])
         if address is None:
@@ -498,6 +512,7 @@ class Registrar:
             return
         self.phase = Phase.OPEN
         self.places = {}
+        self._awaited = set()
         self._tell_all(frames.Void(session=self.session, epoch=self.epoch, reason=reason[:2048]))
         self._decisions.append(Reopened(reason))
         self._advance(now)
@@ -540,6 +555,5 @@ __all__ = [
     "Reopened",
     "Seated",
     "Tell",
-    "replace",
     "roster_digest",
 ]

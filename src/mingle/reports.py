@@ -82,12 +82,12 @@ def _versions(facts: NetworkFacts) -> list[str]:
 
 def authentication(identity: Identity, evidence: Evidence, facts: NetworkFacts, *, secured: bool) -> MingleError | None:
     """Returns the error for a job kept apart by its secret, or None where there is no sign of that."""
-    signs = sum(facts.rejected[reason] for reason in ("unsigned", "signature"))
-    if not (evidence.signed_without_secret or evidence.secret_failures or signs):
+    if not (evidence.signed_without_secret or evidence.secret_failures or evidence.secret_signs):
         return None
     if secured:
         observation = (
-            f"job {identity.job!r}: {signs} datagrams were rejected because their signature is missing or wrong"
+            f"job {identity.job!r}: {evidence.secret_signs} of its datagrams were rejected because their signature is "
+            "missing or wrong"
         )
         cause = "the other ranks were started without a secret or with another one"
     else:
@@ -114,6 +114,8 @@ def timeout(
     """Returns the error of a rank whose time is up."""
     if status is not None:
         observation, cause, remedy = _incomplete(identity, status, seconds, connected)
+    elif connected:
+        observation, cause, remedy = _hushed(identity, seconds)
     else:
         observation, cause, remedy = _no_host(identity, evidence, facts, seconds)
     return DiscoveryTimeoutError.explain(
@@ -149,6 +151,15 @@ def _incomplete(identity: Identity, status: Status, seconds: float, connected: b
             "or their network does not reach rank 0"
         )
     return observation, cause, "look at the output of the missing ranks; `mingle-discover list` shows who is there."
+
+
+def _hushed(identity: Identity, seconds: float) -> tuple[str, str, str]:
+    return (
+        f"job {identity.job!r} did not form within {seconds:g} s: its host took the connection of {_me(identity)} and "
+        "does not answer.",
+        "the host's process is stopped or hangs, or its network was cut",
+        "look at the output of the host; end it if it hangs, and start the job again.",
+    )
 
 
 def _no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, seconds: float) -> tuple[str, str, str]:

@@ -37,8 +37,28 @@ class _Other:
     since: float | None = None
     """Since when it is known to live (or, sealed and silent, suspected to)."""
     running: frames.Running | None = None
+    """What it said of itself when it proved itself."""
     retry_at: float = 0.0
     told: bool = False
+    counted_dead: bool = False
+    """Silent for too long once: from now on it counts only when it speaks."""
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether it takes no members: by its own proved word, or, before it has spoken, by its datagram's."""
+        return self.running.state != "open" if self.running is not None else self.offer.state == "sealed"
+
+    @property
+    def blocks(self) -> bool:
+        """Whether it lives and is sealed."""
+        return self.since is not None and self.is_sealed
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    member: bytes
+    who: frames.Who
+    since: float
 
 
 @dataclass(slots=True)
@@ -50,42 +70,42 @@ class Rivals:
     new_id: NewId
     effects: list[Effect]
     _others: dict[bytes, _Other] = field(default_factory=dict)
-    _callers: dict[int, tuple[frames.Who, float]] = field(default_factory=dict)
+    _callers: dict[int, _Caller] = field(default_factory=dict)
+    _conceded: list[frames.Who] = field(default_factory=list)
+    """Rivals that have ended because of the conflict with us."""
 
     # --- what is known ---------------------------------------------------------------------------------------------
 
     @property
     def running(self) -> list[frames.Running]:
         """Proved blockers."""
-        return [each.running for each in self._others.values() if each.running is not None and self._blocks(each)]
+        return [each.running for each in self._others.values() if each.running is not None and each.blocks]
 
     @property
     def any_alive(self) -> bool:
         """Whether another host lives: then nothing is confirmed here."""
         return bool(self._callers) or any(each.since is not None for each in self._others.values())
 
-    @staticmethod
-    def _blocks(other: _Other) -> bool:
-        return other.since is not None and other.offer.state == "sealed"
-
     def lasting(self, now: float) -> list[frames.Who]:
         """The rivals that have been alive for long enough to be an error."""
-        found = [who for who, since in self._callers.values() if now >= since + RIVAL_SECONDS]
-        found += [
-            other.running.host
+        dialled = {
+            other.offer.host: other.running.host
             for other in self._others.values()
             if other.running is not None
             and other.since is not None
-            and not self._blocks(other)
+            and not other.blocks
             and now >= other.since + RIVAL_SECONDS
-        ]
-        return list(dict.fromkeys(found))
+        }
+        called = {
+            each.member: each.who for each in self._callers.values() if now >= each.since + RIVAL_SECONDS
+        }
+        return list(dict.fromkeys([*self._conceded, *{**called, **dialled}.values()]))
 
     def blockers(self, now: float) -> list[tuple[frames.Running, float, bool]]:
         """Proved blockers: what they say, for how long we have waited, whether that needs no saying (now)."""
         found = []
         for other in self._others.values():
-            if other.running is None or other.since is None or not self._blocks(other):
+            if other.running is None or other.since is None or not other.blocks:
                 continue
             waited = now - other.since
             quiet = other.told or waited < RUNNING_NOTICE_SECONDS
@@ -100,10 +120,10 @@ class Rivals:
 
     def verdict_timer(self, timeout: float) -> float | None:
         """When :meth:`lasting` or :meth:`blockers` may change."""
-        times = [since + RIVAL_SECONDS for _, since in self._callers.values()]
+        times = [each.since + RIVAL_SECONDS for each in self._callers.values()]
         for other in self._others.values():
             if other.since is not None and other.running is not None:
-                if self._blocks(other):
+                if other.blocks:
                     notice = [] if other.told else [other.since + RUNNING_NOTICE_SECONDS]
                     times += [*notice, other.since + self.patience(timeout)]
                 else:
@@ -122,11 +142,16 @@ class Rivals:
                     return
                 del self._others[idle[0]]
             other = self._others[offer.session] = _Other(offer, endpoints)
-        if other.offer.state != offer.state:
-            other.since = now if other.since is not None else None
-            other.told = False
         other.offer, other.endpoints = offer, endpoints
-        if other.proving is None and now >= other.retry_at:
+        if now < other.retry_at:
+            return
+        if other.running is not None and other.is_sealed != (offer.state == "sealed"):
+            # The datagram says that it has changed: ask again.
+            if other.proving is not None:
+                other.proving.abandon()
+                other.proving = None
+            other.retry_at = now + RETRY_SECONDS
+        if other.proving is None:
             self._prove(other, now)
 
     def _prove(self, other: _Other, now: float) -> None:
@@ -144,9 +169,7 @@ class Rivals:
 
     def caller(self, conn: int, member: bytes, who: frames.Who, now: float) -> None:
         """Another host has proved itself on a connection of its own making."""
-        already = any(each.offer.host == member and each.since is not None for each in self._others.values())
-        if not already:
-            self._callers[conn] = (who, now)
+        self._callers[conn] = _Caller(member, who, now)
 
     def caller_gone(self, conn: int) -> None:
         """That connection ended."""
@@ -178,11 +201,20 @@ class Rivals:
             return
         for frame in received:
             if isinstance(frame, frames.Running):
-                other.running = frame
-                if other.since is None:
-                    other.since = now
+                changed = other.running is None or (other.running.state == "open") != (frame.state == "open")
+                other.running, other.counted_dead = frame, False
+                if other.since is None or changed:
+                    other.since, other.told = now, False
+            elif isinstance(frame, frames.Closed) and frame.conflict:
+                self._concede(other, now)
         proving.flush()
         self._settle(other, now)
+
+    def _concede(self, other: _Other, now: float) -> None:
+        """A rival fails because of us: its two seconds were over a moment before ours, and both shall fail."""
+        lasted = other.since is not None and now >= other.since + RIVAL_SECONDS / 2
+        if other.running is not None and lasted and not other.blocks:
+            self._conceded.append(other.running.host)
 
     def closed(self, conn: int, reason: str, now: float) -> None:
         """A connection ended."""
@@ -201,12 +233,13 @@ class Rivals:
             return
         silent = other.proving.verdict is Verdict.SILENT and other.proving.purpose == "probe"
         other.proving = None
-        if silent:
+        if silent and not other.counted_dead:
             if other.since is None:
                 other.since = now
             if now - other.since < SILENT_SECONDS:
                 self._prove(other, now)
                 return
+            other.counted_dead = True
         self._forget(other, now)
 
     @staticmethod

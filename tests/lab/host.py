@@ -145,8 +145,8 @@ class Host:
         self._set_rules([*self._rules, f"{match} drop"])
 
     def drop_udp(self, percent: int) -> None:
-        """Drop each arriving UDP packet with this probability."""
-        self.drop(f"{UDP} numgen random mod 100 < {percent}")
+        """Drop each arriving UDP packet with this probability; loopback, which no network loses, is spared."""
+        self.drop(f'iifname != "lo" {UDP} numgen random mod 100 < {percent}')
 
     def clear_rules(self) -> None:
         """Take back every `drop` and `drop_udp`."""
@@ -216,7 +216,11 @@ class Host:
         path = os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)])
         sources = str(Path(__file__).parents[2] / "src")
         pid, stdout, stderr = self._spawn(
-            None, words, {"PATH": path, "PYTHONPATH": sources, **(env or {})}, cwd, []
+            None,
+            words,
+            {"PATH": path, "PYTHONPATH": sources, "PYTHONUNBUFFERED": "1", **(env or {})},
+            cwd,
+            [],
         )
         process = Process(self._zygote, f"{Path(words[0]).name} on {self.name}", pid, stdout, stderr)
         self.processes.append(process)

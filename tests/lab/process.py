@@ -241,7 +241,10 @@ class Rank(Process, Generic[T]):
 
     def _stacks(self) -> str:
         before = len(self.stderr)
-        self.send_signal(STACK_SIGNAL)
+        try:
+            self.send_signal(STACK_SIGNAL)
+        except LabError:  # it ended this moment; its output shows how
+            return ""
         deadline = time.monotonic() + _STACK_SECONDS
         while len(self.stderr) == before and time.monotonic() < deadline:
             wait(super()._sources(), 0.05)  # a file gives no notice

@@ -86,6 +86,17 @@ def test_an_error_keeps_its_traceback_and_attributes(lab: Lab) -> None:
     assert rank.wait() == 1
 
 
+def print_and_wait() -> None:
+    print("written")
+    threading.Event().wait()
+
+
+def test_what_a_rank_prints_can_be_read_while_it_runs(lab: Lab) -> None:
+    rank = lab.host().start(print_and_wait)
+    rank.wait_for_output("written")
+    assert rank.exit_code is None
+
+
 def test_a_time_out_shows_where_the_rank_is(lab: Lab) -> None:
     rank = lab.host().start(wait_for_ever)
     with pytest.raises(LabTimeoutError, match=r"in wait_for_ever\b"):

@@ -14,6 +14,7 @@ import contextlib
 import gc
 import importlib
 import importlib.util
+import io
 import os
 import pickle
 import selectors
@@ -89,6 +90,8 @@ class Child:
             os.execvpe(self.spawn.command[0], list(self.spawn.command), os.environ)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv = ["rank"]
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)  # the test may read along
         if self.channel is None:
             raise LabError("a rank was spawned without a channel to its test")
         status = run_rank(Connection(self.channel), self.spawn.call)
@@ -127,7 +130,12 @@ class Zygote:
     def serve(self) -> Child | None:
         """Carry out requests until the test process is gone; return a `Child` in each forked child."""
         self._send(Ready())
-        selector = selectors.DefaultSelector()
+        # Closed in a child before its descriptors are: a selector is part of a cycle, and one that were left to
+        # the garbage collector would close, much later, whatever has its number by then.
+        with selectors.DefaultSelector() as selector:
+            return self._serve(selector)
+
+    def _serve(self, selector: selectors.BaseSelector) -> Child | None:
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(self._wakeup, selectors.EVENT_READ)
         while True:

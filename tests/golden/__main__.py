@@ -1,0 +1,12 @@
+"""Writes the golden packets and the document's copy of them anew; look at the difference before you keep it."""
+
+from __future__ import annotations
+
+import json
+
+from tests.golden import PACKETS, rewrite_document
+from tests.golden.examples import render
+
+packets = render()
+PACKETS.write_text(json.dumps(packets, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+rewrite_document(packets)

@@ -1,0 +1,263 @@
+"""The messages behind the golden packets, and the code that makes their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+from unittest import mock
+
+from mingle import datagrams, frames
+from mingle.authentication import JobKey
+from mingle.control import Conversation, HostConversation, MemberConversation
+from mingle.datagrams import Bye, Datagram, List, Offer, Seek
+from mingle.frames import AnyFrame
+
+from tests.golden import Packet
+
+JOB = "resnet-Ж"
+SECRET = b"correct horse battery staple"
+KEY = JobKey(SECRET, JOB)
+MEMBER = bytes(range(0x10, 0x20))
+HOST = bytes(range(0x20, 0x30))
+SESSION = bytes(range(0x30, 0x40))
+MEMBER_NONCE = bytes(range(0x40, 0x50))
+HOST_NONCE = bytes(range(0x50, 0x60))
+ADDRESSES = ("192.0.2.10", "2001:db8::a")
+PORT = 40123
+
+DATAGRAMS: dict[str, tuple[str, Datagram]] = {
+    "seek": (
+        "rank 3 of 4 looks for the host",
+        Seek(job=JOB, attempt="1", member=MEMBER, world_size=4, rank=3, hostname="node-3", pid=4711),
+    ),
+    "offer": (
+        "node-0 hosts the session, open, two of four ranks are in",
+        Offer(
+            job=JOB,
+            attempt="1",
+            session=SESSION,
+            host=HOST,
+            addresses=ADDRESSES,
+            port=PORT,
+            world_size=4,
+            joined=2,
+            hostname="node-0",
+            pid=815,
+        ),
+    ),
+    "bye": ("the session is over", Bye(job=JOB, attempt="1", session=SESSION)),
+    "list": ("who is there?", List(job=JOB, attempt="1", member=MEMBER)),
+}
+
+_WHO = frames.Who(hostname="node-3", pid=4711, address="192.0.2.13", rank=3)
+_HOST_WHO = frames.Who(hostname="node-0", pid=815, address="192.0.2.10", rank=0)
+_PATHS = (frames.Path(host_address="192.0.2.10", local_address="192.0.2.13", interface="eth0"),)
+_JOIN = frames.Join(
+    world_size=4,
+    rank=3,
+    node="boot:9a3f/net:4026531840/pid:4026531836",
+    local_rank=0,
+    local_world_size=1,
+    node_rank=3,
+    who=_WHO,
+    versions={"mingle": "1.0", "torch": "2.6"},
+    paths=_PATHS,
+)
+_SEALED = frames.Sealed(
+    session=SESSION,
+    epoch=1,
+    rank=3,
+    world_size=4,
+    local_rank=0,
+    local_world_size=1,
+    node_rank=3,
+    num_nodes=4,
+    store_address="192.0.2.10",
+    store_port=40124,
+    store_token="a1b2c3d4",
+    roster_digest=bytes(range(0x60, 0x80)),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One frame of a conversation, and who says it."""
+
+    speaker: Literal["member", "host"]
+    name: str
+    meaning: str
+    frame: AnyFrame
+
+
+@dataclass(frozen=True)
+class Story:
+    """A conversation after its handshake."""
+
+    hello: frames.Hello
+    lines: tuple[Line, ...]
+
+
+def _hello(purpose: frames.Purpose) -> frames.Hello:
+    return frames.Hello(
+        job=JOB,
+        attempt="1",
+        member=MEMBER,
+        session=SESSION,
+        nonce=MEMBER_NONCE,
+        purpose=purpose,
+        who=_WHO,
+    )
+
+
+STORIES: dict[str, Story] = {
+    "join": Story(
+        _hello("join"),
+        (
+            Line("member", "join", "rank 3 asks for its seat", _JOIN),
+            Line("host", "joined", "it has one", frames.Joined(session=SESSION)),
+            Line("host", "ping", "another process claims rank 3: are you alive?", frames.Ping(number=7)),
+            Line("member", "pong", "I am", frames.Pong(number=7)),
+            Line("member", "ask", "how does it stand?", frames.Ask(what="status")),
+            Line(
+                "host",
+                "status",
+                "rank 2 is missing",
+                frames.Status(
+                    joined=3,
+                    world_size=4,
+                    missing=(2,),
+                    left=("rank 2 on host node-2 (192.0.2.12), pid 99: its connection closed",),
+                ),
+            ),
+            Line("host", "confirm", "all are in", frames.Confirm(session=SESSION, epoch=1)),
+            Line(
+                "member",
+                "confirmed",
+                "still there",
+                frames.Confirmed(session=SESSION, epoch=1, paths=_PATHS),
+            ),
+            Line("host", "sealed", "its place and the store's", _SEALED),
+            Line("member", "ack", "the store was reached", frames.Ack(session=SESSION, epoch=1)),
+            Line(
+                "host",
+                "void",
+                "rank 2 is lost before GO",
+                frames.Void(session=SESSION, epoch=1, reason="rank 2 on host node-2, pid 99 is gone"),
+            ),
+            Line("host", "go", "a later epoch holds", frames.Go(session=SESSION, epoch=2)),
+            Line("member", "ready", "the process group stands", frames.Ready(session=SESSION)),
+            Line(
+                "host",
+                "roster",
+                "one seat of four",
+                frames.Roster(
+                    first=3,
+                    total=4,
+                    seats=(
+                        frames.Seat(
+                            rank=3,
+                            local_rank=0,
+                            node_rank=3,
+                            hostname="node-3",
+                            address="192.0.2.13",
+                            pid=4711,
+                        ),
+                    ),
+                ),
+            ),
+            Line("member", "leave", "done", frames.Leave(session=SESSION, reason="closed")),
+            Line("host", "closed", "the session ends", frames.Closed(session=SESSION, reason="closed")),
+        ),
+    ),
+    "refused": Story(
+        _hello("join"),
+        (
+            Line("member", "join", "a second rank 3 asks for a seat", _JOIN),
+            Line(
+                "host",
+                "refused",
+                "the seat is taken, by whom",
+                frames.Refused(
+                    reason="rank taken",
+                    detail="rank 3 is held by a live process",
+                    who=frames.Who(hostname="node-7", pid=23, address="192.0.2.17", rank=3),
+                ),
+            ),
+        ),
+    ),
+    "probe": Story(
+        _hello("probe"),
+        (
+            Line(
+                "host",
+                "running",
+                "yes, the session lives",
+                frames.Running(
+                    state="running",
+                    world_size=2,
+                    seconds=12.5,
+                    host=_HOST_WHO,
+                    joined=(0, 1),
+                    roster="rank 0 on host node-0 (192.0.2.10), pid 815",
+                ),
+            ),
+        ),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """What one side wrote in one go."""
+
+    speaker: Literal["member", "host"]
+    name: str
+    meaning: str
+    data: bytes
+
+
+def conversations(story: Story, key: JobKey | None) -> tuple[MemberConversation, HostConversation]:
+    """Returns both sides of a story before the first byte; the host takes its nonce when HELLO comes."""
+    member = MemberConversation(story.hello, (ADDRESSES[0], PORT), key)
+    host = HostConversation(
+        job=JOB, attempt="1", session=SESSION, addresses=ADDRESSES, port=PORT, key=key
+    )
+    return member, host
+
+
+def speak(story: Story, key: JobKey | None) -> Iterator[Spoken]:
+    """Plays a story with fixed nonces and yields what each side writes."""
+    member, host = conversations(story, key)
+    sides: dict[str, Conversation] = {"member": member, "host": host}
+    with mock.patch("mingle.control.new_nonce", return_value=HOST_NONCE):
+        hello = member.data_to_send()
+        yield Spoken("member", "hello", "preface and HELLO", hello)
+        host.receive_data(hello)
+        welcome = host.data_to_send()
+        yield Spoken("host", "welcome", "preface and WELCOME", welcome)
+        member.receive_data(welcome)
+        prove = member.data_to_send()
+        yield Spoken("member", "prove", "the member's proof", prove)
+        host.receive_data(prove)
+    for line in story.lines:
+        sides[line.speaker].send(line.frame)
+        yield Spoken(line.speaker, line.name, line.meaning, sides[line.speaker].data_to_send())
+
+
+def render() -> dict[str, Packet]:
+    """Returns all packets as this version of the code makes them; what two stories share comes once."""
+    packets: dict[str, Packet] = {}
+    for name, (meaning, message) in DATAGRAMS.items():
+        packets[name] = {"meaning": meaning, "hex": datagrams.encode(message).hex()}
+        packets[f"{name} signed"] = {"meaning": meaning, "hex": datagrams.encode(message, KEY).hex()}
+    for name, story in STORIES.items():
+        for title, key in ((name, None), (f"{name} signed", KEY)):
+            for spoken in speak(story, key):
+                if any(packet["hex"] == spoken.data.hex() for packet in packets.values()):
+                    continue
+                packets[f"{title}/{spoken.name}"] = {
+                    "meaning": f"{spoken.speaker}: {spoken.meaning}",
+                    "hex": spoken.data.hex(),
+                }
+    return packets

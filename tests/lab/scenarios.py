@@ -1,0 +1,147 @@
+"""What lab ranks run, and what is checked of a job that formed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import mingle
+
+from . import Host, Rank, leak_check, report
+
+TIMEOUT = 30.0
+"""The discovery timeout of ranks that shall succeed: far above what they need, below what a test may take."""
+
+
+def describe(job: mingle.Job) -> dict[str, Any]:
+    """What a rank knows at the end."""
+    return {
+        "rank": job.rank,
+        "world_size": job.world_size,
+        "local_rank": job.local_rank,
+        "local_world_size": job.local_world_size,
+        "node_rank": job.node_rank,
+        "num_nodes": job.num_nodes,
+        "master_addr": job.master_addr,
+        "interface": job.interface,
+        "address": job.address,
+        "elapsed": job.elapsed,
+        "members": job.members,
+        "exported": {name: os.environ.get(name) for name in EXPORTED},
+    }
+
+
+EXPORTED = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "GLOO_SOCKET_IFNAME",
+    "TP_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+)
+
+
+def sum_of_ranks() -> int:
+    """One all_reduce: every rank adds its own number plus one."""
+    numbers = torch.tensor([dist.get_rank() + 1])
+    dist.all_reduce(numbers)
+    return int(numbers.item())
+
+
+def train(job_id: str, rank: int, world_size: int, door: str = "init", **arguments: Any) -> dict[str, Any]:
+    """Come through one of the doors, reduce once, and leave nothing behind."""
+    arguments.setdefault("discovery_timeout", TIMEOUT)
+    with leak_check():
+        if door == "init":
+            with mingle.init(job_id, rank=rank, world_size=world_size, backend="gloo", **arguments) as job:
+                return _reduced(job)
+        if door == "env":
+            with mingle.discover(job_id, rank=rank, world_size=world_size, **arguments) as job:
+                dist.init_process_group("gloo", init_method="env://")
+                try:
+                    return _reduced(job)
+                finally:
+                    dist.destroy_process_group()
+        assert door == "url"
+        os.environ["MINGLE_TIMEOUT"] = str(arguments["discovery_timeout"])
+        try:
+            dist.init_process_group("gloo", init_method=f"mingle://{job_id}", rank=rank, world_size=world_size)
+            result = {"sum": sum_of_ranks(), "exported": {name: os.environ.get(name) for name in EXPORTED}}
+            dist.barrier()
+            dist.destroy_process_group()
+            return result
+        finally:
+            del os.environ["MINGLE_TIMEOUT"]
+            end_session()
+
+
+def _reduced(job: mingle.Job) -> dict[str, Any]:
+    result = describe(job)
+    result["sum"] = sum_of_ranks()
+    # Nobody may leave while another still asks rank 0 for the roster.
+    dist.barrier()
+    report("reduced")
+    return result
+
+
+def end_session() -> None:
+    """What the interpreter's exit does: the ``mingle://`` door gives no job to close."""
+    from mingle import rendezvous
+
+    rendezvous.end_session()
+
+
+def discover_only(job_id: str, rank: int, world_size: int, **arguments: Any) -> dict[str, Any]:
+    """Find the others, then hold on until killed or told otherwise."""
+    arguments.setdefault("discovery_timeout", TIMEOUT)
+    with leak_check(), mingle.discover(job_id, rank=rank, world_size=world_size, **arguments) as job:
+        report("formed", elapsed=job.elapsed)
+        return describe(job)
+
+
+def hold(job_id: str, rank: int, world_size: int, **arguments: Any) -> None:
+    """Like ``train``, but keep the job running until killed."""
+    arguments.setdefault("discovery_timeout", TIMEOUT)
+    with mingle.init(job_id, rank=rank, world_size=world_size, backend="gloo", **arguments):
+        report("running", sum=sum_of_ranks())
+        threading.Event().wait()
+
+
+def check(results: Sequence[dict[str, Any]], hosts: Sequence[Host], host_zero: Host) -> None:
+    """Every promise about a job that formed; ``hosts`` are those of the ranks, in order of rank."""
+    world_size = len(results)
+    nodes: list[Host] = list(dict.fromkeys(hosts))
+    for rank, (result, host) in enumerate(zip(results, hosts, strict=True)):
+        here = [each for each in range(world_size) if hosts[each] is host]
+        assert result["rank"] == rank
+        assert result["sum"] == world_size * (world_size + 1) // 2
+        assert result["local_rank"] == here.index(rank)
+        assert result["local_world_size"] == len(here)
+        assert result["node_rank"] == nodes.index(host)
+        assert result["num_nodes"] == len(nodes)
+        assert result["members"] == results[0]["members"]
+        exported = result["exported"]
+        assert exported["MASTER_ADDR"] == result["master_addr"] == host_zero.address()
+        assert exported["GLOO_SOCKET_IFNAME"] == exported["TP_SOCKET_IFNAME"] == result["interface"]
+        if len(nodes) > 1:
+            assert result["interface"] == host.interface()
+        assert result["address"] == host.address()
+        assert exported["NCCL_SOCKET_IFNAME"] is None
+        assert [exported["RANK"], exported["WORLD_SIZE"]] == [str(rank), str(world_size)]
+    for rank, member in enumerate(results[0]["members"]):
+        assert (member.rank, member.hostname, member.address) == (rank, hosts[rank].name, hosts[rank].address())
+
+
+def results(ranks: Sequence[Rank[dict[str, Any]]], timeout: float = 2 * TIMEOUT) -> list[dict[str, Any]]:
+    """What all of them returned."""
+    return [rank.result(timeout) for rank in ranks]

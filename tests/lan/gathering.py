@@ -1,0 +1,189 @@
+"""Whole jobs in a few lines: machines, processes and what is expected of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from mingle.authentication import JobKey
+from mingle.datagrams import Kind
+from mingle.errors import MingleError
+from mingle.frames import Who
+from mingle.hosting import Address, Host
+from mingle.joining import Joiner
+from mingle.machine import Formation, Identity
+from tests.lan.invariants import Invariants
+from tests.lan.network import Machine, Network, Segment
+from tests.lan.process import AnyMachine, Process
+from tests.lan.world import World
+
+TIMEOUT_SECONDS = 60.0
+
+
+class Gathering:
+    """A world with one network, in which jobs are started by hand."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        size: int = 4,
+        loss: float = 0.0,
+        timeout: float = TIMEOUT_SECONDS,
+        job: str = "job",
+        secret: bytes | None = None,
+        duplicates: bool = False,
+        tracing: bool = False,
+    ) -> None:
+        self.world = World(seed, tracing=tracing)
+        self.network = Network(self.world)
+        self.lan = self.network.segment("lan")
+        self.lan.loss = loss
+        self.size = size
+        self.timeout = timeout
+        self.job = job
+        self.secret = secret
+        self.invariants = Invariants(self.world, duplicates=duplicates)
+        self.processes: list[Process] = []
+        self._pids = 100
+
+    @property
+    def rng(self) -> random.Random:
+        """The world's dice."""
+        return self.world.rng
+
+    @property
+    def now(self) -> float:
+        """The world's time."""
+        return self.world.now
+
+    # --- making processes ------------------------------------------------------------------------------------------
+
+    def host(self, machine: str = "m0", *, at: float = 0.0, rank: int | None = 0, **settings: Any) -> Process:
+        """Plans the start of a host."""
+        return self._start(machine, rank, at, hosting=True, **settings)
+
+    def member(self, rank: int | None, machine: str | None = None, *, at: float = 0.0, **settings: Any) -> Process:
+        """Plans the start of a rank that is not the host; without a machine, on one of its own."""
+        where = machine or f"m{rank}"
+        return self._start(where, rank, at, hosting=False, **settings)
+
+    def everybody(self, starts: Sequence[float] | None = None, **settings: Any) -> list[Process]:
+        """Plans the start of all ranks, each on a machine of its own; returns them in order of rank."""
+        starts = starts or [0.0] * self.size
+        host = self.host(at=starts[0], **settings)
+        return [host, *(self.member(rank, at=starts[rank], **settings) for rank in range(1, self.size))]
+
+    def again(self, process: Process, *, at: float = 0.0) -> Process:
+        """Plans the start of the same rank on the same machine: a new process."""
+        hosting = isinstance(process.core, Host)
+        return self._start(process.machine.name, process.identity.rank, at, hosting=hosting)
+
+    def _start(
+        self,
+        machine: str,
+        rank: int | None,
+        at: float,
+        *,
+        hosting: bool,
+        job: str | None = None,
+        size: int | None = None,
+        timeout: float | None = None,
+        secret: bytes | None | str = "",
+        attempt: str = "",
+        kind: Kind = "ranks",
+        node: str | None = None,
+        ready_after: float | None = 0.2,
+        interfaces: tuple[str, ...] | None = None,
+        advertised: tuple[str, ...] = (),
+    ) -> Process:
+        where = self.network.machine(machine)
+        self._pids += 1
+        name = self.job if job is None else job
+        held = self.secret if isinstance(secret, str) else secret
+        key = None if held is None else JobKey(held, name)
+        identity = Identity(
+            job=name,
+            attempt=attempt,
+            member=self.world.identifier(),
+            rank=rank,
+            world_size=self.size if size is None else size,
+            node=node or machine,
+            who=Who(hostname=machine, pid=self._pids, address=where.nics[0].address, rank=rank),
+            kind=kind,
+        )
+        seconds = self.timeout if timeout is None else timeout
+
+        def build(process: Process, now: float) -> AnyMachine:
+            dice = random.Random(self.world.rng.getrandbits(64))
+            if not hosting:
+                return Joiner(identity, key=key, timeout=seconds, new_id=self.world.new_id, rng=dice, now=now)
+            nics = [nic for nic in where.nics if interfaces is None or nic.name in interfaces]
+            return Host(
+                identity,
+                self.world.identifier(),
+                tuple(Address(nic.address, nic.name, nic.prefix_length) for nic in nics),
+                30_000 + self.world.new_id(),
+                key,
+                seconds,
+                self.world.new_id,
+                dice,
+                now,
+                advertised,
+            )
+
+        process = Process(
+            self.network, where, identity, build, key=key, ready_after=ready_after, interfaces=interfaces
+        )
+        self.processes.append(process)
+        self.world.at(self.world.now + at, process.start)
+        return process
+
+    def machine(self, process_or_name: Process | str) -> Machine:
+        """A machine by its name or by a process on it."""
+        if isinstance(process_or_name, Process):
+            return process_or_name.machine
+        return self.network.machine(process_or_name)
+
+    def segment(self, name: str) -> Segment:
+        """A segment by its name."""
+        return self.network.segment(name)
+
+    # --- running ---------------------------------------------------------------------------------------------------
+
+    def run(self, seconds: float | None = None) -> None:
+        """Runs until every process that lives has an outcome or a failure, or so long."""
+        limit = (self.timeout + 120.0) if seconds is None else seconds
+        self.world.run(limit, until=None if seconds is not None else self.settled)
+
+    def settled(self) -> bool:
+        """Whether nobody waits any more."""
+        return all(each.finished or (each.core is not None and not each.alive) for each in self.processes)
+
+    def formed(self) -> list[Process]:
+        """The processes that have an outcome."""
+        return [each for each in self.processes if each.outcome is not None]
+
+    def expect_formed(self, processes: Sequence[Process] | None = None, *, within: float | None = None) -> None:
+        """Demands that these (or all) have formed one job, not later than so many seconds after the last start."""
+        expected = self.processes if processes is None else processes
+        for process in expected:
+            assert process.outcome is not None, f"{process.name}: {process.failure}"
+        assert len({outcome_of(process).session for process in expected}) == 1
+        if within is not None:
+            last = max(process.started_at for process in expected)
+            end = max(process.formed_at or 0.0 for process in expected)
+            assert end - last < within, f"GO {end - last:.3f} s after the last start"
+
+
+def outcome_of(process: Process) -> Formation:
+    """Its outcome, which it must have."""
+    assert process.outcome is not None, f"{process.name}: {process.failure}"
+    return process.outcome
+
+
+def failure_of(process: Process) -> MingleError:
+    """Its failure, which it must have."""
+    assert process.failure is not None, f"{process.name} has not failed"
+    return process.failure

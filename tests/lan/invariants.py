@@ -1,0 +1,99 @@
+"""What must hold after every step, whatever the network and the people do."""
+
+from __future__ import annotations
+
+from mingle.hosting import Host
+from mingle.joining import Joiner, Step
+from mingle.registrar import Phase
+from tests.lan.process import Process
+from tests.lan.world import World
+
+LATENESS_SECONDS = 0.1
+"""How much later than its deadline a process may end."""
+
+
+class Invariants:
+    """Watches a world. Each broken promise is an AssertionError in the step that breaks it."""
+
+    def __init__(self, world: World, *, duplicates: bool = False) -> None:
+        self._world = world
+        self._duplicates = duplicates
+        """Whether ranks run twice on purpose: then two whole jobs may form, each not knowing the other."""
+        self._epochs: dict[bytes, int] = {}
+        self._used: dict[bytes, set[int]] = {}
+        self._formed: set[int] = set()
+        self.sessions: dict[bytes, Process] = {}
+        """The sessions that have formed, each with its host."""
+        world.watchers.append(self.check)
+
+    def check(self, process: Process) -> None:
+        """Looks at what may have changed in a step of one process."""
+        core = process.core
+        if isinstance(core, Host):
+            self._epoch_never_returns(core)
+        assert core is not None
+        assert not (core.outcome is not None and core.failure is not None), "both an outcome and a failure"
+        if core.outcome is not None and id(process) not in self._formed:
+            self._formed.add(id(process))
+            self._check_outcome(process)
+        if process.alive and not process.stopped and not core.finished:
+            late = self._world.now - process.deadline
+            assert late < LATENESS_SECONDS, f"{process.name} is {late:.3f} s over its deadline"
+
+    def _epoch_never_returns(self, host: Host) -> None:
+        registrar = host.registrar
+        known = self._epochs.get(registrar.session, 0)
+        assert registrar.epoch >= known, "an epoch number went back"
+        used = self._used.setdefault(registrar.session, set())
+        if registrar.phase is Phase.OPEN:
+            used.add(registrar.epoch)
+        elif registrar.phase is Phase.CONFIRMING:
+            assert registrar.epoch not in used, f"epoch {registrar.epoch} was voided and is used again"
+        self._epochs[registrar.session] = registrar.epoch
+
+    def _check_outcome(self, process: Process) -> None:
+        outcome = process.outcome
+        assert outcome is not None
+        if isinstance(process.core, Host):
+            assert outcome.session not in self.sessions
+            self._check_go(process)
+            self.sessions[outcome.session] = process
+        host = self.sessions.get(outcome.session)
+        assert host is not None, "a member has formed before its host decided"
+        theirs = host.outcome
+        assert theirs is not None
+        assert outcome.roster_digest == theirs.roster_digest
+        assert (outcome.world_size, outcome.num_nodes) == (theirs.world_size, theirs.num_nodes)
+        assert outcome.store_port == theirs.store_port
+        assert outcome.store_address == theirs.store_address
+        seat = host.host.registrar.seats[process.identity.member]
+        where = host.host.registrar.places[process.identity.member]
+        assert outcome.rank == where.rank
+        if process.identity.rank is not None:
+            assert outcome.rank == process.identity.rank
+        assert process.machine.nic(outcome.address) is not None, "its own address is not its own"
+        assert process.machine.nic(outcome.address).name == outcome.interface  # type: ignore[union-attr]
+        assert seat.acked == host.host.registrar.epoch
+
+    def _check_go(self, process: Process) -> None:
+        registrar = process.host.registrar
+        assert registrar.phase is Phase.RUNNING
+        assert len(registrar.seats) == registrar.world_size
+        places = [registrar.places[member] for member in registrar.seats]
+        assert sorted(where.rank for where in places) == list(range(registrar.world_size))
+        assert all(seat.acked == registrar.epoch for seat in registrar.seats.values())
+        by_member = {each.identity.member: each for each in self._world.processes}
+        for member in registrar.seats:
+            other = by_member[member]
+            if other is process or not other.alive or other.failed_at is not None:
+                continue
+            core = other.core
+            assert isinstance(core, Joiner)
+            sealed = core._sealed
+            acked = sealed is not None and (sealed.session, sealed.epoch) == (registrar.session, registrar.epoch)
+            assert acked and core.step is not Step.PROVING_STORE, f"GO, but {other.name} is {core.step}"
+        if not self._duplicates:
+            for other in self._world.processes:
+                if other is not process and other.alive and isinstance(other.core, Host):
+                    same = other.identity.job == process.identity.job
+                    assert not (same and other.phase is Phase.RUNNING), "two sessions of one job run"

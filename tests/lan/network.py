@@ -1,0 +1,246 @@
+"""Machines and the segments between them; datagrams get lost, doubled, late and out of order."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mingle.authentication import JobKey
+from mingle.datagrams import Datagram, Rejected, decode, is_signed
+from tests.lan.world import World
+
+if TYPE_CHECKING:
+    from tests.lan.process import Endpoint, Process
+    from tests.lan.tcp import Connection
+
+
+@dataclass(eq=False, slots=True)
+class Segment:
+    """One broadcast domain."""
+
+    name: str
+    loss: float = 0.0
+    duplicates: float = 0.0
+    delay: tuple[float, float] = (0.0001, 0.001)
+    """The least and the greatest delay in seconds; the spread is what reorders datagrams."""
+    tcp_delay: tuple[float, float] = (0.0001, 0.001)
+    multicast: bool = True
+    nics: list[Nic] = field(default_factory=list)
+    parted: set[frozenset[str]] = field(default_factory=set)
+    """Pairs of machines between which nothing passes."""
+    deaf: set[tuple[str, str]] = field(default_factory=set)
+    """Pairs (from, to) between which no datagram passes: a one-way path."""
+
+
+@dataclass(eq=False, slots=True)
+class Nic:
+    """A machine's interface."""
+
+    machine: Machine
+    name: str
+    address: str
+    segment: Segment | None = None
+    prefix_length: int = 24
+    up: bool = True
+
+
+@dataclass(eq=False, slots=True)
+class Machine:
+    """A computer: interfaces, and processes that share its ports."""
+
+    name: str
+    nics: list[Nic] = field(default_factory=list)
+    listeners: dict[int, Endpoint] = field(default_factory=dict)
+    stores: dict[int, Process] = field(default_factory=dict)
+    filtered: set[str] = field(default_factory=set)
+    """Own addresses at which connections from outside are dropped without a word."""
+    processes: list[Process] = field(default_factory=list)
+
+    def nic(self, address: str) -> Nic | None:
+        """The interface that owns an address."""
+        return next((nic for nic in self.nics if nic.address == address), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A way for connections from one machine to an address of another, or of the same one."""
+
+    near: Nic
+    far: Nic
+
+    @property
+    def alive(self) -> bool:
+        """Whether packets pass, both ways."""
+        if self.near.machine is self.far.machine:
+            return True
+        segment = self.near.segment
+        assert segment is not None
+        pair = frozenset((self.near.machine.name, self.far.machine.name))
+        return self.near.up and self.far.up and pair not in segment.parted
+
+
+class Packet:
+    """A datagram under way; what it means is worked out once per key."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.signed = is_signed(data)
+        self.opened = functools.cache(self._open)
+
+    def _open(self, key: JobKey | None) -> Datagram | Rejected:
+        try:
+            return decode(self.data, key)
+        except Rejected as rejected:
+            return rejected
+
+
+class Network:
+    """All segments and machines of a world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.segments: dict[str, Segment] = {}
+        self.machines: dict[str, Machine] = {}
+        self.connections: set[Connection] = set()
+        world.networks.append(self)
+
+    def segment(self, name: str = "lan") -> Segment:
+        """Returns the segment of that name; makes it when it is new."""
+        return self.segments.setdefault(name, Segment(name))
+
+    def machine(self, name: str) -> Machine:
+        """Returns the machine of that name; a new one has an interface on the segment ``lan``."""
+        if name not in self.machines:
+            self.machines[name] = Machine(name)
+            number = len(self.machines)
+            self.plug(name, "eth0", f"10.0.{number >> 8}.{number & 255}", "lan", 16)
+        return self.machines[name]
+
+    def bare_machine(self, name: str) -> Machine:
+        """Makes a machine without interfaces."""
+        return self.machines.setdefault(name, Machine(name))
+
+    def plug(
+        self, machine: str, name: str, address: str, segment: str | None = None, prefix_length: int = 24
+    ) -> Nic:
+        """Gives a machine an interface, on a segment or (a virtual bridge) on none."""
+        owner = self.machines[machine]
+        where = None if segment is None else self.segment(segment)
+        nic = Nic(owner, name, address, where, prefix_length)
+        owner.nics.append(nic)
+        if where is not None:
+            where.nics.append(nic)
+        return nic
+
+    # --- datagrams -------------------------------------------------------------------------------------------------
+
+    def multicast(self, sender: Process, nic: Nic, packet: Packet, *, lobby: bool) -> None:
+        """Sends to everybody on a segment who has joined the group, the sender's own machine included."""
+        self.world.counts["datagrams"] += 1
+        if nic.segment is None:
+            self._loop_back(sender, nic, packet, lobby=lobby)
+            return
+        if not nic.up:
+            return
+        for other in nic.segment.nics:
+            if other is nic:
+                self._loop_back(sender, nic, packet, lobby=lobby)
+            elif nic.segment.multicast and self._passes(nic, other):
+                for process in other.machine.processes:
+                    if lobby or process.identity.job == sender.identity.job:
+                        self._send(sender, nic, process, other, packet, multicast=True)
+
+    def _loop_back(self, sender: Process, nic: Nic, packet: Packet, *, lobby: bool) -> None:
+        for process in nic.machine.processes:
+            if lobby or process.identity.job == sender.identity.job:
+                self.world.after(0.0001, functools.partial(process.heard, packet, nic, sender, nic, True))
+
+    def unicast(self, sender: Process, receiver: Process, packet: Packet) -> None:
+        """Sends to one process by the first way there is."""
+        self.world.counts["datagrams"] += 1
+        for near in sender.machine.nics:
+            for far in receiver.machine.nics:
+                if near.segment is not None and near.segment is far.segment and self._passes(near, far):
+                    self._send(sender, near, receiver, far, packet, multicast=False)
+                    return
+        if sender.machine is receiver.machine:
+            near = sender.machine.nics[0]
+            self.world.after(0.0001, functools.partial(receiver.heard, packet, near, sender, near, False))
+
+    @staticmethod
+    def _passes(near: Nic, far: Nic) -> bool:
+        segment = near.segment
+        assert segment is not None
+        names = near.machine.name, far.machine.name
+        return near.up and far.up and frozenset(names) not in segment.parted and names not in segment.deaf
+
+    def _send(
+        self, sender: Process, near: Nic, receiver: Process, far: Nic, packet: Packet, *, multicast: bool
+    ) -> None:
+        segment, rng = near.segment, self.world.rng
+        assert segment is not None
+        copies = 1 + (segment.duplicates > 0 and rng.random() < segment.duplicates)
+        for _ in range(copies):
+            if segment.loss and rng.random() < segment.loss:
+                continue
+            arrive = functools.partial(receiver.heard, packet, far, sender, near, multicast)
+            self.world.after(rng.uniform(*segment.delay), arrive)
+
+    # --- routes ----------------------------------------------------------------------------------------------------
+
+    def route(self, machine: Machine, address: str) -> Route | None:
+        """Returns the way to an address: a machine's own addresses are its own, whoever else has them too."""
+        own = machine.nic(address)
+        if own is not None:
+            return Route(own, own)
+        for near in machine.nics:
+            if near.segment is not None:
+                for far in near.segment.nics:
+                    if far.address == address:
+                        return Route(near, far)
+        return None
+
+    # --- faults ----------------------------------------------------------------------------------------------------
+
+    def cut(self, machine: Machine, *, nic: str | None = None) -> None:
+        """Pulls a machine's cable, or all of them."""
+        self.world.note(f"cut {machine.name}")
+        for each in machine.nics:
+            if nic in (None, each.name):
+                each.up = False
+        self._ways_changed()
+
+    def heal(self, machine: Machine, *, nic: str | None = None) -> None:
+        """Plugs it in again."""
+        self.world.note(f"heal {machine.name}")
+        for each in machine.nics:
+            if nic in (None, each.name):
+                each.up = True
+        self._ways_changed()
+
+    def part(self, segment: Segment, one: Machine, other: Machine, *, parted: bool = True) -> None:
+        """Lets nothing pass between two machines any more, or again."""
+        pair = frozenset((one.name, other.name))
+        self.world.note(f"{'part' if parted else 'join'} {one.name} and {other.name}")
+        if parted:
+            segment.parted.add(pair)
+        else:
+            segment.parted.discard(pair)
+        self._ways_changed()
+
+    def heal_all(self) -> None:
+        """Ends every fault of the network."""
+        self.world.note("heal all")
+        for segment in self.segments.values():
+            segment.parted.clear()
+            segment.deaf.clear()
+            segment.loss = segment.duplicates = 0.0
+        for machine in self.machines.values():
+            for nic in machine.nics:
+                nic.up = True
+        self._ways_changed()
+
+    def _ways_changed(self) -> None:
+        for connection in sorted(self.connections, key=lambda each: each.number):
+            connection.way_changed()

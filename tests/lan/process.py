@@ -1,0 +1,501 @@
+"""A process: drives one machine of mingle, and can be killed, stopped and continued."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from mingle import machine as effects
+from mingle.authentication import JobKey
+from mingle.datagrams import Datagram, Offer, Rejected, encode
+from mingle.errors import MingleError
+from mingle.hosting import Host
+from mingle.joining import Joiner
+from mingle.machine import Effect, Formation, Identity, NetworkFacts, Source
+from mingle.registrar import Phase
+from tests.lan.network import Machine, Network, Nic, Packet
+from tests.lan.tcp import Connection, End
+
+LATE_SECONDS = 0.001
+"""Timers are late by up to this: a real selector counts in milliseconds."""
+STORE_SECONDS = (0.001, 0.02)
+STORE_SILENT_SECONDS = 2.0
+
+AnyMachine: TypeAlias = Joiner | Host
+
+
+class Endpoint(Protocol):
+    """What has connections."""
+
+    machine: Machine
+
+    def tcp_accepted(self, conn: int, end: tuple[Connection, End], address: str) -> None:
+        """Somebody connected."""
+
+    def tcp_received(self, conn: int, data: bytes) -> None:
+        """Bytes came in."""
+
+    def tcp_closed(self, conn: int, reason: str) -> None:
+        """A connection ended."""
+
+
+class Mute:
+    """A server of somebody else's: accepts, and never speaks (or says the same to everybody)."""
+
+    def __init__(self, machine: Machine, port: int, greeting: bytes = b"") -> None:
+        self.machine = machine
+        self.greeting = greeting
+        self.accepted = 0
+        machine.listeners[port] = self
+
+    def tcp_accepted(self, conn: int, end: tuple[Connection, End], address: str) -> None:
+        """Greets, if it greets at all."""
+        self.accepted += 1
+        if self.greeting:
+            end[0].write(end[1], self.greeting)
+
+    def tcp_received(self, conn: int, data: bytes) -> None:
+        """Reads and says nothing."""
+
+    def tcp_closed(self, conn: int, reason: str) -> None:
+        """Does not care."""
+
+
+class Process:
+    """One rank. It begins when ``start`` is called and runs on after its outcome until it is ended or killed."""
+
+    def __init__(
+        self,
+        network: Network,
+        machine: Machine,
+        identity: Identity,
+        build: Callable[[Process, float], AnyMachine],
+        *,
+        key: JobKey | None = None,
+        ready_after: float | None = 0.2,
+        interfaces: tuple[str, ...] | None = None,
+    ) -> None:
+        self.world = network.world
+        self.network = network
+        self.machine = machine
+        self.identity = identity
+        self.key = key
+        self.ready_after = ready_after
+        self.interfaces = interfaces
+        self.peers: list[Machine] = []
+        self.core: AnyMachine | None = None
+        self.alive = False
+        self.stopped = False
+        self.started_at = 0.0
+        self.formed_at: float | None = None
+        self.failed_at: float | None = None
+        self.deadline = float("inf")
+        self.notices: list[str] = []
+        self.closed_stores: list[str] = []
+        self.rejected: Counter[str] = Counter()
+        self.sent = 0
+        self.received = 0
+        self.store_port: int | None = None
+        self.store_token = ""
+        self._build = build
+        self._ends: dict[int, tuple[Connection, End]] = {}
+        self._dialling: set[int] = set()
+        self._inbox: list[Callable[[], None]] = []
+        self._wake_at = float("inf")
+        self.world.processes.append(self)
+
+    # --- what tests read -------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """How a trace calls it."""
+        rank = "?" if self.identity.rank is None else self.identity.rank
+        return f"{self.identity.job}:{rank}@{self.machine.name}#{self.identity.who.pid}"
+
+    @property
+    def outcome(self) -> Formation | None:
+        """Its place in the job that has formed."""
+        return None if self.core is None else self.core.outcome
+
+    @property
+    def failure(self) -> MingleError | None:
+        """Why it ended without one."""
+        return None if self.core is None else self.core.failure
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is one or the other."""
+        return self.core is not None and self.core.finished
+
+    @property
+    def host(self) -> Host:
+        """Its machine, which must be a host's."""
+        assert isinstance(self.core, Host)
+        return self.core
+
+    @property
+    def joiner(self) -> Joiner:
+        """Its machine, which must be a joiner's."""
+        assert isinstance(self.core, Joiner)
+        return self.core
+
+    @property
+    def phase(self) -> Phase:
+        """Where its session stands."""
+        return self.host.registrar.phase if self.core is not None else Phase.OPEN
+
+    @property
+    def elapsed(self) -> float:
+        """How long it took until the outcome or the failure, in seconds."""
+        end = self.formed_at if self.formed_at is not None else self.failed_at
+        assert end is not None
+        return end - self.started_at
+
+    # --- its life --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins now."""
+        self.alive = True
+        self.started_at = self.world.now
+        self.machine.processes.append(self)
+        self.core = self._build(self, self.world.now)
+        if isinstance(self.core, Host):
+            self.machine.listeners[self.core.port] = self
+        self.deadline = self.world.now + self._timeout()
+        self.world.note(f"{self.name} starts")
+        self._flush()
+
+    def _timeout(self) -> float:
+        core = self.core
+        return core.timeout if isinstance(core, Host) else self.joiner._timeout
+
+    def kill(self) -> None:
+        """Ends at once, without a word: SIGKILL. The kernel closes what was open."""
+        if not self.alive:
+            return
+        self.world.note(f"{self.name} is killed")
+        self._vanish()
+        for connection, end in list(self._ends.values()):
+            connection.hang_up(end, "Connection reset by peer")
+        self._ends.clear()
+
+    def _vanish(self) -> None:
+        self.alive = self.stopped = False
+        self.machine.processes.remove(self)
+        self._inbox.clear()
+        self._dialling.clear()
+        for table in (self.machine.listeners, self.machine.stores):
+            for port in [port for port, owner in table.items() if owner is self]:
+                del table[port]
+
+    def stop(self) -> None:
+        """SIGSTOP: the kernel goes on accepting and acknowledging, the process does nothing."""
+        if self.alive:
+            self.world.note(f"{self.name} is stopped")
+            self.stopped = True
+
+    def cont(self) -> None:
+        """SIGCONT: what came in the meantime is there to be read."""
+        if not (self.alive and self.stopped):
+            return
+        self.world.note(f"{self.name} goes on")
+        self.stopped = False
+        waiting, self._inbox = self._inbox, []
+        for event in waiting:
+            self._event(event)
+        if self.alive:
+            self._wake()
+
+    def close(self) -> None:
+        """The user closes the job: says good-bye and hangs up; the process has no part in it any more."""
+        core = self.core
+        if not self.alive or core is None:
+            return
+        if isinstance(core, Host):
+            core.close("closed by its user")
+        else:
+            core.leave("closed by its user")
+        self._carry_out()
+        self._end()
+
+    def _end(self) -> None:
+        self.world.note(f"{self.name} ends: {self.failure and self.failure.observation.splitlines()[0]}")
+        self._vanish()
+        for connection, end in list(self._ends.values()):
+            connection.hang_up(end)
+        self._ends.clear()
+
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    def _event(self, happen: Callable[[], None]) -> None:
+        if not self.alive:
+            return
+        if self.stopped:
+            self._inbox.append(happen)
+            return
+        happen()
+        if self.alive:
+            self._flush()
+
+    def heard(self, packet: Packet, nic: Nic, sender: Process, via: Nic, multicast: bool) -> None:
+        """A datagram has arrived."""
+        if self.alive and (self.interfaces is None or nic.name in self.interfaces):
+            self._event(functools.partial(self._heard, packet, nic, sender, via, multicast))
+
+    def _heard(self, packet: Packet, nic: Nic, sender: Process, via: Nic, multicast: bool) -> None:
+        assert self.core is not None
+        message = packet.opened(self.key)
+        source = Source(
+            interface=nic.name,
+            multicast=multicast,
+            signed=packet.signed,
+            address=via.address,
+            reply_to=sender,
+        )
+        if isinstance(message, Rejected):
+            self.rejected[message.reason] += 1
+            unverified = packet.opened(None)
+            if not isinstance(unverified, Rejected):
+                self.core.heard_unverified(unverified, source)
+            return
+        self.received += 1
+        self.core.heard(message, source, self.world.now)
+
+    def tcp_accepted(self, conn: int, end: tuple[Connection, End], address: str) -> None:
+        """Somebody connected to the control port."""
+
+        def accept() -> None:
+            self._ends[conn] = end
+            self.host.accepted(conn, address, self.world.now)
+
+        self._event(accept)
+
+    def tcp_received(self, conn: int, data: bytes) -> None:
+        """Bytes came in."""
+
+        def receive() -> None:
+            if conn in self._ends:
+                assert self.core is not None
+                assert self.core.owns(conn), "a connection that was not hung up has no owner"
+                self.core.received(conn, data, self.world.now)
+
+        self._event(receive)
+
+    def tcp_closed(self, conn: int, reason: str) -> None:
+        """A connection ended."""
+
+        def close() -> None:
+            if self._ends.pop(conn, None) is None and conn not in self._dialling:
+                return
+            self._dialling.discard(conn)
+            core = self.core
+            assert core is not None
+            assert core.owns(conn), "a connection that was not hung up has no owner"
+            if isinstance(core, Host):
+                core.lost(conn, reason, self.world.now)
+            else:
+                core.closed(conn, reason, self.world.now)
+
+        self._event(close)
+
+    def _connected(self, conn: int, end: tuple[Connection, End], nic: Nic) -> None:
+        def connect() -> None:
+            if conn not in self._dialling:
+                end[0].hang_up(end[1])
+                return
+            self._dialling.discard(conn)
+            self._ends[conn] = end
+            assert self.core is not None
+            self.core.connected(conn, nic.address, nic.name, self.world.now)
+
+        if self.alive:
+            self._event(connect)
+        else:
+            end[0].hang_up(end[1], "Connection reset by peer")
+
+    # --- the loop --------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        core = self.core
+        assert core is not None
+        due = core.next_timer()
+        now = self.world.now
+        if core.expired(now):
+            core.give_up(self.facts())
+        elif due is not None and due <= now:
+            core.handle_timer(now)
+            after = core.next_timer()
+            assert after is None or after > now or core.finished, f"busy loop: {after} is not after {now}"
+        self._flush()
+
+    def facts(self) -> NetworkFacts:
+        """What a report says of the network."""
+        return NetworkFacts(
+            interfaces=[nic.name for nic in self.machine.nics],
+            groups=["239.192.0.1"],
+            port=29499,
+            sent=self.sent,
+            received=self.received,
+            rejected=self.rejected,
+        )
+
+    def _flush(self) -> None:
+        """Carries out effects, sees whether it has ended, and sets the alarm."""
+        core = self.core
+        assert core is not None
+        self._carry_out()
+        if core.outcome is not None and self.formed_at is None:
+            self.formed_at = self.world.now
+            self.world.note(f"{self.name} has formed")
+            if self.ready_after is not None and isinstance(core, Joiner):
+                self.world.after(self.ready_after, functools.partial(self._event, core.ready))
+        if core.failure is not None and self.failed_at is None:
+            self.failed_at = self.world.now
+            if isinstance(core, Host):
+                core.close("failed")
+            else:
+                core.leave("failed")
+            self._carry_out()
+            self._end()
+        for watch in list(self.world.watchers):
+            watch(self)
+        if self.alive:
+            self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        assert self.core is not None
+        due = self.core.next_timer()
+        if due is None or due >= self._wake_at:
+            return
+        self._wake_at = max(due, self.world.now) + self.world.rng.uniform(0, LATE_SECONDS)
+        self.world.at(self._wake_at, functools.partial(self._alarm, self._wake_at))
+
+    def _alarm(self, set_for: float) -> None:
+        if not self.alive or set_for != self._wake_at:
+            return
+        self._wake_at = float("inf")
+        if not self.stopped:
+            self._wake()
+
+    # --- effects ---------------------------------------------------------------------------------------------------
+
+    def _carry_out(self) -> None:
+        assert self.core is not None
+        while todo := self.core.effects():
+            for effect in todo:
+                self._do(effect)
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case effects.Multicast(message, lobby):
+                self._multicast(message, lobby)
+            case effects.Answer(source, message):
+                assert isinstance(source.reply_to, Process)
+                self.sent += 1
+                self.network.unicast(self, source.reply_to, Packet(encode(message, self.key)))
+            case effects.Dial(conn, address, port, _):
+                self._dial(conn, address, port)
+            case effects.Write(conn, data):
+                if conn in self._ends:
+                    connection, end = self._ends[conn]
+                    connection.write(end, data)
+            case effects.Hangup(conn):
+                self._dialling.discard(conn)
+                if conn in self._ends:
+                    connection, end = self._ends.pop(conn)
+                    connection.hang_up(end)
+            case effects.OpenStore(epoch, address):
+                self._open_store(epoch, address)
+            case effects.ProveStore(epoch, address, port, _, token):
+                self._prove_store(epoch, address, port, token)
+            case effects.CloseStore(reason):
+                self.world.note(f"{self.name} closes its store: {reason}")
+                self.closed_stores.append(reason)
+                if self.store_port is not None:
+                    self.machine.stores.pop(self.store_port, None)
+            case effects.Notice(text, _):
+                self.world.note(f"{self.name} says: {text}")
+                self.notices.append(text)
+
+    def _nics(self) -> list[Nic]:
+        return [nic for nic in self.machine.nics if self.interfaces is None or nic.name in self.interfaces]
+
+    def _multicast(self, message: Datagram, lobby: bool) -> None:
+        for nic in self._nics():
+            sent = message
+            if isinstance(message, Offer) and nic.address in message.addresses:
+                rest = (address for address in message.addresses if address != nic.address)
+                sent = msgspec.structs.replace(message, addresses=(nic.address, *rest))
+            self.sent += 1
+            self.network.multicast(self, nic, Packet(encode(sent, self.key)), lobby=lobby)
+        for peer in self.peers:
+            for process in list(peer.processes):
+                self.sent += 1
+                self.network.unicast(self, process, Packet(encode(message, self.key)))
+
+    def _dial(self, conn: int, address: str, port: int) -> None:
+        self._dialling.add(conn)
+        route = self.network.route(self.machine, address)
+        delay = self.world.rng.uniform(0.0001, 0.001)
+        if route is None or not route.near.up:
+            self.world.after(delay, functools.partial(self.tcp_closed, conn, "Network is unreachable"))
+            return
+        delay = 2 * self._way_delay(route.near)
+        self.world.after(delay, functools.partial(self._arrive, conn, address, port))
+
+    def _way_delay(self, nic: Nic) -> float:
+        bounds = (0.0001, 0.0002) if nic.segment is None else nic.segment.tcp_delay
+        return self.world.rng.uniform(*bounds)
+
+    def _arrive(self, conn: int, address: str, port: int) -> None:
+        route = self.network.route(self.machine, address)
+        if route is None or not route.alive:
+            return
+        far = route.far.machine
+        if far is not self.machine and address in far.filtered:
+            return
+        listener = far.listeners.get(port)
+        if listener is None:
+            self.tcp_closed(conn, "Connection refused")
+            return
+        near_end, far_end = End(self, conn), End(listener, self.world.new_id())
+        connection = Connection(self.network, route, near_end, far_end)
+        listener.tcp_accepted(far_end.conn, (connection, far_end), route.near.address)
+        self._connected(conn, (connection, near_end), route.near)
+
+    # --- the store -------------------------------------------------------------------------------------------------
+
+    def _open_store(self, epoch: int, address: str) -> None:
+        def opened() -> None:
+            if self.store_port is None:
+                self.store_port = 40_000 + self.world.new_id()
+                self.store_token = self.world.rng.randbytes(8).hex()
+            self.machine.stores[self.store_port] = self
+            self.host.store_opened(epoch, self.store_port, self.store_token, self.world.now)
+
+        assert self.machine.nic(address) is not None, "the store shall listen on an address that is not ours"
+        self.world.after(self.world.rng.uniform(*STORE_SECONDS), functools.partial(self._event, opened))
+
+    def _prove_store(self, epoch: int, address: str, port: int, token: str) -> None:
+        def proved() -> None:
+            self.joiner.store_proved(epoch)
+
+        def unreachable(reason: str) -> None:
+            self.joiner.store_unreachable(epoch, reason, self.world.now)
+
+        route = self.network.route(self.machine, address.partition("%")[0])
+        delay = self.world.rng.uniform(*STORE_SECONDS)
+        store = None if route is None else route.far.machine.stores.get(port)
+        if route is None or not route.alive or (store is not None and store.stopped):
+            delay, happen = STORE_SILENT_SECONDS, functools.partial(unreachable, "no answer")
+        elif store is None:
+            happen = functools.partial(unreachable, "Connection refused")
+        elif store.store_token != token:
+            happen = functools.partial(unreachable, "another store answers")
+        else:
+            happen = functools.partial(proved)
+        self.world.after(delay, functools.partial(self._event, happen))
