@@ -14,6 +14,7 @@ from mingle.authentication import FRAME_MAC_BYTES
 from mingle.datagrams import MAX_ADDRESSES, MAX_WORLD_SIZE, Rejected, clip
 from mingle.frames import AnyFrame
 from mingle.framing import MAX_FRAME_BYTES, MAX_HANDSHAKE_BYTES, PREFACE, FrameReader, encode_frame
+from mingle.registrar import REMEMBERED_DEPARTURES, REMEMBERED_TEXT
 from tests.golden.examples import ADDRESSES, HOST_NONCE, MEMBER, MEMBER_NONCE, PORT, SESSION, STORIES
 from tests.wire_strategies import messages
 
@@ -95,11 +96,13 @@ def test_a_full_part_of_a_roster_fits_into_a_frame(letter: str) -> None:
         rank=MAX_WORLD_SIZE - 1,
         local_rank=MAX_WORLD_SIZE - 1,
         node_rank=MAX_WORLD_SIZE - 1,
-        hostname=clip(letter * 64),
+        # Not cut by anybody: what members say of themselves is repeated as they said it.
+        hostname=letter * 64,
         address="ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255",
         pid=2**32 - 1,
     )
-    roster = frames.Roster(first=MAX_WORLD_SIZE - 1, total=MAX_WORLD_SIZE, seats=(seat,) * frames.ROSTER_CHUNK)
+    seats = (seat,) * frames.ROSTER_CHUNK
+    roster = frames.Roster(first=MAX_WORLD_SIZE - 1, total=MAX_WORLD_SIZE, seats=seats)
     assert len(encode_frame(roster)) + FRAME_MAC_BYTES <= MAX_FRAME_BYTES
     assert read(encode_frame(roster)) == roster
 
@@ -107,11 +110,12 @@ def test_a_full_part_of_a_roster_fits_into_a_frame(letter: str) -> None:
 @LETTERS
 def test_the_fullest_status_fits_into_a_frame(letter: str) -> None:
     ranks = (MAX_WORLD_SIZE - 1,) * 4096
-    lines = (clip(letter * 2048, frames.MAX_LINE_BYTES),) * 32
+    lines = (letter * REMEMBERED_TEXT,) * REMEMBERED_DEPARTURES
     status = frames.Status(
         joined=MAX_WORLD_SIZE,
         world_size=MAX_WORLD_SIZE,
         missing=ranks,
+        departed=ranks,
         left=lines,
         refused=lines,
         phase=clip(letter * 64),
@@ -130,7 +134,11 @@ def test_the_longest_application_fits_into_a_frame(letter: str) -> None:
     )
     versions = {clip(f"{number}{letter * 64}"): clip(letter * 64) for number in range(10, 26)}
     join = frames.Join(
-        world_size=MAX_WORLD_SIZE, node=clip(letter * 256, 256), who=who(letter), versions=versions, paths=(path,) * 64
+        world_size=MAX_WORLD_SIZE,
+        node=clip(letter * 256, 256),
+        who=who(letter),
+        versions=versions,
+        paths=(path,) * 64,
     )
     assert len(encode_frame(join)) + FRAME_MAC_BYTES <= MAX_FRAME_BYTES
     assert read(encode_frame(join)) == join
@@ -192,7 +200,9 @@ def test_frame_with_a_wrong_field_is_malformed(frame: AnyFrame, wrong: dict[str,
             "rank 3 on host node-3 (192.0.2.3), pid 7",
             id="all known",
         ),
-        pytest.param(frames.Who(hostname="node-0", pid=7, rank=0), "rank 0 on host node-0, pid 7", id="rank 0"),
+        pytest.param(
+            frames.Who(hostname="node-0", pid=7, rank=0), "rank 0 on host node-0, pid 7", id="rank 0"
+        ),
     ],
 )
 def test_a_process_is_named_as_errors_name_it(named: frames.Who, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for everything that may travel: derived from the types, so that no field is forgotten."""
+"""Hypothesis strategies for what may travel, derived from the messages' types: no field is forgotten."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from hypothesis.strategies import SearchStrategy
 
-_TEXT = st.characters(exclude_categories=("Cs",))
+_TEXT = st.characters(codec="utf-8")
 # As long as a field of type ``Text`` gets here; longer ones only make the search slow.
 _LONG_TEXT = 200
 _MAX_ITEMS = 6

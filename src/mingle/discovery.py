@@ -56,6 +56,8 @@ RESCAN_SECONDS = 2.0
 REFRESH_SECONDS = 30.0
 """How often memberships are renewed: a switch that snoops without a querier forgets them after minutes."""
 LONGEST_WAIT_SECONDS = 60.0
+LOOKED_AT_UNVERIFIED = 256
+"""How many wrongly signed datagrams are parsed for the report; bounded against a flood of them."""
 UNICAST_QUESTION_BYTES = 1000
 """A unicast question is padded to this: no answer to it is longer."""
 
@@ -86,6 +88,7 @@ class Discovery:
         self._closed = False
         self._dialled: dict[int, str] = {}
         self._watch_due = self.started
+        self._stage = ""
         with contextlib.ExitStack() as stack:
             self._open(stack)
             self._stack = stack.pop_all()
@@ -320,11 +323,6 @@ class Discovery:
         return []
 
     def _datagram(self, received: Received) -> None:
-        try:
-            message = datagrams.decode(received.data, self._key)
-        except datagrams.Rejected as rejected:
-            self._rejected[rejected.reason] += 1
-            return
         source = Source(
             interface=received.interface,
             multicast=received.multicast,
@@ -332,7 +330,24 @@ class Discovery:
             address=connections.bare_address(received.source[0]),
             reply_to=received,
         )
+        try:
+            message = datagrams.decode(received.data, self._key)
+        except datagrams.Rejected as rejected:
+            self._rejected[rejected.reason] += 1
+            if rejected.reason in ("unsigned", "signature"):
+                self._look_unverified(received.data, source)
+            return
         self._machine.heard(message, source, time.monotonic())
+
+    def _look_unverified(self, untrusted: bytes, source: Source) -> None:
+        """Looks, for the report alone, whether a datagram with a wrong signature speaks of our job."""
+        if self._rejected["unsigned"] + self._rejected["signature"] > LOOKED_AT_UNVERIFIED:
+            return
+        try:
+            message = datagrams.decode(untrusted)
+        except datagrams.Rejected:
+            return
+        self._machine.heard_unverified(message, source)
 
     def _tcp_event(self, event: connections.Event) -> None:
         machine, now = self._machine, time.monotonic()
@@ -375,6 +390,10 @@ class Discovery:
     # --- what goes out ---------------------------------------------------------------------------------------------
 
     def _carry_out(self) -> None:
+        stage = self._machine.stage()
+        if stage != self._stage:
+            self._stage = stage
+            logger.debug("job %s: %s", self.settings.job_id, stage)
         while effects := self._machine.effects():
             for effect in effects:
                 self._perform(effect)
@@ -402,7 +421,7 @@ class Discovery:
             case CloseStore(reason):
                 self._close_store(reason)
             case Notice(text, warning):
-                logger.log(logging.WARNING if warning else logging.INFO, text)
+                self._progress.say(logging.WARNING if warning else logging.INFO, text)
         for event in events:
             self._tcp_event(event)
 

@@ -1,18 +1,13 @@
 """Looking at jobs without being a part of one: a pure machine that collects OFFERs and proves each over TCP.
 
-It asks as a rank does (SEEK, on the job's group) and as somebody does who knows no job id (LIST, on the lobby), and
-believes neither answer: each session that is named is dialled with the purpose ``probe``, and only what the proved
-host then says of itself counts. Its driver is :mod:`mingle.observer`.
+It asks as a rank does (SEEK, on the job's group) and as somebody does who knows no job id (LIST, on the
+lobby), and believes neither answer: each session that is named is dialled with the purpose ``probe``, and
+only what the proved host then says of itself counts. Its driver is :mod:`mingle.observer`.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import random
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
 from mingle import frames
 from mingle.authentication import JobKey, new_nonce
@@ -21,6 +16,7 @@ from mingle.datagrams import Bye, Datagram, List, Offer, Rejected, Seek
 from mingle.machine import Effect, Evidence, Hangup, Multicast, NewId, Source
 from mingle.protocol import Seeker
 from mingle.proving import Endpoint, Proving, Verdict
+from mingle.sighting import Seeking, Sighting, is_host
 
 LIST_SECONDS = (0.0, 0.4, 1.0)
 """When the lobby is asked: a single packet may be lost."""
@@ -35,91 +31,6 @@ SETTLE_SECONDS = 0.5
 # Bounded against somebody who invents them.
 MAX_SESSIONS = 1024
 MAX_SEEKERS = 1024
-_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
-
-EndpointKind: TypeAlias = Literal["store", "control", "announced"]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a job is to be reached."""
-
-    address: str
-    """An address, with its zone if it is link-local; for an announcement possibly a host name."""
-    port: int
-    kind: EndpointKind
-    """Rank 0's store; while the job gathers, rank 0's control port; or what was announced by hand."""
-
-    def __str__(self) -> str:
-        return endpoint_text(self.address, self.port)
-
-
-@dataclass(frozen=True, slots=True)
-class Seeking:
-    """A rank that looks for its host."""
-
-    seek: Seek
-    address: str
-    signed: bool
-
-
-@dataclass(slots=True)
-class Sighting:
-    """A session that was heard of, and what came of looking into it."""
-
-    offer: Offer
-    signed: bool
-    endpoints: list[Endpoint]
-    running: frames.Running | None = None
-    """What its host says of it; None: it is not proved, or not any more."""
-    path: frames.Path | None = None
-    """The way on which it was proved."""
-    failures: dict[str, str] = field(default_factory=dict)
-    """For each address why it did not prove the session; of the last try."""
-    tried: bool = False
-    """Whether a first try has come to its end."""
-    proving: Proving | None = None
-    retry_at: float = 0.0
-    answer_by: float | None = None
-
-    @property
-    def alive(self) -> bool:
-        """Whether its host has proved itself and answered."""
-        return self.running is not None
-
-    @property
-    def problem(self) -> str:
-        """Why it is not proved, for people; empty when it is."""
-        if self.running is not None:
-            return ""
-        return "; ".join(f"{address}: {why}" for address, why in self.failures.items()) or "it has not answered yet"
-
-    def host(self) -> frames.Who:
-        """Who hosts it: as proved, else as heard."""
-        if self.running is not None:
-            return self.running.host
-        offer = self.offer
-        return frames.Who(hostname=offer.hostname, pid=offer.pid, address=offer.addresses[0])
-
-    def target(self) -> Target:
-        """Where it is to be reached: the store if there is one, else the control port that was proved.
-
-        Must be :attr:`alive`.
-        """
-        assert self.running is not None
-        assert self.path is not None
-        control = self._reachable(self.path.host_address)
-        if self.running.store_port == 0:
-            return Target(control, self.offer.port, "control")
-        address = self._reachable(self.running.store_address) or control
-        kind: EndpointKind = "announced" if self.offer.kind == "announcement" else "store"
-        return Target(address, self.running.store_port, kind)
-
-    def _reachable(self, address: str) -> str:
-        """Returns an address of the host's with the zone that a link-local one needs, which is ours to add."""
-        assert self.path is not None
-        link_local = address.lower().startswith("fe80:")
-        return f"{address}%{self.path.interface}" if link_local else address
 
 
 class Finder:
@@ -166,7 +77,7 @@ class Finder:
         self._settle_at: float | None = None
         self._waited = False
 
-    # --- what was found --------------------------------------------------------------------------------------------
+    # --- what was found -------------------------------------------------------------------------------------
 
     @property
     def sessions(self) -> list[Sighting]:
@@ -189,7 +100,7 @@ class Finder:
         """Whether a session that is not proved is being tried."""
         return any(each.proving is not None and not each.alive for each in self._sessions.values())
 
-    # --- what the driver reads -------------------------------------------------------------------------------------
+    # --- what the driver reads ------------------------------------------------------------------------------
 
     def effects(self) -> list[Effect]:
         """Hands out what is to be done."""
@@ -223,8 +134,8 @@ class Finder:
                 sighting.proving.handle_timer(now)
                 self._settle(sighting, now)
                 if sighting.answer_by is not None and now >= sighting.answer_by:
-                    address = sighting.proving.winner is not None and list(sighting.proving.paths)[-1]
-                    self._give_up(sighting, {str(address): "proved, but says nothing more"}, now)
+                    *_, address = sighting.proving.paths
+                    self._give_up(sighting, {address: "proved its session and then said nothing"}, now)
             elif self._refresh is not None and now >= sighting.retry_at:
                 self._prove(sighting, now)
         if self._settle_at is not None and now >= self._settle_at:
@@ -237,17 +148,22 @@ class Finder:
                 sighting.proving.abandon()
                 sighting.proving = None
 
-    # --- datagrams -------------------------------------------------------------------------------------------------
+    # --- datagrams ------------------------------------------------------------------------------------------
 
     def _seek(self, job: str) -> Seek:
         # The kind says that no rank is asking, so nobody counts this process among those that are waited for.
-        who = self._who
         return Seek(
-            job=job, member=self._member, world_size=1, hostname=who.hostname, pid=who.pid, kind="announcement"
+            job=job,
+            member=self._member,
+            world_size=1,
+            hostname=self._who.hostname,
+            pid=self._who.pid,
+            kind="announcement",
         )
 
     def _list(self) -> List:
-        return List(job=self.job or "", member=self._member)
+        # No job is named: ranks of other jobs would remember it as one that is on this network.
+        return List(member=self._member)
 
     def heard(self, message: Datagram, source: Source, now: float) -> None:
         """A valid datagram came in. Its signature was not checked: the proof over TCP is what counts."""
@@ -266,7 +182,7 @@ class Finder:
             self._offered(message, source, now)
         elif isinstance(message, Bye) and message.session in self._sessions:
             sighting = self._sessions[message.session]
-            if sighting.proving is None:
+            if sighting.proving is None and now >= sighting.retry_at:
                 self._prove(sighting, now)
 
     def _offered(self, offer: Offer, source: Source, now: float) -> None:
@@ -275,17 +191,17 @@ class Finder:
         if sighting is None:
             if len(self._sessions) >= MAX_SESSIONS and not self._forget_one():
                 return
-            sighting = self._sessions[offer.session] = Sighting(offer, source.signed, endpoints)
+            sighting = self._sessions[offer.session] = Sighting(offer, source.signed, endpoints, offer)
             self._prove(sighting, now)
             return
-        changed = (offer.state, offer.joined) != (sighting.offer.state, sighting.offer.joined)
-        sighting.offer = offer
+        sighting.offer, sighting.signed = offer, source.signed
         if sighting.proving is not None:
             sighting.proving.add(endpoints, now)
             return
         known = {endpoint.address for endpoint in sighting.endpoints}
         sighting.endpoints += [endpoint for endpoint in endpoints if endpoint.address not in known]
-        if changed or (not sighting.alive and now >= sighting.retry_at):
+        changed = (offer.state, offer.joined) != (sighting.probed.state, sighting.probed.joined)
+        if now >= sighting.retry_at and (changed or not sighting.alive):
             self._prove(sighting, now)
 
     def _forget_one(self) -> bool:
@@ -295,10 +211,10 @@ class Finder:
                 return True
         return False
 
-    # --- proving ---------------------------------------------------------------------------------------------------
+    # --- proving --------------------------------------------------------------------------------------------
 
     def _prove(self, sighting: Sighting, now: float) -> None:
-        offer = sighting.offer
+        offer = sighting.probed = sighting.offer
 
         def hello() -> frames.Hello:
             return frames.Hello(
@@ -323,7 +239,7 @@ class Finder:
         sighting.answer_by = None
 
     def _key(self, sighting: Sighting) -> JobKey | None:
-        """Who looks for one job with a secret believes nobody without it; who looks round sees the others too."""
+        # Who looks for one job with a secret believes nobody without it; who looks round sees the others too.
         if self._secret is None or (self.job is None and not sighting.signed):
             return None
         return JobKey(self._secret, sighting.offer.job)
@@ -406,28 +322,3 @@ class Finder:
         sighting.proving = sighting.answer_by = None
         sighting.tried = True
         sighting.retry_at = now + RETRY_SECONDS
-
-
-def is_host(text: str) -> bool:
-    """Tells whether a text is an address or a host name (RFC 1123, with the underscore that Docker allows), or empty.
-
-    What comes from the network ends on a terminal or in a shell: nothing else may get there.
-    """
-    if not text:
-        return True
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return _HOST_NAME.fullmatch(text) is not None
-    return "%" not in text
-
-
-def endpoint_text(address: str, port: int) -> str:
-    """Returns ``address:port``, an IPv6 address in brackets (RFC 3986, section 3.2.2)."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
-def ranks_seeking(seekers: Sequence[Seeking], sightings: Sequence[Sighting]) -> list[Seeking]:
-    """Returns the seekers of a job but for those whose rank its host has seated meanwhile."""
-    seated = {rank for each in sightings if each.running is not None for rank in each.running.joined}
-    return [each for each in seekers if each.seek.rank is None or each.seek.rank not in seated]

@@ -23,10 +23,8 @@ from mingle.datagrams import (
     check_address,
 )
 
-# A roster of many thousand ranks comes in parts of so many seats, each well below the limit of a frame.
+# A roster of many thousand ranks comes in parts of at most so many seats, each below the limit of a frame.
 ROSTER_CHUNK = 256
-# Who writes the lines of a status cuts each with mingle.datagrams.clip: then the fullest status fits into a frame.
-MAX_LINE_BYTES = 256
 
 Text: TypeAlias = Annotated[str, Meta(max_length=2048)]
 Epoch: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -179,7 +177,7 @@ class Confirm(Frame, frozen=True, kw_only=True, tag="confirm", omit_defaults=Tru
 
 
 class Confirmed(Frame, frozen=True, kw_only=True, tag="confirmed", omit_defaults=True):
-    """Member to host: I am, and I leave only on VOID, MOVED, EOF or my own deadline."""
+    """Member to host: I am, and I leave only on VOID, EOF or my own deadline."""
 
     session: Identifier
     epoch: Epoch
@@ -266,11 +264,18 @@ class Status(Frame, frozen=True, kw_only=True, tag="status", omit_defaults=True)
     joined: Annotated[int, Meta(ge=0)]
     world_size: WorldSize
     missing: Ranks = ()
+    departed: Ranks = ()
+    """Ranks that were in and have gone; not among the missing."""
     left: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
     refused: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
     phase: ShortText = "open"
     unconfirmed: Ranks = ()
     """Ranks that have not answered in this phase."""
+
+    @property
+    def awaited(self) -> Ranks:
+        """Ranks without a seat, whether they never came or have gone."""
+        return tuple(sorted((*self.missing, *self.departed)))
 
 
 class Seat(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,8 +17,8 @@ from mingle.authentication import FRAME_MAC_BYTES, FrameKeys
 from mingle.datagrams import HEADER_BYTES, MAGIC, MAJOR_VERSION, MINOR_VERSION, Rejected
 from mingle.frames import AnyFrame
 
-# A peer can make us hold no more than one such frame per connection …
-MAX_FRAME_BYTES = 65_536
+# A peer can make us hold no more than one such frame per connection; the fullest STATUS and ROSTER fit in …
+MAX_FRAME_BYTES = 131_072
 # … and a stranger, who has proved nothing yet, no more than one of these: the handshake's frames are short.
 MAX_HANDSHAKE_BYTES = 4_096
 LENGTH_BYTES = 4

@@ -179,13 +179,17 @@ class Host:
             times.append(self._lobby.answer_timer())
         return min((time for time in times if time is not None), default=None)
 
+    def stage(self) -> str:
+        """How far it has come, in a word, for the log."""
+        return f"{self.registrar.phase.value}, {len(self.registrar.seats)}/{self.identity.world_size} joined"
+
     def snapshot(self) -> Snapshot:
         """How it stands, for the progress line."""
         status = self.registrar.status()
         note_text = ""
         if self.rivals.running:
             note_text = f"the job runs already, hosted by {self.rivals.running[0].host}"
-        return Snapshot(True, status.joined, status.missing or status.unconfirmed, status.phase, note_text)
+        return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, note_text)
 
     def ask_status(self) -> None:
         """The host knows how it stands."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
@@ -81,7 +81,9 @@ class Job:
     elapsed: float
     _session: Session | None = None
     _members: tuple[Member, ...] | None = None
-    _lock: threading.Lock
+    _group: object = None
+    """The process group that ``init`` made."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -120,8 +122,8 @@ class Job:
     ) -> None:
         from mingle import process_group
 
-        if self._session is not None:
-            process_group.destroy_own(failing=error is not None)
+        group, self._group = self._group, None
+        process_group.destroy(group, failing=error is not None)
         session, self._session = self._session, None
         if session is not None:
             session.close(failing=error is not None)

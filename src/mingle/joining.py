@@ -183,6 +183,10 @@ class Joiner:
                     times.append(session.blocking_since + RUNNING_NOTICE_SECONDS)
         return times
 
+    def stage(self) -> str:
+        """How far it has come, in a word, for the log."""
+        return self.step.value
+
     def snapshot(self) -> Snapshot:
         """How it stands, for the progress line."""
         blocker = next((each.running for each in self._sessions.values() if each.running is not None), None)
@@ -190,7 +194,7 @@ class Joiner:
         status = self.status
         if status is None or self._current is None:
             return Snapshot(self._current is not None, 0, (), self.step.value, note_text)
-        return Snapshot(True, status.joined, status.missing, status.phase, note_text)
+        return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, note_text)
 
     def calling(self) -> Datagram | None:
         """What to ask unicast peers now."""
@@ -462,6 +466,10 @@ class Joiner:
         """Whether the candidate may not be joined now: we have a host, may have one, or the job runs elsewhere."""
         if self._current is not None or self._return_to is not None:
             return self._current is not None or candidate != self._return_to
+        return self._blocked(candidate)
+
+    def _blocked(self, candidate: bytes) -> bool:
+        """Whether the job runs in another session than the candidate."""
         return any(
             each.blocking_since is not None and name != candidate for name, each in self._sessions.items()
         )
@@ -517,14 +525,16 @@ class Joiner:
                 note(self.evidence.hosts, self._host_name(session), f"ended the session: {frame.reason}")
 
     def _joined(self, name: bytes, session: _Session, frame: frames.Joined) -> None:
-        returned, self._return_to = name == self._return_to, None
+        self._return_to = None
         self._unblock(session)
         if self.outcome is not None:
             if self._ready:
                 self._send(frames.Ready(session=name))
             return
         self._epoch = frame.epoch
-        if returned and self._sealed is not None and self._sealed.epoch == frame.epoch:
+        # Kept from before the connection broke, if the store had been proved: only GO is lacking.
+        acked = self._sealed
+        if acked is not None and (acked.session, acked.epoch) == (name, frame.epoch):
             self.step = Step.ACKED
         else:
             self.step, self._sealed = Step.SEATED, None
@@ -568,12 +578,21 @@ class Joiner:
         else:
             self.failure = reports.refused(self.identity, frame)
 
+    def _runs_elsewhere(self, current: bytes) -> bool:
+        """Tells whether the job runs without us already, or may: then this one is not confirmed."""
+        return self._blocked(current) or any(
+            each.proving is not None
+            and each.proving.purpose == "probe"
+            and each.proving.verdict is Verdict.RACING
+            for each in self._sessions.values()
+        )
+
     def _confirm_if_due(self) -> None:
         """Confirms once every way to the host has been tried: the seal chooses among them."""
         if not self._confirm_due or self._current is None:
             return
         proving = self._sessions[self._current].proving
-        if proving is None or proving.pending:
+        if proving is None or proving.pending or self._runs_elsewhere(self._current):
             return
         self._confirm_due, self.step = False, Step.CONFIRMED
         self._sessions[self._current].confirmed = True

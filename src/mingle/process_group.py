@@ -59,7 +59,7 @@ def init(
         except BaseException:
             job.close()
             raise
-        _own_group = _default_group()
+        _own_group = job._group = _default_group()
         rendezvous.tell_group_stands()
         return job
 
@@ -82,7 +82,7 @@ def _make_way() -> None:
     if group is None:
         return
     if group is _own_group:
-        destroy_own(failing=False)
+        destroy(group, failing=False)
         return
     raise ConfigurationError.explain(
         "this process has a process group already.",
@@ -91,31 +91,32 @@ def _make_way() -> None:
     )
 
 
-def destroy_own(*, failing: bool) -> None:
-    """Destroys the process group that ``init`` made, if it still stands.
+def destroy(group: object, *, failing: bool) -> None:
+    """Destroys a process group that ``init`` made, if it still stands.
 
     Args:
+        group: the process group; another one that came after it is left alone.
         failing: an exception is on its way. The other ranks may be gone, and a backend may wait for them: then
             this waits a moment only, and leaves the rest to a thread that nobody waits for.
     """
     global _own_group
-    group, _own_group = _own_group, None
     if group is None or _default_group() is not group:
         return
-    destroy = sys.modules["torch.distributed"].destroy_process_group
+    _own_group = None
+    end = sys.modules["torch.distributed"].destroy_process_group
     if not failing:
-        destroy()
+        end()
         return
     thread = threading.Thread(
-        target=_destroy_quietly, args=(destroy,), name="mingle-abandoned-destroy", daemon=True
+        target=_destroy_quietly, args=(end,), name="mingle-abandoned-destroy", daemon=True
     )
     thread.start()
     thread.join(DESTROY_SECONDS)
 
 
-def _destroy_quietly(destroy: Any) -> None:
+def _destroy_quietly(end: Any) -> None:
     try:
-        destroy()
+        end()
     except Exception as error:
         # The exception that is on its way already is the one to be seen.
         logger.debug("destroying the process group failed: %s", error)
@@ -274,4 +275,4 @@ def register(modules: Sequence[str] = ()) -> None:
             distributed_rendezvous.register_rendezvous_handler(SCHEME, rendezvous_handler)
 
 
-__all__ = ["MingleError", "check_options", "destroy_own", "discover", "init", "parse_url", "register"]
+__all__ = ["MingleError", "check_options", "destroy", "discover", "init", "parse_url", "register"]

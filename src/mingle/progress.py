@@ -48,6 +48,29 @@ def line(job: str, world_size: int, rank: int | None, snapshot: Snapshot, second
     return f"job {job}: {state} · {seconds:.0f} s"
 
 
+def say(level: int, text: str) -> None:
+    """Says what a person who waits should read: by logging where the application has set it up, else on stderr.
+
+    The library adds no handler, so without this a script that never configured logging would wait in silence.
+    """
+    if _logging_shows(level):
+        logger.log(level, text)
+    elif sys.stderr is not None:
+        sys.stderr.write(f"mingle: {text}\n")
+        sys.stderr.flush()
+
+
+def _logging_shows(level: int) -> bool:
+    if not logger.isEnabledFor(level):
+        return False
+    at: logging.Logger | None = logger
+    while at is not None:
+        if any(not isinstance(handler, logging.NullHandler) and handler.level <= level for handler in at.handlers):
+            return True
+        at = at.parent if at.propagate else None
+    return False
+
+
 class Progress:
     """Shows how a discovery stands. ``tick`` is called by the loop; it never blocks."""
 
@@ -56,6 +79,7 @@ class Progress:
         self._world_size = world_size
         self._rank = rank
         self._off = off
+        self._quiet = off
         self._started = now
         self._terminal = not off and sys.stderr is not None and sys.stderr.isatty()
         self._due = now + (TERMINAL_AFTER_SECONDS if self._terminal else LOG_AFTER_SECONDS)
@@ -85,10 +109,14 @@ class Progress:
         if self._terminal:
             self._show(text)
         else:
-            logger.info(text)
-            if not logger.isEnabledFor(logging.INFO) and sys.stderr is not None:
-                # Logging is the application's; who never set it up shall see all the same why nothing happens.
-                print(f"mingle: {text}", file=sys.stderr, flush=True)
+            say(logging.INFO, text)
+
+    def say(self, level: int, text: str) -> None:
+        """Says something beside the line: see :func:`say`; with ``MINGLE_PROGRESS=off`` only to logging."""
+        if self._quiet:
+            logger.log(level, text)
+        else:
+            say(level, text)
 
     def _show(self, text: str) -> None:
         from rich.console import Console

@@ -26,7 +26,9 @@ OFFER_PERIOD_SECONDS = 2.0
 ANSWER_GAP_SECONDS = 0.02
 """The least time between two OFFERs of an open session …"""
 SEALED_ANSWER_GAP_SECONDS = 0.5
-"""… and of a sealed one: at most two a second."""
+"""… and of a sealed one: at most two a second in the long run …"""
+SEALED_ANSWER_CREDIT = 3
+"""… of which so many may come at once: whoever asks is answered before it forms the job a second time."""
 
 
 class Seeker:
@@ -76,6 +78,7 @@ class Announcer:
     def __init__(self, now: float) -> None:
         self.sealed = False
         self._last = float("-inf")
+        self._sealed_debt = float("-inf")
         self._asked = False
         self._burst: list[float] = []
         self.burst(now)
@@ -90,9 +93,11 @@ class Announcer:
 
     def next_timer(self) -> float | None:
         """When to speak next; None: only when asked."""
-        if self.sealed:
-            return self._last + SEALED_ANSWER_GAP_SECONDS if self._asked else None
         soonest = self._last + ANSWER_GAP_SECONDS
+        if self.sealed:
+            # The time by which all answers so far are paid for, less the credit (a leaky bucket).
+            credit = (SEALED_ANSWER_CREDIT - 1) * SEALED_ANSWER_GAP_SECONDS
+            return max(soonest, self._sealed_debt - credit) if self._asked else None
         if self._asked:
             return soonest
         return max(self._burst[0], soonest) if self._burst else self._last + OFFER_PERIOD_SECONDS
@@ -106,4 +111,6 @@ class Announcer:
         self._burst = [at for at in self._burst if at > now]
         self._asked = False
         self._last = now
+        if self.sealed:
+            self._sealed_debt = max(now, self._sealed_debt) + SEALED_ANSWER_GAP_SECONDS
         return True

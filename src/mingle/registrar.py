@@ -179,10 +179,12 @@ class Registrar:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The given ranks that have no seat."""
+        """The given ranks that never came."""
         if self.assigned:
             return ()
-        return tuple(rank for rank in range(self.world_size) if rank not in self._ranks)
+        return tuple(
+            rank for rank in range(self.world_size) if rank not in self._ranks and rank not in self.departed_ranks
+        )
 
     def decisions(self) -> list[Decision]:
         """Hands out what was decided since the last call."""
@@ -205,6 +207,7 @@ class Registrar:
             joined=len(self.seats),
             world_size=self.world_size,
             missing=self.missing[:4096],
+            departed=tuple(sorted(self.departed_ranks))[:4096],
             left=tuple(self.departures),
             refused=tuple(self.refusals),
             phase=self.phase.value,

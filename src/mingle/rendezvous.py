@@ -298,7 +298,6 @@ def form(wanted: Settings) -> Job:
         address=formation.address,
         elapsed=time.monotonic() - started,
         _session=session,
-        _lock=threading.Lock(),
     )
 
 
@@ -424,7 +423,6 @@ def _passed_through(wanted: Settings) -> Job:
         address="",
         elapsed=0.0,
         _members=(),
-        _lock=threading.Lock(),
     )
 
 

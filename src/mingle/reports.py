@@ -130,6 +130,8 @@ def _incomplete(identity: Identity, status: Status, seconds: float, connected: b
     )
     if status.missing:
         observation += f", missing ranks: {ranks_text(status.missing)}"
+    elif status.departed:
+        observation += f", gone again: ranks {ranks_text(status.departed)}"
     elif status.unconfirmed:
         observation += f", no answer while {status.phase} from ranks: {ranks_text(status.unconfirmed)}"
     if not connected:

@@ -1,8 +1,8 @@
 """One fixed example of each datagram and each frame, and the bytes that they must have.
 
-``packets.json`` holds the bytes; ``docs/protocol.md`` shows them. A change in either is a change of the wire format:
-another implementation, or a rank with another version of mingle, will see it. After a deliberate change,
-``python -m tests.golden`` writes both anew.
+``packets.json`` holds the bytes; ``docs/protocol.md`` shows them. A change in either is a change of the wire
+format: another implementation, or a rank with another version of mingle, will see it. After a deliberate
+change, ``PYTHONPATH=src python -m tests.golden`` writes both anew.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes the golden packets and the document's copy of them anew; look at the difference before you keep it."""
+"""Writes the golden packets and the document's copy of them anew; look at what has changed."""
 
 from __future__ import annotations
 

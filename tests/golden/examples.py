@@ -12,7 +12,6 @@ from mingle.authentication import JobKey
 from mingle.control import Conversation, HostConversation, MemberConversation
 from mingle.datagrams import Bye, Datagram, List, Offer, Seek
 from mingle.frames import AnyFrame
-
 from tests.golden import Packet
 
 JOB = "resnet-Ж"
@@ -220,9 +219,7 @@ class Spoken:
 def conversations(story: Story, key: JobKey | None) -> tuple[MemberConversation, HostConversation]:
     """Returns both sides of a story before the first byte; the host takes its nonce when HELLO comes."""
     member = MemberConversation(story.hello, (ADDRESSES[0], PORT), key)
-    host = HostConversation(
-        job=JOB, attempt="1", session=SESSION, addresses=ADDRESSES, port=PORT, key=key
-    )
+    host = HostConversation(job=JOB, attempt="1", session=SESSION, addresses=ADDRESSES, port=PORT, key=key)
     return member, host
 
 
@@ -251,13 +248,14 @@ def render() -> dict[str, Packet]:
     for name, (meaning, message) in DATAGRAMS.items():
         packets[name] = {"meaning": meaning, "hex": datagrams.encode(message).hex()}
         packets[f"{name} signed"] = {"meaning": meaning, "hex": datagrams.encode(message, KEY).hex()}
-    for name, story in STORIES.items():
-        for title, key in ((name, None), (f"{name} signed", KEY)):
+    for suffix, key in (("", None), (" signed", KEY)):
+        seen: set[bytes] = set()
+        for name, story in STORIES.items():
             for spoken in speak(story, key):
-                if any(packet["hex"] == spoken.data.hex() for packet in packets.values()):
-                    continue
-                packets[f"{title}/{spoken.name}"] = {
-                    "meaning": f"{spoken.speaker}: {spoken.meaning}",
-                    "hex": spoken.data.hex(),
-                }
+                if spoken.data not in seen:
+                    seen.add(spoken.data)
+                    packets[f"{name}{suffix}/{spoken.name}"] = {
+                        "meaning": f"{spoken.speaker}: {spoken.meaning}",
+                        "hex": spoken.data.hex(),
+                    }
     return packets

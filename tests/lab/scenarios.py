@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -16,6 +17,26 @@ from . import Host, Rank, leak_check, report
 
 TIMEOUT = 30.0
 """The discovery timeout of ranks that shall succeed: far above what they need, below what a test may take."""
+
+
+class _Reporting(logging.Handler):
+    """Sends every line of mingle's log to the test as an event."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        report("log", text=record.getMessage())
+
+
+def report_log() -> None:
+    """Let the test see how far this rank has come."""
+    logger = logging.getLogger("mingle")
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(_Reporting())
+
+
+def wait_for_log(rank: Rank[Any], text: str, timeout: float = TIMEOUT) -> None:
+    """Wait until a line of a rank's log contains this."""
+    while text not in rank.wait_for("log", timeout)["text"]:
+        pass
 
 
 def describe(job: mingle.Job) -> dict[str, Any]:
@@ -60,6 +81,7 @@ def sum_of_ranks() -> int:
 
 def train(job_id: str, rank: int, world_size: int, door: str = "init", **arguments: Any) -> dict[str, Any]:
     """Come through one of the doors, reduce once, and leave nothing behind."""
+    report_log()
     arguments.setdefault("discovery_timeout", TIMEOUT)
     with leak_check():
         if door == "init":
@@ -103,6 +125,7 @@ def end_session() -> None:
 
 def discover_only(job_id: str, rank: int, world_size: int, **arguments: Any) -> dict[str, Any]:
     """Find the others, then hold on until killed or told otherwise."""
+    report_log()
     arguments.setdefault("discovery_timeout", TIMEOUT)
     with leak_check(), mingle.discover(job_id, rank=rank, world_size=world_size, **arguments) as job:
         report("formed", elapsed=job.elapsed)
@@ -111,6 +134,7 @@ def discover_only(job_id: str, rank: int, world_size: int, **arguments: Any) -> 
 
 def hold(job_id: str, rank: int, world_size: int, **arguments: Any) -> None:
     """Like ``train``, but keep the job running until killed."""
+    report_log()
     arguments.setdefault("discovery_timeout", TIMEOUT)
     with mingle.init(job_id, rank=rank, world_size=world_size, backend="gloo", **arguments):
         report("running", sum=sum_of_ranks())

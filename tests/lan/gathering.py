@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from mingle.authentication import JobKey
-from mingle.datagrams import Kind
+from mingle.datagrams import Datagram, Kind, encode
 from mingle.errors import MingleError
 from mingle.frames import Who
 from mingle.hosting import Address, Host
 from mingle.joining import Joiner
 from mingle.machine import Formation, Identity
 from tests.lan.invariants import Invariants
-from tests.lan.network import Machine, Network, Segment
+from tests.lan.network import Machine, Network, Packet, Segment
 from tests.lan.process import AnyMachine, Process
 from tests.lan.world import World
 
@@ -77,8 +77,14 @@ class Gathering:
 
     def again(self, process: Process, *, at: float = 0.0) -> Process:
         """Plans the start of the same rank on the same machine: a new process."""
-        hosting = isinstance(process.core, Host)
-        return self._start(process.machine.name, process.identity.rank, at, hosting=hosting)
+        return self._start(process.machine.name, process.identity.rank, at, hosting=process.hosting)
+
+    def say(self, machine: str, message: Datagram, *, secret: bytes | None = None) -> None:
+        """Has somebody on a machine multicast a message: on the job's group, through every interface."""
+        where = self.network.machine(machine)
+        key = None if secret is None else JobKey(secret, message.job)
+        for nic in where.nics:
+            self.network.multicast(message.job, nic, Packet(encode(message, key)), lobby=False)
 
     def _start(
         self,
@@ -134,7 +140,14 @@ class Gathering:
             )
 
         process = Process(
-            self.network, where, identity, build, key=key, ready_after=ready_after, interfaces=interfaces
+            self.network,
+            where,
+            identity,
+            build,
+            hosting=hosting,
+            key=key,
+            ready_after=ready_after,
+            interfaces=interfaces,
         )
         self.processes.append(process)
         self.world.at(self.world.now + at, process.start)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from tests.lan.tcp import Connection
 
 
+RECORDED = 200
+
+
 @dataclass(eq=False, slots=True)
 class Segment:
     """One broadcast domain."""
@@ -103,6 +106,8 @@ class Network:
         self.segments: dict[str, Segment] = {}
         self.machines: dict[str, Machine] = {}
         self.connections: set[Connection] = set()
+        self.recorded: list[tuple[str, Nic, Packet, bool]] = []
+        """The first datagrams that were sent, for somebody who plays them again."""
         world.networks.append(self)
 
     def segment(self, name: str = "lan") -> Segment:
@@ -135,26 +140,30 @@ class Network:
 
     # --- datagrams -------------------------------------------------------------------------------------------------
 
-    def multicast(self, sender: Process, nic: Nic, packet: Packet, *, lobby: bool) -> None:
+    def multicast(
+        self, job: str, nic: Nic, packet: Packet, *, lobby: bool, sender: Process | None = None
+    ) -> None:
         """Sends to everybody on a segment who has joined the group, the sender's own machine included."""
         self.world.counts["datagrams"] += 1
-        if nic.segment is None:
-            self._loop_back(sender, nic, packet, lobby=lobby)
-            return
-        if not nic.up:
+        if len(self.recorded) < RECORDED:
+            self.recorded.append((job, nic, packet, lobby))
+        for process in nic.machine.processes:
+            if lobby or process.identity.job == job:
+                self.world.after(0.0001, functools.partial(process.heard, packet, nic, sender, nic, True))
+        if nic.segment is None or not nic.up or not nic.segment.multicast:
             return
         for other in nic.segment.nics:
-            if other is nic:
-                self._loop_back(sender, nic, packet, lobby=lobby)
-            elif nic.segment.multicast and self._passes(nic, other):
+            if other is not nic and self._passes(nic, other):
                 for process in other.machine.processes:
-                    if lobby or process.identity.job == sender.identity.job:
+                    if lobby or process.identity.job == job:
                         self._send(sender, nic, process, other, packet, multicast=True)
 
-    def _loop_back(self, sender: Process, nic: Nic, packet: Packet, *, lobby: bool) -> None:
-        for process in nic.machine.processes:
-            if lobby or process.identity.job == sender.identity.job:
-                self.world.after(0.0001, functools.partial(process.heard, packet, nic, sender, nic, True))
+    def play_again(self, number: int) -> None:
+        """Sends a recorded datagram once more, whether or not its sender lives."""
+        if self.recorded:
+            job, nic, packet, lobby = self.recorded[number % len(self.recorded)]
+            self.world.note(f"played again: {packet.opened(None)}")
+            self.multicast(job, nic, packet, lobby=lobby)
 
     def unicast(self, sender: Process, receiver: Process, packet: Packet) -> None:
         """Sends to one process by the first way there is."""
@@ -176,7 +185,7 @@ class Network:
         return near.up and far.up and frozenset(names) not in segment.parted and names not in segment.deaf
 
     def _send(
-        self, sender: Process, near: Nic, receiver: Process, far: Nic, packet: Packet, *, multicast: bool
+        self, sender: Process | None, near: Nic, receiver: Process, far: Nic, packet: Packet, *, multicast: bool
     ) -> None:
         segment, rng = near.segment, self.world.rng
         assert segment is not None

@@ -22,6 +22,8 @@ from tests.lan.tcp import Connection, End
 
 LATE_SECONDS = 0.001
 """Timers are late by up to this: a real selector counts in milliseconds."""
+PEER_SECONDS = 0.5
+"""How often those are asked who are known by name."""
 STORE_SECONDS = (0.001, 0.02)
 STORE_SILENT_SECONDS = 2.0
 
@@ -75,6 +77,7 @@ class Process:
         identity: Identity,
         build: Callable[[Process, float], AnyMachine],
         *,
+        hosting: bool,
         key: JobKey | None = None,
         ready_after: float | None = 0.2,
         interfaces: tuple[str, ...] | None = None,
@@ -83,6 +86,7 @@ class Process:
         self.network = network
         self.machine = machine
         self.identity = identity
+        self.hosting = hosting
         self.key = key
         self.ready_after = ready_after
         self.interfaces = interfaces
@@ -168,6 +172,8 @@ class Process:
         self.deadline = self.world.now + self._timeout()
         self.world.note(f"{self.name} starts")
         self._flush()
+        if self.peers:
+            self._ask_peers()
 
     def _timeout(self) -> float:
         core = self.core
@@ -241,12 +247,12 @@ class Process:
         if self.alive:
             self._flush()
 
-    def heard(self, packet: Packet, nic: Nic, sender: Process, via: Nic, multicast: bool) -> None:
+    def heard(self, packet: Packet, nic: Nic, sender: Process | None, via: Nic, multicast: bool) -> None:
         """A datagram has arrived."""
         if self.alive and (self.interfaces is None or nic.name in self.interfaces):
             self._event(functools.partial(self._heard, packet, nic, sender, via, multicast))
 
-    def _heard(self, packet: Packet, nic: Nic, sender: Process, via: Nic, multicast: bool) -> None:
+    def _heard(self, packet: Packet, nic: Nic, sender: Process | None, via: Nic, multicast: bool) -> None:
         assert self.core is not None
         message = packet.opened(self.key)
         source = Source(
@@ -431,11 +437,20 @@ class Process:
                 rest = (address for address in message.addresses if address != nic.address)
                 sent = msgspec.structs.replace(message, addresses=(nic.address, *rest))
             self.sent += 1
-            self.network.multicast(self, nic, Packet(encode(sent, self.key)), lobby=lobby)
-        for peer in self.peers:
-            for process in list(peer.processes):
+            packet = Packet(encode(sent, self.key))
+            self.network.multicast(self.identity.job, nic, packet, lobby=lobby, sender=self)
+
+    def _ask_peers(self) -> None:
+        assert self.core is not None
+        if not self.alive:
+            return
+        message = None if self.stopped else self.core.calling()
+        if message is not None:
+            packet = Packet(encode(message, self.key))
+            for process in [each for peer in self.peers for each in peer.processes]:
                 self.sent += 1
-                self.network.unicast(self, process, Packet(encode(message, self.key)))
+                self.network.unicast(self, process, packet)
+        self.world.after(PEER_SECONDS, self._ask_peers)
 
     def _dial(self, conn: int, address: str, port: int) -> None:
         self._dialling.add(conn)

@@ -1,0 +1,343 @@
+"""For tests of what looks at jobs from outside: a wire between pure machines, and jobs on `lo` without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mingle import datagrams, frames
+from mingle.announcing import Announced, Announcement
+from mingle.authentication import JobKey
+from mingle.finding import Finder
+from mingle.groups import LOBBY
+from mingle.hosting import Address, Host
+from mingle.joining import Joiner
+from mingle.machine import Answer, Dial, Effect, Hangup, Identity, Multicast, Notice, Source, Write
+from mingle.observer import Machine, Observer
+from mingle.settings import Network
+
+ROOT = Path(__file__).parents[1]
+WHO = frames.Who(hostname="bench", pid=4321)
+
+
+def free_udp_port() -> int:
+    """A port that nobody uses, for a discovery of the test's own."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+# --- a wire in memory -----------------------------------------------------------------------------------------
+
+
+class Wire:
+    """Joins pure machines, each on an address of its own, on a clock that only moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.machines: dict[str, Machine] = {}
+        self.silent: set[str] = set()
+        """Addresses that swallow connections instead of refusing them."""
+        self.notices: list[str] = []
+        self.new_id = itertools.count(1).__next__
+        self._listeners: dict[tuple[str, int], str] = {}
+        self._ends: dict[tuple[str, int], tuple[str, int]] = {}
+
+    def add(self, address: str, machine: Machine, *ports: int) -> None:
+        self.machines[address] = machine
+        self._listeners |= {(address, port): address for port in ports}
+        self.settle()
+
+    def remove(self, address: str) -> None:
+        """Kill a machine: its connections break, its ports refuse."""
+        del self.machines[address]
+        self._listeners = {key: owner for key, owner in self._listeners.items() if owner != address}
+        for (owner, conn), (other, far) in list(self._ends.items()):
+            if owner == address:
+                del self._ends[owner, conn], self._ends[other, far]
+                if other in self.machines and self.machines[other].owns(far):
+                    self.machines[other].closed(far, "the other side closed it", self.now)
+        self.settle()
+
+    def hear(self, address: str, message: datagrams.Datagram, sender: str, *, signed: bool = False) -> None:
+        source = Source(interface="eth0", address=sender, signed=signed)
+        self.machines[address].heard(message, source, self.now)
+        self.settle()
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        end = self.now + seconds
+        self.settle()
+        while True:
+            due = [timer for each in self.machines.values() if (timer := each.next_timer()) is not None]
+            self.now = max(self.now, min([*due, end]))
+            if self.now >= end:
+                return
+            for machine in list(self.machines.values()):
+                timer = machine.next_timer()
+                if timer is not None and self.now >= timer:
+                    machine.handle_timer(self.now)
+            self.settle()
+
+    def settle(self) -> None:
+        """Carry out what the machines want, until they want nothing more."""
+        busy = True
+        while busy:
+            busy = False
+            for address, machine in list(self.machines.items()):
+                for effect in machine.effects():
+                    busy = True
+                    self._perform(address, machine, effect)
+
+    def _perform(self, address: str, machine: Machine, effect: Effect) -> None:
+        match effect:
+            case Multicast(message):
+                for other, far in list(self.machines.items()):
+                    if other != address:
+                        source = Source(interface="eth0", address=address)
+                        far.heard(datagrams.decode(datagrams.encode(message)), source, self.now)
+            case Answer(source, message):
+                if source.address in self.machines:
+                    back = Source(interface="eth0", address=address, multicast=False)
+                    self.machines[source.address].heard(message, back, self.now)
+            case Dial(conn, target, port, _):
+                self._dial(address, machine, conn, target, port)
+            case Write(conn, data):
+                if (end := self._ends.get((address, conn))) is not None and self.machines[end[0]].owns(end[1]):
+                    self.machines[end[0]].received(end[1], data, self.now)
+            case Hangup(conn):
+                if (end := self._ends.pop((address, conn), None)) is not None:
+                    self._ends.pop(end, None)
+                    if self.machines[end[0]].owns(end[1]):
+                        self.machines[end[0]].closed(end[1], "the other side closed it", self.now)
+            case Notice(text):
+                self.notices.append(text)
+            case _:
+                raise AssertionError(effect)
+
+    def _dial(self, address: str, machine: Machine, conn: int, target: str, port: int) -> None:
+        if target in self.silent:
+            return
+        owner = self._listeners.get((target, port))
+        if owner is None:
+            machine.closed(conn, "Connection refused (ECONNREFUSED)", self.now)
+            return
+        far = self.new_id()
+        self._ends[address, conn], self._ends[owner, far] = (owner, far), (address, conn)
+        self.machines[owner].accepted(far, address, self.now)
+        machine.connected(conn, address, "eth0", self.now)
+
+
+def a_finder(wire: Wire, job: str | None, *, secret: bytes | None = None, refresh: float | None = None) -> Finder:
+    return Finder(
+        job,
+        member=bytes(15) + b"F",
+        who=WHO,
+        secret=secret,
+        new_id=wire.new_id,
+        rng=random.Random(7),
+        now=wire.now,
+        refresh=refresh,
+    )
+
+
+def an_announcement(
+    wire: Wire,
+    job: str,
+    address: str,
+    *,
+    name: bytes = b"A",
+    master_addr: str = "",
+    world_size: int | None = None,
+    secret: bytes | None = None,
+    port: int = 5000,
+) -> Announcement:
+    return Announcement(
+        Announced(job=job, master_addr=master_addr, master_port=29500, world_size=world_size),
+        session=name * 16,
+        member=name * 16,
+        who=frames.Who(hostname="announcer", pid=1),
+        addresses=[address],
+        port=port,
+        key=None if secret is None else JobKey(secret, job),
+        rng=random.Random(8),
+        now=wire.now,
+    )
+
+
+# --- jobs on lo, without torch --------------------------------------------------------------------------------
+
+
+class _Rank:
+    """A rank's machine as the observer's loop wants it."""
+
+    def __init__(self, rank: Host | Joiner) -> None:
+        self.rank = rank
+
+    def effects(self) -> list[Effect]:
+        return self.rank.effects()
+
+    def next_timer(self) -> float | None:
+        return self.rank.next_timer()
+
+    def handle_timer(self, now: float) -> None:
+        self.rank.handle_timer(now)
+
+    def calling(self) -> datagrams.Datagram | None:
+        return self.rank.calling()
+
+    def heard(self, message: datagrams.Datagram, source: Source, now: float) -> None:
+        self.rank.heard(message, source, now)
+
+    def owns(self, conn: int) -> bool:
+        return self.rank.owns(conn)
+
+    def accepted(self, conn: int, address: str, now: float) -> None:
+        assert isinstance(self.rank, Host)
+        self.rank.accepted(conn, address, now)
+
+    def connected(self, conn: int, local_address: str, interface: str, now: float) -> None:
+        self.rank.connected(conn, local_address, interface, now)
+
+    def received(self, conn: int, untrusted: bytes, now: float) -> None:
+        self.rank.received(conn, untrusted, now)
+
+    def closed(self, conn: int, reason: str, now: float) -> None:
+        if isinstance(self.rank, Host):
+            self.rank.lost(conn, reason, now)
+        else:
+            self.rank.closed(conn, reason, now)
+
+    def close(self, reason: str) -> None:
+        if isinstance(self.rank, Host):
+            self.rank.close(reason)
+        else:
+            self.rank.leave(reason)
+
+
+def _rank(observer: Observer, job: str, rank: int, world_size: int, key: JobKey | None) -> _Rank:
+    identity = Identity(
+        job=job,
+        attempt="",
+        member=os.urandom(16),
+        rank=rank,
+        world_size=world_size,
+        node="test",
+        who=frames.Who(hostname=f"node{rank}", pid=100 + rank, rank=rank),
+    )
+    now = time.monotonic()
+    if rank == 0:
+        addresses, port = observer.listen()
+        own = tuple(Address(address, "lo", 8) for address in addresses if ":" not in address)
+        host = Host(identity, os.urandom(16), own, port, key, 60.0, observer.new_id, observer.rng, now)
+        return _Rank(host)
+    return _Rank(
+        Joiner(identity, key=key, timeout=60.0, new_id=observer.new_id, rng=observer.rng, now=now)
+    )
+
+
+@contextlib.contextmanager
+def gathering(
+    job: str, port: int, ranks: Sequence[int], world_size: int, *, secret: bytes | None = None
+) -> Iterator[None]:
+    """Ranks that wait for the rest of their job, on `lo`; entered when all of them have joined rank 0."""
+    over, network = threading.Event(), Network(interfaces=("lo",), port=port, family="4")
+    key = None if secret is None else JobKey(secret, job)
+    with contextlib.ExitStack() as stack:
+        driven = []
+        for rank in ranks:
+            observer = stack.enter_context(Observer(network, job, key))
+            driven.append((observer, _rank(observer, job, rank, world_size, key)))
+        joined = threading.Event()
+        host = next((machine.rank for _, machine in driven if isinstance(machine.rank, Host)), None)
+
+        def done() -> bool:
+            if host is None or len(host.registrar.seats) == len(ranks):
+                joined.set()
+            return over.is_set()
+
+        threads = [
+            threading.Thread(target=observer.run, args=(machine,), kwargs={"until": None, "done": done})
+            for observer, machine in driven
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            assert joined.wait(20)
+            yield
+        finally:
+            over.set()
+            while any(thread.is_alive() for thread in threads):
+                _wake(port)
+                for thread in threads:
+                    thread.join(0.05)
+
+
+def _wake(port: int) -> None:
+    """Sends a datagram that means nothing to every loop on `lo`."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1"))
+        sender.sendto(b"wake", (LOBBY.ipv4, port))
+
+
+# --- commands -------------------------------------------------------------------------------------------------
+
+
+def command_environment(port: int, **variables: str) -> dict[str, str]:
+    """The environment of a command on `lo`."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
+    return {
+        **kept,
+        "PYTHONPATH": str(ROOT / "src"),
+        "MINGLE_INTERFACE": "lo",
+        "MINGLE_PORT": str(port),
+        **variables,
+    }
+
+
+def run_command(
+    *arguments: str, port: int, expect: int = 0, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `mingle-discover` in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mingle", *arguments],
+        env=command_environment(port, **variables),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == expect, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done
+
+
+@contextlib.contextmanager
+def announcing(*arguments: str, port: int, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """`mingle-discover announce`, entered when it speaks; its first line of output has not been read."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mingle", "announce", *arguments],
+        env=command_environment(port, **variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stderr is not None
+        try:
+            line = process.stderr.readline()
+            assert line.startswith("announcing"), line + process.stderr.read()
+            yield process
+        finally:
+            process.terminate()
+            process.wait(20)

@@ -1,0 +1,101 @@
+"""Two that want the same place: the living ones are named, the dead ones are not in the way."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import Lab
+from .scenarios import check, hold, results, train, wait_for_log
+from .test_timeouts import failure, timed
+
+
+def test_the_same_rank_twice(lab: Lab) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    ranks = [hosts[0].start(train, "twice", 0, 3), hosts[1].start(train, "twice", 1, 3)]
+    wait_for_log(ranks[1], "seated")
+    newcomer = hosts[2].start(timed, "twice", 1, 3)
+    error = newcomer.error()
+    assert newcomer.wait_for("ended")["seconds"] < 5
+    assert error.name == "ConflictError"
+    for part in ("rank taken", "rank 1 on host", hosts[1].name, hosts[1].address(), f"pid {ranks[1].pid}"):
+        assert part in error.message
+    # Those who were right are not disturbed.
+    ranks.append(hosts[2].start(train, "twice", 2, 3))
+    check(results(ranks), hosts, hosts[0])
+
+
+def test_a_rank_whose_holder_is_frozen_is_replaced(lab: Lab) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    ranks = [hosts[0].start(train, "frozen", 0, 3)]
+    frozen = hosts[1].start(timed, "frozen", 1, 3)
+    wait_for_log(frozen, "seated")
+    frozen.stop()
+    ranks.append(hosts[1].start(train, "frozen", 1, 3))
+    ranks.append(hosts[2].start(train, "frozen", 2, 3))
+    check(results(ranks), hosts, hosts[0])
+
+
+def test_two_rank_zeros(lab: Lab) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    rivals = [host.start(timed, "rivals", 0, 3, discovery_timeout=12) for host in hosts[:2]]
+    hosts[2].start(timed, "rivals", 1, 3, discovery_timeout=12)
+    for mine, other in ((0, 1), (1, 0)):
+        error = rivals[mine].error(12)
+        assert rivals[mine].wait_for("ended")["seconds"] < 5
+        assert error.name == "ConflictError"
+        for part in (hosts[other].name, hosts[other].address(), f"pid {rivals[other].pid}"):
+            assert part in error.message
+
+
+def test_different_world_sizes(lab: Lab) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(2)]
+    host_zero = hosts[0].start(timed, "sizes", 0, 3, discovery_timeout=6)
+    other = hosts[1].start(timed, "sizes", 1, 2, discovery_timeout=6)
+    error = other.error()
+    assert other.wait_for("ended")["seconds"] < 5
+    assert error.name == "ConflictError"
+    for part in ("world_size=3", "world_size=2", hosts[0].name, hosts[0].address(), f"pid {host_zero.pid}"):
+        assert part in error.message
+    assert "world size" in failure(host_zero, 6).message
+
+
+def test_a_job_that_runs_already(lab: Lab) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(4)]
+    running = [host.start(hold, "busy", rank, 2) for rank, host in enumerate(hosts[:2])]
+    for rank in running:
+        assert rank.wait_for("running")["sum"] == 3
+    second = [
+        host.start(timed, "busy", rank, 2, discovery_timeout=5) for rank, host in enumerate(hosts[2:])
+    ]
+    for rank in second:
+        wait_for_log(rank, "runs already")
+        error = failure(rank, 5)
+        assert error.name == "ConflictError"
+        assert "runs already" in error.message
+        assert hosts[0].name in error.message
+    for rank in running:
+        assert rank.exit_code is None
+
+
+@pytest.mark.parametrize("end", ["kill", "interrupt"])
+def test_a_job_that_ended_is_not_in_the_way(lab: Lab, end: str) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(2)]
+    old = [host.start(hold, "ended", rank, 2) for rank, host in enumerate(hosts)]
+    for rank in old:
+        rank.wait_for("running")
+    # The new ones are there before the old ones end, and go on when they do.
+    new = [host.start(train, "ended", rank, 2) for rank, host in enumerate(hosts)]
+    for rank in new:
+        wait_for_log(rank, "runs already")
+    for rank in old:
+        if end == "kill":
+            rank.kill()
+        else:
+            rank.interrupt()
+    check(results(new), hosts, hosts[0])

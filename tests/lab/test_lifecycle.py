@@ -1,0 +1,128 @@
+"""One process and its jobs: again and again, interrupted, in notebooks, and through fresh interpreters."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+import mingle
+
+from . import Lab, leak_check, report
+from .scenarios import TIMEOUT, report_log, results, sum_of_ranks, wait_for_log
+
+ROOT = Path(__file__).parents[2]
+
+
+def again_and_again(rank: int, notebook: bool) -> list[int]:
+    """Make the same job three times; a notebook never closes what it had."""
+    sums = []
+    with leak_check():
+        job = None
+        for _ in range(3):
+            job = mingle.init("again", rank=rank, world_size=2, backend="gloo", discovery_timeout=TIMEOUT)
+            sums.append(sum_of_ranks())
+            assert [member.rank for member in job.members] == [0, 1]
+            if not notebook:
+                dist.destroy_process_group()
+        assert job is not None
+        job.__exit__(None, None, None)
+    return sums
+
+
+@pytest.mark.parametrize("notebook", [False, True])
+def test_several_times_in_the_same_processes(lab: Lab, notebook: bool) -> None:
+    network = lab.network()
+    ranks = [lab.host(network).start(again_and_again, rank, notebook) for rank in range(2)]
+    assert [rank.result(60) for rank in ranks] == [[3, 3, 3], [3, 3, 3]]
+
+
+def interrupted(rank: int) -> None:
+    """Wait for a job that never forms; Ctrl-C must end it and leave nothing."""
+    report_log()
+    with leak_check():
+        try:
+            mingle.init("interrupted", rank=rank, world_size=3, backend="gloo", discovery_timeout=TIMEOUT)
+        finally:
+            report("left", threads=threading.active_count(), environment=os.environ.get("MASTER_ADDR"))
+
+
+@pytest.mark.parametrize("moment", ["open", "seeking", "seated"])
+def test_control_c(lab: Lab, moment: str) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(2)]
+    ranks = []
+    if moment in ("open", "seated"):
+        ranks.append(hosts[0].start(interrupted, 0))
+        wait_for_log(ranks[0], "open")
+    if moment in ("seeking", "seated"):
+        ranks.append(hosts[1].start(interrupted, 1))
+        wait_for_log(ranks[-1], moment)
+    for rank in ranks:
+        rank.interrupt()
+        assert rank.error(2).name == "KeyboardInterrupt"
+        left = rank.wait_for("left")
+        assert (left["threads"], left["environment"]) == (1, None)
+
+
+def restored(rank: int) -> bool:
+    """A job's variables go with it, and the user's own come back."""
+    before = dict(os.environ)
+    with mingle.discover("restored", rank=rank, world_size=2, discovery_timeout=TIMEOUT):
+        assert os.environ["MASTER_ADDR"] != "192.0.2.9"
+    return dict(os.environ) == before
+
+
+def test_the_environment_is_restored(lab: Lab) -> None:
+    network = lab.network()
+    foreign = {"MASTER_ADDR": "192.0.2.9", "MASTER_PORT": "9"}
+    ranks = [lab.host(network).start(restored, rank, env=foreign) for rank in range(2)]
+    assert results(ranks) == [True, True]
+
+
+SCRIPT = """
+import {first}
+import {second}
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method="mingle://fresh job/ä", rank={rank}, world_size=2)
+numbers = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(numbers)
+print("sum", numbers.item())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("order", [("torch.distributed", "mingle"), ("mingle", "torch")])
+def test_fresh_interpreters_in_either_order_of_imports(lab: Lab, order: tuple[str, str]) -> None:
+    network = lab.network()
+    ranks = [
+        lab.host(network).run(
+            ["python", "-c", SCRIPT.format(first=order[0], second=order[1], rank=rank)],
+            env={"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        assert rank.wait(60) == 0
+        assert "sum 3" in rank.stdout
+        assert "Traceback" not in rank.stderr
+
+
+def test_under_torchrun_the_library_passes_through(lab: Lab) -> None:
+    script = """
+import os, mingle, torch, torch.distributed as dist
+with mingle.init(backend="gloo") as job:
+    numbers = torch.tensor([job.rank + 1])
+    dist.all_reduce(numbers)
+    assert job.members == () and os.environ["NODE_RANK"] == "0", (job, os.environ)
+    print("sum", numbers.item(), job.job_id, job.local_world_size)
+"""
+    torchrun = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+    process = lab.host(lab.network()).run(
+        [*torchrun, "python", "-c", script], env={"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    )
+    assert process.wait(90) == 0, process.output
+    assert process.stdout.count("sum 3") == 2

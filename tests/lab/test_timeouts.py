@@ -1,0 +1,125 @@
+"""Who is missing, and why: every present rank is told in time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from . import Host, Lab, RaisedError, Rank, report
+from .scenarios import discover_only
+
+
+def timed(job_id: str, rank: int, world_size: int, **arguments: Any) -> None:
+    """Discover, and report how long it took until it failed."""
+    report("started")
+    started = time.monotonic()
+    try:
+        discover_only(job_id, rank, world_size, **arguments)
+    finally:
+        report("ended", seconds=time.monotonic() - started)
+
+
+def failure(rank: Rank[Any], timeout: float) -> RaisedError:
+    """The error of a rank that gave up, in time."""
+    error = rank.error(3 * timeout + 10)
+    assert rank.wait_for("ended")["seconds"] <= timeout + 2
+    return error
+
+
+def test_a_rank_that_never_comes_is_named_by_all(lab: Lab) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    ranks = [
+        host.start(timed, "incomplete", rank, 4, discovery_timeout=4)
+        for rank, host in zip((0, 1, 3), hosts, strict=True)
+    ]
+    for rank in ranks:
+        error = failure(rank, 4)
+        assert error.name == "DiscoveryTimeoutError"
+        assert "TimeoutError" in error.bases
+        assert "missing ranks: 2" in error.message
+        assert "way out:" in error.message
+
+
+def test_late_starters_name_only_the_rank_that_never_came(lab: Lab) -> None:
+    """Rank 1's time is up a second before the others': it was there, and rank 2 was not."""
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    first = hosts[1].start(timed, "late", 1, 4, discovery_timeout=3)
+    first.wait_for("started")
+    threading.Event().wait(1)
+    others = [hosts[index].start(timed, "late", rank, 4, discovery_timeout=4) for index, rank in ((0, 0), (2, 3))]
+    assert "missing ranks: 2" in failure(first, 3).message
+    for rank in others:
+        message = failure(rank, 4).message
+        assert "came and went: rank 1" in message
+
+
+def test_no_rank_zero(lab: Lab) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(2)]
+    ranks = [
+        host.start(timed, "headless", rank, 3, discovery_timeout=3)
+        for rank, host in zip((1, 2), hosts, strict=True)
+    ]
+    for rank, other in zip(ranks, (2, 1), strict=True):
+        message = failure(rank, 3).message
+        assert "rank 0 was not found" in message
+        assert f"others that look for the same job: rank {other} on host" in message
+        assert "UDP port 29499" in message
+
+
+def test_a_mistyped_id_is_named_by_both_sides(lab: Lab) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(2)]
+    right = hosts[0].start(timed, "resnet", 0, 2, discovery_timeout=4)
+    wrong = hosts[1].start(timed, "resent", 1, 2, discovery_timeout=4)
+    assert "'resent'" in failure(right, 4).message
+    message = failure(wrong, 4).message
+    assert "'resnet'" in message
+    assert "mistyped" in message
+
+
+def test_alone_on_the_network(lab: Lab) -> None:
+    rank = lab.host(lab.network()).start(timed, "nobody", 1, 2, discovery_timeout=2)
+    message = failure(rank, 2).message
+    assert "nothing of this job was heard" in message
+    assert "MINGLE_PEERS" in message
+
+
+@pytest.mark.parametrize(("mine", "other"), [("s3cret", None), (None, "s3cret"), ("s3cret", "another")])
+def test_a_secret_on_one_side_only(lab: Lab, mine: str | None, other: str | None) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(2)]
+    ranks = [
+        host.start(timed, "secrets", rank, 2, discovery_timeout=3, secret=secret)
+        for rank, (host, secret) in enumerate(zip(hosts, (mine, other), strict=True))
+    ]
+    for rank in ranks:
+        error = failure(rank, 3)
+        assert error.name == "AuthenticationError"
+        assert "s3cret" not in error.message
+        assert "MINGLE_SECRET" in error.message
+
+
+def interface_error(host: Host, **arguments: Any) -> RaisedError:
+    """What a wrong interface gives, at once."""
+    rank = host.start(timed, "interface", 1, 2, **arguments)
+    error = rank.error()
+    assert rank.wait_for("ended")["seconds"] < 1
+    assert error.name == "InterfaceError"
+    return error
+
+
+def test_interfaces_that_cannot_be_used(lab: Lab) -> None:
+    network = lab.network(link_local=False)
+    host = lab.host(network)
+    assert "eth0" in interface_error(host, interface="eth7").message
+    assert "IPv6" in interface_error(host, interface="eth0", family="6").message
+    host.ip("link set eth0 down")
+    assert "down" in interface_error(host, interface="eth0").message
+    host.ip("link set eth0 up", "address flush dev eth0")
+    assert "address" in interface_error(host, interface="eth0").message

@@ -1,0 +1,173 @@
+"""Random schedules: one seed makes a job, a bad network and bad luck, and says what must come of it.
+
+First there is chaos for some time: processes start one after another, are killed and restarted, stopped and
+continued, cables are pulled, pairs of machines are parted, datagrams pass one way only. Some of it strikes at random
+times, some in a chosen phase of the session. Then all is healed and every rank runs exactly once. What must follow:
+
+* no invariant breaks, ever (:mod:`tests.lan.invariants`);
+* if GO was never decided before, the job forms;
+* if it was, and its host lives, every member that lives has formed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from mingle.registrar import Phase
+from tests.lan.gathering import Gathering
+from tests.lan.process import Process
+
+TIMEOUT_SECONDS = 75.0
+HEALED_SECONDS = 40.0
+"""How long after the end of the chaos a job may take to form: keepalive, the return window and one more round."""
+_PHASES = (Phase.OPEN, Phase.CONFIRMING, Phase.SEALING, Phase.SEALED, Phase.RUNNING)
+
+
+class Schedule:
+    """What one seed makes happen."""
+
+    def __init__(self, seed: int, *, tracing: bool = False) -> None:
+        self.gathering = Gathering(seed, timeout=TIMEOUT_SECONDS, tracing=tracing)
+        gathering = self.gathering
+        rng = self.rng = gathering.rng
+        gathering.size = rng.randint(2, 9)
+        gathering.secret = b"secret" if rng.random() < 0.2 else None
+        gathering.lan.loss = rng.choice((0.0, 0.0, 0.1, 0.3, 0.5))
+        gathering.lan.duplicates = rng.choice((0.0, 0.2))
+        gathering.lan.delay = (0.0001, rng.choice((0.001, 0.05, 0.3)))
+        gathering.lan.tcp_delay = (0.0001, rng.choice((0.001, 0.001, 0.02, 0.2)))
+        self.chaos = rng.uniform(3.0, 20.0)
+        self.current: dict[int, Process] = {}
+        machines = rng.randint(1, gathering.size)
+        for rank in range(gathering.size):
+            machine = f"m{rank % machines}"
+            at = rng.uniform(0, 3) if rng.random() < 0.9 else rng.uniform(0, self.chaos)
+            ready_after = rng.choice((0.0, 0.2, 8.0))
+            if rank == 0:
+                self.current[rank] = gathering.host(machine, at=at, ready_after=ready_after)
+            else:
+                self.current[rank] = gathering.member(rank, machine, at=at, ready_after=ready_after)
+        for _ in range(rng.randint(0, 9)):
+            self._plan_strike()
+        gathering.world.after(self.chaos, self._heal)
+
+    def _plan_strike(self) -> None:
+        rng, world = self.rng, self.gathering.world
+        strike = rng.choice(
+            (
+                self._cut,
+                self._cut,
+                self._part,
+                self._deafen,
+                self._kill,
+                self._kill,
+                self._stop,
+                self._stop,
+                self._power_off,
+                self._play_again,
+            )
+        )
+        rank = 0 if rng.random() < 0.35 else rng.randrange(self.gathering.size)
+        if rng.random() < 0.4:
+            world.after(rng.uniform(0, rng.choice((4.0, self.chaos))), functools.partial(self._unless_healed, strike, rank))
+            return
+        phase, delay = rng.choice(_PHASES), rng.choice((0.0, 0.0, rng.uniform(0, 0.01), rng.uniform(0, 0.3)))
+        after = world.now + rng.choice((0.0, 0.0, rng.uniform(0, self.chaos)))
+        world.when(
+            lambda: world.now >= after and self.current[0].alive and self.current[0].phase is phase,
+            lambda: world.after(delay, functools.partial(self._unless_healed, strike, rank)),
+        )
+
+    def _unless_healed(self, strike: Callable[[int], None], rank: int) -> None:
+        if self.gathering.now < self.healed_at:
+            strike(rank)
+
+    @property
+    def healed_at(self) -> float:
+        """When the chaos ends."""
+        return 1000.0 + self.chaos
+
+    def _duration(self) -> float:
+        return self.rng.choice((self.rng.uniform(0.01, 0.5), self.rng.uniform(0.5, 4), self.rng.uniform(4, 16)))
+
+    def _cut(self, rank: int) -> None:
+        gathering, machine = self.gathering, self.current[rank].machine
+        gathering.network.cut(machine)
+        gathering.world.after(self._duration(), functools.partial(gathering.network.heal, machine))
+
+    def _part(self, rank: int) -> None:
+        gathering, one = self.gathering, self.current[rank].machine
+        other = self.current[self.rng.randrange(gathering.size)].machine
+        if one is not other:
+            gathering.network.part(gathering.lan, one, other)
+            rejoin = functools.partial(gathering.network.part, gathering.lan, one, other, parted=False)
+            gathering.world.after(self._duration(), rejoin)
+
+    def _deafen(self, rank: int) -> None:
+        one = self.current[rank].machine
+        other = self.current[self.rng.randrange(self.gathering.size)].machine
+        self.gathering.lan.deaf.add((one.name, other.name))
+
+    def _kill(self, rank: int) -> None:
+        process = self.current[rank]
+        if process.alive:
+            process.kill()
+            self._restart(rank, self.rng.choice((0.0, self.rng.uniform(0, 0.3), self.rng.uniform(0, 4))))
+
+    def _power_off(self, rank: int) -> None:
+        """No process says good-bye, and no kernel either; the machine is back after a while."""
+        gathering, machine = self.gathering, self.current[rank].machine
+        gathering.network.cut(machine)
+        seconds = self._duration()
+        for other, process in self.current.items():
+            if process.machine is machine and process.alive:
+                process.kill()
+                self._restart(other, seconds)
+        gathering.world.after(seconds, functools.partial(gathering.network.heal, machine))
+
+    def _play_again(self, rank: int) -> None:
+        for _ in range(self.rng.randint(1, 20)):
+            play = functools.partial(self.gathering.network.play_again, self.rng.getrandbits(16))
+            self.gathering.world.after(self.rng.uniform(0, 15), play)
+
+    def _restart(self, rank: int, delay: float) -> None:
+        old = self.current[rank]
+        self.current[rank] = self.gathering.again(old, at=delay)
+
+    def _stop(self, rank: int) -> None:
+        process = self.current[rank]
+        process.stop()
+        self.gathering.world.after(self._duration(), process.cont)
+
+    def _heal(self) -> None:
+        self.gathering.network.heal_all()
+        for rank, process in self.current.items():
+            process.cont()
+            if process.core is not None and not process.alive and process.failure is None:
+                self._restart(rank, 0.0)
+
+    # --- what must come of it --------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Runs it and judges the end."""
+        world = self.gathering.world
+        world.run(self.chaos + HEALED_SECONDS, until=self._over)
+        decided = list(self.gathering.invariants.sessions.values())
+        if not decided or all(host in self.current.values() for host in decided):
+            late = [each.name for each in self._expected(decided) if each.outcome is None]
+            assert not late, f"not formed {HEALED_SECONDS:.0f} s after the end of the chaos: {late}"
+        world.run(TIMEOUT_SECONDS + 25.0, until=self.gathering.settled)
+        assert self.gathering.settled(), "somebody still waits after every deadline"
+
+    def _expected(self, decided: list[Process]) -> list[Process]:
+        if not decided:
+            return list(self.current.values())
+        return [
+            process
+            for process in self.current.values()
+            if any(host.alive and process.identity.member in host.host.registrar.seats for host in decided)
+        ]
+
+    def _over(self) -> bool:
+        return self.gathering.now > self.healed_at and self.gathering.settled()

@@ -1,0 +1,240 @@
+"""Jobs form in any order of starts, through loss, and after whatever struck while they formed."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from mingle.errors import ConflictError
+from mingle.registrar import RETURN_SECONDS, Phase
+from tests.lan.gathering import Gathering, failure_of, outcome_of
+from tests.lan.process import Process
+
+FORMING = (Phase.OPEN, Phase.CONFIRMING, Phase.SEALING, Phase.SEALED)
+SEEDS = range(12)
+
+
+def when_in(gathering: Gathering, host: Process, phase: Phase, action: Callable[[], None]) -> None:
+    """Does something as soon as the host's session has reached a phase (and half of the ranks are in)."""
+
+    def there() -> bool:
+        return host.alive and host.phase is phase and len(host.host.registrar.seats) >= gathering.size // 2
+
+    gathering.world.when(there, action)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_every_order_of_starts(order: tuple[int, ...]) -> None:
+    for seed in range(5):
+        gathering = Gathering(seed)
+        gap = gathering.rng.uniform(0, 3)
+        gathering.everybody([gap * order.index(rank) for rank in range(4)])
+        gathering.run()
+        gathering.expect_formed(within=0.2)
+        assert [outcome_of(process).rank for process in gathering.processes] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("loss", "within"), [(0.3, 15.0), (0.5, 30.0)])
+def test_loss(loss: float, within: float) -> None:
+    took = []
+    for seed in range(150):
+        gathering = Gathering(seed, loss=loss)
+        gathering.lan.duplicates, gathering.lan.delay = 0.1, (0.0001, 0.02)
+        gathering.everybody([gathering.rng.uniform(0, 3) for _ in range(4)])
+        gathering.run()
+        gathering.expect_formed(within=within)
+        last = max(process.started_at for process in gathering.processes)
+        took.append(max(process.formed_at or 0.0 for process in gathering.processes) - last)
+    assert sorted(took)[len(took) // 2] < 0.5
+
+
+def test_one_rank_alone_is_a_job() -> None:
+    gathering = Gathering(1, size=1)
+    host = gathering.host()
+    gathering.run()
+    assert outcome_of(host).num_nodes == 1
+
+
+def test_several_ranks_per_machine_share_a_node() -> None:
+    gathering = Gathering(1, size=6)
+    gathering.host("m0")
+    for rank in range(1, 6):
+        gathering.member(rank, f"m{rank // 3}")
+    gathering.run()
+    gathering.expect_formed()
+    places = [outcome_of(process) for process in gathering.processes]
+    assert [(each.node_rank, each.local_rank, each.local_world_size) for each in places] == [
+        (node, local, 3) for node in range(2) for local in range(3)
+    ]
+
+
+def test_assigned_ranks_are_contiguous_per_node() -> None:
+    gathering = Gathering(3, size=6)
+    gathering.host("m1", rank=None)
+    for number in range(1, 6):
+        gathering.member(None, f"m{number % 2}", at=0.1 * number)
+    gathering.run()
+    gathering.expect_formed()
+    assert outcome_of(gathering.processes[0]).rank == 0
+    by_machine = {
+        name: sorted(outcome_of(each).rank for each in gathering.processes if each.machine.name == name)
+        for name in ("m0", "m1")
+    }
+    assert by_machine == {"m1": [0, 1, 2, 3], "m0": [4, 5]}
+
+
+@pytest.mark.parametrize("phase", FORMING)
+@pytest.mark.parametrize("victim", [0, 2])
+def test_killed_and_restarted(phase: Phase, victim: int) -> None:
+    for seed in SEEDS:
+        gathering = Gathering(seed)
+        everybody = gathering.everybody([gathering.rng.uniform(0, 1) for _ in range(4)])
+
+        def strike(gathering: Gathering = gathering, everybody: list[Process] = everybody) -> None:
+            old = everybody[victim]
+            if old.core is None:
+                return
+            old.kill()
+            everybody[victim] = gathering.again(old, at=gathering.rng.choice((0.0, 0.5, 2.0)))
+
+        when_in(gathering, everybody[0], phase, strike)
+        gathering.run()
+        gathering.expect_formed(everybody, within=8.0)
+
+
+def test_a_host_that_is_killed_before_its_first_offer() -> None:
+    for seed in SEEDS:
+        gathering = Gathering(seed)
+        everybody = gathering.everybody()
+        gathering.world.at(gathering.now, everybody[0].kill)
+        everybody[0] = gathering.again(everybody[0], at=1.0)
+        gathering.run()
+        gathering.expect_formed(everybody, within=8.0)
+
+
+@pytest.mark.parametrize("phase", [*FORMING, Phase.RUNNING])
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("seconds", [0.3, 5.0, 12.0])
+def test_cut_and_healed(phase: Phase, victim: int, seconds: float) -> None:
+    for seed in SEEDS:
+        gathering = Gathering(seed)
+        everybody = gathering.everybody([gathering.rng.uniform(0, 1) for _ in range(4)])
+
+        def strike(gathering: Gathering = gathering) -> None:
+            machine = gathering.network.machine(f"m{victim}")
+            gathering.network.cut(machine)
+            gathering.world.after(seconds, functools.partial(gathering.network.heal, machine))
+
+        when_in(gathering, everybody[0], phase, strike)
+        gathering.run()
+        gathering.expect_formed(within=seconds + 20.0)
+
+
+@pytest.mark.parametrize("phase", [*FORMING, Phase.RUNNING])
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("seconds", [0.3, 5.0, 15.0])
+def test_stopped_and_continued(phase: Phase, victim: int, seconds: float) -> None:
+    for seed in SEEDS:
+        gathering = Gathering(seed)
+        everybody = gathering.everybody([gathering.rng.uniform(0, 1) for _ in range(4)])
+
+        def strike(gathering: Gathering = gathering, process: Process = everybody[victim]) -> None:
+            process.stop()
+            gathering.world.after(seconds, process.cont)
+
+        when_in(gathering, everybody[0], phase, strike)
+        gathering.run()
+        gathering.expect_formed(within=seconds + 10.0)
+
+
+def test_go_that_is_lost_is_said_again() -> None:
+    for seed in SEEDS:
+        gathering = Gathering(seed)
+        everybody = gathering.everybody()
+        host, member = everybody[0], everybody[2]
+        part = functools.partial(gathering.network.part, gathering.lan, host.machine, member.machine)
+        when_in(gathering, host, Phase.RUNNING, part)
+        gathering.world.run(1.0)
+        assert member.outcome is None
+        assert all(each.outcome is not None for each in everybody if each is not member)
+        # Both ends have seen the connection time out after ten seconds; it comes back within five more.
+        gathering.world.run(10.0 + RETURN_SECONDS - 3.0)
+        part(parted=False)
+        gathering.run()
+        gathering.expect_formed()
+        gathering.world.run(20.0)
+        assert not host.closed_stores
+
+
+def test_a_member_that_is_lost_before_it_is_ready_closes_the_store() -> None:
+    for seed in SEEDS:
+        gathering = Gathering(seed)
+        everybody = gathering.everybody(ready_after=1.0)
+        gathering.run()
+        gathering.expect_formed()
+        everybody[3].kill()
+        gathering.world.run(RETURN_SECONDS + 1.0)
+        assert len(everybody[0].closed_stores) == 1
+        assert "rank 3 on host m3 (10.0.0.4), pid 104" in everybody[0].closed_stores[0]
+
+
+def test_a_member_that_is_lost_after_ready_is_torchs_affair() -> None:
+    gathering = Gathering(5)
+    everybody = gathering.everybody(ready_after=0.1)
+    gathering.run()
+    gathering.world.run(1.0)
+    everybody[3].kill()
+    gathering.world.run(20.0)
+    assert not everybody[0].closed_stores
+
+
+def test_a_member_that_leaves_on_purpose_after_go_is_no_loss() -> None:
+    gathering = Gathering(5)
+    everybody = gathering.everybody(ready_after=None)
+    gathering.run()
+    for process in everybody[1:]:
+        process.close()
+    gathering.world.run(20.0)
+    assert not everybody[0].closed_stores
+
+
+def test_a_rank_that_is_restarted_after_go_is_told_that_the_job_runs() -> None:
+    gathering = Gathering(5)
+    everybody = gathering.everybody()
+    gathering.run()
+    gathering.world.run(1.0)
+    everybody[1].kill()
+    again = gathering.again(everybody[1])
+    gathering.run()
+    assert isinstance(failure_of(again), ConflictError)
+    assert "runs already" in str(failure_of(again))
+
+
+def test_without_multicast_the_peers_are_asked_by_name() -> None:
+    for seed in SEEDS:
+        gathering = Gathering(seed, loss=0.3)
+        gathering.lan.multicast = False
+        everybody = gathering.everybody([gathering.rng.uniform(0, 2) for _ in range(4)])
+        for process in everybody[1:]:
+            process.peers.append(everybody[0].machine)
+        gathering.run()
+        gathering.expect_formed(within=10.0)
+
+
+def test_datagrams_that_pass_one_way_only() -> None:
+    for away in (True, False):
+        for seed in SEEDS:
+            gathering = Gathering(seed)
+            everybody = gathering.everybody([gathering.rng.uniform(0, 2) for _ in range(4)])
+            for process in everybody[1:]:
+                pair = everybody[0].machine.name, process.machine.name
+                gathering.lan.deaf.add(pair if away else pair[::-1])
+            gathering.run()
+            if away:
+                # No OFFER is ever heard: true, and said.
+                assert all("was not found" in str(failure_of(each)) for each in everybody[1:])
+            else:
+                gathering.expect_formed(within=3.0)

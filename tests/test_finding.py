@@ -1,0 +1,252 @@
+"""The finder, wired to announcers and hosts in memory, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mingle.datagrams import Bye, List, Offer, Seek
+from mingle.finding import MAX_SESSIONS, RETRY_SECONDS
+from mingle.machine import Dial, Multicast
+from tests.bystanders import WHO, Wire, a_finder, an_announcement
+
+
+def an_offer(job: str = "resnet", *, session: bytes = b"S" * 16, address: str = "10.0.0.9") -> Offer:
+    return Offer(job=job, session=session, host=b"H" * 16, addresses=(address,), port=5000, world_size=2)
+
+
+def test_it_asks_on_the_jobs_group_and_in_the_lobby_and_is_no_rank() -> None:
+    wire = Wire()
+    finder = a_finder(wire, "resnet")
+    finder.handle_timer(wire.now + 0.001)
+    asked = [effect for effect in finder.effects() if isinstance(effect, Multicast)]
+    assert {(type(effect.message), effect.lobby) for effect in asked} == {(Seek, False), (List, True)}
+    (seek,) = [effect.message for effect in asked if isinstance(effect.message, Seek)]
+    assert (seek.kind, seek.rank, seek.pid) == ("announcement", None, WHO.pid)
+
+
+def test_who_looks_round_asks_only_in_the_lobby_and_names_no_job() -> None:
+    wire = Wire()
+    finder = a_finder(wire, None)
+    finder.handle_timer(wire.now)
+    assert finder.effects() == [Multicast(List(member=bytes(15) + b"F"), lobby=True)]
+
+
+def test_it_finds_what_is_announced_at_the_address_it_reached() -> None:
+    wire = Wire()
+    wire.add("10.0.0.1", an_announcement(wire, "resnet", "10.0.0.1"), 5000)
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.run(0.3)
+    assert not finder.settled, "a second host may still answer"
+    wire.run(0.5)
+    assert finder.settled
+    (sighting,) = finder.alive
+    assert str(sighting.target()) == "10.0.0.1:29500"
+    assert sighting.target().kind == "announced"
+
+
+def test_a_name_that_was_announced_is_handed_out_as_it_is() -> None:
+    wire = Wire()
+    announcement = an_announcement(wire, "resnet", "10.0.0.1", master_addr="trainer-0.trainer")
+    wire.add("10.0.0.1", announcement, 5000)
+    finder = a_finder(wire, None)
+    wire.add("10.0.0.2", finder)
+    wire.run(1)
+    assert [str(each.target()) for each in finder.alive] == ["trainer-0.trainer:29500"]
+
+
+def test_what_is_no_name_never_comes_out() -> None:
+    wire = Wire()
+    announcement = an_announcement(wire, "resnet", "10.0.0.1", master_addr="$(reboot)")
+    wire.add("10.0.0.1", announcement, 5000)
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.run(1)
+    assert finder.alive == []
+    assert "no address" in finder.sessions[0].problem
+
+
+def test_a_link_local_address_gets_the_zone_on_which_it_was_reached() -> None:
+    wire = Wire()
+    wire.add("fe80::1", an_announcement(wire, "resnet", "fe80::1"), 5000)
+    finder = a_finder(wire, "resnet")
+    wire.add("fe80::2", finder)
+    wire.run(1)
+    assert [str(each.target()) for each in finder.alive] == ["[fe80::1%eth0]:29500"]
+
+
+def test_two_that_live_are_both_found() -> None:
+    wire = Wire()
+    for number in (1, 3):
+        name = f"10.0.0.{number}"
+        wire.add(name, an_announcement(wire, "resnet", name, name=bytes([number])), 5000)
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.run(1)
+    assert [each.target().address for each in finder.alive] == ["10.0.0.1", "10.0.0.3"]
+    assert any("finds two" in notice for notice in wire.notices)
+
+
+@pytest.mark.parametrize(
+    ("silent", "problem"), [(False, "refused"), (True, "no proof within 1 s")], ids=["dead", "silent"]
+)
+def test_a_datagram_alone_finds_nothing(silent: bool, problem: str) -> None:
+    wire = Wire()
+    wire.silent = {"10.0.0.9"} if silent else set()
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.hear("10.0.0.2", an_offer(), "10.0.0.9")
+    assert finder.racing is silent
+    wire.run(1.5)
+    assert not finder.racing
+    assert not finder.settled
+    assert finder.alive == []
+    assert problem in finder.sessions[0].problem
+
+
+def test_another_session_at_the_address_is_not_taken_for_it() -> None:
+    wire = Wire()
+    wire.add("10.0.0.9", an_announcement(wire, "other", "10.0.0.9"), 5000)
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.hear("10.0.0.2", an_offer(), "10.0.0.9")
+    assert finder.alive == []
+    assert "another session" in finder.sessions[0].problem
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "problem"),
+    [
+        (b"right", b"right", ""),
+        (b"right", b"wrong", "the host's secret is another one"),
+        (b"right", None, "the host has a secret and we have none"),
+        (None, b"right", "we have a secret and the host has none"),
+    ],
+)
+def test_a_secret_must_be_the_same(theirs: bytes | None, ours: bytes | None, problem: str) -> None:
+    wire = Wire()
+    wire.add("10.0.0.1", an_announcement(wire, "resnet", "10.0.0.1", secret=theirs), 5000)
+    finder = a_finder(wire, "resnet", secret=ours)
+    wire.add("10.0.0.2", finder)
+    wire.run(1)
+    assert bool(finder.alive) is not bool(problem)
+    assert problem in finder.sessions[0].problem
+
+
+def test_who_looks_round_with_a_secret_sees_jobs_without_one_too() -> None:
+    wire = Wire()
+    wire.add("10.0.0.1", an_announcement(wire, "resnet", "10.0.0.1"), 5000)
+    finder = a_finder(wire, None, secret=b"some other job's")
+    wire.add("10.0.0.2", finder)
+    wire.run(1)
+    assert len(finder.alive) == 1
+
+
+def test_what_has_died_is_found_no_more() -> None:
+    wire = Wire()
+    wire.add("10.0.0.1", an_announcement(wire, "resnet", "10.0.0.1"), 5000)
+    finder = a_finder(wire, "resnet", refresh=0.5)
+    wire.add("10.0.0.2", finder)
+    wire.run(1)
+    assert finder.settled
+    wire.remove("10.0.0.1")
+    wire.run(2)
+    assert finder.alive == []
+    assert not finder.settled
+
+
+def test_a_good_bye_is_looked_into() -> None:
+    wire = Wire()
+    announcement = an_announcement(wire, "resnet", "10.0.0.1")
+    wire.add("10.0.0.1", announcement, 5000)
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.run(2)
+    wire.hear("10.0.0.2", Bye(job="resnet", session=announcement.session), "10.0.0.66")
+    assert len(finder.alive) == 1, "somebody lied"
+    wire.run(1)
+    wire.remove("10.0.0.1")
+    wire.hear("10.0.0.2", Bye(job="resnet", session=announcement.session), "10.0.0.1")
+    assert finder.alive == []
+
+
+def test_a_host_that_proves_itself_and_then_says_nothing_is_given_up() -> None:
+    wire = Wire()
+    announcement = an_announcement(wire, "resnet", "10.0.0.1")
+    announcement._running = lambda _now: msgspec.UNSET  # type: ignore[method-assign,assignment,return-value]
+    conversation_send = announcement.received
+
+    def mute(conn: int, untrusted: bytes, now: float) -> None:
+        """Answer the handshake, and stop where the answer would be."""
+        caller = announcement._callers[conn].conversation
+        caller.receive_data(untrusted)
+
+    assert conversation_send is not None
+    announcement.received = mute  # type: ignore[method-assign]
+    wire.add("10.0.0.1", announcement, 5000)
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.run(1)
+    assert finder.racing
+    wire.run(1.5)
+    assert finder.alive == []
+    assert "said nothing" in finder.sessions[0].problem
+
+
+def test_other_jobs_and_seekers_are_remembered_for_the_report() -> None:
+    wire = Wire()
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.hear("10.0.0.2", an_offer("resnext"), "10.0.0.9")
+    seek = Seek(job="resnet", member=b"M" * 16, world_size=2, rank=1, hostname="worker", pid=9)
+    wire.hear("10.0.0.2", seek, "10.0.0.7")
+    wire.hear("10.0.0.2", msgspec.structs.replace(seek, member=b"N" * 16, kind="announcement"), "10.0.0.8")
+    assert list(finder.evidence.other_jobs) == ["resnext"]
+    assert [str(each) for each in finder.seekers.values()] == ["rank 1 on host worker (10.0.0.7), pid 9"]
+    assert finder.sessions == []
+
+
+def test_a_flood_of_inventions_is_bounded_and_does_not_hide_the_real_one() -> None:
+    wire = Wire()
+    finder = a_finder(wire, None)
+    wire.add("10.0.0.2", finder)
+    for number in range(MAX_SESSIONS + 50):
+        wire.hear("10.0.0.2", an_offer(session=number.to_bytes(16, "big")), "10.0.0.66")
+    assert len(finder.sessions) == MAX_SESSIONS
+    wire.add("10.0.0.1", an_announcement(wire, "resnet", "10.0.0.1"), 5000)
+    wire.run(3)
+    assert len(finder.alive) == 1
+    assert len(finder.sessions) <= MAX_SESSIONS
+
+
+def test_repeated_offers_do_not_make_it_dial_at_their_rate() -> None:
+    wire = Wire()
+    finder = a_finder(wire, "resnet")
+    dials = 0
+    for _ in range(100):
+        finder.heard(an_offer(), next(iter(_sources())), wire.now)
+        for effect in finder.effects():
+            if isinstance(effect, Dial):
+                dials += 1
+                finder.closed(effect.conn, "refused", wire.now)
+        wire.now += RETRY_SECONDS / 50
+    assert dials <= 3
+
+
+def _sources():  # type: ignore[no-untyped-def]
+    from mingle.machine import Source
+
+    yield Source(interface="eth0", address="10.0.0.9")
+
+
+def test_closing_hangs_up_on_all() -> None:
+    wire = Wire()
+    wire.silent = {"10.0.0.9"}
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.hear("10.0.0.2", an_offer(), "10.0.0.9")
+    assert finder.racing
+    finder.close()
+    assert not finder.racing
+    assert len(finder.effects()) == 1

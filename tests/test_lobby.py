@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from mingle.lobby import (
+    ANSWER_GAP_SECONDS,
+    ANSWER_JITTER_SECONDS,
+    ASK_JITTER_SECONDS,
+    EARLY_ASK_SECONDS,
+    LAST_ASK_SECONDS,
+    Lobby,
+)
+
+
+def new_lobby(timeout: float = 300.0, seed: int = 1, now: float = 0.0) -> Lobby:
+    return Lobby(now, now + timeout, random.Random(seed))
+
+
+def asks(lobby: Lobby, until: float) -> list[float]:
+    """When it asks, driven by its own timer."""
+    asked = []
+    while (due := lobby.next_timer()) is not None and due < until:
+        if lobby.should_ask(due):
+            asked.append(due)
+        lobby.should_answer(due)
+    return asked
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_rank_asks_twice_early_and_before_its_deadline(seed: int) -> None:
+    early, last = asks(new_lobby(seed=seed, now=1000.0), 10_000.0)
+    assert 1000.0 + EARLY_ASK_SECONDS <= early <= 1000.0 + EARLY_ASK_SECONDS + ASK_JITTER_SECONDS
+    assert last == 1300.0 - LAST_ASK_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("timeout", "expected"),
+    [
+        pytest.param(5.0, 3.0, id="early would be no earlier"),
+        pytest.param(1.0, 0.0, id="less time than the last ask wants"),
+    ],
+)
+def test_a_rank_with_little_time_asks_once(timeout: float, expected: float) -> None:
+    assert asks(new_lobby(timeout), 100.0) == [expected]
+
+
+def test_a_rank_that_was_stopped_over_both_times_asks_twice_and_no_more() -> None:
+    lobby = new_lobby(10.0)
+    assert [lobby.should_ask(20.0) for _ in range(3)] == [True, True, False]
+
+
+def test_nothing_is_said_unasked() -> None:
+    lobby = new_lobby()
+    assert lobby.answer_timer() is None
+    assert not lobby.should_answer(1e9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_answer_comes_after_a_random_moment(seed: int) -> None:
+    lobby = new_lobby(seed=seed)
+    lobby.asked(7.0, same_job=False)
+    due = lobby.answer_timer()
+    assert due is not None
+    assert 7.0 <= due <= 7.0 + ANSWER_JITTER_SECONDS
+    assert not lobby.should_answer(due - 1e-6)
+    assert lobby.should_answer(due)
+    assert not lobby.should_answer(due)
+
+
+def test_many_questions_get_one_answer() -> None:
+    lobby = new_lobby()
+    for _ in range(1000):
+        lobby.asked(7.0, same_job=False)
+    assert [lobby.should_answer(8.0) for _ in range(3)] == [True, False, False]
+
+
+def test_an_endless_flood_of_questions_gets_two_answers_a_second() -> None:
+    lobby = new_lobby()
+    answered = []
+    for tick in range(10_000):
+        now = tick / 1000
+        lobby.asked(now, same_job=False)
+        if lobby.should_answer(now):
+            answered.append(now)
+    gaps = [after - before for before, after in itertools.pairwise(answered)]
+    assert min(gaps) >= ANSWER_GAP_SECONDS - 1e-9
+    assert max(gaps) <= ANSWER_GAP_SECONDS + ANSWER_JITTER_SECONDS + 0.002
+
+
+def test_who_hears_another_answer_for_its_job_keeps_its_own_back() -> None:
+    lobby = new_lobby()
+    lobby.asked(7.0, same_job=False)
+    lobby.answered()
+    assert lobby.answer_timer() is None
+    assert not lobby.should_answer(8.0)
+
+
+def test_a_rank_of_the_same_job_that_asks_early_asks_for_all_of_it() -> None:
+    lobby = new_lobby()
+    lobby.asked(1.0, same_job=True)
+    assert asks(lobby, 1000.0) == [300.0 - LAST_ASK_SECONDS]
+
+
+def test_another_jobs_question_is_not_ours() -> None:
+    lobby = new_lobby()
+    lobby.asked(1.0, same_job=False)
+    assert len(asks(lobby, 1000.0)) == 2
+
+
+def test_a_thousand_ranks_of_one_job_ask_early_about_once() -> None:
+    rng = random.Random(9)
+    lobbies = [Lobby(0.0, 300.0, rng) for _ in range(1000)]
+    asked = 0
+    while due := [timer for each in lobbies if (timer := each.next_timer()) is not None and timer < 100.0]:
+        now = min(due)
+        for each in [each for each in lobbies if each.next_timer() == now]:
+            if each.should_ask(now):
+                asked += 1
+                for other in lobbies:
+                    if other is not each:
+                        other.asked(now, same_job=True)
+            elif each.should_answer(now):
+                for other in lobbies:
+                    other.answered()
+    assert asked == 1

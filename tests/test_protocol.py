@@ -1,0 +1,243 @@
+"""The timers on a virtual clock: what a network of many would hear."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+
+import pytest
+
+from mingle.protocol import (
+    ANSWER_GAP_SECONDS,
+    BURST_SECONDS,
+    FIRST_SEEK_MAX_SECONDS,
+    FIRST_SEEK_SECONDS_PER_RANK,
+    OFFER_PERIOD_SECONDS,
+    SEALED_ANSWER_CREDIT,
+    SEALED_ANSWER_GAP_SECONDS,
+    SEEK_INTERVAL_MAX_SECONDS,
+    SEEK_INTERVAL_SECONDS,
+    Announcer,
+    Seeker,
+)
+
+MINUTE = 60.0
+# A switched network carries a datagram to everybody in less than this.
+LAN_DELAY_SECONDS = 0.0002
+
+
+def seeks(
+    count: int, *, hearing: bool, delay: float = LAN_DELAY_SECONDS, until: float = MINUTE
+) -> list[float]:
+    """Lets so many seekers start together and returns when somebody asked."""
+    rng = random.Random(count)
+    seekers = [Seeker(count, 0.0, rng) for _ in range(count)]
+    asked = []
+    events = [(seeker.next_timer() or 0.0, number, True) for number, seeker in enumerate(seekers)]
+    heapq.heapify(events)
+    while events and events[0][0] < until:
+        now, number, is_timer = heapq.heappop(events)
+        if not is_timer:
+            for other, seeker in enumerate(seekers):
+                if other != number:
+                    seeker.heard_seek(now)
+            continue
+        if seekers[number].should_ask(now):
+            asked.append(now)
+            if hearing:
+                heapq.heappush(events, (now + delay, number, False))
+        due = seekers[number].next_timer()
+        assert due is not None
+        assert due > now
+        heapq.heappush(events, (due, number, True))
+    return asked
+
+
+def busiest(times: list[float], window: float) -> int:
+    """The largest number of times within a window."""
+    first = 0
+    most = 0
+    for last, time in enumerate(times):
+        while times[first] <= time - window:
+            first += 1
+        most = max(most, last - first + 1)
+    return most
+
+
+# --- those who seek -----------------------------------------------------------------------------------------
+
+
+def test_one_seeker_asks_often_at_first_and_then_every_two_seconds() -> None:
+    asked = seeks(1, hearing=False)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(asked)]
+    assert asked[0] <= FIRST_SEEK_SECONDS_PER_RANK
+    assert 0.75 * SEEK_INTERVAL_SECONDS <= gaps[0] <= 1.25 * SEEK_INTERVAL_SECONDS
+    assert all(
+        0.75 * SEEK_INTERVAL_MAX_SECONDS <= gap <= 1.25 * SEEK_INTERVAL_MAX_SECONDS for gap in gaps[8:]
+    )
+    assert len([at for at in asked if at < 1]) in range(5, 9)
+    assert len(asked) in range(32, 46)
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, 46), (8, 60), (100, 70), (10_000, 200)])
+def test_seekers_that_hear_each_other_ask_about_as_often_as_one(count: int, most: int) -> None:
+    asked = seeks(count, hearing=True)
+    assert 30 <= len(asked) <= most
+    assert busiest(asked, 0.01) <= 40
+    assert busiest(asked[len(asked) // 2 :], 1.0) <= 10
+
+
+@pytest.mark.parametrize("count", [8, 100])
+def test_seekers_that_hear_nobody_each_ask_for_themselves(count: int) -> None:
+    asked = seeks(count, hearing=False)
+    assert 32 * count <= len(asked) <= 46 * count
+    # Jitter spreads them: in the steady state no tenth of a second holds much more than its share.
+    late = [at for at in asked if at > MINUTE / 2]
+    assert busiest(late, 0.1) <= 10 + 3 * count * 0.1 / SEEK_INTERVAL_MAX_SECONDS
+
+
+@pytest.mark.parametrize(("world_size", "limit"), [(1, 0.0002), (100, 0.02), (10_000, 0.5), (1_000_000, 0.5)])
+def test_first_question_comes_within_a_window_that_grows_with_the_job(world_size: int, limit: float) -> None:
+    rng = random.Random(3)
+    first = [Seeker(world_size, 5.0, rng).next_timer() or 0.0 for _ in range(500)]
+    assert limit <= FIRST_SEEK_MAX_SECONDS
+    assert min(first) >= 5.0
+    assert 5.0 + 0.9 * limit < max(first) <= 5.0 + limit
+
+
+def test_a_question_heard_stands_for_ones_own() -> None:
+    seeker = Seeker(1000, 0.0, random.Random(1))
+    before = seeker.next_timer()
+    assert before is not None
+    seeker.heard_seek(before)
+    assert not seeker.should_ask(before)
+    after = seeker.next_timer()
+    assert after is not None
+    assert 0.75 * SEEK_INTERVAL_SECONDS <= after - before <= 1.25 * SEEK_INTERVAL_SECONDS
+
+
+def test_a_seeker_asks_once_per_timer() -> None:
+    seeker = Seeker(1, 0.0, random.Random(1))
+    assert seeker.should_ask(1.0)
+    assert not seeker.should_ask(1.0)
+
+
+def test_a_paused_seeker_is_silent_whatever_it_hears() -> None:
+    seeker = Seeker(1, 0.0, random.Random(1))
+    seeker.pause()
+    seeker.heard_seek(1.0)
+    assert seeker.next_timer() is None
+    assert not seeker.should_ask(100.0)
+
+
+def test_a_seeker_that_lost_its_host_asks_quickly_again() -> None:
+    seeker = Seeker(1, 0.0, random.Random(1))
+    for second in range(30):
+        seeker.should_ask(float(second))
+    seeker.pause()
+    seeker.resume(100.0)
+    assert seeker.should_ask(100.0 + FIRST_SEEK_SECONDS_PER_RANK)
+    due = seeker.next_timer()
+    assert due is not None
+    assert due <= 100.1
+
+
+# --- the one who offers -------------------------------------------------------------------------------------
+
+
+def offers(announcer: Announcer, until: float, *, asked: list[float] | None = None) -> list[float]:
+    """Drives an announcer as its owner does: by its timer, and by the questions that come in."""
+    questions = sorted(asked or [])
+    spoken: list[float] = []
+    while True:
+        due = announcer.next_timer()
+        question = questions[0] if questions else until
+        now = min(until if due is None else max(due, 0.0), question)
+        if now >= until:
+            return spoken
+        if questions and question <= now:
+            announcer.asked()
+            questions.pop(0)
+        if announcer.should_speak(now):
+            spoken.append(now)
+            after = announcer.next_timer()
+            assert after is None or after > now
+
+
+def test_a_host_speaks_at_once_in_a_burst_then_periodically() -> None:
+    spoken = offers(Announcer(10.0), 30.0)
+    burst = [10.0 + offset for offset in BURST_SECONDS]
+    assert spoken[: len(burst)] == burst
+    later = [burst[-1], *spoken[len(burst) :]]
+    assert {round(after - before, 6) for before, after in itertools.pairwise(later)} == {OFFER_PERIOD_SECONDS}
+
+
+def test_a_host_answers_at_once() -> None:
+    assert 5.0 in offers(Announcer(0.0), 6.0, asked=[5.0])
+
+
+@pytest.mark.parametrize("rate", [10, 100, 10_000])
+def test_an_open_host_never_speaks_more_often_than_its_limit(rate: int) -> None:
+    rng = random.Random(rate)
+    questions = [rng.uniform(0, 3) for _ in range(3 * rate)]
+    spoken = offers(Announcer(0.0), 3.0, asked=questions)
+    gaps = [after - before for before, after in itertools.pairwise(spoken)]
+    assert min(gaps) >= ANSWER_GAP_SECONDS - 1e-9
+    assert len(spoken) <= 3.0 / ANSWER_GAP_SECONDS + 1
+
+
+def test_every_question_is_answered_within_the_gap() -> None:
+    questions = [random.Random(4).uniform(0, 3) for _ in range(200)]
+    spoken = offers(Announcer(0.0), 4.0, asked=questions)
+    for question in questions:
+        assert any(question <= at <= question + ANSWER_GAP_SECONDS + 1e-9 for at in spoken)
+
+
+def test_an_answer_does_not_move_the_burst_into_the_gap() -> None:
+    """Asked just before a burst's next word is due, the host says it no sooner than the gap allows."""
+    spoken = offers(Announcer(0.0), 0.2, asked=[0.0205])
+    assert spoken == pytest.approx([0.0, 0.0205, 0.0405, 0.1])
+
+
+def sealed_host() -> Announcer:
+    announcer = Announcer(0.0)
+    announcer.should_speak(0.0)
+    announcer.sealed = True
+    return announcer
+
+
+def test_a_sealed_host_says_nothing_unasked() -> None:
+    assert sealed_host().next_timer() is None
+    assert offers(sealed_host(), MINUTE) == []
+
+
+def test_a_sealed_host_answers_at_most_twice_a_second_in_the_long_run() -> None:
+    rng = random.Random(5)
+    spoken = offers(sealed_host(), 20.0, asked=[rng.uniform(0, 20) for _ in range(10_000)])
+    gaps = [after - before for before, after in itertools.pairwise(spoken)]
+    assert min(gaps) >= ANSWER_GAP_SECONDS - 1e-9
+    steady = gaps[SEALED_ANSWER_CREDIT:]
+    assert min(steady) >= SEALED_ANSWER_GAP_SECONDS - 1e-9
+    for seconds in range(1, 20):
+        assert busiest(spoken, seconds) <= SEALED_ANSWER_CREDIT + seconds / SEALED_ANSWER_GAP_SECONDS
+    assert len(spoken) >= 2 * 20
+
+
+def test_a_sealed_host_that_was_quiet_answers_several_askers_at_once() -> None:
+    asked = [100.0, 100.1, 100.2, 100.3]
+    assert offers(sealed_host(), 200.0, asked=asked) == pytest.approx([100.0, 100.1, 100.2, 100.5])
+
+
+def test_a_session_that_opens_again_is_announced_in_a_fresh_burst() -> None:
+    announcer = sealed_host()
+    announcer.sealed = False
+    announcer.burst(50.0)
+    assert offers(announcer, 51.5) == [50.0 + offset for offset in BURST_SECONDS]
+
+
+def test_a_question_while_sealed_is_not_forgotten_when_the_session_opens() -> None:
+    announcer = sealed_host()
+    announcer.asked()
+    announcer.sealed = False
+    assert announcer.should_speak(ANSWER_GAP_SECONDS)

@@ -1,0 +1,245 @@
+"""``docs/protocol.md`` says what the code does: its packets, fields, constants, groups and states are compared.
+
+The MACs are computed here once more from the document's words alone, as another implementation would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import importlib
+import ipaddress
+import re
+import typing
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mingle import datagrams, frames, framing, groups
+from mingle.joining import Step
+from mingle.registrar import Phase, roster_digest
+from tests import golden
+from tests.golden.examples import ADDRESSES, HOST_NONCE, JOB, PORT, SECRET, SESSION, render
+
+TEXT = golden.DOCUMENT.read_text(encoding="utf-8")
+EXAMPLES = settings(derandomize=True, database=None, deadline=None)
+MODULES_OF_TIMERS = ("protocol", "lobby", "proving", "joining", "hosting", "registrar", "rivals", "peers")
+
+
+def section(title: str) -> str:
+    """The text below a heading, up to the next one of the same or a higher level."""
+    found = re.search(rf"^(#+) {re.escape(title)}$", TEXT, re.MULTILINE)
+    assert found, title
+    rest = TEXT[found.end() :]
+    end = re.search(rf"^#{{1,{len(found[1])}}} ", rest, re.MULTILINE)
+    return rest[: end.start()] if end else rest
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of all tables in a text, without their heads."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    bodies = [line for line, after in zip(lines, [*lines[1:], ""], strict=True) if "|---" not in line + after]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in bodies]
+
+
+def quoted(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+# --- packets ------------------------------------------------------------------------------------------------
+
+
+def test_packets_are_the_golden_ones() -> None:
+    assert golden.shown_in_document() == {name: packet["hex"] for name, packet in golden.load().items()}
+
+
+def test_golden_packets_are_those_of_the_examples() -> None:
+    assert golden.load() == render()
+
+
+def test_packet_taken_apart_is_the_golden_seek() -> None:
+    (block,) = re.findall(r"```text\n(4d4e474c .*?)```", TEXT, re.DOTALL)
+    written = "".join(re.split(r"\s{3,}", line.strip())[0] for line in block.splitlines())
+    whole = "".join(written.split()).replace("1011…1f", bytes(range(0x10, 0x20)).hex())
+    assert whole == golden.load()["seek"]["hex"]
+
+
+def length(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big")
+
+
+def mac(key: bytes, purpose: bytes, data: bytes) -> bytes:
+    return hmac.digest(key, length(purpose) + purpose + length(data) + data, "sha256")
+
+
+def job_key() -> bytes:
+    extracted = hmac.digest(b"mingle job key v1", SECRET, "sha256")
+    return hmac.digest(extracted, JOB.encode() + b"\x01", "sha256")
+
+
+@pytest.mark.parametrize("name", ["seek", "offer", "bye", "list"])
+def test_datagram_mac_by_the_document(name: str) -> None:
+    data = golden.data(f"{name} signed")
+    assert data[-32:] == mac(job_key(), b"datagram", data[:-32])
+
+
+def test_handshake_and_frame_macs_by_the_document() -> None:
+    hello, welcome, prove, join, joined, ping, pong = (
+        golden.data(f"join signed/{name}")
+        for name in ("hello", "welcome", "prove", "join", "joined", "ping", "pong")
+    )
+    parts = [hello[:8], hello[12:], welcome[:8], HOST_NONCE, SESSION, str(PORT).encode()]
+    parts += [address.encode() for address in ADDRESSES]
+    transcript = b"".join(length(part) + part for part in parts)
+    assert msgspec.msgpack.decode(welcome[12:])["proof"] == mac(job_key(), b"host proof", transcript)
+    assert msgspec.msgpack.decode(prove[4:])["proof"] == mac(job_key(), b"member proof", transcript)
+    to_host = mac(job_key(), b"frames to host", transcript)
+    to_member = mac(job_key(), b"frames to member", transcript)
+    for key, number, frame in (
+        (to_host, 0, join),
+        (to_member, 0, joined),
+        (to_member, 1, ping),
+        (to_host, 1, pong),
+    ):
+        body = frame[4:-16]
+        assert length(frame[4:]) == frame[:4]
+        assert frame[-16:] == hmac.digest(key, number.to_bytes(8, "big") + body, "sha256")[:16]
+
+
+def test_roster_digest_by_the_document() -> None:
+    names = re.search(r"in order of rank: (.*?)\)", section("Frame types"))
+    assert names
+    seats = [{name: {"hostname": "h", "address": "192.0.2.1"}.get(name, 0) for name in quoted(names[1])}]
+    digest = hashlib.sha256(msgspec.msgpack.encode(seats)).digest()
+    assert roster_digest([msgspec.convert(seat, frames.Seat) for seat in seats]) == digest
+
+
+# --- fields ---------------------------------------------------------------------------------------------------
+
+
+def fields_of(kind: Any) -> list[str]:
+    return [field.name for field in msgspec.structs.fields(kind)]
+
+
+def test_all_datagrams_and_their_fields_are_described() -> None:
+    for kind in typing.get_args(datagrams.Datagram):
+        named = [name for cells in rows(section(kind.__name__.upper())) for name in quoted(cells[0])]
+        assert sorted(named) == sorted(fields_of(kind)), kind
+
+
+def test_all_frames_and_their_fields_are_described() -> None:
+    described = {quoted(cells[0])[0]: cells for cells in rows(section("Frame types")) if len(cells) == 3}
+    kinds = {msgspec.inspect.type_info(kind).tag: kind for kind in typing.get_args(frames.AnyFrame)}
+    assert described.keys() == kinds.keys()
+    for tag, kind in kinds.items():
+        speaker = {"Member to host": "member", "Host to": "host", "Either side": "either"}
+        assert kind.__doc__
+        assert [described[tag][1]] == [
+            who for start, who in speaker.items() if kind.__doc__.startswith(start)
+        ]
+        named = set(quoted(described[tag][2]))
+        assert set(fields_of(kind)) <= named, tag
+
+
+def test_types_of_who_and_path_are_described() -> None:
+    introduction = section("Frame types").partition("The handshake:")[0]
+    for kind in (frames.Who, frames.Path, frames.Seat):
+        where = section("Frame types") if kind is frames.Seat else introduction
+        assert set(fields_of(kind)) <= set(quoted(where))
+
+
+def test_all_purposes_kinds_and_states_are_described() -> None:
+    for alias in (frames.Purpose, datagrams.Kind, datagrams.State):
+        assert set(typing.get_args(alias)) <= set(quoted(TEXT))
+
+
+def test_all_refusals_are_described() -> None:
+    table = section("Frame types").partition("A REFUSED's reason")[2]
+    assert {name for cells in rows(table) for name in quoted(cells[0])} == set(
+        typing.get_args(frames.RefusalReason)
+    )
+
+
+def test_all_rejections_are_described() -> None:
+    described = [quoted(cells[0])[0] for cells in rows(section("Rejection"))]
+    assert datagrams.decode.__doc__
+    assert sorted(described) == sorted(quoted(datagrams.decode.__doc__.partition("reason is one of")[2]))
+
+
+# --- constants ------------------------------------------------------------------------------------------------
+
+CONSTANTS = {
+    quoted(cells[0])[0]: cells[1] for cells in rows(section("Timers and limits")) if quoted(cells[0])
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constant_has_the_documented_value(name: str) -> None:
+    module, _, constant = name.partition(".")
+    value = getattr(importlib.import_module(f"mingle.{module}"), constant)
+    documented = tuple(float(number) for number in CONSTANTS[name].split(","))
+    assert documented == (value if isinstance(value, tuple) else (value,))
+
+
+@pytest.mark.parametrize("module", MODULES_OF_TIMERS)
+def test_every_timer_is_documented(module: str) -> None:
+    names = {name for name in vars(importlib.import_module(f"mingle.{module}")) if name.isupper()}
+    timers = {f"{module}.{name}" for name in names if "_SECONDS" in name and not name.startswith("_")}
+    assert timers <= CONSTANTS.keys()
+
+
+def test_sizes_in_the_text_are_those_of_the_code() -> None:
+    assert f"{datagrams.MAX_BYTES} bytes, so it is never fragmented" in TEXT
+    assert f"1 to {framing.MAX_FRAME_BYTES:,}".replace(",", " ") in TEXT
+    assert f"at most {framing.MAX_HANDSHAKE_BYTES} until the handshake is over" in TEXT
+    assert f"(`{framing.PREFACE.hex(' ')}`)" in TEXT
+
+
+# --- groups ---------------------------------------------------------------------------------------------------
+
+
+def test_groups_in_the_table() -> None:
+    for name, *addresses in rows(section("Groups and ports")):
+        group = groups.LOBBY if name == "lobby" else groups.job_group(quoted(name)[0])
+        assert addresses == [group.ipv4, group.ipv6_link, group.ipv6_site]
+
+
+@EXAMPLES
+@given(st.text(st.characters(codec="utf-8"), min_size=1))
+def test_groups_by_the_document(job: str) -> None:
+    digest = hashlib.sha256(b"mingle multicast group 1\0" + job.encode()).digest()
+    ipv4 = ipaddress.ip_address("239.192.0.0") + int.from_bytes(digest[:16], "big") % 261_887
+    ipv6 = 0x8000_0001 + int.from_bytes(digest[16:], "big") % (2**31 - 1)
+    group = groups.job_group(job)
+    assert group.ipv4 == str(ipv4)
+    assert group.ipv6_link == str(ipaddress.ip_address("ff12::") + ipv6)
+    assert group.ipv6_site == str(ipaddress.ip_address("ff15::") + ipv6)
+
+
+# --- diagrams and links -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("title", "states"), [("The member", Step), ("The host's session", Phase)])
+def test_diagram_has_the_states_of_the_code(title: str, states: type[Step] | type[Phase]) -> None:
+    (diagram,) = re.findall(r"```mermaid\nstateDiagram-v2\n(.*?)```", section(title), re.DOTALL)
+    drawn = set(re.findall(r"\b[A-Z_]{4,}(?= -->)|(?<=--> )[A-Z_]{4,}", diagram))
+    assert drawn == set(states.__members__)
+
+
+def test_sequence_says_every_frame_of_joining_and_asking() -> None:
+    (diagram,) = re.findall(r"```mermaid\nsequenceDiagram\n(.*?)```", TEXT, re.DOTALL)
+    elsewhere = {"running", "ping", "pong", "void"}
+    tags = {msgspec.inspect.type_info(kind).tag for kind in typing.get_args(frames.AnyFrame)}
+    said = set(re.findall(r": (?:preface, )?([A-Z]+)", diagram)) - {"SEEK", "OFFER"}
+    assert {name.lower() for name in said} == tags - elsewhere
+
+
+def test_links_within_the_document_lead_somewhere() -> None:
+    anchors = {
+        re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)$", TEXT, re.MULTILINE)
+    }
+    assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= anchors
