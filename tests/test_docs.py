@@ -22,7 +22,7 @@ from mingle.cli import main as discover_command
 from mingle.cli.output import SCHEMA
 from mingle.machine import Snapshot
 from mingle.progress import line
-from tests.forked_ranks import Rank, run_ranks, unused_udp_ports
+from tests.forked_ranks import Rank, run_ranks
 from tests.test_project import MODULES, imports
 
 ROOT = Path(__file__).parents[1]
@@ -86,19 +86,16 @@ def test_every_block_says_its_language(path: Path) -> None:
 # --- ranks --------------------------------------------------------------------------------------------------
 
 
-def ranks_of(block: Block, world_size: int = 2) -> list[Rank]:
-    size = str(world_size)
-    return [
-        Rank({"RANK": str(rank), "WORLD_SIZE": size, "MINGLE_TIMEOUT": "60"}, block.text, str(block))
-        for rank in range(world_size)
-    ]
+def two_ranks(block: Block) -> list[Rank]:
+    place = {"WORLD_SIZE": "2", "MINGLE_TIMEOUT": "60"}
+    return [Rank({"RANK": str(rank), **place}, block.text, str(block)) for rank in range(2)]
 
 
 @pytest.mark.slow
 def test_python_blocks_run_on_two_ranks() -> None:
     examples = [block for path in OURS for block in blocks(path) if block.language == "python"]
     assert len(examples) >= 4
-    results = run_ranks({str(block): ranks_of(block) for block in examples})
+    results = run_ranks({str(block): two_ranks(block) for block in examples})
     for name, ranks in results.items():
         assert [status for status, _ in ranks] == [0, 0], f"{name}:\n" + "\n".join(out for _, out in ranks)
 
@@ -156,8 +153,8 @@ def check_quote(block: Block, printed: str) -> None:
     )
 
 
-def at(rank: int, world_size: int, code: str = Rank.code, **settings: str) -> Rank:
-    return Rank({"RANK": str(rank), "WORLD_SIZE": str(world_size), "MINGLE_TIMEOUT": "5"} | settings, code)
+def at(rank: int, world_size: int, code: str = Rank.code, **more: str) -> Rank:
+    return Rank({"RANK": str(rank), "WORLD_SIZE": str(world_size), "MINGLE_TIMEOUT": "5"} | more, code)
 
 
 # For each quoted message the ranks that provoke it, and a text by which to know the output that is quoted.
@@ -207,10 +204,9 @@ def test_the_demo_prints_what_the_readme_says() -> None:
     pytest.importorskip(
         "sklearn", reason="the demo trains on scikit-learn's digits: pip install '.[examples]'"
     )
-    (port,) = map(str, unused_udp_ports(1))
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "demo.py")],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "MINGLE_PORT": port},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         timeout=DEADLINE,
@@ -246,7 +242,8 @@ def test_defaults_are_those_of_the_source() -> None:
         ("MINGLE_PROGRESS", settings.Network().progress),
     ):
         (shown,) = re.findall(rf"^\| `{name}` \|.*\| `?([^|`]+)`? \|$", text, re.MULTILINE)
-        assert shown.strip() == f"{default:g}" if isinstance(default, float) else str(default), name
+        expected = f"{default:g}" if isinstance(default, float) else str(default)
+        assert shown.strip() == expected, name
 
 
 def test_the_progress_line_is_that_of_the_source() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from mingle.datagrams import Bye, List, Offer, Seek
 from mingle.finding import MAX_SESSIONS, RETRY_SECONDS
-from mingle.machine import Dial, Multicast
+from mingle.machine import Dial, Multicast, Source
 from tests.bystanders import WHO, Wire, a_finder, an_announcement
 
 
@@ -174,15 +174,10 @@ def test_a_good_bye_is_looked_into() -> None:
 def test_a_host_that_proves_itself_and_then_says_nothing_is_given_up() -> None:
     wire = Wire()
     announcement = an_announcement(wire, "resnet", "10.0.0.1")
-    announcement._running = lambda _now: msgspec.UNSET  # type: ignore[method-assign,assignment,return-value]
-    conversation_send = announcement.received
 
     def mute(conn: int, untrusted: bytes, now: float) -> None:
-        """Answer the handshake, and stop where the answer would be."""
-        caller = announcement._callers[conn].conversation
-        caller.receive_data(untrusted)
+        announcement._callers[conn].conversation.receive_data(untrusted)
 
-    assert conversation_send is not None
     announcement.received = mute  # type: ignore[method-assign]
     wire.add("10.0.0.1", announcement, 5000)
     finder = a_finder(wire, "resnet")
@@ -225,19 +220,13 @@ def test_repeated_offers_do_not_make_it_dial_at_their_rate() -> None:
     finder = a_finder(wire, "resnet")
     dials = 0
     for _ in range(100):
-        finder.heard(an_offer(), next(iter(_sources())), wire.now)
+        finder.heard(an_offer(), Source(interface="eth0", address="10.0.0.9"), wire.now)
         for effect in finder.effects():
             if isinstance(effect, Dial):
                 dials += 1
                 finder.closed(effect.conn, "refused", wire.now)
         wire.now += RETRY_SECONDS / 50
     assert dials <= 3
-
-
-def _sources():  # type: ignore[no-untyped-def]
-    from mingle.machine import Source
-
-    yield Source(interface="eth0", address="10.0.0.9")
 
 
 def test_closing_hangs_up_on_all() -> None:

@@ -32,7 +32,7 @@ Proof: TypeAlias = Annotated[bytes, Meta(max_length=32)]
 Nonce: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 NodeKey: TypeAlias = Annotated[str, Meta(max_length=256)]
 Ranks: TypeAlias = Annotated[tuple[Rank, ...], Meta(max_length=4096)]
-Purpose: TypeAlias = Literal["join", "path", "probe", "rival"]
+Purpose: TypeAlias = Literal["join", "probe", "rival"]
 
 
 class Path(Struct, frozen=True, kw_only=True, omit_defaults=True):

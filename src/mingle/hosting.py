@@ -379,8 +379,7 @@ class Host:
         elif isinstance(frame, frames.Ready):
             self.registrar.ready(conn)
         elif isinstance(frame, frames.Leave):
-            self.registrar.ready(conn)
-            self.registrar.lost(conn, now, frame.reason or "it left")
+            self.registrar.left(conn, now, frame.reason or "it left")
             self._drop(conn)
         elif isinstance(frame, frames.Pong):
             self.registrar.pong(conn)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mingle.errors import MingleError
 
@@ -81,7 +82,7 @@ class Job:
     elapsed: float
     _session: Session | None = None
     _members: tuple[Member, ...] | None = None
-    _group: object = None
+    _group: weakref.ref[Any] | None = None
     """The process group that ``init`` made."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

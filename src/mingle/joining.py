@@ -780,10 +780,12 @@ class Joiner:
     def leave(self, reason: str) -> None:
         """Says good-bye and hangs up everywhere.
 
-        A member that has not heard GO hangs up without a word: the host may have decided it already, and must not
-        take the loss for a departure on purpose.
+        One that has heard GO says READY first. Without it the host takes LEAVE for what it is from a member that
+        gave up before it heard GO: a loss, whether or not GO has been decided meanwhile.
         """
-        if self._current is not None and self.outcome is not None:
+        if self.outcome is not None and not self._ready:
+            self.ready()
+        if self._current is not None:
             self._send(frames.Leave(session=self._current, reason=reason[:2048]))
         for session in self._sessions.values():
             if session.proving is not None:

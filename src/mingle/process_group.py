@@ -13,6 +13,7 @@ import logging
 import sys
 import threading
 import urllib.parse
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -27,8 +28,9 @@ SCHEME = "mingle"
 DESTROY_SECONDS = 2.0
 _OURS = frozenset({"init_method", "store", "rank", "world_size", "backend"})
 
-# The process group that init() made, compared by identity: another one is the user's.
-_own_group: Any = None
+# The process group that init() made, compared by identity: another one is the user's. By weak reference, since who
+# holds a process group holds its store, too, and a store that outlives its group breaks the next one.
+_own_group: weakref.ref[Any] | None = None
 
 
 def discover(job_id: str | None = None, **arguments: Any) -> Job:
@@ -59,7 +61,7 @@ def init(
         except BaseException:
             job.close()
             raise
-        _own_group = job._group = _default_group()
+        _own_group = job._group = weakref.ref(_default_group())
         rendezvous.tell_group_stands()
         return job
 
@@ -81,8 +83,8 @@ def _make_way() -> None:
     group = _default_group()
     if group is None:
         return
-    if group is _own_group:
-        destroy(group, failing=False)
+    if _own_group is not None and _own_group() is group:
+        destroy(_own_group, failing=False)
         return
     raise ConfigurationError.explain(
         "this process has a process group already.",
@@ -91,16 +93,16 @@ def _make_way() -> None:
     )
 
 
-def destroy(group: object, *, failing: bool) -> None:
+def destroy(group: weakref.ref[Any] | None, *, failing: bool) -> None:
     """Destroys a process group that ``init`` made, if it still stands.
 
     Args:
-        group: the process group; another one that came after it is left alone.
+        group: it; another one that came after it is left alone.
         failing: an exception is on its way. The other ranks may be gone, and a backend may wait for them: then
             this waits a moment only, and leaves the rest to a thread that nobody waits for.
     """
     global _own_group
-    if group is None or _default_group() is not group:
+    if group is None or group() is None or _default_group() is not group():
         return
     _own_group = None
     end = sys.modules["torch.distributed"].destroy_process_group

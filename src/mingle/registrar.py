@@ -147,7 +147,7 @@ class Registrar:
     phase: Phase = Phase.OPEN
     epoch: int = 0
     held: bool = False
-    """Somebody proved that this job runs elsewhere: gather, but don't confirm."""
+    """This job may be held by another session: gather, but decide nothing that can't be taken back."""
     seats: dict[bytes, Seated] = field(default_factory=dict)
     places: dict[bytes, Place] = field(default_factory=dict)
     store_address: str = ""
@@ -375,6 +375,18 @@ class Registrar:
             self._challenges.remove(challenge)
             self.join(challenge.conn, challenge.member, challenge.applicant, now)
 
+    def left(self, conn: int, now: float, reason: str) -> None:
+        """A member says good-bye. After GO that is no loss if it was ready, and one at once if it was not."""
+        seat = self._seat_at(conn)
+        self.lost(conn, now, reason)
+        if seat is not None and seat.member in self._lost:
+            self._desert(seat)
+
+    def _desert(self, seat: Seated) -> None:
+        del self._lost[seat.member]
+        seat.done = True
+        self._decisions.append(Deserted(msgspec.structs.replace(seat.applicant.who, rank=self._rank_of(seat))))
+
     @staticmethod
     def _describe(seat: Seated) -> str:
         return str(msgspec.structs.replace(seat.applicant.who, rank=seat.applicant.rank))
@@ -420,7 +432,7 @@ class Registrar:
         return None if member is None else self.seats[member]
 
     def hold(self, held: bool, now: float) -> None:
-        """Stops (or lets go on) the way from full to confirmed."""
+        """Stops (or lets go on) the way from full to GO."""
         self.held = held
         self._advance(now)
 
@@ -466,14 +478,14 @@ class Registrar:
             self.lost(conn, now, "it did not answer when another process claimed its rank")
         if self.phase is Phase.SEALED and now >= self._sealed_at + ACKNOWLEDGE_SECONDS:
             late = [self._describe(self.seats[member]) for member in sorted(self._awaited)]
-            self._void(f"no acknowledgement within {ACKNOWLEDGE_SECONDS:.0f} s from {'; '.join(late[:8])}", now)
+            if late:
+                lack = f"no acknowledgement within {ACKNOWLEDGE_SECONDS:.0f} s from {'; '.join(late[:8])}"
+            else:
+                lack = "this job is held by another session"
+            self._void(lack, now)
         if self.phase is Phase.RUNNING:
             for member in [each for each, since in self._lost.items() if now >= since + RETURN_SECONDS]:
-                del self._lost[member]
-                seat = self.seats[member]
-                seat.done = True
-                who = msgspec.structs.replace(seat.applicant.who, rank=self._rank_of(seat))
-                self._decisions.append(Deserted(who))
+                self._desert(self.seats[member])
 
     # --- the way through the phases --------------------------------------------------------------------------------
 
@@ -485,7 +497,7 @@ class Registrar:
             self._tell_all(frames.Confirm(session=self.session, epoch=self.epoch))
         if self.phase is Phase.CONFIRMING and not self._awaited and not self.held:
             self._seal()
-        if self.phase is Phase.SEALED and not self._awaited:
+        if self.phase is Phase.SEALED and not self._awaited and not self.held:
             self.phase = Phase.RUNNING
             self._tell_all(frames.Go(session=self.session, epoch=self.epoch))
             challenges, self._challenges = self._challenges, []

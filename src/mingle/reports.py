@@ -143,7 +143,7 @@ def _incomplete(identity: Identity, status: Status, seconds: float, connected: b
         observation += f"\n  refused: {_few(status.refused, '; ')}"
     if status.refused:
         cause = "a rank was started with settings that contradict the others (see what was refused)"
-    elif status.left:
+    elif status.left and not status.missing:
         cause = "a rank crashed or was stopped while it waited for the others"
     elif status.unconfirmed:
         cause = "those processes are stopped, or their network was cut while the job formed"

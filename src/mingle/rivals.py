@@ -54,6 +54,13 @@ class _Other:
         return self.since is not None and self.is_sealed
 
 
+    @property
+    def may_run(self) -> bool:
+        """Whether it is said to be sealed, and just being asked."""
+        racing = self.proving is not None and self.proving.verdict is Verdict.RACING
+        return racing and self.is_sealed and not self.counted_dead
+
+
 @dataclass(frozen=True, slots=True)
 class _Caller:
     member: bytes
@@ -83,8 +90,10 @@ class Rivals:
 
     @property
     def any_alive(self) -> bool:
-        """Whether another host lives: then nothing is confirmed here."""
-        return bool(self._callers) or any(each.since is not None for each in self._others.values())
+        """Whether another host lives, or may hold a job that runs: then nothing is decided here."""
+        return bool(self._callers) or any(
+            each.since is not None or each.may_run for each in self._others.values()
+        )
 
     def lasting(self, now: float) -> list[frames.Who]:
         """The rivals that have been alive for long enough to be an error."""

@@ -35,8 +35,8 @@ def test_a_rank_that_never_comes_is_named_by_all(loss: float) -> None:
             gathering.member(rank, at=gathering.rng.uniform(0, 3))
         gathering.run()
         for process in gathering.processes:
-            expect(process, DiscoveryTimeoutError, "missing ranks: 2", "3 of 4 ranks joined", "20 s")
-            assert 20.0 <= process.elapsed < 20.1 or process.hosting is False
+            expect(process, DiscoveryTimeoutError, "missing ranks: 2.", "within 20 s")
+            assert process.elapsed < 20.1
 
 
 def test_a_rank_that_came_and_went_is_named_apart() -> None:
@@ -128,7 +128,8 @@ def test_a_rank_0_that_goes_in_time_is_no_conflict() -> None:
     for seed in SEEDS:
         gathering = Gathering(seed)
         old, new = gathering.host("m0"), gathering.host("m9", at=1.0)
-        workers = [gathering.member(rank, at=gathering.rng.uniform(0, 2)) for rank in (1, 2, 3)]
+        workers = [gathering.member(rank, at=gathering.rng.uniform(0, 2)) for rank in (1, 2)]
+        workers.append(gathering.member(3, at=2.5))
         gathering.world.after(2.0, old.kill)
         gathering.run()
         gathering.expect_formed([new, *workers], within=6.0)
@@ -167,12 +168,12 @@ def test_a_job_that_runs_already(hosted: bool) -> None:
     for seed in SEEDS:
         gathering = Gathering(seed, size=3, duplicates=True)
         old = gathering.everybody()
-        gathering.run()
+        gathering.world.run(2.0)
         new = [gathering.member(rank, f"n{rank}") for rank in (1, 2)]
         if hosted:
             new.append(gathering.host("n0"))
         began = gathering.now
-        gathering.world.run(4.0)
+        gathering.world.run(6.0)
         for process in new:
             assert any("runs already" in notice for notice in process.notices), process.name
         gathering.run()
@@ -187,7 +188,7 @@ def test_a_job_that_runs_already(hosted: bool) -> None:
 def test_patience_with_a_running_job_ends_at_the_timeout() -> None:
     gathering = Gathering(1, size=2)
     gathering.everybody()
-    gathering.run()
+    gathering.world.run(2.0)
     new = [gathering.host("n0", timeout=8), gathering.member(1, "n1", timeout=8)]
     gathering.run()
     for process in new:
@@ -201,7 +202,7 @@ def test_a_job_that_ends_makes_room(how: str) -> None:
     for seed in SEEDS:
         gathering = Gathering(seed, size=3, duplicates=True)
         old = gathering.everybody()
-        gathering.run()
+        gathering.world.run(2.0)
         new = [gathering.host("n0"), *(gathering.member(rank, f"n{rank}") for rank in (1, 2))]
         gathering.world.run(10.0)
         assert not any(process.finished for process in new)
@@ -223,7 +224,7 @@ def test_a_job_that_has_ended_is_not_in_the_way() -> None:
     for seed in SEEDS:
         gathering = Gathering(seed, size=3, duplicates=True)
         old = gathering.everybody()
-        gathering.run()
+        gathering.world.run(2.0)
         for process in old:
             process.close()
         new = [gathering.host("m0"), *(gathering.member(rank) for rank in (1, 2))]

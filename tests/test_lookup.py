@@ -1,0 +1,117 @@
+"""Finding a job and looking round, on `lo`; and what is said when nothing is found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import pytest
+
+from mingle.datagrams import Seek
+from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError
+from mingle.lookup import find, look_round, not_found
+from mingle.machine import NetworkFacts
+from mingle.settings import Network
+from tests.bystanders import Wire, a_finder, announcing, free_udp_port, gathering
+from tests.test_finding import an_offer
+
+FACTS = NetworkFacts(interfaces=["eth0 10.0.0.2/24"], groups=["239.192.0.1"], port=29499, sent=3, received=0)
+
+
+@pytest.fixture
+def network() -> Network:
+    return Network(interfaces=("lo",), port=free_udp_port(), discovery_timeout=10.0)
+
+
+def test_a_job_that_gathers_is_found_at_its_control_port_and_has_no_store(network: Network) -> None:
+    with gathering("half there", network.port, (0, 2), world_size=4):
+        sighting, _ = find("half there", network)
+        assert sighting.target().kind == "control"
+        hurried = dataclasses.replace(network, discovery_timeout=1.0)
+        with pytest.raises(DiscoveryTimeoutError, match=r"2 of 4 ranks joined, missing ranks: 1, 3"):
+            find("half there", hurried, with_store=True)
+        finder, _ = look_round(hurried)
+        (seen,) = finder.sessions
+        assert (seen.offer.job, seen.joined, seen.running and seen.running.missing) == ("half there", 2, (1, 3))
+
+
+def test_ranks_that_only_seek_are_seen(network: Network) -> None:
+    with gathering("no host", network.port, (1,), world_size=2):
+        finder, _ = look_round(dataclasses.replace(network, discovery_timeout=1.0))
+        (seeker,) = finder.seekers.values()
+        assert (seeker.seek.job, seeker.seek.rank) == ("no host", 1)
+        with pytest.raises(DiscoveryTimeoutError, match=r"looking for it: rank 1[\s\S]*rank 0 was not started"):
+            find("no host", dataclasses.replace(network, discovery_timeout=2.0))
+
+
+def test_a_job_with_a_secret_is_found_by_those_who_have_it(network: Network) -> None:
+    with announcing("guarded", "--master-port", "29500", port=network.port, MINGLE_SECRET="s3cret"):
+        sighting, _ = find("guarded", dataclasses.replace(network, secret=b"s3cret"))
+        assert sighting.signed
+        hurried = dataclasses.replace(network, discovery_timeout=1.0)
+        with pytest.raises(AuthenticationError, match="--secret-file"):
+            find("guarded", hurried)
+        with pytest.raises(AuthenticationError, match="another one"):
+            find("guarded", dataclasses.replace(hurried, secret=b"other"))
+
+
+def test_two_live_hosts_are_both_named(network: Network) -> None:
+    with (
+        announcing("twice", "--master-port", "29500", port=network.port),
+        announcing("twice", "--master-port", "29501", port=network.port),
+        pytest.raises(ConflictError, match=r"2 live hosts") as caught,
+    ):
+        find("twice", network)
+    assert "127.0.0.1:29500" in str(caught.value)
+    assert "127.0.0.1:29501" in str(caught.value)
+
+
+def test_a_mistyped_id_is_named(network: Network) -> None:
+    with (
+        announcing("resnet", "--master-port", "29500", port=network.port),
+        pytest.raises(DiscoveryTimeoutError, match="a mistyped job id: 'resnet' is on this network"),
+    ):
+        find("resnte", dataclasses.replace(network, discovery_timeout=1.0))
+
+
+def explain(facts: NetworkFacts = FACTS, *, seeker: bool = False, offer: bool = False) -> str:
+    wire = Wire()
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    if seeker:
+        wire.hear("10.0.0.2", Seek(job="resnet", member=b"M" * 16, world_size=2, rank=1), "10.0.0.3")
+    if offer:
+        wire.hear("10.0.0.2", an_offer(), "10.0.0.9")
+    return str(not_found("resnet", finder, facts, 5.0))
+
+
+def test_what_was_tried_is_said() -> None:
+    text = explain(
+        dataclasses.replace(
+            FACTS,
+            peers=["node7"],
+            rejected=Counter({"magic": 2}),
+            send_errors=Counter({"ENETUNREACH": 4}),
+            failures=["node7 did not resolve: Name or service not known"],
+        )
+    )
+    for part in (
+        "no live host was found within 5 s",
+        "nothing of this job was heard",
+        "eth0 10.0.0.2/24; groups 239.192.0.1, UDP port 29499",
+        "3 sent, 0 heard, 2 rejected (2 magic)",
+        "peers: node7",
+        "ENETUNREACH 4 times",
+        "node7 did not resolve",
+        "a firewall drops UDP port 29499",
+        "--peers",
+    ):
+        assert part in text
+
+
+def test_the_cause_follows_from_what_was_heard() -> None:
+    assert "its rank 0 was not started" in explain(seeker=True)
+    assert "heard, but not reached over TCP" in explain(offer=True, seeker=True)
+    assert "an incompatible mingle" in explain(dataclasses.replace(FACTS, rejected=Counter({"version 2": 9})))
+
+

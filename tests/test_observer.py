@@ -1,0 +1,114 @@
+"""The loop of those who are no rank, with its sockets, on `lo`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from ipaddress import ip_interface
+
+import pytest
+
+from mingle import datagrams
+from mingle.errors import InterfaceError
+from mingle.finding import Finder
+from mingle.interfaces import Interface
+from mingle.observer import Observer, new_name, own_addresses, this_process
+from mingle.settings import Network
+from mingle.values import Peer
+from tests.bystanders import an_announcement, free_udp_port
+
+
+class _Clock:
+    """What `an_announcement` needs of a wire."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+
+
+def finder(observer: Observer, job: str | None) -> Finder:
+    return Finder(
+        job,
+        member=new_name(),
+        who=this_process(),
+        secret=None,
+        new_id=observer.new_id,
+        rng=observer.rng,
+        now=time.monotonic(),
+    )
+
+
+@pytest.mark.parametrize(("job", "peers"), [("observed", ()), (None, ()), ("observed", ("127.0.0.1",))])
+def test_an_announcement_is_found(job: str | None, peers: tuple[str, ...]) -> None:
+    port, over = free_udp_port(), threading.Event()
+    network = Network(interfaces=("lo",), port=port, peers=tuple(map(Peer, peers)))
+    with Observer(network, "observed") as speaking, Observer(network, job) as looking:
+        addresses, control = speaking.listen()
+        announcement = an_announcement(_Clock(), "observed", addresses[0], port=control)  # type: ignore[arg-type]
+        speaker = threading.Thread(
+            target=speaking.run, args=(announcement,), kwargs={"until": time.monotonic() + 20, "done": over.is_set}
+        )
+        speaker.start()
+        found = finder(looking, job)
+        looking.run(found, until=time.monotonic() + 10, done=lambda: bool(found.alive))
+        over.set()
+        speaker.join()
+        assert [str(each.target()) for each in found.alive] == ["127.0.0.1:29500"]
+        facts = looking.facts()
+    assert facts.port == port
+    assert facts.sent > 0
+    assert facts.received > 0
+    assert facts.interfaces[0].startswith("lo 127.0.0.1/8")
+
+
+def test_it_stops_at_its_deadline_and_leaves_nothing_open() -> None:
+    with Observer(Network(interfaces=("lo",), port=free_udp_port())) as observer:
+        started = time.monotonic()
+        observer.run(finder(observer, None), until=started + 0.3)
+        assert 0.3 <= time.monotonic() - started < 2
+
+
+def test_a_machine_is_closed_also_when_it_is_interrupted() -> None:
+    class Interrupted(Finder):
+        closed_with = ""
+
+        def handle_timer(self, now: float) -> None:
+            raise KeyboardInterrupt
+
+        def close(self, reason: str = "") -> None:
+            self.closed_with = reason
+
+    with Observer(Network(interfaces=("lo",), port=free_udp_port())) as observer:
+        machine = Interrupted(
+            None,
+            member=new_name(),
+            who=this_process(),
+            secret=None,
+            new_id=observer.new_id,
+            rng=observer.rng,
+            now=time.monotonic(),
+        )
+        with pytest.raises(KeyboardInterrupt):
+            observer.run(machine, until=time.monotonic() + 10)
+    assert machine.closed_with == "interrupted"
+
+
+def test_an_interface_that_is_not_there_is_an_error_and_leaks_nothing() -> None:
+    with pytest.raises(InterfaceError, match="nosuch0"):
+        Observer(Network(interfaces=("nosuch0",), port=free_udp_port()))
+
+
+def test_the_addresses_to_listen_on() -> None:
+    dual = Interface("eth0", 2, tuple(map(ip_interface, ("10.0.0.1/24", "fd00::1/64", "fe80::1/64"))))
+    lonely = Interface("eth1", 3, tuple(map(ip_interface, ("fe80::2/64", "fe80::3/64"))))
+    assert own_addresses([dual, lonely], "auto") == [("10.0.0.1", 2), ("fd00::1", 2), ("fe80::2", 3)]
+    assert own_addresses([dual], "6") == [("fd00::1", 2)]
+    many = Interface("eth2", 4, tuple(ip_interface(f"10.0.1.{number}/24") for number in range(1, 40)))
+    assert len(own_addresses([many], "auto")) == datagrams.MAX_ADDRESSES
+
+
+def test_the_advertised_address_comes_first() -> None:
+    network = Network(interfaces=("lo",), port=free_udp_port(), advertise="192.0.2.1")
+    with Observer(network, "behind NAT") as observer:
+        addresses, _ = observer.listen()
+    assert addresses[0] == "192.0.2.1"
+    assert "127.0.0.1" in addresses
