@@ -281,10 +281,10 @@ class Discovery:
         if message is None:
             return
         for address in self._peers.turn(now):
-            if isinstance(message, datagrams.Offer):
-                data = datagrams.encode(message, self._key)
-            else:
+            if isinstance(message, datagrams.Seek):
                 data = datagrams.padded(message, UNICAST_QUESTION_BYTES, self._key)
+            else:
+                data = datagrams.encode(message, self._key)
             self._transport.unicast(data, address)
 
     def _rescan(self) -> None:

@@ -521,8 +521,11 @@ class Host:
     def give_up(self, facts: NetworkFacts) -> None:
         """Ends at the deadline with the error that explains it."""
         status = self.registrar.status()
+        blockers = self.rivals.blockers(self._deadline)
         failure = None
-        if len(self.registrar.seats) == 1:
+        if blockers:
+            failure = reports.running(self.identity, *blockers[0][:2])
+        elif len(self.registrar.seats) == 1:
             failure = reports.authentication(self.identity, self.evidence, facts, secured=self.key is not None)
         self._fail(
             failure

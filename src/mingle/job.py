@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from mingle.errors import MingleError
 
@@ -82,8 +82,8 @@ class Job:
     elapsed: float
     _session: Session | None = None
     _members: tuple[Member, ...] | None = None
-    _group: weakref.ref[Any] | None = None
-    """The process group that ``init`` made."""
+    _destroy_group: Callable[[bool], None] | None = None
+    """Ends the process group that ``init`` made; the argument tells whether an exception is on its way."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -121,10 +121,9 @@ class Job:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        from mingle import process_group
-
-        group, self._group = self._group, None
-        process_group.destroy(group, failing=error is not None)
+        destroy, self._destroy_group = self._destroy_group, None
+        if destroy is not None:
+            destroy(error is not None)
         session, self._session = self._session, None
         if session is not None:
             session.close(failing=error is not None)

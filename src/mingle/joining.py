@@ -134,6 +134,7 @@ class Joiner:
         self._store_retry_at: float | None = None
         self._final_ask_done = False
         self._doubt_until: float | None = None
+        self._store_failed = False
         self._ready = False
         self.roster: list[frames.Seat] = []
 
@@ -501,6 +502,10 @@ class Joiner:
             if frame.epoch >= self._epoch and self.outcome is None:
                 self._epoch, self.step, self._confirm_due = frame.epoch, Step.SEATED, True
                 self._sealed = self._store_retry_at = None
+                if self._store_failed and session.proving is not None:
+                    # A way that was proved once, and over which the store was not reached, may be broken by now.
+                    session.proving.prove_again(now)
+                self._store_failed = False
         elif isinstance(frame, frames.Sealed):
             if frame.epoch == self._epoch and self.step is Step.CONFIRMED:
                 self.step, self._sealed = Step.PROVING_STORE, frame
@@ -584,6 +589,7 @@ class Joiner:
             each.proving is not None
             and each.proving.purpose == "probe"
             and each.proving.verdict is Verdict.RACING
+            and not each.counted_dead
             for each in self._sessions.values()
         )
 
@@ -627,7 +633,7 @@ class Joiner:
         """The store was not reached; it is tried again until the host voids the epoch."""
         if self.step is Step.PROVING_STORE and self._sealed is not None and self._sealed.epoch == epoch:
             note(self.evidence.hosts, f"store at {self._sealed.store_address}:{self._sealed.store_port}", reason)
-            self._store_retry_at = now + STORE_RETRY_SECONDS
+            self._store_retry_at, self._store_failed = now + STORE_RETRY_SECONDS, True
 
     def _go(self, session: _Session, sealed: frames.Sealed) -> None:
         path = self._path(sealed.store_address)
@@ -745,7 +751,11 @@ class Joiner:
 
     def give_up(self, facts: NetworkFacts) -> None:
         """Ends at the deadline with the error that explains it."""
-        if self.status is None and self._current is None:
+        for session in self._sessions.values():
+            if session.running is not None and session.blocking_since is not None:
+                waited = self._deadline - session.blocking_since
+                self.failure = reports.running(self.identity, session.running, waited)
+        if self.failure is None and self.status is None and self._current is None:
             self.failure = reports.authentication(
                 self.identity, self.evidence, facts, secured=self._key is not None
             )

@@ -16,6 +16,7 @@ import urllib.parse
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from mingle import rendezvous
@@ -61,7 +62,8 @@ def init(
         except BaseException:
             job.close()
             raise
-        _own_group = job._group = weakref.ref(_default_group())
+        _own_group = weakref.ref(_default_group())
+        job._destroy_group = partial(destroy, _own_group)
         rendezvous.tell_group_stands()
         return job
 
@@ -84,7 +86,7 @@ def _make_way() -> None:
     if group is None:
         return
     if _own_group is not None and _own_group() is group:
-        destroy(_own_group, failing=False)
+        destroy(_own_group, False)
         return
     raise ConfigurationError.explain(
         "this process has a process group already.",
@@ -93,7 +95,7 @@ def _make_way() -> None:
     )
 
 
-def destroy(group: weakref.ref[Any] | None, *, failing: bool) -> None:
+def destroy(group: weakref.ref[Any], failing: bool) -> None:
     """Destroys a process group that ``init`` made, if it still stands.
 
     Args:
@@ -102,7 +104,7 @@ def destroy(group: weakref.ref[Any] | None, *, failing: bool) -> None:
             this waits a moment only, and leaves the rest to a thread that nobody waits for.
     """
     global _own_group
-    if group is None or group() is None or _default_group() is not group():
+    if group() is None or _default_group() is not group():
         return
     _own_group = None
     end = sys.modules["torch.distributed"].destroy_process_group

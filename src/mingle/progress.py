@@ -48,12 +48,13 @@ def line(job: str, world_size: int, rank: int | None, snapshot: Snapshot, second
     return f"job {job}: {state} · {seconds:.0f} s"
 
 
-def say(level: int, text: str) -> None:
-    """Says what a person who waits should read: by logging where the application has set it up, else on stderr.
+def say(level: int, text: str, *, quiet: bool = False) -> None:
+    """Says what a person should read: by logging where the application has set it up, else on stderr.
 
     The library adds no handler, so without this a script that never configured logging would wait in silence.
+    ``quiet`` (``MINGLE_PROGRESS=off``) keeps it to logging.
     """
-    if _logging_shows(level):
+    if quiet or _logging_shows(level):
         logger.log(level, text)
     elif sys.stderr is not None:
         sys.stderr.write(f"mingle: {text}\n")
@@ -112,11 +113,8 @@ class Progress:
             say(logging.INFO, text)
 
     def say(self, level: int, text: str) -> None:
-        """Says something beside the line: see :func:`say`; with ``MINGLE_PROGRESS=off`` only to logging."""
-        if self._quiet:
-            logger.log(level, text)
-        else:
-            say(level, text)
+        """Says something beside the line."""
+        say(level, text, quiet=self._quiet)
 
     def _show(self, text: str) -> None:
         from rich.console import Console

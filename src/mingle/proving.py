@@ -78,7 +78,7 @@ class Proving:
         self._effects = effects
         self._all_ways = all_ways
         self._waiting = list(endpoints)
-        self._known = {endpoint.address for endpoint in endpoints}
+        self._endpoints = {endpoint.address: endpoint for endpoint in endpoints}
         self._attempts: dict[int, _Attempt] = {}
         self._next_start = now
         self._was_silent = False
@@ -107,9 +107,20 @@ class Proving:
         if self.winner is not None and not self._all_ways:
             return
         for endpoint in endpoints:
-            if endpoint.address not in self._known:
-                self._known.add(endpoint.address)
+            if endpoint.address not in self._endpoints:
+                self._endpoints[endpoint.address] = endpoint
                 self._waiting.append(endpoint)
+        self.handle_timer(now)
+
+    def prove_again(self, now: float) -> None:
+        """Forgets every way but the winner's and tries all addresses once more."""
+        if self.winner is None:
+            return
+        winning = self._attempts[self.winner].endpoint.address
+        self.paths = {winning: self.paths[winning]}
+        under_way = {attempt.endpoint.address for attempt in self._attempts.values()}
+        self._waiting = [each for each in self._endpoints.values() if each.address not in under_way]
+        self._next_start = now
         self.handle_timer(now)
 
     def next_timer(self) -> float | None:

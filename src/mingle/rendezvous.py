@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-from mingle import environment, node, registrar, settings, store
+from mingle import environment, node, progress, registrar, settings, store
 from mingle._version import __version__
 from mingle.discovery import Discovery
 from mingle.environment import process_environment
@@ -265,10 +265,7 @@ def form(wanted: Settings) -> Job:
             cause="neither the arguments nor MINGLE_RANK, RANK or a launcher's variables give one",
             remedy="pass rank= or set RANK: 0 … world_size-1, each once.",
         )
-    if wanted.world_size == 1:
-        formation, session = _form_alone(wanted)
-    else:
-        formation, session = _discover(wanted)
+    formation, session = _form_alone(wanted) if wanted.world_size == 1 else _discover(wanted)
     _active = session
     try:
         _export(wanted, formation)
@@ -351,11 +348,10 @@ def _make_room(world_size: int) -> None:
         limit = hard if hard != resource.RLIM_INFINITY else max(needed, soft)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         if limit < needed:
-            logger.warning(
-                "rank 0 may open %d files and needs about %d for %d ranks: raise the hard limit (ulimit -Hn)",
-                limit,
-                needed,
-                world_size,
+            progress.say(
+                logging.WARNING,
+                f"rank 0 may open {limit} files and needs about {needed} for {world_size} ranks: raise the hard limit "
+                "(ulimit -Hn)",
             )
 
 
@@ -399,7 +395,7 @@ def _export(wanted: Settings, formation: Formation) -> None:
         )
     )
     for note in notes:
-        logger.warning("job %s: %s", wanted.job_id, note)
+        progress.say(logging.WARNING, f"job {wanted.job_id}: {note}", quiet=wanted.progress == "off")
 
 
 def _passed_through(wanted: Settings) -> Job:

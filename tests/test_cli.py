@@ -1,0 +1,170 @@
+"""The command as a whole: how fast it answers, how it ends, what it loads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+import mingle
+from mingle.cli import main
+from tests.bystanders import announcing, command_environment, free_udp_port, run_command
+
+COMMANDS = ["announce", "env", "find", "interfaces", "list"]
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=["main", *COMMANDS])
+def test_help_comes_by_both_flags(command: list[str], flag: str) -> None:
+    result = CliRunner().invoke(main, [*command, flag])
+    assert result.exit_code == 0
+    assert result.output.startswith(f"Usage: mingle-discover {' '.join(command)}".rstrip())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_takes_the_shared_options(command: str) -> None:
+    shown = CliRunner().invoke(main, [command, "--help"]).output
+    for option in ("--json", "-i, --interface", "-p, --port", "-t, --timeout", "--peers", "--family", "--ttl"):
+        assert option in shown
+    for option in ("--secret-file", "-v, --verbose", "-h, --help", "--version"):
+        assert option in shown
+
+
+@pytest.mark.parametrize("command", [[], ["find"], ["list"]], ids=["main", "find", "list"])
+def test_version(command: list[str]) -> None:
+    result = CliRunner().invoke(main, [*command, "--version"])
+    assert (result.exit_code, result.output) == (0, f"mingle-discover {mingle.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["find"],
+        ["find", ""],
+        ["find", "x" * 257],
+        ["announce", "job"],
+        ["announce", "job", "--master-port", "0"],
+        ["announce", "job", "--master-port", "80", "--master-addr", "http://x"],
+        ["list", "-p", "70000"],
+        ["list", "-t", "-1"],
+        ["list", "-t", "soon"],
+        ["list", "--family", "5"],
+        ["list", "--ttl", "256"],
+        ["list", "--secret-file", "/nonexistent"],
+        ["list", "--peers", "http://node1"],
+        ["find", "job", "--export", "--json"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_status_2_and_no_answer(arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr
+
+
+def test_a_wrong_variable_is_wrong_usage_too() -> None:
+    result = CliRunner().invoke(main, ["list"], env={"MINGLE_PORT": "high"})
+    assert result.exit_code == 2
+    assert "MINGLE_PORT='high'" in result.stderr
+    assert "way out" in result.stderr
+
+
+def test_neither_help_nor_a_look_round_loads_torch() -> None:
+    code = (
+        "import sys; from mingle.cli import main; main(ARGUMENTS, standalone_mode=False); "
+        "assert {'torch', 'numpy'}.isdisjoint(sys.modules), sorted(sys.modules)"
+    )
+    for arguments in (["--help"], ["interfaces"], ["list", "-t", "0.2"]):
+        environment = command_environment(free_udp_port())
+        done = subprocess.run(
+            [sys.executable, "-c", code.replace("ARGUMENTS", repr(arguments))],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        # standalone_mode=False returns the status of ctx.exit instead of ending the process.
+        assert done.returncode == 0, done.stderr
+
+
+def test_help_loads_neither_the_network_nor_rich() -> None:
+    code = (
+        "import sys; from mingle.cli import main; main(['--help'], standalone_mode=False); "
+        "assert {'torch', 'rich', 'msgspec', 'netifaces', 'multicast_expert'}.isdisjoint(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], env=command_environment(1), check=True, timeout=60, stdout=-3)
+
+
+def test_help_costs_little_more_than_click() -> None:
+    """As a ratio, so that a slow or busy machine does not decide; alone on one it is about 0.1 s."""
+
+    def seconds(*command: str) -> float:
+        started = time.perf_counter()
+        subprocess.run([sys.executable, *command], env=command_environment(1), check=True, stdout=-3, timeout=60)
+        return time.perf_counter() - started
+
+    pairs = [(seconds("-c", "import click"), seconds("-m", "mingle", "--help")) for _ in range(5)]
+    click_alone, with_mingle = (statistics.median(times) for times in zip(*pairs, strict=True))
+    assert with_mingle < 2.5 * click_alone + 0.05
+
+
+def test_ctrl_c_ends_quietly_with_130() -> None:
+    for arguments in (["find", "nothing", "-t", "60"], ["list", "-t", "60", "-vv"]):
+        process = subprocess.Popen(
+            [sys.executable, "-X", "importtime", "-m", "mingle", *arguments],
+            env=command_environment(free_udp_port()),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            assert process.stderr is not None
+            # It waits on its sockets soon after the last of its modules has been imported.
+            for line in process.stderr:
+                if "mingle.lookup" in line:
+                    break
+            _until_waiting(process.pid)
+            process.send_signal(signal.SIGINT)
+            stdout, stderr = process.communicate(timeout=20)
+        assert process.returncode == 130
+        assert stdout == ""
+        assert [line for line in stderr.splitlines() if not line.startswith("import time")] == []
+
+
+def _until_waiting(pid: int) -> None:
+    """Wait until a process has an epoll and sits in it."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        files = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
+        with open(f"/proc/{pid}/wchan") as place:
+            if "anon_inode:[eventpoll]" in files and "poll" in place.read():
+                return
+    raise AssertionError("it never waited")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_announce_ends_with_the_status_of_its_signal(number: signal.Signals, status: int) -> None:
+    with announcing("short", "--master-port", "29500", port=free_udp_port()) as process:
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=20)
+        assert process.returncode == status
+        assert stderr == ""
+
+
+def test_shell_completion_knows_the_commands() -> None:
+    done = run_command(
+        port=1,
+        _MINGLE_DISCOVER_COMPLETE="bash_complete",
+        COMP_WORDS="mingle-discover ",
+        COMP_CWORD="1",
+    )
+    assert [line.partition(",")[2] for line in done.stdout.splitlines()] == COMMANDS

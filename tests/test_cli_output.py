@@ -1,0 +1,110 @@
+"""How answers look, on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from mingle.cli import main, output
+from tests.bystanders import command_environment, free_udp_port
+
+
+@pytest.mark.parametrize("text", ["plain", "with space", "ümläut", "日本語", "[bold]no markup[/bold]"])
+def test_what_people_write_stays(text: str) -> None:
+    assert output.printable(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[2J", "\\x1b[2J"),
+        ("a\nb\tc\r", "a\\nb\\tc\\r"),
+        ("\u202eevil", "\\u202eevil"),
+        ("\udc80", "\\udc80"),
+        ("\x9b31m", "\\x9b31m"),
+    ],
+    ids=ascii,
+)
+def test_what_would_act_on_a_terminal_is_escaped(text: str, shown: str) -> None:
+    assert output.printable(text) == shown
+
+
+def test_rows_in_a_pipe_are_lines_with_tabs(capsys: pytest.CaptureFixture[str]) -> None:
+    output.table(("A", "B"), [("1", "x\ty"), ("2", "[red]")])
+    assert capsys.readouterr().out == "1\tx\\ty\n2\t[red]\n"
+
+
+def test_an_encoding_that_lacks_a_letter_gets_an_escape(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    output.answer("jöb")
+    output.table(("A",), [("→",)])
+    sys.stdout.flush()
+    assert raw.getvalue() == b"j\\xf6b\n\\u2192\n"
+
+
+def test_json_is_one_line_with_its_schemas_number(capsys: pytest.CaptureFixture[str]) -> None:
+    output.answer_json("list", {"jobs": ["ä\n"]})
+    line = capsys.readouterr().out
+    assert line.count("\n") == 1
+    assert line.isascii()
+    assert json.loads(line) == {"schema": output.SCHEMA, "command": "list", "jobs": ["ä\n"]}
+
+
+def on_a_terminal(*arguments: str, **variables: str) -> str:
+    """What a command shows on a terminal of 120 columns."""
+    reader, terminal = os.openpty()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mingle", *arguments],
+            env=command_environment(free_udp_port(), TERM="xterm", COLUMNS="120", **variables),
+            stdin=subprocess.DEVNULL,
+            stdout=terminal,
+            stderr=subprocess.PIPE,
+        )
+        os.close(terminal)
+        shown = b""
+        with process:
+            try:
+                while part := os.read(reader, 65536):
+                    shown += part
+            except OSError:  # EIO: on Linux the end of a terminal whose other side is closed
+                pass
+        return shown.decode()
+    finally:
+        os.close(reader)
+
+
+def test_on_a_terminal_there_is_a_table_with_a_heading_and_colours_unless_they_are_unwanted() -> None:
+    coloured = on_a_terminal("interfaces")
+    assert re.search(r"INTERFACE.*USED.*KIND.*STATE.*ADDRESSES", coloured)
+    assert "\x1b[1m" in coloured
+    plain = on_a_terminal("interfaces", NO_COLOR="1")
+    assert "127.0.0.1/8" in plain
+    assert not re.search(r"\x1b\[3\d", plain)
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    done = subprocess.run(
+        f'"{sys.executable}" -m mingle interfaces --help | head -n 1',
+        shell=True,
+        env=command_environment(1),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_errors_are_escaped_too() -> None:
+    result = CliRunner().invoke(main, ["interfaces", "-i", "bad\x1b[2Jname"])
+    assert result.exit_code == 1
+    assert "\x1b" not in result.output
