@@ -15,8 +15,9 @@ import threading
 import time
 from collections.abc import Sequence
 
-import mingle
 from tests.lab import Lab, Rank, report
+
+import mingle
 
 
 class _Stamp(logging.Handler):

@@ -1,4 +1,4 @@
-"""For tests of what looks at jobs from outside: a wire between pure machines, and jobs on `lo` without torch."""
+"""For tests of what looks at jobs from outside: a wire between pure machines, and jobs on `lo`, no torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def free_udp_port() -> int:
         return int(probe.getsockname()[1])
 
 
-# --- a wire in memory -----------------------------------------------------------------------------------------
+# --- a wire in memory ---------------------------------------------------------------------------------------
 
 
 class Wire:
@@ -112,7 +112,9 @@ class Wire:
             case Dial(conn, target, port, _):
                 self._dial(address, machine, conn, target, port)
             case Write(conn, data):
-                if (end := self._ends.get((address, conn))) is not None and self.machines[end[0]].owns(end[1]):
+                if (end := self._ends.get((address, conn))) is not None and self.machines[end[0]].owns(
+                    end[1]
+                ):
                     self.machines[end[0]].received(end[1], data, self.now)
             case Hangup(conn):
                 if (end := self._ends.pop((address, conn), None)) is not None:
@@ -137,7 +139,9 @@ class Wire:
         machine.connected(conn, address, "eth0", self.now)
 
 
-def a_finder(wire: Wire, job: str | None, *, secret: bytes | None = None, refresh: float | None = None) -> Finder:
+def a_finder(
+    wire: Wire, job: str | None, *, secret: bytes | None = None, refresh: float | None = None
+) -> Finder:
     return Finder(
         job,
         member=bytes(15) + b"F",
@@ -174,7 +178,7 @@ def an_announcement(
     )
 
 
-# --- jobs on lo, without torch --------------------------------------------------------------------------------
+# --- jobs on lo, without torch ------------------------------------------------------------------------------
 
 
 class _Rank:
@@ -240,9 +244,7 @@ def _rank(observer: Observer, job: str, rank: int, world_size: int, key: JobKey 
         own = tuple(Address(address, "lo", 8) for address in addresses if ":" not in address)
         host = Host(identity, os.urandom(16), own, port, key, 60.0, observer.new_id, observer.rng, now)
         return _Rank(host)
-    return _Rank(
-        Joiner(identity, key=key, timeout=60.0, new_id=observer.new_id, rng=observer.rng, now=now)
-    )
+    return _Rank(Joiner(identity, key=key, timeout=60.0, new_id=observer.new_id, rng=observer.rng, now=now))
 
 
 @contextlib.contextmanager
@@ -289,7 +291,7 @@ def _wake(port: int) -> None:
         sender.sendto(b"wake", (LOBBY.ipv4, port))
 
 
-# --- commands -------------------------------------------------------------------------------------------------
+# --- commands -----------------------------------------------------------------------------------------------
 
 
 def command_environment(port: int, **variables: str) -> dict[str, str]:

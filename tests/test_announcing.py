@@ -7,10 +7,10 @@ import secrets
 import pytest
 
 from mingle import frames
+from mingle.announcing import MAX_CALLERS, PROOF_SECONDS, Announcement
 from mingle.control import MemberConversation
 from mingle.datagrams import Bye, List, Offer, Seek
 from mingle.machine import Answer, Effect, Hangup, Multicast, Notice, Source, Write
-from mingle.announcing import MAX_CALLERS, PROOF_SECONDS, Announcement
 from tests.bystanders import Wire, an_announcement
 
 SEEK = Seek(job="resnet", member=b"M" * 16, world_size=2, rank=1, hostname="worker", pid=5)
@@ -43,7 +43,11 @@ def test_it_speaks_in_a_burst_and_then_only_when_asked(announcement: Announcemen
     announcement.handle_timer(START + 600)
     (effect,) = [each for each in announcement.effects() if isinstance(each, Multicast)]
     assert isinstance(effect.message, Offer)
-    assert (effect.message.kind, effect.message.state, effect.message.world_size) == ("announcement", "sealed", 4)
+    assert (effect.message.kind, effect.message.state, effect.message.world_size) == (
+        "announcement",
+        "sealed",
+        4,
+    )
 
 
 def test_it_answers_everybody_together_twice_a_second_at_most(announcement: Announcement) -> None:
@@ -59,7 +63,9 @@ def test_it_answers_everybody_together_twice_a_second_at_most(announcement: Anno
 
 
 @pytest.mark.parametrize("question", [SEEK, List(member=b"L" * 16)], ids=["seek", "list"])
-def test_who_asks_by_unicast_is_answered_by_unicast(announcement: Announcement, question: Seek | List) -> None:
+def test_who_asks_by_unicast_is_answered_by_unicast(
+    announcement: Announcement, question: Seek | List
+) -> None:
     announcement.heard(question, UNICAST, START)
     assert Answer(UNICAST, announcement.offer()) in announcement.effects()
 
@@ -74,7 +80,13 @@ def test_it_says_once_that_ranks_look_for_it_and_that_somebody_else_speaks_for_t
     announcement: Announcement,
 ) -> None:
     rival = Offer(
-        job="resnet", session=b"R" * 16, host=b"R" * 16, addresses=("10.0.0.8",), port=1, world_size=2, hostname="h"
+        job="resnet",
+        session=b"R" * 16,
+        host=b"R" * 16,
+        addresses=("10.0.0.8",),
+        port=1,
+        world_size=2,
+        hostname="h",
     )
     for _ in range(3):
         announcement.heard(SEEK, MULTICAST, START)
@@ -86,7 +98,9 @@ def test_it_says_once_that_ranks_look_for_it_and_that_somebody_else_speaks_for_t
     assert "also hosted by host h (10.0.0.8)" in texts[1]
 
 
-def call(announcement: Announcement, purpose: frames.Purpose, *more: frames.AnyFrame) -> list[frames.AnyFrame]:
+def call(
+    announcement: Announcement, purpose: frames.Purpose, *more: frames.AnyFrame
+) -> list[frames.AnyFrame]:
     """The frames it says to a caller after the handshake."""
     hello = frames.Hello(
         job="resnet",

@@ -38,7 +38,12 @@ def test_it_prints_what_it_announces_and_ends_after_its_time() -> None:
         "control_addresses",
         "control_port",
     }
-    assert (record["schema"], record["address"], record["port"], record["world_size"]) == (1, "node7", 29500, 4)
+    assert (record["schema"], record["address"], record["port"], record["world_size"]) == (
+        1,
+        "node7",
+        29500,
+        4,
+    )
 
 
 def test_after_its_good_bye_it_is_found_no_more() -> None:

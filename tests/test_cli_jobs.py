@@ -38,7 +38,9 @@ def port() -> int:
 
 
 def command(*arguments: str, port: int, **variables: str) -> Result:
-    return CliRunner().invoke(main, arguments, env={"MINGLE_PORT": str(port), **variables}, catch_exceptions=False)
+    return CliRunner().invoke(
+        main, arguments, env={"MINGLE_PORT": str(port), **variables}, catch_exceptions=False
+    )
 
 
 def test_nothing_there_is_status_1_and_an_empty_answer(port: int) -> None:
@@ -65,7 +67,12 @@ def test_list_shows_a_gathering_its_missing_ranks_and_who_seeks(port: int) -> No
         found = command("find", "half there\n", port=port)
         verbose = command("find", "half there\n", "-v", "--json", port=port)
     by_hand, half, headless = rows
-    assert (by_hand[0], by_hand[1], by_hand[3], by_hand[4]) == ("by hand", "announced", "127.0.0.1:29500", "-")
+    assert (by_hand[0], by_hand[1], by_hand[3], by_hand[4]) == (
+        "by hand",
+        "announced",
+        "127.0.0.1:29500",
+        "-",
+    )
     assert half[:3] == ["half there\\n", "open", "node0 pid 100"]
     assert half[4:] == ["3/6", "1, 4, 5", "-", "-"]
     assert headless == ["headless", "seeking", "-", "-", "0/8", "-", "rank 4 on node4 pid 104", "-"]
@@ -88,10 +95,14 @@ def test_list_shows_a_gathering_its_missing_ranks_and_who_seeks(port: int) -> No
     assert "datagrams sent" in verbose.stderr
     answer = json.loads(verbose.stdout)
     assert set(answer) == FIELDS | {"schema", "command"}
-    assert (answer["address"], answer["port"], answer["endpoint"]) == ("127.0.0.1", open_job["port"], "control")
+    assert (answer["address"], answer["port"], answer["endpoint"]) == (
+        "127.0.0.1",
+        open_job["port"],
+        "control",
+    )
 
 
-def test_a_secret_is_shown_and_opens_the_answer(port: int, tmp_path: object) -> None:
+def test_a_secret_is_shown_and_opens_the_answer(port: int) -> None:
     with announcing("guarded", "--master-port", "29500", port=port, MINGLE_SECRET="s"):
         (closed,) = command("list", "-t", "1", port=port).stdout.splitlines()
         (opened,) = command("list", "-t", "1", port=port, MINGLE_SECRET="s").stdout.splitlines()
@@ -110,8 +121,8 @@ def test_export_is_what_a_shell_evaluates(port: int) -> None:
         plain = command("find", "exported", port=port)
         exported = command("find", "exported", "--export", port=port)
     assert plain.stdout == "[fd00::7]:29500\n"
-    shell = f'{exported.stdout}; printf "%s|%s" "$MASTER_ADDR" "$MASTER_PORT"'
-    assert subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout == "fd00::7|29500"
+    shell = ["sh", "-c", 'eval "$1"; printf "%s|%s" "$MASTER_ADDR" "$MASTER_PORT"', "sh", exported.stdout]
+    assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout == "fd00::7|29500"
 
 
 def test_export_waits_for_the_store_and_names_who_is_missing(port: int) -> None:

@@ -72,7 +72,11 @@ def test_interfaces_in_json() -> None:
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize(
-    ("variables", "by"), [({"MINGLE_INTERFACE": "docker0"}, "MINGLE_INTERFACE"), ({"GLOO_SOCKET_IFNAME": "docker0"}, "GLOO_SOCKET_IFNAME")]
+    ("variables", "by"),
+    [
+        ({"MINGLE_INTERFACE": "docker0"}, "MINGLE_INTERFACE"),
+        ({"GLOO_SOCKET_IFNAME": "docker0"}, "GLOO_SOCKET_IFNAME"),
+    ],
 )
 def test_who_named_the_interface_is_said(variables: dict[str, str], by: str) -> None:
     record = answer("interfaces", **variables)
@@ -95,7 +99,12 @@ def test_a_plain_shell_has_no_conflicts() -> None:
     result = command("env")
     assert (result.exit_code, result.stderr) == (0, "")
     record = answer("env")
-    assert (record["launchers"], record["variables"], record["warnings"], record["conflicts"]) == ([], [], [], [])
+    assert (record["launchers"], record["variables"], record["warnings"], record["conflicts"]) == (
+        [],
+        [],
+        [],
+        [],
+    )
     assert record["resolved"]["port"] == 29499
     assert record["resolved"]["rank"] is None
 
@@ -156,5 +165,9 @@ def test_a_mistyped_variable_is_pointed_out() -> None:
 def test_options_count_as_they_do_elsewhere() -> None:
     record = answer("env", "-i", "lo", "--peers", "a:1,b", "-t", "9", MINGLE_INTERFACE="eth9")
     resolved = record["resolved"]
-    assert (resolved["interfaces"], resolved["interfaces_from"], resolved["peers"]) == ("lo", "interface=", "a:1, b")
+    assert (resolved["interfaces"], resolved["interfaces_from"], resolved["peers"]) == (
+        "lo",
+        "--interface",
+        "a:1, b",
+    )
     assert resolved["discovery_timeout"] == 9

@@ -24,7 +24,9 @@ def run(*arguments: str, timeout: float | None = 3.0, **environ: str) -> tuple[N
     def probe(shared: Shared) -> None:
         seen.append(shared.network(timeout))
 
-    result = CliRunner().invoke(probe, arguments, env={"MINGLE_INTERFACE": None, **environ}, catch_exceptions=False)
+    result = CliRunner().invoke(
+        probe, arguments, env={"MINGLE_INTERFACE": None, **environ}, catch_exceptions=False
+    )
     assert result.exit_code == 0, result.output
     return seen[0], result
 
@@ -32,7 +34,22 @@ def run(*arguments: str, timeout: float | None = 3.0, **environ: str) -> tuple[N
 def test_options_come_before_variables_and_those_before_defaults(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("from the file\n")
     network, _ = run(
-        *("-i", "eth0,eth1", "-i", "eth2", "-p", "1234", "-t", "7", "--peers", "a", "--peers", "b:5", "--family", "6"),
+        *(
+            "-i",
+            "eth0,eth1",
+            "-i",
+            "eth2",
+            "-p",
+            "1234",
+            "-t",
+            "7",
+            "--peers",
+            "a",
+            "--peers",
+            "b:5",
+            "--family",
+            "6",
+        ),
         *("--ttl", "4", "--secret-file", str(tmp_path / "secret")),
         MINGLE_PORT="9",
         MINGLE_SECRET="from the variable",
@@ -41,7 +58,9 @@ def test_options_come_before_variables_and_those_before_defaults(tmp_path: Path)
     assert (network.port, network.discovery_timeout, network.family, network.ttl) == (1234, 7.0, "6", 4)
     assert [str(peer) for peer in network.peers] == ["a", "b:5"]
     assert network.secret == b"from the file"
-    network, _ = run(MINGLE_PORT="9", MINGLE_INTERFACE="eth7", MINGLE_SECRET="s", MINGLE_PEERS="c", MINGLE_TTL="2")
+    network, _ = run(
+        MINGLE_PORT="9", MINGLE_INTERFACE="eth7", MINGLE_SECRET="s", MINGLE_PEERS="c", MINGLE_TTL="2"
+    )
     assert (network.port, network.interfaces, network.secret, network.ttl) == (9, ("eth7",), b"s", 2)
     assert [str(peer) for peer in network.peers] == ["c"]
     network, _ = run()

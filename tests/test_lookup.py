@@ -32,7 +32,11 @@ def test_a_job_that_gathers_is_found_at_its_control_port_and_has_no_store(networ
             find("half there", hurried, with_store=True)
         finder, _ = look_round(hurried)
         (seen,) = finder.sessions
-        assert (seen.offer.job, seen.joined, seen.running and seen.running.missing) == ("half there", 2, (1, 3))
+        assert (seen.offer.job, seen.joined, seen.running and seen.running.missing) == (
+            "half there",
+            2,
+            (1, 3),
+        )
 
 
 def test_ranks_that_only_seek_are_seen(network: Network) -> None:
@@ -40,7 +44,9 @@ def test_ranks_that_only_seek_are_seen(network: Network) -> None:
         finder, _ = look_round(dataclasses.replace(network, discovery_timeout=1.0))
         (seeker,) = finder.seekers.values()
         assert (seeker.seek.job, seeker.seek.rank) == ("no host", 1)
-        with pytest.raises(DiscoveryTimeoutError, match=r"looking for it: rank 1[\s\S]*rank 0 was not started"):
+        with pytest.raises(
+            DiscoveryTimeoutError, match=r"looking for it: rank 1[\s\S]*rank 0 was not started"
+        ):
             find("no host", dataclasses.replace(network, discovery_timeout=2.0))
 
 
@@ -113,5 +119,3 @@ def test_the_cause_follows_from_what_was_heard() -> None:
     assert "its rank 0 was not started" in explain(seeker=True)
     assert "heard, but not reached over TCP" in explain(offer=True, seeker=True)
     assert "an incompatible mingle" in explain(dataclasses.replace(FACTS, rejected=Counter({"version 2": 9})))
-
-

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mingle import node
 
-KNOWN = {
+KNOWN: dict[str, Any] = {
     "boot_id": "b00t",
     "network_namespace": 1,
     "pid_namespace": 2,
@@ -29,7 +32,7 @@ KNOWN = {
         ({"pid_namespace": 9}, False),
     ],
 )
-def test_what_tells_nodes_apart_where_there_is_a_boot_id(change: dict[str, object], same: bool) -> None:
+def test_what_tells_nodes_apart_where_there_is_a_boot_id(change: dict[str, Any], same: bool) -> None:
     assert (node.describe(**KNOWN) == node.describe(**{**KNOWN, **change})) is same
 
 
@@ -37,7 +40,7 @@ def test_what_tells_nodes_apart_where_there_is_a_boot_id(change: dict[str, objec
     ("change", "same"),
     [({}, True), ({"hostname": "beta"}, False), ({"machine_id": "m2"}, False), ({"pid_namespace": 9}, False)],
 )
-def test_what_tells_nodes_apart_elsewhere(change: dict[str, object], same: bool) -> None:
+def test_what_tells_nodes_apart_elsewhere(change: dict[str, Any], same: bool) -> None:
     elsewhere = {**KNOWN, "boot_id": None}
     assert (node.describe(**elsewhere) == node.describe(**{**elsewhere, **change})) is same
 
@@ -63,8 +66,8 @@ def test_identity_falls_back_where_there_is_no_proc(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(node, "_BOOT_ID", tmp_path / "boot_id")
     monkeypatch.setattr(node, "_NAMESPACES", tmp_path / "ns")
     monkeypatch.setattr(node, "_MACHINE_ID", tmp_path / "machine-id")
-    monkeypatch.setattr(node.uuid, "getnode", lambda: 0x02420A000001)
-    monkeypatch.setattr(node.socket, "gethostname", lambda: "alpha")
+    monkeypatch.setattr(uuid, "getnode", lambda: 0x02420A000001)
+    monkeypatch.setattr(socket, "gethostname", lambda: "alpha")
     assert node.identity() == "host:alpha/machine:02420a000001"
     (tmp_path / "machine-id").write_text("0123\n")
     assert node.identity() == "host:alpha/machine:0123"

@@ -45,7 +45,9 @@ def test_an_announcement_is_found(job: str | None, peers: tuple[str, ...]) -> No
         addresses, control = speaking.listen()
         announcement = an_announcement(_Clock(), "observed", addresses[0], port=control)  # type: ignore[arg-type]
         speaker = threading.Thread(
-            target=speaking.run, args=(announcement,), kwargs={"until": time.monotonic() + 20, "done": over.is_set}
+            target=speaking.run,
+            args=(announcement,),
+            kwargs={"until": time.monotonic() + 20, "done": over.is_set},
         )
         speaker.start()
         found = finder(looking, job)

@@ -10,7 +10,9 @@ from mingle.proving import Endpoint
 from mingle.sighting import Seeking, Sighting, endpoint_text, is_host, ranks_seeking
 
 
-def sighting(running: frames.Running | None, *, joined: int = 1, assigned: bool = False, kind: Kind = "ranks") -> Sighting:
+def sighting(
+    running: frames.Running | None, *, joined: int = 1, assigned: bool = False, kind: Kind = "ranks"
+) -> Sighting:
     offer = Offer(
         job="j",
         session=b"S" * 16,
@@ -35,7 +37,16 @@ def running(**fields: object) -> frames.Running:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "10.0.0.1", "fd00::1", "trainer-0.trainer.default.svc", "my_service_1", "localhost", "a", "host.example."],
+    [
+        "",
+        "10.0.0.1",
+        "fd00::1",
+        "trainer-0.trainer.default.svc",
+        "my_service_1",
+        "localhost",
+        "a",
+        "host.example.",
+    ],
 )
 def test_addresses_and_names_are_hosts(text: str) -> None:
     assert is_host(text)
@@ -43,7 +54,21 @@ def test_addresses_and_names_are_hosts(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["a b", "$(x)", "`x`", "-rf", "a;b", "x\n", "http://x", "fe80::1%eth0", "10.0.0.1:80", "\x1b[2J", "ä", "a'b", "*"],
+    [
+        "a b",
+        "$(x)",
+        "`x`",
+        "-rf",
+        "a;b",
+        "x\n",
+        "http://x",
+        "fe80::1%eth0",
+        "10.0.0.1:80",
+        "\x1b[2J",
+        "ä",
+        "a'b",
+        "*",
+    ],
 )
 def test_what_a_shell_or_a_terminal_would_act_on_is_none(text: str) -> None:
     assert not is_host(text)

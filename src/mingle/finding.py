@@ -196,7 +196,7 @@ class Finder:
             return
         sighting.offer, sighting.signed = offer, source.signed
         if sighting.proving is not None:
-            sighting.proving.add(endpoints, now)
+            sighting.proving.add(endpoints)
             return
         known = {endpoint.address for endpoint in sighting.endpoints}
         sighting.endpoints += [endpoint for endpoint in endpoints if endpoint.address not in known]

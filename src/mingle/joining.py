@@ -269,7 +269,7 @@ class Joiner:
         if session.proving is not None:
             reopened = session.proving.purpose == "probe" and offer.state == "open"
             if not reopened or session.proving.verdict is Verdict.RACING or now < session.retry_at:
-                session.proving.add(endpoints, now)
+                session.proving.add(endpoints)
                 return
             # It was sealed when we asked, and says that it takes members again: that is proved by joining.
             session.proving.abandon()

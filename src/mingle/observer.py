@@ -168,6 +168,9 @@ class Observer:
             done: is asked after each turn.
         """
         self._machine = machine
+        logger.info(
+            "listening on %s, UDP port %d", ", ".join(each.name for each in self._usable), self.network.port
+        )
         reason = "interrupted"
         try:
             self._carry_out()

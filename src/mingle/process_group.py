@@ -14,12 +14,12 @@ import sys
 import threading
 import urllib.parse
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from mingle import rendezvous
+from mingle import rendezvous, session
 from mingle.errors import ConfigurationError, MingleError
 from mingle.job import Job
 
@@ -71,7 +71,7 @@ def init(
 def _default_group() -> Any:
     """Returns torch's default process group, or None."""
     distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not rendezvous.group_stands():
+    if distributed is None or not session.group_stands():
         return None
     return distributed.group.WORLD
 
@@ -270,7 +270,7 @@ def _integer(name: str, text: str) -> int | None:
     return None if value == -1 else value
 
 
-def register(modules: Sequence[str] = ()) -> None:
+def register() -> None:
     """Registers ``mingle://`` with torch; once is enough and twice is no error."""
     distributed_rendezvous = importlib.import_module("torch.distributed.rendezvous")
     handlers = getattr(distributed_rendezvous, "_rendezvous_handlers", {})

@@ -102,15 +102,14 @@ class Proving:
         """Tells whether a connection belongs to this race."""
         return conn in self._attempts
 
-    def add(self, endpoints: Sequence[Endpoint], now: float) -> None:
-        """Takes in further addresses of the same session."""
+    def add(self, endpoints: Sequence[Endpoint]) -> None:
+        """Takes in further addresses of the same session; they are tried from the next timer on."""
         if self.winner is not None and not self._all_ways:
             return
         for endpoint in endpoints:
             if endpoint.address not in self._endpoints:
                 self._endpoints[endpoint.address] = endpoint
                 self._waiting.append(endpoint)
-        self.handle_timer(now)
 
     def prove_again(self, now: float) -> None:
         """Forgets every way but the winner's and tries all addresses once more."""

@@ -14,6 +14,7 @@ import socket
 import stat
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mingle import forksafe
@@ -56,7 +57,8 @@ class StoreServer:
         The process group holds the store as well, so letting go is not enough; torch has no call for this.
         """
         self.release()
-        for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        descriptors = Path("/dev/fd")  # Linux and macOS
+        for name in [entry.name for entry in descriptors.iterdir()] if descriptors.is_dir() else ():
             with contextlib.suppress(OSError, ValueError):
                 if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                     continue

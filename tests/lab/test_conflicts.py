@@ -78,8 +78,7 @@ def test_a_job_that_runs_already(lab: Lab) -> None:
         assert error.name == "ConflictError"
         assert "runs already" in error.message
         assert hosts[0].name in error.message
-    for rank in running:
-        assert rank.exit_code is None
+    assert [rank.exit_code for rank in running] == [None, None]
 
 
 @pytest.mark.parametrize("end", ["kill", "interrupt"])
@@ -87,15 +86,15 @@ def test_a_job_that_ended_is_not_in_the_way(lab: Lab, end: str) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(2)]
     old = [host.start(hold, "ended", rank, 2) for rank, host in enumerate(hosts)]
-    for rank in old:
-        rank.wait_for("running")
+    for each in old:
+        each.wait_for("running")
     # The new ones are there before the old ones end, and go on when they do.
     new = [host.start(train, "ended", rank, 2) for rank, host in enumerate(hosts)]
     for rank in new:
         wait_for_log(rank, "runs already")
-    for rank in old:
+    for each in old:
         if end == "kill":
-            rank.kill()
+            each.kill()
         else:
-            rank.interrupt()
+            each.interrupt()
     check(results(new), hosts, hosts[0])

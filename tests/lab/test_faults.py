@@ -205,7 +205,10 @@ def test_rank_zero_is_away_for_good(lab: Lab, phase: str, fault: str) -> None:
     hosts = [lab.host(network) for _ in range(3)]
     host_zero = hosts[0].start(timed, "gone", 0, 3, discovery_timeout=6)
     host_zero.wait_for("started")
-    away = lambda: hosts[0].cut() if fault == "cut" else host_zero.stop()  # noqa: E731
+
+    def away() -> None:
+        hosts[0].cut() if fault == "cut" else host_zero.stop()
+
     if phase == "seeking":
         away()
     ranks = [hosts[1].start(timed, "gone", 1, 3, discovery_timeout=6)]

@@ -6,6 +6,7 @@ import itertools
 import random
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,14 +17,14 @@ from .scenarios import check, discover_only, results, train
 
 
 def start_in_order(
-    hosts: list[Host], job_id: str, order: list[int], gaps: list[float], **arguments: object
-) -> list[Rank]:
+    hosts: list[Host], job_id: str, order: list[int], gaps: list[float]
+) -> list[Rank[dict[str, Any]]]:
     """Start rank ``order[0]`` first; ``gaps`` are the seconds before each further one."""
-    ranks: dict[int, Rank] = {}
+    ranks: dict[int, Rank[dict[str, Any]]] = {}
     pause = threading.Event()
     for rank, gap in zip(order, gaps, strict=True):
         pause.wait(gap)  # the scenario itself: people don't start machines at the same moment
-        ranks[rank] = hosts[rank].start(train, job_id, rank, len(hosts), **arguments)
+        ranks[rank] = hosts[rank].start(train, job_id, rank, len(hosts))
     return [ranks[rank] for rank in range(len(hosts))]
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import mingle
 
 from . import Lab, leak_check, report
-from .scenarios import TIMEOUT, report_log, results, sum_of_ranks, wait_for_log
+from .scenarios import TIMEOUT, report_log, sum_of_ranks, wait_for_log
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,7 +80,7 @@ def test_the_environment_is_restored(lab: Lab) -> None:
     network = lab.network()
     foreign = {"MASTER_ADDR": "192.0.2.9", "MASTER_PORT": "9"}
     ranks = [lab.host(network).start(restored, rank, env=foreign) for rank in range(2)]
-    assert results(ranks) == [True, True]
+    assert [rank.result() for rank in ranks] == [True, True]
 
 
 SCRIPT = """

@@ -59,7 +59,7 @@ def interfaces_command(shared: Shared) -> None:
     if shared.json:
         fields: dict[str, Any] = {
             "named": list(network.interfaces),
-            "named_by": network.interfaces_from or None,
+            "named_by": _named_by(network),
         }
         if problem is not None:
             fields["error"] = output.error_record(problem)
@@ -72,6 +72,12 @@ def interfaces_command(shared: Shared) -> None:
     if problem is not None:
         output.say(f"mingle-discover interfaces: {problem}")
         click.get_current_context().exit(FAILED)
+
+
+def _named_by(network: Network) -> str | None:
+    """Returns the option or the variable that named the interfaces."""
+    named_by = "--interface" if network.interfaces_from == "interface=" else network.interfaces_from
+    return named_by or None
 
 
 def _interface_record(interface: Interface, used: list[str], reason: str | None) -> dict[str, Any]:
@@ -199,7 +205,7 @@ def _network_record(network: Network) -> dict[str, Any]:
             for name in ("discovery_timeout", "port", "ttl", "family", "advertise", "progress")
         },
         "interfaces": ", ".join(network.interfaces) or None,
-        "interfaces_from": network.interfaces_from or None,
+        "interfaces_from": _named_by(network),
         "peers": ", ".join(map(str, network.peers)) or None,
         "secret": _HIDDEN if network.secret is not None else None,
     }

@@ -1,0 +1,175 @@
+"""Peers that keep the handshake and then say anything: every frame there is, in any order, with any content."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from mingle import frames
+from mingle.authentication import new_nonce
+from mingle.control import HandshakeFailed, HostConversation, MemberConversation
+from mingle.datagrams import Rejected
+from tests.lan.network import Machine, Network
+from tests.lan.process import Process
+from tests.lan.tcp import Connection, End
+
+FRAMES_EACH = 12
+
+
+def any_frame(rng: random.Random, session: bytes, job: str, member: bytes) -> frames.AnyFrame:
+    """Returns some frame, valid in itself."""
+    name = session if rng.random() < 0.9 else rng.randbytes(16)
+    epoch = rng.choice((0, 1, 1, 2, 3, 2**31 - 1))
+    rank = rng.choice((None, 0, 1, 2, 3, 999_999))
+    number = rank or 0
+    text = rng.choice(("", "x", "\U0001f600" * 2048))
+    address = rng.choice(("10.0.0.1", "10.0.0.7", "::", "fe80::1%eth0", "no address at all", "300.1.1.1"))
+    who = frames.Who(hostname=text[:64], pid=rng.getrandbits(32), address=address, rank=rank)
+    path = frames.Path(host_address=address, local_address=rng.choice((address, "??")), interface=text[:64])
+    paths = (path,) * rng.choice((0, 1, 64))
+    place = {"local_rank": number, "local_world_size": 7, "node_rank": number}
+    makers: list[Callable[[], frames.AnyFrame]] = [
+        lambda: frames.Hello(job=job, member=member, session=name, nonce=new_nonce(), purpose="join", who=who),
+        lambda: frames.Welcome(session=name, nonce=new_nonce(), addresses=(address,), port=1),
+        lambda: frames.Prove(proof=b"?" * rng.choice((0, 32))),
+        lambda: frames.Join(world_size=4, rank=rank, node=text[:256], who=who, paths=paths, **place),
+        lambda: frames.Join(world_size=4, rank=rng.randrange(4), node="n", who=who, paths=paths),
+        lambda: frames.Joined(session=name, epoch=epoch),
+        lambda: frames.Refused(reason=rng.choice(("running", "full", "ended", "session", "secret")), who=who),
+        lambda: frames.Refused(reason=rng.choice(("rank taken", "kind", "world size")), detail=text),
+        lambda: frames.Confirm(session=name, epoch=epoch),
+        lambda: frames.Confirmed(session=name, epoch=epoch, paths=paths),
+        lambda: frames.Sealed(
+            session=name,
+            epoch=epoch,
+            rank=number,
+            world_size=4,
+            num_nodes=4,
+            store_address=address,
+            store_port=1,
+            store_token="?",
+            roster_digest=b"",
+            **place,
+        ),
+        lambda: frames.Ack(session=name, epoch=epoch),
+        lambda: frames.Go(session=name, epoch=epoch),
+        lambda: frames.Void(session=name, epoch=epoch, reason=text),
+        lambda: frames.Ready(session=name),
+        lambda: frames.Leave(session=name, reason=text),
+        lambda: frames.Closed(session=name, reason=text, conflict=rng.random() < 0.1),
+        lambda: frames.Ask(what=rng.choice(("status", "roster"))),
+        lambda: frames.Status(joined=number, world_size=4, missing=(number,), left=(text,)),
+        lambda: frames.Roster(first=number, total=4, seats=()),
+        lambda: frames.Ping(number=number),
+        lambda: frames.Pong(number=number),
+        lambda: frames.Running(
+            state=rng.choice(("open", "sealed", "running")), world_size=4, host=who, roster=text, seconds=1e300
+        ),
+    ]
+    return rng.choice(makers)()
+
+
+class Caller:
+    """Calls a host, under a member id of its choice, and babbles."""
+
+    def __init__(self, network: Network, machine: Machine, host: Process, member: bytes) -> None:
+        self.machine = machine
+        self._world = network.world
+        self._rng = network.world.rng
+        self._host = host
+        core = host.host
+        route = network.route(machine, core.addresses[0].address)
+        assert route is not None
+        self._hello = frames.Hello(
+            job=core.identity.job,
+            member=member,
+            session=core.session,
+            nonce=new_nonce(),
+            purpose=self._rng.choice(("join", "join", "probe", "rival")),
+        )
+        self._conversation = MemberConversation(self._hello, (core.addresses[0].address, core.port))
+        self._near = End(self, self._world.new_id())
+        far = End(host, self._world.new_id())
+        self._connection = Connection(network, route, self._near, far)
+        host.tcp_accepted(far.conn, (self._connection, far), route.near.address)
+        self._write()
+        for _ in range(FRAMES_EACH):
+            self._world.after(self._rng.uniform(0, 0.5), self._babble)
+
+    def _write(self) -> None:
+        data = self._conversation.data_to_send()
+        if data and not self._near.closed:
+            self._connection.write(self._near, data)
+
+    def _babble(self) -> None:
+        if self._conversation.welcome is not None or self._rng.random() < 0.05:
+            session, job = self._hello.session, self._hello.job
+            self._conversation.send(any_frame(self._rng, session, job, self._hello.member))
+            self._write()
+        if self._rng.random() < 0.03:
+            self._connection.hang_up(self._near)
+
+    def tcp_accepted(self, conn: int, end: tuple[Connection, End], address: str) -> None:
+        """Nobody calls it."""
+
+    def tcp_received(self, conn: int, data: bytes) -> None:
+        """Keeps the handshake."""
+        try:
+            self._conversation.receive_data(data)
+        except (HandshakeFailed, Rejected):
+            self._connection.hang_up(self._near)
+        self._write()
+
+    def tcp_closed(self, conn: int, reason: str) -> None:
+        """Does not care."""
+
+
+class Babbler:
+    """Hosts a session, so it says, and babbles to everybody who calls."""
+
+    def __init__(self, network: Network, machine: Machine, port: int, job: str, session: bytes) -> None:
+        self.machine = machine
+        self._world = network.world
+        self._rng = network.world.rng
+        self._port = port
+        self._job = job
+        self._session = session
+        self._callers: dict[int, tuple[HostConversation, Connection, End]] = {}
+        machine.listeners[port] = self
+
+    def tcp_accepted(self, conn: int, end: tuple[Connection, End], address: str) -> None:
+        """Begins a conversation and plans what to say."""
+        conversation = HostConversation(
+            job=self._job,
+            attempt="",
+            session=self._session,
+            addresses=(self.machine.nics[0].address,),
+            port=self._port,
+        )
+        self._callers[conn] = (conversation, *end)
+        for _ in range(FRAMES_EACH):
+            self._world.after(self._rng.uniform(0, 0.5), lambda: self._babble(conn))
+
+    def _babble(self, conn: int) -> None:
+        conversation, connection, end = self._callers[conn]
+        if conversation.proved or self._rng.random() < 0.05:
+            conversation.send(any_frame(self._rng, self._session, self._job, self._session))
+        data = conversation.data_to_send()
+        if data and not end.closed:
+            connection.write(end, data)
+        if self._rng.random() < 0.03:
+            connection.hang_up(end)
+
+    def tcp_received(self, conn: int, data: bytes) -> None:
+        """Keeps the handshake."""
+        conversation, connection, end = self._callers[conn]
+        try:
+            conversation.receive_data(data)
+        except (HandshakeFailed, Rejected):
+            connection.hang_up(end)
+        out = conversation.data_to_send()
+        if out and not end.closed:
+            connection.write(end, out)
+
+    def tcp_closed(self, conn: int, reason: str) -> None:
+        """Does not care."""
