@@ -57,7 +57,8 @@ class MingleError(Exception):
 
     @classmethod
     def explain(cls, observation: str, *, cause: str, remedy: str) -> Self:
-        """Returns an error whose message is the observation, the likely cause and the way out."""
+        """Returns an error whose message is the observation, the likely cause and the way out, made printable."""
+        observation, cause, remedy = (printable(part) for part in (observation, cause, remedy))
         error = cls(f"{observation}\n{_labelled('likely cause', cause)}\n{_labelled('way out', remedy)}")
         error.observation = observation
         error.cause = cause
@@ -87,6 +88,14 @@ class LauncherError(MingleError):
 
 class ConfigurationError(MingleError, ValueError):
     """An argument or an environment variable has a value that mingle cannot use."""
+
+
+def printable(text: str) -> str:
+    """Returns the text with every control character but the newline replaced.
+
+    Other machines' host names and job ids are quoted in messages, and a terminal obeys what it is sent.
+    """
+    return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
 
 
 def _labelled(label: str, text: str) -> str:

@@ -491,7 +491,8 @@ class Joiner:
 
     def _frame(self, name: bytes, session: _Session, frame: frames.AnyFrame, now: float) -> None:
         if isinstance(frame, frames.Running):
-            self._runs(session, frame, now)
+            if name != self._current:
+                self._runs(session, frame, now)
         elif isinstance(frame, frames.Refused):
             self._refused(name, session, frame, now)
         elif name != self._current:

@@ -14,6 +14,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from mingle import forksafe
+from mingle.errors import printable
 from mingle.machine import Snapshot
 from mingle.reports import ranks_text
 
@@ -45,7 +46,7 @@ def line(job: str, world_size: int, rank: int | None, snapshot: Snapshot, second
         state = f"{snapshot.joined}/{world_size} joined, {snapshot.phase}"
         if snapshot.missing:
             state += f", no answer yet from ranks {ranks_text(snapshot.missing)}"
-    return f"job {job}: {state} · {seconds:.0f} s"
+    return printable(f"job {job}: {state} · {seconds:.0f} s")
 
 
 def say(level: int, text: str, *, quiet: bool = False) -> None:
@@ -54,6 +55,7 @@ def say(level: int, text: str, *, quiet: bool = False) -> None:
     The library adds no handler, so without this a script that never configured logging would wait in silence.
     ``quiet`` (``MINGLE_PROGRESS=off``) keeps it to logging.
     """
+    text = printable(text)
     if quiet or _logging_shows(level):
         logger.log(level, text)
     elif sys.stderr is not None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from mingle import environment, node, progress, settings, store
 from mingle._version import __version__
+from mingle.datagrams import clip
 from mingle.discovery import Discovery
 from mingle.environment import process_environment
 from mingle.errors import ConfigurationError, MingleError
@@ -30,7 +31,6 @@ from mingle.settings import Settings
 
 logger = logging.getLogger("mingle")
 
-HOSTNAME_BYTES = 64
 # Files a member costs the host: its control connection, two store clients, and room.
 FILES_PER_MEMBER = 3
 FILES_BESIDE = 128
@@ -155,7 +155,7 @@ def _identity(wanted: Settings) -> Identity:
     key = node.identity()
     return Identity(
         job=wanted.job_id,
-        attempt=(wanted.attempt or "")[:64],
+        attempt=clip(wanted.attempt or ""),
         member=secrets.token_bytes(16),
         rank=wanted.rank,
         world_size=wanted.world_size,
@@ -174,7 +174,7 @@ def _identity(wanted: Settings) -> Identity:
 
 def _hostname() -> str:
     """Returns this machine's name, cut so that every datagram has room for it."""
-    return socket.gethostname().encode()[:HOSTNAME_BYTES].decode(errors="ignore")
+    return clip(socket.gethostname())
 
 
 def _make_room(world_size: int) -> None:

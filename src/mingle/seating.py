@@ -127,19 +127,11 @@ def common_address(
             subnet = ipaddress.ip_network(f"{address}/{prefix_lengths[address]}", strict=False)
             for paths in members:
                 local = (path.local_address for path in paths if path.host_address == address)
-                neighbours += any(_is_in(each, subnet) for each in local)
+                neighbours += any(ipaddress.ip_address(each) in subnet for each in local)
         return neighbours, not ipaddress.ip_address(address).is_link_local
 
     # max() returns the first of equals: the order of preference.
     return max(candidates, key=worth, default=None)
-
-
-def _is_in(untrusted: str, subnet: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
-    """Tells whether what a member calls its address lies in a subnet."""
-    try:
-        return ipaddress.ip_address(untrusted) in subnet
-    except ValueError:
-        return False
 
 
 def reach_matrix(own: Sequence[str], members: Sequence[tuple[str, Sequence[Path]]]) -> str:

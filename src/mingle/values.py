@@ -20,8 +20,8 @@ from mingle.errors import ConfigurationError, MingleError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-MAX_COUNT = 2**31 - 1
-"""The largest rank or size: torch.distributed holds them in a C ``int``."""
+MAX_COUNT = 1_000_000
+"""The largest rank or size: what a datagram may say (``mingle.datagrams.MAX_WORLD_SIZE``)."""
 
 MAX_PORT = 65535
 _MAX_SECRET_BYTES = 64 * 1024
