@@ -128,6 +128,10 @@ class List(Message, frozen=True, kw_only=True, tag="list", omit_defaults=True):
 
     job: Annotated[str, Meta(max_length=MAX_JOB_ID_BYTES)] = ""
     member: Identifier
+    rank: Rank | None = None
+    hostname: ShortText = ""
+    """Empty: an onlooker asks, and no rank."""
+    pid: ProcessId = 0
     padding: Annotated[bytes, Meta(max_length=MAX_BYTES)] = b""
 
 

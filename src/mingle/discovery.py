@@ -340,14 +340,20 @@ class Discovery:
         self._machine.heard(message, source, time.monotonic())
 
     def _look_unverified(self, untrusted: bytes, source: Source) -> None:
-        """Looks, for the report alone, whether a datagram with a wrong signature speaks of our job."""
+        """Looks, for the report alone, whether a datagram with a wrong signature speaks of our job.
+
+        A question to the lobby is answered whoever asks: the answer tells what everybody on the network hears anyway.
+        """
         if self._rejected["unsigned"] + self._rejected["signature"] > LOOKED_AT_UNVERIFIED:
             return
         try:
             message = datagrams.decode(untrusted)
         except datagrams.Rejected:
             return
-        self._machine.heard_unverified(message, source)
+        if isinstance(message, datagrams.List):
+            self._machine.heard(message, source, time.monotonic())
+        else:
+            self._machine.heard_unverified(message)
 
     def _tcp_event(self, event: connections.Event) -> None:
         machine, now = self._machine, time.monotonic()

@@ -224,9 +224,7 @@ class Host:
             return
         if isinstance(message, List):
             if message.member != self.identity.member:
-                self._lobby.asked(now, same_job=False)
-                if message.job != self.identity.job:
-                    self.evidence.other(message, source)
+                self._asked_in_lobby(message, source, now)
             return
         if message.job != self.identity.job:
             self.evidence.other(message, source)
@@ -237,9 +235,7 @@ class Host:
         if source.signed and self.key is None:
             self.evidence.signed_without_secret += 1
         if isinstance(message, Seek):
-            rank = "a process without a rank" if message.rank is None else f"rank {message.rank}"
-            where = f"host {message.hostname} ({source.address}), pid {message.pid}"
-            note_name(self.evidence.seekers, f"{rank} on {where}")
+            self.evidence.seeker(message, source)
             if source.multicast:
                 self._announcer.asked()
             else:
@@ -247,9 +243,20 @@ class Host:
         elif isinstance(message, Offer) and message.session != self.session:
             self._other_host(message, source, now)
 
-    def heard_unverified(self, message: Datagram, source: Source) -> None:
+    def _asked_in_lobby(self, message: List, source: Source, now: float) -> None:
+        if message.job != self.identity.job:
+            self.evidence.other(message, source)
+        else:
+            self.evidence.seeker(message, source)
+        if source.multicast:
+            self._lobby.asked(now, same_job=False)
+        else:
+            self._effects.append(Answer(source, self.offer()))
+
+    def heard_unverified(self, message: Datagram) -> None:
         """A datagram came in whose signature is missing or wrong: a hint for the report, and no more than that."""
-        if (message.job, message.attempt) == (self.identity.job, self.identity.attempt):
+        onlooker = isinstance(message, Seek) and message.kind == "announcement"
+        if (message.job, message.attempt) == (self.identity.job, self.identity.attempt) and not onlooker:
             self.evidence.secret_signs += 1
 
     def _other_host(self, offer: Offer, source: Source, now: float) -> None:
@@ -303,7 +310,9 @@ class Host:
         try:
             received = caller.conversation.receive_data(untrusted)
         except (Rejected, HandshakeFailed) as failure:
-            if isinstance(failure, HandshakeFailed) and failure.reason == "secret":
+            hello = caller.conversation.hello
+            asked_only = hello is not None and hello.purpose == "probe"
+            if isinstance(failure, HandshakeFailed) and failure.reason == "secret" and not asked_only:
                 note_name(self.evidence.secret_failures, f"{caller.address}: {failure}")
             self._drop(conn)
             self.registrar.lost(conn, now, str(failure))
@@ -371,6 +380,7 @@ class Host:
         assert hello is not None
         if isinstance(frame, frames.Join) and hello.purpose == "join":
             who = msgspec.structs.replace(frame.who, address=caller.address)
+            self.evidence.seekers.pop(hello.member, None)
             self.registrar.join(conn, hello.member, msgspec.structs.replace(frame, who=who), now)
         elif isinstance(frame, frames.Confirmed):
             self.registrar.confirmed(conn, frame, now)

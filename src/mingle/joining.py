@@ -28,6 +28,7 @@ from mingle.datagrams import Datagram, List, Offer, Rejected, Seek
 from mingle.errors import MingleError
 from mingle.lobby import Lobby
 from mingle.machine import (
+    Answer,
     Effect,
     Evidence,
     Formation,
@@ -218,9 +219,7 @@ class Joiner:
             return
         if isinstance(message, List):
             if message.member != self.identity.member:
-                self._lobby.asked(now, same_job=message.job == self.identity.job)
-                if message.job != self.identity.job:
-                    self.evidence.other(message, source)
+                self._asked_in_lobby(message, source, now)
             return
         if message.job != self.identity.job:
             self.evidence.other(message, source)
@@ -236,9 +235,22 @@ class Joiner:
             self._lobby.answered()
             self._offered(message, source, now)
 
-    def heard_unverified(self, message: Datagram, source: Source) -> None:
+    def _asked_in_lobby(self, message: List, source: Source, now: float) -> None:
+        ours = message.job == self.identity.job
+        if ours:
+            self.evidence.seeker(message, source)
+        else:
+            self.evidence.other(message, source)
+        if self._seated:
+            return  # the host speaks for those that it has
+        if source.multicast:
+            self._lobby.asked(now, same_job=ours)
+        else:
+            self._effects.append(Answer(source, self.identity.seek()))
+
+    def heard_unverified(self, message: Datagram) -> None:
         """A datagram came in whose signature is missing or wrong: a hint for the report, and no more than that."""
-        if self._is_ours(message):
+        if self._is_ours(message) and not (isinstance(message, Seek) and message.kind == "announcement"):
             self.evidence.secret_signs += 1
 
     def _is_ours(self, message: Datagram) -> bool:
@@ -247,8 +259,7 @@ class Joiner:
     def _heard_seek(self, seek: Seek, source: Source, now: float) -> None:
         if seek.member == self.identity.member:
             return
-        rank = "a process without a rank" if seek.rank is None else f"rank {seek.rank}"
-        note_name(self.evidence.seekers, f"{rank} on host {seek.hostname} ({source.address}), pid {seek.pid}")
+        self.evidence.seeker(seek, source)
         self._lobby.answered()
         if source.multicast:
             self._seeker.heard_seek(now)

@@ -51,7 +51,14 @@ class Identity:
 
     def list(self) -> List:
         """The question to the lobby."""
-        return List(job=self.job, attempt=self.attempt, member=self.member)
+        return List(
+            job=self.job,
+            attempt=self.attempt,
+            member=self.member,
+            rank=self.rank,
+            hostname=self.who.hostname,
+            pid=self.who.pid,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +208,8 @@ class Evidence:
     other_jobs: dict[str, str] = field(default_factory=dict)
     """Other job ids on the network, each with who spoke of it."""
     other_attempts: dict[str, str] = field(default_factory=dict)
-    seekers: dict[str, None] = field(default_factory=dict)
+    seekers: dict[bytes, str] = field(default_factory=dict)
+    """Who else looks for this job, by member id."""
     hosts: dict[str, str] = field(default_factory=dict)
     """Hosts of this job that were heard, each with what became of it."""
     announcements: dict[str, None] = field(default_factory=dict)
@@ -209,6 +217,14 @@ class Evidence:
     secret_signs: int = 0
     """Datagrams of this job whose signature is missing or wrong."""
     secret_failures: dict[str, None] = field(default_factory=dict)
+
+    def seeker(self, message: Seek | List, source: Source) -> None:
+        """Notes who looks for this job; onlookers, which look for it and never join, are no ranks."""
+        onlooker = message.kind == "announcement" if isinstance(message, Seek) else not message.hostname
+        if not onlooker and message.member not in self.seekers and len(self.seekers) < REMEMBERED_PER_KIND:
+            rank = "a process without a rank" if message.rank is None else f"rank {message.rank}"
+            where = f"host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}"
+            self.seekers[message.member] = f"{rank} on {where}"
 
     def other(self, message: Datagram, source: Source) -> None:
         """Notes a datagram of another job or attempt."""

@@ -266,7 +266,7 @@ class Process:
             self.rejected[message.reason] += 1
             unverified = packet.opened(None)
             if not isinstance(unverified, Rejected):
-                self.core.heard_unverified(unverified, source)
+                self.core.heard_unverified(unverified)
             return
         self.received += 1
         self.core.heard(message, source, self.world.now)

@@ -1,0 +1,56 @@
+# An image with mingle, torch and examples/ddp_train.py. docs/compose.md tells how to use it and what to change.
+#
+# No syntax line, no RUN --mount: the builder of Docker 20.10 must do, and no image but the base is pulled.
+
+# Needs Python 3.11 or newer with pip or ensurepip, and apt.
+ARG BASE_IMAGE=python:3.11-slim-bookworm
+
+FROM ${BASE_IMAGE} AS build
+
+# netifaces comes as source. Debian's own Python, unlike that of the official images, has its headers in a package.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+        $(python3 -c 'import os, sysconfig as s; os.path.exists(s.get_path("include") + "/Python.h") or print("python3-dev")') \
+    && rm -rf /var/lib/apt/lists/*
+
+ENV PATH=/opt/venv/bin:$PATH \
+    PIP_CONSTRAINT=/build/constraints.txt \
+    PIP_BUILD_CONSTRAINT=/build/constraints.txt \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_FIND_LINKS=/build/wheelhouse \
+    PIP_NO_CACHE_DIR=1 \
+    PIP_ROOT_USER_ACTION=ignore
+WORKDIR /build
+
+# More options for pip, such as the index to take torch from.
+ARG PIP_ARGS=
+
+# What mingle and the example run on, in a layer that a change of their code leaves alone. Nobody compiles against
+# this torch, and nobody runs the tests of what is installed.
+COPY constraints.txt pyproject.toml ./
+COPY wheelhouse/ wheelhouse/
+RUN python3 -m venv /opt/venv \
+    && python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+print(*p["dependencies"], *p["optional-dependencies"]["examples"], sep="\n")' > requirements.txt \
+    && pip install ${PIP_ARGS} --requirement requirements.txt \
+    && cd /opt/venv/lib/python3*/site-packages \
+    && rm -rf torch/bin torch/include torch/share torch/test torch/lib/*.a \
+    && find . -type d -name tests -prune -exec rm -rf {} +
+
+COPY README.md LICENSE ./
+COPY src/ src/
+RUN pip wheel ${PIP_ARGS} --no-deps --wheel-dir /dist .
+
+FROM ${BASE_IMAGE}
+
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONUNBUFFERED=1
+RUN useradd --create-home --uid 1000 mingle
+COPY --from=build /opt/venv /opt/venv
+COPY --from=build /dist /dist
+RUN pip install --no-cache-dir --no-deps --no-index --disable-pip-version-check /dist/*.whl
+
+WORKDIR /home/mingle
+COPY examples/ddp_train.py ./
+USER mingle
+CMD ["python", "ddp_train.py"]
