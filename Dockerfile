@@ -26,16 +26,18 @@ WORKDIR /build
 ARG PIP_ARGS=
 
 # What mingle and the example run on, in a layer that a change of their code leaves alone. Nobody compiles against
-# this torch, and nobody runs the tests of what is installed.
+# this torch, and nobody runs the tests of what is installed. Compiled here, on all cores, because the user of the
+# final image may not write beside the sources; some files of torch are for a newer Python and fail, as under pip.
 COPY constraints.txt pyproject.toml ./
 COPY wheelhouse/ wheelhouse/
 RUN python3 -m venv /opt/venv \
     && python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 print(*p["dependencies"], *p["optional-dependencies"]["examples"], sep="\n")' > requirements.txt \
-    && pip install ${PIP_ARGS} --requirement requirements.txt \
+    && pip install ${PIP_ARGS} --no-compile --requirement requirements.txt \
     && cd /opt/venv/lib/python3*/site-packages \
-    && rm -rf torch/bin torch/include torch/share torch/test torch/lib/*.a \
-    && find . -type d -name tests -prune -exec rm -rf {} +
+    && rm -rf torch/include torch/share torch/test \
+    && find . -type d -name tests -prune -exec rm -rf {} + \
+    && { python -m compileall -qq -j 0 . || true; }
 
 COPY README.md LICENSE ./
 COPY src/ src/

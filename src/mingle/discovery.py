@@ -18,12 +18,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TypeAlias
 
 import msgspec
 
 from mingle import connections, datagrams, forksafe, interfaces, store
 from mingle.authentication import JobKey
 from mingle.connections import Connections
+from mingle.electing import Elector
 from mingle.errors import InterfaceError, MingleError
 from mingle.groups import LOBBY, job_group
 from mingle.hosting import Address, Host
@@ -38,6 +40,7 @@ from mingle.machine import (
     Identity,
     Multicast,
     NetworkFacts,
+    NewId,
     Notice,
     OpenStore,
     ProveStore,
@@ -50,6 +53,8 @@ from mingle.settings import Settings
 from mingle.transport import Received, Transport
 
 logger = logging.getLogger("mingle")
+
+Machine: TypeAlias = Host | Joiner | Elector
 
 RESCAN_SECONDS = 2.0
 """How often the interfaces are looked at while waiting: a NIC may come or go."""
@@ -125,25 +130,12 @@ class Discovery:
         stack.callback(self._resolver.stop)
         self._rescan_due = now + RESCAN_SECONDS
         self._refresh_due = now + REFRESH_SECONDS
-        if self.identity.rank == 0:
-            addresses = self._own_addresses()
-            if settings.master_port is not None:
-                store.check_port(settings.master_port, [each.address for each in addresses])
-            self._connections.listen([(each.address, self._index(each.interface)) for each in addresses])
-            self._machine: Host | Joiner = Host(
-                self.identity,
-                secrets.token_bytes(16),
-                addresses,
-                self._connections.port,
-                self._key,
-                settings.discovery_timeout,
-                new_id,
-                self._rng,
-                now,
-                advertised=(settings.advertise,) if settings.advertise else (),
-            )
-        else:
-            self._machine = Joiner(
+        self._machine = self._make_machine(new_id, now)
+
+    def _make_machine(self, new_id: NewId, now: float) -> Machine:
+        settings = self.settings
+        if self.identity.rank not in (0, None):
+            return Joiner(
                 self.identity,
                 key=self._key,
                 timeout=settings.discovery_timeout,
@@ -151,6 +143,35 @@ class Discovery:
                 rng=self._rng,
                 now=now,
             )
+        addresses = self._own_addresses()
+        if settings.master_port is not None:
+            store.check_port(settings.master_port, [each.address for each in addresses])
+        self._connections.listen([(each.address, self._index(each.interface)) for each in addresses])
+        advertised = (settings.advertise,) if settings.advertise else ()
+        if self.identity.rank is None:
+            return Elector(
+                self.identity,
+                addresses=addresses,
+                port=self._connections.port,
+                key=self._key,
+                timeout=settings.discovery_timeout,
+                new_id=new_id,
+                rng=self._rng,
+                now=now,
+                advertised=advertised,
+            )
+        return Host(
+            self.identity,
+            secrets.token_bytes(16),
+            addresses,
+            self._connections.port,
+            self._key,
+            settings.discovery_timeout,
+            new_id,
+            self._rng,
+            now,
+            advertised=advertised,
+        )
 
     def _own_addresses(self) -> tuple[Address, ...]:
         """Every address to listen on, best first; a link-local one only where an interface has no other."""
@@ -164,6 +185,9 @@ class Discovery:
         return tuple(addresses[: datagrams.MAX_ADDRESSES])
 
     def _index(self, interface_name: str) -> int:
+        """Returns an interface's index; where none is named and only one can be meant, that one's."""
+        if not interface_name and len(self._usable) == 1:
+            return self._usable[0].index
         return next((each.index for each in self._found if each.name == interface_name), 0)
 
     def _close_transport(self) -> None:
@@ -209,7 +233,10 @@ class Discovery:
             self.close(type(machine.failure).__name__)
             raise machine.failure
         assert machine.outcome is not None
-        if isinstance(machine, Joiner):
+        if isinstance(machine, Elector):
+            self._carry_out()
+            self._machine = machine.acting
+        if isinstance(self._machine, Joiner):
             self._close_transport()
         self._resolver.stop()
         return machine.outcome
@@ -358,7 +385,9 @@ class Discovery:
     def _tcp_event(self, event: connections.Event) -> None:
         machine, now = self._machine, time.monotonic()
         if isinstance(event, connections.Accepted):
-            if isinstance(machine, Host):
+            if isinstance(machine, Joiner):
+                self._connections.hang_up(event.conn)
+            else:
                 machine.accepted(event.conn, event.address, now)
             return
         if not machine.owns(event.conn):
@@ -454,11 +483,11 @@ class Discovery:
         threading.Thread(target=run, name=f"mingle-abandoned-{what}", daemon=True).start()
 
     def _open_store(self, epoch: int, address: str) -> Callable[[], None]:
-        host = self._machine
+        host = self._machine.host if isinstance(self._machine, Elector) else self._machine
         assert isinstance(host, Host)
         server = self.store_server
         try:
-            if server is None or server.address != address:
+            if server is None or (server.address, server.session) != (address, host.session):
                 server = store.open_server(address, self.settings.master_port, host.session)
         except MingleError as error:
             return partial(self._store_failed, host, error)
@@ -472,11 +501,12 @@ class Discovery:
         return partial(self._store_opened, host, epoch, server)
 
     def _store_opened(self, host: Host, epoch: int, server: store.StoreServer) -> None:
-        if self._closed:
+        if self._closed or host.closed:
             server.release()
             return
         self.store_server = server
-        host.store_opened(epoch, server.port, server.token, time.monotonic())
+        assert not isinstance(self._machine, Joiner)
+        self._machine.store_opened(epoch, server.port, server.token, time.monotonic())
 
     @staticmethod
     def _store_failed(host: Host, error: MingleError) -> None:
@@ -484,7 +514,7 @@ class Discovery:
 
     def _prove_store(self, wanted: ProveStore) -> Callable[[], None]:
         joiner = self._machine
-        assert isinstance(joiner, Joiner)
+        assert not isinstance(joiner, Host)
         try:
             store.prove(wanted.address, wanted.port, wanted.session, wanted.token)
         except OSError as error:
@@ -503,7 +533,8 @@ class Discovery:
 
     @property
     def machine(self) -> Host | Joiner:
-        """The machine that this loop drives."""
+        """The machine that this loop drives, once the job has formed."""
+        assert not isinstance(self._machine, Elector)
         return self._machine
 
     def facts(self) -> NetworkFacts:

@@ -15,6 +15,7 @@ from mingle.datagrams import (
     Identifier,
     JobId,
     Kind,
+    Offer,
     ProcessId,
     Rank,
     ShortText,
@@ -227,6 +228,26 @@ class Void(Frame, frozen=True, kw_only=True, tag="void", omit_defaults=True):
     reason: Text
 
 
+class Sighting(Frame, frozen=True, kw_only=True, tag="sighting", omit_defaults=True):
+    """To a host that assigns ranks, from another such host or from a member: one more of this job is there."""
+
+    offer: Offer
+    stands: bool = False
+    """Its host's id is the higher one and yet it does not make way: somebody there can't reach you."""
+
+
+class Moved(Frame, frozen=True, kw_only=True, tag="moved", omit_defaults=True):
+    """Host to member: this session goes up in that one, where I have a seat already; join it, then hang up here."""
+
+    offer: Offer
+
+
+class Stranded(Frame, frozen=True, kw_only=True, tag="stranded", omit_defaults=True):
+    """Member to host: I can't reach the host that you sent me to."""
+
+    session: Identifier
+
+
 class Ready(Frame, frozen=True, kw_only=True, tag="ready", omit_defaults=True):
     """Member to host: the process group stands."""
 
@@ -323,6 +344,9 @@ AnyFrame: TypeAlias = (
     | Ack
     | Go
     | Void
+    | Sighting
+    | Moved
+    | Stranded
     | Ready
     | Leave
     | Closed

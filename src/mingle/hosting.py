@@ -48,6 +48,8 @@ PROOF_SECONDS = 2.0
 """How long a caller may take until it has proved itself."""
 # Callers that have not proved themselves; bounded against a flood of connections that never speak.
 MAX_UNPROVED = 2048
+# Reports of other hosts, handed out after each frame; bounded against a member that sends many at once.
+MAX_SIGHTINGS = 64
 # The longest names (four bytes a character) of so many seats still fit into one frame.
 SEATS_PER_FRAME = 128
 _SEALED_PHASES = (Phase.SEALING, Phase.SEALED, Phase.RUNNING)
@@ -100,6 +102,11 @@ class Host:
     _to_write: set[int] = field(default_factory=set)
     """Callers whose conversations may have something to say."""
     _sealed_since: float = 0.0
+    stranded: bool = False
+    """A member could not follow where it was sent."""
+    _making_way: bool = False
+    _moved: frames.Moved | None = None
+    _sightings: list[tuple[Offer, bool]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         identity = self.identity
@@ -357,7 +364,8 @@ class Host:
         assert hello is not None
         if hello.purpose in ("probe", "rival"):
             caller.conversation.send(self._running(now))
-        if hello.purpose == "rival" and not self.finished:
+        elector = self.registrar.assigned and hello.who.rank is None
+        if hello.purpose == "rival" and not elector and not self.finished:
             self.rivals.caller(conn, hello.member, msgspec.structs.replace(hello.who, address=caller.address), now)
 
     def _running(self, now: float) -> frames.Running:
@@ -382,10 +390,17 @@ class Host:
             who = msgspec.structs.replace(frame.who, address=caller.address)
             self.evidence.seekers.pop(hello.member, None)
             self.registrar.join(conn, hello.member, msgspec.structs.replace(frame, who=who), now)
+            if self._moved is not None:
+                caller.conversation.send(self._moved)
         elif isinstance(frame, frames.Confirmed):
             self.registrar.confirmed(conn, frame, now)
         elif isinstance(frame, frames.Ack):
             self.registrar.acknowledged(conn, frame.epoch, now)
+        elif isinstance(frame, frames.Sighting):
+            if len(self._sightings) < MAX_SIGHTINGS:
+                self._sightings.append((frame.offer, frame.stands))
+        elif isinstance(frame, frames.Stranded):
+            self.stranded = self.stranded or self._moved is not None
         elif isinstance(frame, frames.Ready):
             self.registrar.ready(conn)
         elif isinstance(frame, frames.Leave):
@@ -411,7 +426,7 @@ class Host:
     # --- decisions -------------------------------------------------------------------------------------------------
 
     def _hold(self, now: float) -> None:
-        self.registrar.hold(self.rivals.any_alive, now)
+        self.registrar.hold(self.rivals.any_alive or self._making_way, now)
         self._decide(now)
 
     def _decide(self, now: float) -> None:
@@ -489,6 +504,36 @@ class Host:
         """The store could not be opened, and trying again would not help."""
         self._fail(error, conflict=False)
 
+    # --- making way for another host (when ranks are assigned) -------------------------------------------------------
+
+    def take_sightings(self) -> list[tuple[Offer, bool]]:
+        """Hands out which other hosts were reported, each with whether it stands against a lower id."""
+        seen, self._sightings = self._sightings, []
+        return seen
+
+    @property
+    def has_members(self) -> bool:
+        """Whether anybody but the host itself has a seat."""
+        return len(self.registrar.seats) > 1
+
+    def make_way(self, now: float) -> None:
+        """Stops taking members and confirming, for the time that it takes to join another host."""
+        self._making_way = True
+        self._hold(now)
+
+    def send_after(self, offer: Offer) -> None:
+        """Sends the members to that host, and everybody who still comes."""
+        self._moved = frames.Moved(offer=offer)
+        for conn in self.registrar.member_connections():
+            self._callers[conn].conversation.send(self._moved)
+            self._to_write.add(conn)
+
+    def open_again(self, now: float) -> None:
+        """Takes members again: the other host is gone, or not reached by all."""
+        self._making_way, self._moved, self.stranded = False, None, False
+        self._announcer.burst(now)
+        self._hold(now)
+
     # --- time ------------------------------------------------------------------------------------------------------
 
     def handle_timer(self, now: float) -> None:
@@ -504,7 +549,7 @@ class Host:
         self._hold(now)
         if not self.finished:
             self._judge(now)
-        if self._announcer.should_speak(now):
+        if self._announcer.should_speak(now) and not self._making_way:
             self._effects.append(Multicast(self.offer()))
         if not self.finished and self._lobby.should_ask(now):
             self._effects.append(Multicast(self.identity.list(), lobby=True))

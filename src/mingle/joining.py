@@ -51,6 +51,10 @@ RETRY_SECONDS = 0.25
 """How soon a session that could not be reached may be tried again."""
 DOUBT_SECONDS = 2.0
 """How long a host that has not confirmed may be silent when another one offers itself."""
+TELL_HOST_SECONDS = 1.0
+"""How often at most a member tells its host of the same other host."""
+MOVE_SECONDS = 2.0
+"""How long a member may take to reach the host that its own sends it to."""
 RETURN_SECONDS = 5.0
 """How long a member that lost its connection after CONFIRMED tries the same session first."""
 STORE_RETRY_SECONDS = 0.5
@@ -135,6 +139,8 @@ class Joiner:
         self._store_retry_at: float | None = None
         self._final_ask_done = False
         self._doubt_until: float | None = None
+        self._moving_to: bytes | None = None
+        self._move_until: float | None = None
         self._store_failed = False
         self._ready = False
         self.roster: list[frames.Seat] = []
@@ -175,6 +181,7 @@ class Joiner:
             self._lobby.next_timer(),
             self._store_retry_at,
             self._doubt_until,
+            self._move_until,
         ]
         if self._seated and not self._final_ask_done:
             times.append(self._deadline - STATUS_BEFORE_DEADLINE_SECONDS)
@@ -292,6 +299,10 @@ class Joiner:
         session.endpoints = endpoints
         if self._current is not None and offer.session != self._current and offer.state == "open":
             self._doubt(now)
+            if self._seated and self.identity.rank is None and now >= session.retry_at:
+                # Our host may not hear the other's datagrams.
+                session.retry_at = now + TELL_HOST_SECONDS
+                self._send(frames.Sighting(offer=offer))
         elif now >= session.retry_at and offer.session != self._current:
             self._prove(offer.session, session, now)
 
@@ -365,7 +376,7 @@ class Joiner:
             self._doubt_until = None
         self._note_secret_failures(session)
         if won_before is None and proving.winner is not None:
-            self._won(name, session, proving)
+            self._won(name, session, proving, now)
         elif proving.winner is None:
             self._settle(name, session, now)
         for frame in received:
@@ -412,7 +423,7 @@ class Joiner:
             if reason.startswith("secret"):
                 note_name(self.evidence.secret_failures, f"{address}: {reason}")
 
-    def _won(self, name: bytes, session: _Session, proving: Proving) -> None:
+    def _won(self, name: bytes, session: _Session, proving: Proving, now: float) -> None:
         note(self.evidence.hosts, self._host_name(session), "proved")
         if proving.purpose != "join":
             return
@@ -421,6 +432,8 @@ class Joiner:
             proving.abandon()
             session.proving = None
             return
+        if name == self._moving_to:
+            self._move(now)
         self._current = name
         if self.outcome is None:
             self.step = Step.JOINING
@@ -476,6 +489,8 @@ class Joiner:
 
     def _bound_elsewhere(self, candidate: bytes) -> bool:
         """Whether the candidate may not be joined now: we have a host, may have one, or the job runs elsewhere."""
+        if candidate == self._moving_to:
+            return False
         if self._current is not None or self._return_to is not None:
             return self._current is not None or candidate != self._return_to
         return self._blocked(candidate)
@@ -529,6 +544,8 @@ class Joiner:
             if frame.epoch == self._epoch and self.outcome is None:
                 self.step, self._sealed = Step.SEATED, None
                 self._confirm_due, self._store_retry_at = False, None
+        elif isinstance(frame, frames.Moved):
+            self._sent_after(session, frame.offer, now)
         elif isinstance(frame, frames.Ping):
             self._send(frames.Pong(number=frame.number))
         elif isinstance(frame, frames.Status):
@@ -676,6 +693,95 @@ class Joiner:
             roster_digest=sealed.roster_digest,
         )
 
+    # --- electing: moves from one host to another ---------------------------------------------------------------------
+
+    @property
+    def seat(self) -> bytes | None:
+        """The session in which we have a seat."""
+        return self._current if self._seated else None
+
+    @property
+    def has_confirmed(self) -> bool:
+        """Whether our host may decide GO with us in it."""
+        return self.step in _AFTER_CONFIRMED or self.step is Step.FORMED
+
+    @property
+    def host_in_sight(self) -> bool:
+        """Whether we have a host, or are about to see whether we have one."""
+        racing = any(
+            each.proving is not None and each.proving.purpose == "join" and each.proving.verdict is Verdict.RACING
+            for each in self._sessions.values()
+        )
+        return self._current is not None or self._return_to is not None or racing
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the job runs without us, or may."""
+        return self._runs_elsewhere(b"")
+
+    def offer_of(self, name: bytes) -> Offer | None:
+        """What a session's host last said of itself."""
+        session = self._sessions.get(name)
+        return None if session is None else session.offer
+
+    def pause(self) -> None:
+        """Stops looking and leaves its seat: this process hosts a session of its own."""
+        if self._current is not None:
+            self._send(frames.Leave(session=self._current, reason="it hosts a session of its own"))
+        for session in self._sessions.values():
+            if session.proving is not None:
+                session.proving.abandon()
+                session.proving = None
+        self._current, self._return_to, self._sealed = None, None, None
+        self._confirm_due, self._store_retry_at, self._doubt_until = False, None, None
+        self._moving_to = self._move_until = None
+        self.step = Step.SEEKING
+        self._seeker.pause()
+
+    def make_for(self, offer: Offer, interface: str, now: float) -> None:
+        """Joins that session, without asking for others: this process makes way for its host."""
+        endpoints = [Endpoint(address, interface) for address in offer.addresses]
+        session = self._sessions.get(offer.session) or self._remember(offer, endpoints)
+        if session is not None and session.proving is None:
+            session.offer, session.endpoints = offer, endpoints
+            self._prove(offer.session, session, now)
+
+    def _sent_after(self, session: _Session, offer: Offer, now: float) -> None:
+        """Our host makes way for another one and sends us after it; it stays ours until we have reached that one."""
+        if self.outcome is not None or self.has_confirmed or offer.session == self._current:
+            return
+        here = next(iter(session.proving.paths.values())) if session.proving and session.proving.paths else None
+        self._moving_to, self._move_until = offer.session, now + MOVE_SECONDS
+        self.make_for(offer, here.interface if here is not None else "", now)
+
+    def _move(self, now: float) -> None:
+        """The other host is reached: leave the old one."""
+        self._moving_to = self._move_until = None
+        if self._current is None:
+            return
+        old = self._sessions[self._current]
+        self._send(frames.Leave(session=self._current, reason="it went to another host"))
+        if old.proving is not None:
+            old.proving.abandon()
+            old.proving = None
+        old.retry_at = now + RETURN_SECONDS
+        self._current, self._sealed = None, None
+        self._confirm_due, self._store_retry_at, self._doubt_until = False, None, None
+
+    def _strand(self, now: float) -> None:
+        """The other host was not reached: say so, and stay."""
+        name, self._moving_to, self._move_until = self._moving_to, None, None
+        if name is None:
+            return
+        session = self._sessions.get(name)
+        if session is not None:
+            if session.proving is not None:
+                session.proving.abandon()
+                session.proving = None
+            session.retry_at = now + RETRY_SECONDS
+        if self._seated:
+            self._send(frames.Stranded(session=name))
+
     # --- loss and time ---------------------------------------------------------------------------------------------
 
     def _lost(self, name: bytes, session: _Session, reason: str, now: float) -> None:
@@ -693,6 +799,7 @@ class Joiner:
             self._sealed = None
         self._current, self.step = None, Step.SEEKING
         self._confirm_due, self._store_retry_at = False, None
+        self._moving_to = self._move_until = None
         if returning:
             self._return_to, self._return_until = name, now + RETURN_SECONDS
             self._prove(name, session, now)
@@ -723,6 +830,8 @@ class Joiner:
         self._confirm_if_due()
         if self._doubt_until is not None and now >= self._doubt_until:
             self._leave_silent_host(now)
+        if self._move_until is not None and now >= self._move_until:
+            self._strand(now)
         if self._store_retry_at is not None and now >= self._store_retry_at:
             self._prove_store()
         if self._seeker.should_ask(now):

@@ -237,6 +237,10 @@ class Registrar:
                 return path.local_address
         return seat.applicant.who.address
 
+    def member_connections(self) -> list[int]:
+        """The connections of all members but the host itself."""
+        return list(self._conns)
+
     def whos(self) -> list[frames.Who]:
         """Who has a seat, by rank."""
         everyone = [

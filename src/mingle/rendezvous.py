@@ -97,12 +97,6 @@ def form(wanted: Settings) -> Job:
     started = time.monotonic()
     if wanted.pass_through:
         return _passed_through(wanted)
-    if wanted.rank is None:
-        raise ConfigurationError.explain(
-            f"job {wanted.job_id!r}: this process has no rank (world_size={wanted.world_size}).",
-            cause="neither the arguments nor MINGLE_RANK, RANK or a launcher's variables give one",
-            remedy="pass rank= or set RANK: 0 … world_size-1, each once.",
-        )
     formation, session = _form_alone(wanted) if wanted.world_size == 1 else _discover(wanted)
     _active = session
     session.on_close = functools.partial(_forget, session)
@@ -143,7 +137,7 @@ def _import_torch() -> None:
 
 
 def _discover(wanted: Settings) -> tuple[Formation, RunningSession]:
-    if wanted.rank == 0:
+    if wanted.rank in (0, None):
         _make_room(wanted.world_size)
     discovery = Discovery(wanted, _identity(wanted))
     formation = discovery.run()

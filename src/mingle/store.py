@@ -35,6 +35,7 @@ class StoreServer:
 
     address: str
     port: int
+    session: bytes
     token: str
     """What the store holds under the session's key."""
     _store: TCPStore | None = field(default=None, repr=False)
@@ -95,7 +96,7 @@ def open_server(address: str, port: int | None, session: bytes) -> StoreServer:
     )
     token = secrets.token_hex(16)
     store.set(KEY_PREFIX + session.hex(), token)
-    return StoreServer(address, bound, token, store)
+    return StoreServer(address, bound, session, token, store)
 
 
 def check_port(port: int, addresses: list[str]) -> None:

@@ -1,0 +1,471 @@
+"""A process that was given no rank: it looks for a host, and becomes one when there is none. A pure machine.
+
+Every process runs the same command. It begins as a :class:`~mingle.joining.Joiner`; who hears of no host within a
+random time (the lower its member id, the sooner) opens a session as a :class:`~mingle.hosting.Host`. So there may be
+several for a moment, and the rules that make them one are:
+
+* Only open sessions compete, and the lower host id wins. Ids are totally ordered, so moves cannot cycle.
+* Multicast may reach one way only, so whoever hears of the other acts, and over TCP: the winner tells the loser's
+  control port (SIGHTING), members tell their host.
+* The loser first joins the winner itself. Only when it has a seat there it sends its members after it (MOVED), and
+  while it does so it confirms nothing (*yielding*).
+* A member that can't reach the winner says so (STRANDED) and stays. Then the loser, unless it has confirmed to the
+  winner, leaves it and opens again, and that winner no longer beats it: it *stands*, and says so when it tells.
+
+So a process is never in two sessions that can both seal: its own is held for as long as it has a seat elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeGuard
+
+from mingle import frames
+from mingle.authentication import JobKey, new_nonce
+from mingle.control import HandshakeFailed
+from mingle.datagrams import Datagram, Offer, Rejected
+from mingle.errors import MingleError
+from mingle.hosting import Address, Host
+from mingle.joining import Joiner
+from mingle.machine import Effect, Formation, Hangup, Identity, NetworkFacts, NewId, Snapshot, Source
+from mingle.proving import Endpoint, Proving, Verdict
+from mingle.registrar import Phase
+
+ELECT_AFTER_SECONDS = 0.2
+"""How long everybody looks for a host before the first becomes one: a few questions, so that one may be lost."""
+ELECT_SPREAD_SECONDS = 0.3
+"""Over how long after that they become hosts, by their member ids …"""
+ELECT_SPREAD_SECONDS_PER_RANK = 0.0005
+ELECT_SPREAD_MAX_SECONDS = 3.0
+"""… and how much longer in a large job, where more of them could be quicker than the first one's datagram."""
+YIELD_SECONDS = 2.0
+"""How long the loser, and each of its members, may take to reach the winner."""
+EMPTY_SECONDS = 5.0
+"""How long the loser waits for its members to be gone; the silent ones are then hung up on."""
+TELL_AGAIN_SECONDS = 1.0
+# Hosts and sessions remembered; bounded against somebody who invents them.
+REMEMBERED = 64
+
+
+@dataclass(slots=True)
+class _Telling:
+    """A loser that is being told of us."""
+
+    proving: Proving | None
+    again_at: float
+    stands: bool
+    """Whether its lower id does not beat us: somebody of ours can't reach it."""
+
+
+@dataclass(slots=True)
+class _Yield:
+    """The winner we make way for."""
+
+    session: bytes
+    host: bytes
+    until: float
+    """By when we must have a seat there."""
+    moved: bool = False
+    empty_by: float = 0.0
+
+
+class Elector:
+    """The machine of a process without a rank. ``outcome`` or ``failure`` ends it."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        addresses: tuple[Address, ...],
+        port: int,
+        key: JobKey | None,
+        timeout: float,
+        new_id: NewId,
+        rng: random.Random,
+        now: float,
+        advertised: tuple[str, ...] = (),
+        new_session: Callable[[], bytes] = functools.partial(secrets.token_bytes, 16),
+    ) -> None:
+        self.identity = identity
+        self.joiner = Joiner(identity, key=key, timeout=timeout, new_id=new_id, rng=rng, now=now)
+        self.host: Host | None = None
+        self._open_host = functools.partial(
+            Host,
+            identity,
+            addresses=addresses,
+            port=port,
+            key=key,
+            new_id=new_id,
+            rng=rng,
+            advertised=advertised,
+        )
+        self._new_session = new_session
+        self._key = key
+        self._new_id = new_id
+        self._deadline = now + timeout
+        self._failure: MingleError | None = None
+        self._effects: list[Effect] = []
+        self._elect_at: float | None = now + self._patience()
+        self._yield: _Yield | None = None
+        self._unbeatable: dict[bytes, None] = {}
+        """Hosts that no longer beat us: somebody of ours can't reach them."""
+        self._tellings: dict[bytes, _Telling] = {}
+
+    def _patience(self) -> float:
+        """How long to look for a host before becoming one: the lower the member id, the shorter."""
+        spread = min(
+            ELECT_SPREAD_SECONDS + ELECT_SPREAD_SECONDS_PER_RANK * self.identity.world_size, ELECT_SPREAD_MAX_SECONDS
+        )
+        return ELECT_AFTER_SECONDS + spread * int.from_bytes(self.identity.member[:8], "big") / 2**64
+
+    # --- what the driver reads -------------------------------------------------------------------------------------
+
+    @property
+    def acting(self) -> Host | Joiner:
+        """The machine that speaks for this process: the host unless it makes way, else the joiner."""
+        return self.joiner if self.host is None or self._yield is not None else self.host
+
+    @property
+    def outcome(self) -> Formation | None:
+        """The place in the job, once it has formed."""
+        return self.joiner.outcome or (self.host.outcome if self.host is not None else None)
+
+    @property
+    def failure(self) -> MingleError | None:
+        """Why it did not."""
+        return self._failure or self.joiner.failure
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is an outcome or a failure."""
+        return self.outcome is not None or self.failure is not None
+
+    def effects(self) -> list[Effect]:
+        """Hands out what is to be done."""
+        done, self._effects[:] = list(self._effects), []
+        if self.host is not None:
+            done += self.host.effects()
+        return done + self.joiner.effects()
+
+    def next_timer(self) -> float | None:
+        """When :meth:`handle_timer` has something to do."""
+        times: list[float | None] = [self._elect_at]
+        if self.host is not None:
+            times.append(self.host.next_timer())
+        if self._joining:
+            times.append(self.joiner.next_timer())
+        if self._yield is not None:
+            times.append(self._yield.empty_by if self._yield.moved else self._yield.until)
+        times += [each.proving.next_timer() for each in self._tellings.values() if each.proving is not None]
+        if self.finished:
+            return self.acting.next_timer()
+        return min((time for time in (*times, self._deadline) if time is not None), default=None)
+
+    @property
+    def _joining(self) -> bool:
+        """Whether the joiner is at work: there is no own session, or it makes way."""
+        return self.host is None or self._yield is not None
+
+    def stage(self) -> str:
+        """How far it has come, in a word, for the log."""
+        if self._yield is not None:
+            return f"making way for another host, {self.joiner.stage()}"
+        return self.acting.stage()
+
+    def snapshot(self) -> Snapshot:
+        """How it stands, for the progress line."""
+        return self.acting.snapshot()
+
+    def ask_status(self) -> None:
+        """Asks the host how it stands."""
+        self.joiner.ask_status()
+
+    def calling(self) -> Datagram | None:
+        """What to tell unicast peers now."""
+        return None if self._yield is not None else self.acting.calling()
+
+    # --- datagrams -------------------------------------------------------------------------------------------------
+
+    def heard(self, message: Datagram, source: Source, now: float) -> None:
+        """A valid datagram came in."""
+        if self.host is None:
+            self.joiner.heard(message, source, now)
+        elif self._competes(message):
+            self._compete(message, source.interface, stands=False, now=now)
+        else:
+            self.host.heard(message, source, now)
+        self._watch(now)
+
+    def heard_unverified(self, message: Datagram) -> None:
+        """A datagram came in whose signature is missing or wrong."""
+        self.acting.heard_unverified(message)
+
+    def _competes(self, message: Datagram) -> TypeGuard[Offer]:
+        """Whether this is another open session that assigns the ranks of our job."""
+        return (
+            isinstance(message, Offer)
+            and (message.job, message.attempt) == (self.identity.job, self.identity.attempt)
+            and message.assigned
+            and message.state == "open"
+            and message.kind == self.identity.kind
+            and message.host != self.identity.member
+        )
+
+    # --- competing -------------------------------------------------------------------------------------------------
+
+    def _compete(self, offer: Offer, interface: str, *, stands: bool, now: float) -> None:
+        """Another host of our job takes members: who makes way?"""
+        host = self.host
+        if host is None or host.finished:
+            return
+        if self._yield is not None:
+            if offer.session == self._yield.session:
+                self.joiner.heard(offer, Source(interface=interface), now)
+            return
+        if host.registrar.phase is not Phase.OPEN:
+            return  # it will be sealed, or open again
+        if offer.host not in self._unbeatable and (offer.host < self.identity.member or stands):
+            self._make_way(host, offer, interface, now)
+        else:
+            self._tell(offer, interface, now)
+
+    def _make_way(self, host: Host, offer: Offer, interface: str, now: float) -> None:
+        self._yield = _Yield(offer.session, offer.host, now + YIELD_SECONDS)
+        host.make_way(now)
+        self.joiner.make_for(offer, interface, now)
+
+    def _tell(self, offer: Offer, interface: str, now: float) -> None:
+        """Tells the loser of us, over TCP: our datagrams may not reach it."""
+        telling = self._tellings.get(offer.session)
+        if telling is None:
+            if len(self._tellings) >= REMEMBERED:
+                del self._tellings[next(iter(self._tellings))]
+            telling = self._tellings[offer.session] = _Telling(None, now, stands=False)
+        if telling.proving is not None or now < telling.again_at:
+            return
+        telling.again_at = now + TELL_AGAIN_SECONDS
+        telling.stands = offer.host < self.identity.member
+
+        def hello() -> frames.Hello:
+            return frames.Hello(
+                job=self.identity.job,
+                attempt=self.identity.attempt,
+                member=self.identity.member,
+                session=offer.session,
+                nonce=new_nonce(),
+                purpose="rival",
+                who=self.identity.who,
+            )
+
+        telling.proving = Proving(
+            hello,
+            [Endpoint(address, interface) for address in offer.addresses],
+            offer.port,
+            key=self._key,
+            new_id=self._new_id,
+            effects=self._effects,
+            now=now,
+        )
+
+    def _told(self, telling: _Telling) -> None:
+        """The other host is on the line: say who we are, and that is all."""
+        proving = telling.proving
+        if proving is None or proving.verdict is Verdict.RACING:
+            return
+        if proving.conversation is not None and self.host is not None and self._yield is None:
+            proving.conversation.send(frames.Sighting(offer=self.host.offer(), stands=telling.stands))
+        proving.abandon()
+        telling.proving = None
+
+    def _owner(self, conn: int) -> _Telling | None:
+        return next(
+            (each for each in self._tellings.values() if each.proving is not None and each.proving.owns(conn)), None
+        )
+
+    # --- connections -----------------------------------------------------------------------------------------------
+
+    def accepted(self, conn: int, address: str, now: float) -> None:
+        """Somebody has connected to the control port."""
+        if self.host is None:
+            self._effects.append(Hangup(conn))
+        else:
+            self.host.accepted(conn, address, now)
+
+    def owns(self, conn: int) -> bool:
+        """Tells whether a connection is this machine's."""
+        hosted = self.host is not None and self.host.owns(conn)
+        return hosted or self.joiner.owns(conn) or self._owner(conn) is not None
+
+    def connected(self, conn: int, local_address: str, interface: str, now: float) -> None:
+        """A connection that was dialled stands."""
+        telling = self._owner(conn)
+        if telling is not None and telling.proving is not None:
+            telling.proving.connected(conn, local_address, interface)
+        elif self.host is not None and self.host.owns(conn):
+            self.host.connected(conn, local_address, interface, now)
+        else:
+            self.joiner.connected(conn, local_address, interface, now)
+
+    def received(self, conn: int, untrusted: bytes, now: float) -> None:
+        """Bytes came in on a connection."""
+        telling = self._owner(conn)
+        if telling is not None and telling.proving is not None:
+            try:
+                telling.proving.received(conn, untrusted, now)
+            except (Rejected, HandshakeFailed) as failure:
+                self._effects.append(Hangup(conn))
+                telling.proving.closed(conn, str(failure), now)
+            self._told(telling)
+        elif self.host is not None and self.host.owns(conn):
+            self.host.received(conn, untrusted, now)
+        else:
+            self.joiner.received(conn, untrusted, now)
+        self._watch(now)
+
+    def closed(self, conn: int, reason: str, now: float) -> None:
+        """A connection ended, or could not be made."""
+        telling = self._owner(conn)
+        if telling is not None and telling.proving is not None:
+            telling.proving.closed(conn, reason, now)
+            self._told(telling)
+        elif self.host is not None and self.host.owns(conn):
+            self.host.lost(conn, reason, now)
+        else:
+            self.joiner.closed(conn, reason, now)
+        self._watch(now)
+
+    # --- the store -------------------------------------------------------------------------------------------------
+
+    def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
+        """The store of our own session listens."""
+        if self.host is not None:
+            self.host.store_opened(epoch, port, token, now)
+            self._watch(now)
+
+    def store_failed(self, error: MingleError, now: float) -> None:
+        """It could not be opened."""
+        if self.host is not None:
+            self.host.store_failed(error, now)
+            self._watch(now)
+
+    def store_proved(self, epoch: int) -> None:
+        """The store of the session we joined was reached."""
+        self.joiner.store_proved(epoch)
+
+    def store_unreachable(self, epoch: int, reason: str, now: float) -> None:
+        """It was not."""
+        self.joiner.store_unreachable(epoch, reason, now)
+
+    # --- time ------------------------------------------------------------------------------------------------------
+
+    def handle_timer(self, now: float) -> None:
+        """Does what the clock demands."""
+        if self.finished:
+            self.acting.handle_timer(now)
+            return
+        for telling in self._tellings.values():
+            if telling.proving is not None:
+                telling.proving.handle_timer(now)
+                self._told(telling)
+        if self.host is not None:
+            self.host.handle_timer(now)
+        if self._joining:
+            self.joiner.handle_timer(now)
+        self._watch(now)
+        if self._elect_at is not None and now >= self._elect_at:
+            self._become_host(now)
+
+    def _become_host(self, now: float) -> None:
+        self._elect_at = None
+        self.joiner.pause()
+        self.host = self._open_host(
+            session=self._new_session(),
+            timeout=max(0.0, self._deadline - now),
+            started=now,
+            evidence=self.joiner.evidence,
+        )
+
+    def _watch(self, now: float) -> None:
+        """Looks, after everything that happened, what follows from it for the election."""
+        if self.joiner.finished:
+            self._end_host("its ranks have another host")
+            return
+        if self.host is not None:
+            if self.host.failure is not None:
+                self._failure = self.host.failure
+                self.joiner.leave("its own session failed")
+                return
+            for offer, stands in self.host.take_sightings():
+                if self._competes(offer):
+                    self._compete(offer, "", stands=stands, now=now)
+        if self._yield is not None:
+            self._go_on_making_way(self._yield, now)
+        if self.host is not None or self.joiner.host_in_sight or self.joiner.blocked:
+            self._elect_at = None
+        elif self._elect_at is None:
+            self._elect_at = now + self._patience()
+
+    def _go_on_making_way(self, making: _Yield, now: float) -> None:
+        host = self.host
+        if host is None:
+            self._yield = None
+            return
+        seated = self.joiner.seat == making.session
+        if not making.moved:
+            if seated:
+                making.moved, making.empty_by = True, now + EMPTY_SECONDS
+                winner = self.joiner.offer_of(making.session)
+                assert winner is not None
+                host.send_after(winner)
+            elif now >= making.until:
+                self._open_again(making, now, unbeatable=True)
+                return
+        elif not seated:
+            # The winner has gone: we are the host again of whoever is still here.
+            self._open_again(making, now, unbeatable=False)
+            return
+        if making.moved and host.stranded and not self.joiner.has_confirmed:
+            self._open_again(making, now, unbeatable=True)
+        elif making.moved and (not host.has_members or now >= making.empty_by or host.stranded):
+            self._yield = None
+            self._end_host("its ranks were sent to another host")
+
+    def _open_again(self, making: _Yield, now: float, *, unbeatable: bool) -> None:
+        assert self.host is not None
+        if unbeatable and len(self._unbeatable) < REMEMBERED:
+            self._unbeatable[making.host] = None
+        self._yield = None
+        self.joiner.pause()
+        self.host.open_again(now)
+
+    def _end_host(self, reason: str) -> None:
+        if self.host is None:
+            return
+        self.host.close(reason)
+        self._effects += self.host.effects()
+        self.host, self._yield = None, None
+
+    def expired(self, now: float) -> bool:
+        """Tells whether the deadline has passed without an end."""
+        return not self.finished and now >= self._deadline
+
+    def give_up(self, facts: NetworkFacts) -> None:
+        """Ends at the deadline with the error that explains it."""
+        if self.host is not None and self._yield is None:
+            self.host.give_up(facts)
+            self._failure = self.host.failure
+            return
+        self.joiner.give_up(facts)
+        self._end_host("it gave up")
+
+    def leave(self, reason: str) -> None:
+        """Says good-bye and hangs up everywhere."""
+        for telling in self._tellings.values():
+            if telling.proving is not None:
+                telling.proving.abandon()
+        self._end_host(reason)
+        self.joiner.leave(reason)
