@@ -36,6 +36,7 @@ print(*p["dependencies"], *p["optional-dependencies"]["examples"], sep="\n")' > 
     && pip install ${PIP_ARGS} --no-compile --requirement requirements.txt \
     && cd /opt/venv/lib/python3*/site-packages \
     && rm -rf torch/include torch/share torch/test \
+    && find torch/bin -type f ! -name torch_shm_manager -delete \
     && find . -type d -name tests -prune -exec rm -rf {} + \
     && { python -m compileall -qq -j 0 . || true; }
 

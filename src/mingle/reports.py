@@ -237,9 +237,9 @@ def refused(identity: Identity, refusal: Refused) -> MingleError:
 def running(identity: Identity, running: Running, seconds: float) -> MingleError:
     """Returns the error for a job that runs already under the same id."""
     return ConflictError.explain(
-        f"job {identity.job!r} runs already, since {running.seconds + seconds:.0f} s ago, with {running.world_size} "
-        f"ranks, hosted by {running.host}. It has: {running.roster}",
-        cause="the job was started twice under one id, or the last run has not ended yet",
+        f"job {identity.job!r} runs already, since {running.seconds + seconds:.0f} s ago, and is full with "
+        f"{running.world_size} ranks, hosted by {running.host}. It has: {running.roster}",
+        cause="the job was started twice under one id, one process too many was started, or the last run has not ended",
         remedy="give this run another job id, or end the other one first.",
     )
 

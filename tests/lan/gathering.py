@@ -134,7 +134,7 @@ class Gathering:
                 identity,
                 self.world.identifier(),
                 tuple(Address(nic.address, nic.name, nic.prefix_length) for nic in nics),
-                30_000 + self.world.new_id(),
+                20_000 + self.world.new_id() % 20_000,
                 key,
                 seconds,
                 self.world.new_id,

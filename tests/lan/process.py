@@ -487,7 +487,7 @@ class Process:
     def _open_store(self, epoch: int, address: str) -> None:
         def opened() -> None:
             if self.store_port is None:
-                self.store_port = 40_000 + self.world.new_id()
+                self.store_port = 40_000 + self.world.new_id() % 20_000
                 self.store_token = self.world.rng.randbytes(8).hex()
             self.machine.stores[self.store_port] = self
             self.host.store_opened(epoch, self.store_port, self.store_token, self.world.now)

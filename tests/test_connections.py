@@ -1,0 +1,410 @@
+"""The TCP side of the loop, on `lo`, against plain sockets that behave well or badly."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import selectors
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import pytest
+
+from mingle import connections
+from mingle.connections import Accepted, Closed, Connected, Connections, Data, Event, bare_address
+from mingle.errors import InterfaceError
+from mingle.interfaces import scan
+from tests.test_forksafe import in_child
+
+LO = next(interface for interface in scan() if interface.loopback)
+LARGE = bytes(range(256)) * 32 * 1024  # 8 MiB: more than the kernel buffers between two ends
+DIALLED = 1000
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="this is how Linux behaves")
+needs_ipv6 = pytest.mark.skipif(not LO.of_family("6"), reason="lo has no IPv6 address")
+
+_E = TypeVar("_E", Accepted, Connected, Data, Closed)
+
+
+class Loop:
+    """What the discovery's loop does with connections."""
+
+    def __init__(self) -> None:
+        self.selector = selectors.DefaultSelector()
+        self.connections = Connections(self.selector, connections.counter())
+        self.events: list[Event] = []
+
+    def turn(self, seconds: float) -> None:
+        """Wait once and serve what is ready."""
+        for key, mask in self.selector.select(seconds):
+            self.events += key.data(mask)
+
+    def wait_for(self, kind: type[_E]) -> _E:
+        """Serve until an event of this kind comes, and take it."""
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            for event in self.events:
+                if isinstance(event, kind):
+                    self.events.remove(event)
+                    return event
+            self.turn(0.1)
+        raise AssertionError(f"no {kind.__name__} came, only {self.events}")
+
+    def serve_until(self, over: threading.Event) -> None:
+        """Serve while another thread reads."""
+        deadline = time.monotonic() + 20
+        while not over.is_set() and time.monotonic() < deadline:
+            self.turn(0.01)
+
+    def masks(self) -> list[int]:
+        """What is waited for."""
+        return [key.events for key in self.selector.get_map().values()]
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    yield loop
+    loop.connections.close()
+    assert not loop.selector.get_map(), "something is still watched"
+    loop.selector.close()
+
+
+@pytest.fixture
+def server() -> Iterator[socket.socket]:
+    """A listener of somebody else's."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(5)
+        yield server
+
+
+def dialled(loop: Loop, server: socket.socket) -> socket.socket:
+    """Connect to the server; its end, which reads with a deadline."""
+    assert loop.connections.dial(DIALLED, *server.getsockname(), LO.index) == []
+    assert loop.wait_for(Connected).conn == DIALLED
+    peer, _ = server.accept()
+    peer.settimeout(5)
+    return peer
+
+
+def read_all(peer: socket.socket) -> bytes:
+    data = bytearray()
+    while chunk := peer.recv(1 << 20):
+        data += chunk
+    return bytes(data)
+
+
+def busy_address(monkeypatch: pytest.MonkeyPatch, address: str, times: int) -> None:
+    """Let an address's port be taken for so many attempts: which port comes first can't be foreseen."""
+    left = [times]
+
+    class Socket(socket.socket):
+        def bind(self, where: Any) -> None:
+            if where[0] == address and left[0]:
+                left[0] -= 1
+                raise OSError(errno.EADDRINUSE, "Address already in use")
+            super().bind(where)
+
+    monkeypatch.setattr(socket, "socket", Socket)
+
+
+# --- listening ------------------------------------------------------------------------------------------------------
+
+
+def test_all_addresses_listen_at_one_port(loop: Loop) -> None:
+    addresses = ["127.0.0.1", "127.0.0.2"] + (["::1"] if LO.of_family("6") else [])
+    loop.connections.listen([(address, LO.index) for address in addresses])
+    for address in addresses:
+        with socket.create_connection((address, loop.connections.port), timeout=5) as client:
+            accepted = loop.wait_for(Accepted)
+            assert accepted.address == client.getsockname()[0]
+            client.sendall(b"hello")
+            assert loop.wait_for(Data) == Data(accepted.conn, b"hello")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.3", loop.connections.port), timeout=5)
+
+
+def test_a_port_that_one_address_does_not_have_is_given_up(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy_address(monkeypatch, "127.0.0.2", times=3)
+    loop.connections.listen([("127.0.0.1", LO.index), ("127.0.0.2", LO.index)])
+    for address in ("127.0.0.1", "127.0.0.2"):
+        socket.create_connection((address, loop.connections.port), timeout=5).close()
+    assert len(loop.selector.get_map()) == 2
+
+
+@pytest.mark.parametrize(
+    ("address", "busy", "reason"), [("127.0.0.2", 10**6, "in use"), ("192.0.2.77", 0, "assign requested address")]
+)
+def test_addresses_that_cannot_be_listened_on(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, address: str, busy: int, reason: str
+) -> None:
+    busy_address(monkeypatch, address, times=busy)
+    with pytest.raises(InterfaceError, match=reason) as caught:
+        loop.connections.listen([("127.0.0.1", LO.index), (address, LO.index)])
+    assert f"127.0.0.1, {address}" in caught.value.observation
+    assert not loop.selector.get_map()
+
+
+def test_a_flood_of_connections_is_taken_in_bounded_bites(loop: Loop) -> None:
+    loop.connections.listen([("127.0.0.1", LO.index)])
+    target = ("127.0.0.1", loop.connections.port)
+    clients = [socket.create_connection(target, timeout=5) for _ in range(270)]
+    try:
+        loop.turn(5)
+        assert len(loop.events) == 256
+        loop.turn(5)
+        accepted = [event.conn for event in loop.events if isinstance(event, Accepted)]
+        assert len(set(accepted)) == 270
+    finally:
+        for client in clients:
+            client.close()
+
+
+# --- dialling -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+def test_what_is_dialled_says_which_address_of_ours_is_used(loop: Loop, address: str) -> None:
+    loop.connections.listen([(address, LO.index)])
+    assert loop.connections.dial(DIALLED, address, loop.connections.port, LO.index) == []
+    assert loop.wait_for(Connected) == Connected(DIALLED, address)
+    assert loop.wait_for(Accepted).address == address
+
+
+def test_a_dead_peer_is_noticed_on_either_end(loop: Loop) -> None:
+    loop.connections.listen([("127.0.0.1", LO.index)])
+    loop.connections.dial(DIALLED, "127.0.0.1", loop.connections.port, LO.index)
+    loop.wait_for(Connected)
+    loop.wait_for(Accepted)
+    ends = [each for each in loop.connections._connections.values()]
+    assert len(ends) == 2
+    for end in ends:
+        assert end.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert end.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        if sys.platform == "linux":
+            idle, interval, probes, timeout = (
+                end.socket.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (
+                    socket.TCP_KEEPIDLE,
+                    socket.TCP_KEEPINTVL,
+                    socket.TCP_KEEPCNT,
+                    socket.TCP_USER_TIMEOUT,
+                )
+            )
+            assert idle + interval * probes <= 10
+            assert timeout == 10_000
+
+
+def test_a_refused_connection(loop: Loop) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # reserved, and not listening
+        assert loop.connections.dial(DIALLED, *closed.getsockname(), LO.index) == []
+        assert loop.wait_for(Closed) == Closed(DIALLED, "Connection refused (ECONNREFUSED)")
+
+
+@linux_only
+def test_an_address_that_cannot_be_dialled_is_told_at_once(loop: Loop) -> None:
+    # The kernel refuses TCP to a broadcast address before it sends anything.
+    (event,) = loop.connections.dial(DIALLED, "255.255.255.255", 9, LO.index)
+    assert event == Closed(DIALLED, "Network is unreachable (ENETUNREACH)")
+
+
+def test_no_socket_left_to_dial_with(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    (event,) = loop.connections.dial(DIALLED, "127.0.0.1", 9, LO.index)
+    assert event == Closed(DIALLED, "Too many open files (EMFILE)")
+
+
+@linux_only
+def test_a_host_that_does_not_answer_can_be_given_up(loop: Loop) -> None:
+    # Once its queue of one is full, the kernel lets the listener drop what comes: as a filter would.
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent:
+        with socket.create_connection(silent.getsockname(), timeout=5):
+            assert loop.connections.dial(DIALLED, *silent.getsockname(), LO.index) == []
+            assert loop.connections.write(DIALLED, b"hello") == []
+            loop.turn(0.1)
+            assert loop.events == []
+            loop.connections.hang_up(DIALLED)
+            assert not loop.selector.get_map()
+
+
+def test_a_host_that_accepts_and_says_nothing(loop: Loop, server: socket.socket) -> None:
+    with dialled(loop, server):
+        loop.turn(0.05)
+        assert loop.events == []
+
+
+def test_what_is_written_too_early_is_sent_once_it_stands(loop: Loop, server: socket.socket) -> None:
+    loop.connections.dial(DIALLED, *server.getsockname(), LO.index)
+    assert loop.connections.write(DIALLED, b"hel") == []
+    assert loop.connections.write(DIALLED, b"lo") == []
+    loop.wait_for(Connected)
+    peer, _ = server.accept()
+    with peer:
+        peer.settimeout(5)
+        assert peer.recv(16) == b"hello"
+
+
+# --- talking --------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_said_before_the_end_comes_before_it(loop: Loop, server: socket.socket) -> None:
+    with dialled(loop, server) as peer:
+        peer.sendall(b"the first half of a fra")
+    assert loop.wait_for(Data) == Data(DIALLED, b"the first half of a fra")
+    assert loop.wait_for(Closed) == Closed(DIALLED, "the other side closed it")
+    assert not loop.selector.get_map()
+
+
+def test_a_reset_connection(loop: Loop, server: socket.socket) -> None:
+    with dialled(loop, server) as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert loop.wait_for(Closed) == Closed(DIALLED, "Connection reset by peer (ECONNRESET)")
+
+
+def test_writing_on_what_the_peer_has_closed(loop: Loop, server: socket.socket) -> None:
+    with dialled(loop, server) as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    (event,) = loop.connections.write(DIALLED, b"hello")
+    assert isinstance(event, Closed)
+    assert "ECONNRESET" in event.reason
+    assert loop.connections.write(DIALLED, b"hello") == []
+
+
+def test_what_the_kernel_does_not_take_at_once_follows(loop: Loop, server: socket.socket) -> None:
+    over = threading.Event()
+    with dialled(loop, server) as peer, ThreadPoolExecutor(1) as pool:
+        assert loop.connections.write(DIALLED, LARGE[:-1]) == []
+        assert loop.masks() == [selectors.EVENT_READ | selectors.EVENT_WRITE]
+
+        def read() -> bytes:
+            data = bytearray()
+            while len(data) < len(LARGE):
+                data += peer.recv(1 << 20)
+            over.set()
+            return bytes(data)
+
+        reading = pool.submit(read)
+        # What comes last is written last, although the kernel has room again by then.
+        loop.connections.write(DIALLED, LARGE[-1:])
+        loop.serve_until(over)
+        assert hashlib.sha256(reading.result(5)).digest() == hashlib.sha256(LARGE).digest()
+        assert loop.masks() == [selectors.EVENT_READ]
+        assert loop.events == []
+
+
+def test_a_peer_that_never_reads_is_dropped(
+    loop: Loop, server: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_UNSENT_BYTES", 10_000)
+    with dialled(loop, server):
+        events: list[Event] = []
+        for _ in range(10_000):  # until the kernel's buffers of both ends are full, and ours
+            events = loop.connections.write(DIALLED, bytes(5_000))
+            if events:
+                break
+        assert events == [Closed(DIALLED, "it does not read what it is sent")]
+        assert not loop.selector.get_map()
+
+
+def test_hanging_up_sends_what_was_written_and_reports_nothing(loop: Loop, server: socket.socket) -> None:
+    over = threading.Event()
+    with dialled(loop, server) as peer, ThreadPoolExecutor(1) as pool:
+        loop.connections.write(DIALLED, LARGE)
+        loop.connections.hang_up(DIALLED)
+        peer.sendall(b"not interesting any more")
+        assert loop.connections.write(DIALLED, b"too late") == []
+
+        def read() -> bytes:
+            try:
+                return read_all(peer)
+            finally:
+                over.set()
+
+        reading = pool.submit(read)
+        loop.serve_until(over)
+        assert reading.result(5) == LARGE
+    assert loop.events == []
+    assert not loop.selector.get_map()
+
+
+def test_hanging_up_with_nothing_to_send_is_immediate(loop: Loop, server: socket.socket) -> None:
+    with dialled(loop, server) as peer:
+        loop.connections.write(DIALLED, b"bye")
+        loop.connections.hang_up(DIALLED)
+        assert not loop.selector.get_map()
+        assert read_all(peer) == b"bye"
+    loop.connections.hang_up(DIALLED)
+
+
+def test_a_peer_that_goes_while_we_hang_up_is_not_reported(loop: Loop, server: socket.socket) -> None:
+    with dialled(loop, server) as peer:
+        loop.connections.write(DIALLED, LARGE)
+        loop.connections.hang_up(DIALLED)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    while loop.selector.get_map():
+        loop.turn(5)
+    assert loop.events == []
+
+
+def test_what_was_hung_up_in_the_same_round_is_not_served(loop: Loop, server: socket.socket) -> None:
+    with dialled(loop, server) as peer:
+        peer.sendall(b"x")
+        ((key, mask),) = loop.selector.select(5)
+        loop.connections.hang_up(DIALLED)
+        assert key.data(mask) == []
+
+
+def test_closing_gives_what_is_unsent_one_last_try(loop: Loop, server: socket.socket) -> None:
+    loop.connections.listen([("127.0.0.1", LO.index)])
+    with dialled(loop, server) as peer:
+        loop.connections.write(DIALLED, LARGE)
+        kept = len(loop.connections._connections[DIALLED].unsent)
+        sent = len(LARGE) - kept
+        assert kept > 0
+        assert len(peer.recv(sent, socket.MSG_WAITALL)) == sent
+        loop.connections.close()
+        assert len(read_all(peer)) > 0
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", loop.connections.port), timeout=5)
+    loop.connections.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_holds_none_of_the_sockets(loop: Loop) -> None:
+    loop.connections.listen([("127.0.0.1", LO.index)])
+    loop.connections.dial(DIALLED, "127.0.0.1", loop.connections.port, LO.index)
+    loop.wait_for(Accepted)
+    held = [key.fileobj for key in loop.selector.get_map().values()]
+    assert len(held) == 3
+    assert in_child(lambda: str([each.fileno() for each in held])) == "[-1, -1, -1]"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("host", "bare"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("fe80::1%eth0", "fe80::1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("::ffff:a00:1", "::ffff:a00:1"),
+        ("::1", "::1"),
+    ],
+)
+def test_bare_addresses(host: str, bare: str) -> None:
+    assert bare_address(host) == bare
+
+
+def test_connections_are_numbered_apart() -> None:
+    new_id = connections.counter()
+    assert [new_id(), new_id(), new_id()] == [1, 2, 3]

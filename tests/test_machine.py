@@ -1,0 +1,87 @@
+"""What is remembered for reports: bounded, and of ranks alone. The machines themselves are in `tests/lan`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from mingle.datagrams import Bye, List, Offer, Seek
+from mingle.frames import Who
+from mingle.machine import REMEMBERED_PER_KIND, Evidence, Identity, Source, note, note_name
+
+HERE = Source(interface="eth0", address="10.0.0.7")
+IDENTITY = Identity(
+    job="resnet",
+    attempt="2",
+    member=b"M" * 16,
+    rank=3,
+    world_size=8,
+    node="boot:1",
+    who=Who(hostname="node3", pid=77, rank=3),
+)
+
+
+def test_the_questions_say_who_asks() -> None:
+    seek = IDENTITY.seek()
+    assert (seek.job, seek.attempt, seek.member, seek.world_size) == ("resnet", "2", b"M" * 16, 8)
+    assert (seek.rank, seek.hostname, seek.pid, seek.kind) == (3, "node3", 77, "ranks")
+    asked = IDENTITY.list()
+    assert (asked.job, asked.attempt, asked.member) == ("resnet", "2", b"M" * 16)
+    assert (asked.rank, asked.hostname, asked.pid) == (3, "node3", 77)
+    assert dataclasses.replace(IDENTITY, rank=None, kind="agents").seek().rank is None
+    assert dataclasses.replace(IDENTITY, rank=None, kind="agents").seek().kind == "agents"
+
+
+def test_who_else_looks_is_named_once() -> None:
+    evidence = Evidence()
+    for _ in range(2):
+        evidence.seeker(Seek(job="resnet", member=b"A" * 16, world_size=8, rank=4, hostname="node4", pid=9), HERE)
+    evidence.seeker(Seek(job="resnet", member=b"B" * 16, world_size=8), HERE)
+    assert list(evidence.seekers.values()) == [
+        "rank 4 on host node4 (10.0.0.7), pid 9",
+        "a process without a rank on host unknown (10.0.0.7), pid 0",
+    ]
+
+
+def test_who_only_looks_on_is_no_rank() -> None:
+    evidence = Evidence()
+    evidence.seeker(Seek(job="resnet", member=b"A" * 16, world_size=8, kind="announcement"), HERE)
+    evidence.seeker(List(job="resnet", member=b"B" * 16), HERE)
+    assert evidence.seekers == {}
+    evidence.seeker(List(job="resnet", member=b"C" * 16, rank=5, hostname="node5", pid=6), HERE)
+    assert list(evidence.seekers.values()) == ["rank 5 on host node5 (10.0.0.7), pid 6"]
+
+
+def test_other_jobs_are_named_with_who_spoke_of_them() -> None:
+    evidence = Evidence()
+    evidence.other(Seek(job="resnte", member=b"A" * 16, world_size=8, hostname="node9", pid=5), HERE)
+    offer = Offer(job="vit", session=b"S" * 16, host=b"H" * 16, addresses=("10.0.0.7",), port=1, world_size=2)
+    evidence.other(offer, HERE)
+    evidence.other(Bye(job="gone", session=b"S" * 16), HERE)
+    assert evidence.other_jobs == {
+        "resnte": "host node9 (10.0.0.7), pid 5",
+        "vit": "host unknown (10.0.0.7), pid 0",
+        "gone": "address 10.0.0.7",
+    }
+
+
+def test_a_network_full_of_strangers_costs_a_bounded_memory() -> None:
+    evidence, remarks, names = Evidence(), dict[str, str](), dict[str, None]()
+    for number in range(REMEMBERED_PER_KIND + 50):
+        stranger = Seek(job=f"job {number}", member=number.to_bytes(16, "big"), world_size=2, rank=1)
+        evidence.seeker(stranger, HERE)
+        evidence.other(stranger, HERE)
+        note(remarks, f"name {number}", "first")
+        note_name(names, f"name {number}")
+    kept = [len(memory) for memory in (evidence.seekers, evidence.other_jobs, remarks, names)]
+    assert kept == [REMEMBERED_PER_KIND] * 4
+    # What is known stays up to date although the memory is full.
+    note(remarks, "name 0", "second")
+    assert remarks["name 0"] == "second"
+    note(remarks, "one too many", "never")
+    assert "one too many" not in remarks
+
+
+def test_what_has_no_name_is_not_noted() -> None:
+    remarks: dict[str, str] = {}
+    note(remarks, "", "of nobody")
+    assert remarks == {}

@@ -1,0 +1,281 @@
+"""Who is asked when, on a clock of the test's own; and names that resolve late, or never."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mingle import peers
+from mingle.peers import PER_ROUND, PeerSchedule, Resolver
+from mingle.values import Peer
+
+A, B = ("10.0.0.1", 29499), ("10.0.0.2", 29499)
+
+
+def asked_until(schedule: PeerSchedule, end: float, now: float = 0.0) -> list[tuple[float, tuple[str, int]]]:
+    """Ask whenever the schedule wants it; when and whom."""
+    asked = []
+    while (timer := schedule.next_timer()) is not None and timer <= end:
+        assert timer >= now
+        now = timer
+        turn = schedule.turn(now)
+        assert turn, "the timer promised somebody"
+        asked += [(now, address) for address in turn]
+    return asked
+
+
+# --- the schedule ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_address_is_asked_at_once_then_ever_more_rarely(seed: int) -> None:
+    schedule = PeerSchedule(random.Random(seed))
+    schedule.learn([A], 100.0)
+    times = [when for when, _ in asked_until(schedule, 160.0, 100.0)]
+    assert times[0] == 100.0
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    for number, gap in enumerate(gaps):
+        interval = min(0.1 * 1.6**number, 2.0)
+        assert 0.75 * interval <= gap <= 1.25 * interval
+    # For half an hour of waiting that is one small datagram every two seconds.
+    assert 60 / (2.0 * 1.25) <= len(times) <= 60 / (2.0 * 0.75) + 10
+
+
+def test_two_ranks_do_not_stay_in_step() -> None:
+    first, second = (PeerSchedule(random.Random(seed)) for seed in (1, 2))
+    for schedule in (first, second):
+        schedule.learn([A], 0.0)
+    assert asked_until(first, 10.0)[1:] != asked_until(second, 10.0)[1:]
+
+
+def test_few_are_asked_per_round_and_all_have_their_turn() -> None:
+    many = [(f"10.0.1.{number}", 29499) for number in range(20)]
+    schedule = PeerSchedule(random.Random(0))
+    schedule.learn(many, 0.0)
+    first = schedule.turn(0.0)
+    assert len(first) == PER_ROUND
+    assert schedule.turn(0.01) == [], "the next round is not yet due"
+    assert schedule.next_timer() == 0.02
+    second = schedule.turn(0.02)
+    third = schedule.turn(0.04)
+    assert len(second) == PER_ROUND
+    assert sorted(first + second + third) == sorted(many)
+    # However many there are, what is sent in a second is bounded.
+    rate = len(asked_until(schedule, 1.04, 0.04))
+    assert rate <= PER_ROUND * 51
+
+
+def test_the_longest_overdue_comes_first() -> None:
+    schedule = PeerSchedule(random.Random(0))
+    schedule.learn([B], 5.0)
+    schedule.learn([A], 6.0)
+    assert schedule.turn(10.0) == [B, A]
+
+
+def test_each_address_has_a_timer_of_its_own() -> None:
+    schedule = PeerSchedule(random.Random(3))
+    schedule.learn([A], 0.0)
+    asked_until(schedule, 20.0)
+    schedule.learn([A, B], 20.0)
+    asked = asked_until(schedule, 21.0, 20.0)
+    # The newcomer is asked quickly; the one known already is not asked anew.
+    assert [address for _, address in asked].count(B) >= 3
+    assert [address for _, address in asked].count(A) <= 1
+    assert schedule.addresses == (A, B)
+
+
+def test_after_a_restart_everybody_is_asked_quickly_again() -> None:
+    schedule = PeerSchedule(random.Random(4))
+    schedule.learn([A, B], 0.0)
+    asked_until(schedule, 30.0)
+    schedule.restart(30.5)
+    assert sorted(schedule.turn(30.5)) == [A, B]
+    assert schedule.next_timer() == pytest.approx(30.6, abs=0.026)
+
+
+def test_without_addresses_there_is_no_timer() -> None:
+    schedule = PeerSchedule(random.Random(0))
+    assert schedule.next_timer() is None
+    assert schedule.turn(1.0) == []
+
+
+def test_a_hostile_resolver_costs_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "MAX_ADDRESSES", 10)
+    schedule = PeerSchedule(random.Random(0))
+    schedule.learn([(f"10.0.0.{number}", 1) for number in range(200)], 0.0)
+    assert len(schedule.addresses) == 10
+
+
+# --- the resolver ---------------------------------------------------------------------------------------------------
+
+
+class NameServer:
+    """Stands for ``getaddrinfo``: each look-up waits for the test to give its answer, or the error to raise."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, list[Any] | Exception] = {}
+        self.asked: list[tuple[str, int, int]] = []
+        self._turn = threading.Semaphore(0)
+        self._answered = threading.Semaphore(0)
+        self.over = False
+
+    def getaddrinfo(self, host: str, port: int, family: int = 0, kind: int = 0) -> list[Any]:
+        assert self._turn.acquire(timeout=10)
+        assert kind == socket.SOCK_DGRAM
+        self.asked.append((host, port, family))
+        answer = self.answers[host]
+        if isinstance(answer, Exception):
+            raise answer
+        return [(socket.AF_INET6 if ":" in each[0] else socket.AF_INET, kind, 17, "", each) for each in answer]
+
+    def answer(self, times: int = 1) -> None:
+        """Let so many look-ups through."""
+        for _ in range(times):
+            self._turn.release()
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> NameServer:
+    server = NameServer()
+    monkeypatch.setattr(socket, "getaddrinfo", server.getaddrinfo)
+    monkeypatch.setattr(peers, "RESOLVE_SECONDS", 0.001)
+    return server
+
+
+@pytest.fixture
+def resolver(names: NameServer) -> Iterator[Callable[..., Resolver]]:
+    made = []
+
+    def make(*wanted: Peer, family: str = "auto", **more: Any) -> Resolver:
+        made.append(Resolver(wanted, 29499, family, **{"exclude": frozenset(), **more}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+    names.answer(100)
+    for thread in threading.enumerate():
+        if thread.name == "mingle-abandoned-resolver":
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what another thread does."""
+    wait = threading.Event()
+    for _ in range(1000):
+        if condition():
+            return
+        wait.wait(0.005)
+    raise AssertionError("it never came true")
+
+
+def test_addresses_need_no_thread(names: NameServer) -> None:
+    before = threading.active_count()
+    found = Resolver(
+        [Peer("10.0.0.1"), Peer("fe80::1%eth0", 5), Peer("::1")], 29499, "auto", exclude=frozenset()
+    )
+    assert threading.active_count() == before
+    assert found.take() == [("10.0.0.1", 29499), ("fe80::1%eth0", 5), ("::1", 29499)]
+    assert found.take() == [], "each is handed out once"
+
+
+def test_a_name_that_does_not_resolve_yet_is_asked_for_again(
+    names: NameServer, resolver: Callable[..., Resolver]
+) -> None:
+    names.answers["node7"] = socket.gaierror(-2, "Name or service not known")
+    found = resolver(Peer("node7", 5000))
+    names.answer(2)
+    until(lambda: found.failures)
+    assert found.failures == {"node7": "Name or service not known"}
+    assert found.take() == []
+    names.answers["node7"] = [("10.0.0.7", 5000), ("fd00::7", 5000, 0, 0)]
+    names.answer()
+    until(lambda: not found.failures)
+    until(lambda: found._found)
+    assert found.take() == [("10.0.0.7", 5000), ("fd00::7", 5000)]
+
+
+def test_a_name_gains_addresses_as_machines_come_up(names: NameServer, resolver: Callable[..., Resolver]) -> None:
+    names.answers["workers"] = [("10.0.0.1", 29499)]
+    found = resolver(Peer("workers"), Peer("10.9.9.9"))
+    assert found.take() == [("10.9.9.9", 29499)]
+    names.answer()
+    until(lambda: found._found)
+    names.answers["workers"] = [("10.0.0.2", 29499)]
+    names.answer()
+    until(lambda: len(found._found) == 2)
+    assert found.take() == [A, B]
+
+
+@pytest.mark.parametrize(
+    ("family", "asked"), [("auto", socket.AF_UNSPEC), ("4", socket.AF_INET), ("6", socket.AF_INET6)]
+)
+def test_only_the_family_in_use_is_asked_for(
+    names: NameServer, resolver: Callable[..., Resolver], family: str, asked: int
+) -> None:
+    names.answers["node7"] = []
+    resolver(Peer("node7"), family=family)
+    names.answer()
+    until(lambda: names.asked)
+    assert names.asked[0] == ("node7", 29499, asked)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        socket.gaierror(-3, "Temporary failure in name resolution"),
+        # What Python's own encoding of host names says of "a..b", before any resolver is asked.
+        UnicodeError("encoding with 'idna' codec failed (UnicodeError: label empty or too long)"),
+    ],
+)
+def test_one_bad_name_does_not_keep_the_others_from_being_found(
+    names: NameServer, resolver: Callable[..., Resolver], problem: Exception
+) -> None:
+    names.answers |= {"a..b": problem, "node7": [("10.0.0.1", 29499)]}
+    found = resolver(Peer("a..b"), Peer("node7"))
+    names.answer(2)
+    until(lambda: found._found)
+    assert found.take() == [A]
+    assert list(found.failures) == ["a..b"]
+    assert found.failures["a..b"] in str(problem)
+
+
+def test_a_link_local_answer_keeps_its_interface(names: NameServer, resolver: Callable[..., Resolver]) -> None:
+    names.answers["node7.local"] = [("fe80::7", 29499, 0, 3)]
+    found = resolver(Peer("node7.local"))
+    names.answer()
+    until(lambda: found._found)
+    assert found.take() == [("fe80::7%3", 29499)]
+
+
+def test_failures_can_be_read_while_names_are_looked_up(
+    names: NameServer, resolver: Callable[..., Resolver]
+) -> None:
+    names.answers |= {name: socket.gaierror(-2, "Name or service not known") for name in ("a", "b", "c")}
+    found = resolver(Peer("a"), Peer("b"), Peer("c"))
+    names.answer()
+    until(lambda: found.failures)
+    reading = iter(found.failures.items())
+    names.answer(2)
+    until(lambda: len(found.failures) == 3)
+    assert [name for name, _ in reading] == ["a"]
+
+
+def test_a_look_up_that_hangs_holds_nobody_up(names: NameServer, resolver: Callable[..., Resolver]) -> None:
+    names.answers["node7"] = [("10.0.0.1", 29499)]
+    found = resolver(Peer("node7"))
+    assert found.take() == []
+    found.stop()
+    names.answer()
+    (thread,) = [each for each in threading.enumerate() if each.name == "mingle-abandoned-resolver"]
+    assert thread.daemon
+    thread.join(5)
+    assert not thread.is_alive()
+    assert len(names.asked) == 1
