@@ -19,9 +19,9 @@ from mingle.announcing import Announced, Announcement
 from mingle.authentication import JobKey
 from mingle.finding import Finder
 from mingle.groups import LOBBY
-from mingle.hosting import Address, Host
+from mingle.hosting import Host
 from mingle.joining import Joiner
-from mingle.machine import Answer, Dial, Effect, Hangup, Identity, Multicast, Notice, Source, Write
+from mingle.machine import Address, Answer, Dial, Effect, Hangup, Identity, Multicast, Notice, Source, Write
 from mingle.observer import Machine, Observer
 from mingle.settings import Network
 

@@ -29,9 +29,9 @@ from mingle.authentication import JobKey, new_nonce
 from mingle.control import HandshakeFailed
 from mingle.datagrams import Datagram, Offer, Rejected
 from mingle.errors import MingleError
-from mingle.hosting import Address, Host
+from mingle.hosting import Host
 from mingle.joining import Joiner
-from mingle.machine import Effect, Formation, Hangup, Identity, NetworkFacts, NewId, Snapshot, Source
+from mingle.machine import Address, Effect, Formation, Hangup, Identity, NetworkFacts, NewId, Snapshot, Source
 from mingle.proving import Endpoint, Proving, Verdict
 from mingle.registrar import Phase
 

@@ -21,6 +21,7 @@ from mingle.datagrams import MAX_ADDRESSES, Bye, Datagram, List, Offer, Rejected
 from mingle.errors import MingleError
 from mingle.lobby import Lobby
 from mingle.machine import (
+    Address,
     Answer,
     CloseStore,
     Effect,
@@ -59,15 +60,6 @@ _SEALED_PHASES = (Phase.SEALING, Phase.SEALED, Phase.RUNNING)
 class _Caller:
     conversation: HostConversation
     address: str
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """One of the host's own addresses."""
-
-    address: str
-    interface: str
-    prefix_length: int
 
 
 @dataclass(slots=True)

@@ -80,11 +80,11 @@ class Job:
     interface: str
     address: str
     elapsed: float
-    _session: Session | None = None
-    _members: tuple[Member, ...] | None = None
-    _destroy_group: Callable[[bool], None] | None = None
+    _session: Session | None = field(default=None, repr=False, compare=False)
+    _members: tuple[Member, ...] | None = field(default=None, repr=False, compare=False)
+    _destroy_group: Callable[[bool], None] | None = field(default=None, repr=False, compare=False)
     """Ends the process group that ``init`` made; the argument tells whether an exception is on its way."""
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -122,8 +122,12 @@ class Job:
         trace: TracebackType | None,
     ) -> None:
         destroy, self._destroy_group = self._destroy_group, None
-        if destroy is not None:
-            destroy(error is not None)
-        session, self._session = self._session, None
-        if session is not None:
-            session.close(failing=error is not None)
+        failing = True  # until the process group has ended without an exception
+        try:
+            if destroy is not None:
+                destroy(error is not None)
+            failing = error is not None
+        finally:
+            session, self._session = self._session, None
+            if session is not None:
+                session.close(failing=failing)

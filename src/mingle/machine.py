@@ -61,6 +61,17 @@ class Identity:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One of this machine's own addresses."""
+
+    address: str
+    interface: str
+    prefix_length: int
+    index: int = 0
+    """The kernel's number of the interface, which is the scope of a link-local address."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """Where a datagram came from."""

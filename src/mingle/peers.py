@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mingle.values import Peer
 
@@ -90,14 +91,19 @@ class Resolver:
         self._found: list[tuple[str, int]] = []
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self.failures: dict[str, str] = {}
-        """Names that did not resolve, and why, as of the last try."""
+        self._failures: dict[str, str] = {}
         named = [(peer.host, peer.port or default_port) for peer in peers]
         literals = [(host, port) for host, port in named if _is_literal(host)]
         self._names = [(host, port) for host, port in named if not _is_literal(host)]
         self._found += literals
         if self._names:
             threading.Thread(target=self._run, name="mingle-abandoned-resolver", daemon=True).start()
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Names that did not resolve, and why, as of the last try."""
+        with self._lock:
+            return dict(self._failures)
 
     def take(self) -> list[tuple[str, int]]:
         """Returns the addresses found since the last call."""
@@ -112,16 +118,26 @@ class Resolver:
     def _run(self) -> None:
         while not self._stop.is_set():
             for host, port in self._names:
-                try:
-                    answers = socket.getaddrinfo(host, port, self._family, socket.SOCK_DGRAM)
-                except OSError as error:
-                    self.failures[host] = error.strerror or str(error)
-                    continue
-                self.failures.pop(host, None)
-                addresses = [(str(answer[4][0]), port) for answer in answers]
-                with self._lock:
-                    self._found += [each for each in addresses if each[0] not in self._exclude]
+                self._look_up(host, port)
             self._stop.wait(RESOLVE_SECONDS)
+
+    def _look_up(self, host: str, port: int) -> None:
+        try:
+            answers = socket.getaddrinfo(host, port, self._family, socket.SOCK_DGRAM)
+        except (OSError, UnicodeError) as error:  # UnicodeError: no name that IDNA can encode, such as "a..b"
+            with self._lock:
+                self._failures[host] = getattr(error, "strerror", None) or str(error)
+            return
+        addresses = [_literal(answer[4]) for answer in answers]
+        with self._lock:
+            self._failures.pop(host, None)
+            self._found += [(address, port) for address in addresses if address not in self._exclude]
+
+
+def _literal(answer: tuple[Any, ...]) -> str:
+    """Returns the address in one of getaddrinfo's answers; a link-local one with its zone, useless without."""
+    scope = answer[3] if len(answer) == 4 else 0
+    return f"{answer[0]}%{scope}" if scope and "%" not in answer[0] else str(answer[0])
 
 
 def _is_literal(host: str) -> bool:

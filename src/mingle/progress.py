@@ -40,13 +40,16 @@ def line(job: str, world_size: int, rank: int | None, snapshot: Snapshot, second
     elif snapshot.joined < world_size:
         state = f"{snapshot.joined}/{world_size} joined"
         if snapshot.missing:
-            noun = "rank" if len(snapshot.missing) == 1 else "ranks"
-            state += f", waiting for {noun} {ranks_text(snapshot.missing)}"
+            state += f", waiting for {_ranks(snapshot.missing)}"
     else:
         state = f"{snapshot.joined}/{world_size} joined, {snapshot.phase}"
         if snapshot.missing:
-            state += f", no answer yet from ranks {ranks_text(snapshot.missing)}"
+            state += f", no answer yet from {_ranks(snapshot.missing)}"
     return printable(f"job {job}: {state} · {seconds:.0f} s")
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranks_text(ranks)}"
 
 
 def say(level: int, text: str, *, quiet: bool = False) -> None:

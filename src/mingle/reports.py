@@ -71,7 +71,7 @@ def _heard(evidence: Evidence) -> str:
         others = (f"{attempt!r} by {who}" for attempt, who in evidence.other_attempts.items())
         lines.append(f"  the same job in other attempts: {_few(others, '; ')}")
     if evidence.other_jobs:
-        others = (f"{job!r} by {who}" for job, who in evidence.other_jobs.items())
+        others = (f"{job!r} by {who}" for job, who in sorted(evidence.other_jobs.items()))
         lines.append(f"  other job ids heard on this network: {_few(others, '; ')}")
     return "\n".join(lines) or "  nothing of this job was heard, and no other job either"
 
@@ -183,7 +183,7 @@ def _no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, second
     if evidence.other_jobs:
         return (
             observation,
-            f"a mistyped job id: {_few(repr(job) for job in evidence.other_jobs)} is on this network",
+            f"a mistyped job id: {_few(repr(job) for job in sorted(evidence.other_jobs))} is on this network",
             "start every rank with the same job id.",
         )
     if evidence.seekers:

@@ -10,9 +10,9 @@ from mingle.authentication import JobKey
 from mingle.datagrams import Datagram, Kind, encode
 from mingle.errors import MingleError
 from mingle.frames import Who
-from mingle.hosting import Address, Host
+from mingle.hosting import Host
 from mingle.joining import Joiner
-from mingle.machine import Formation, Identity
+from mingle.machine import Address, Formation, Identity
 from tests.lan.invariants import Invariants
 from tests.lan.network import Machine, Network, Packet, Segment
 from tests.lan.process import AnyMachine, Process

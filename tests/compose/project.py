@@ -1,0 +1,236 @@
+"""A compose project of a test: what `docker compose` is told, and what its containers do and say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network
+from pathlib import Path
+from typing import Any
+
+from .commands import provide, run
+from .engine import Engine
+from .errors import EngineError
+
+ROOT = Path(__file__).parents[2]
+UP_SECONDS = 120.0
+FORM_SECONDS = 60.0
+"""For the import of torch in every container at once, on a loaded machine."""
+
+
+def compose_command() -> list[str]:
+    """The command of compose: $COMPOSE, else v2, else v1, which is installed if there is none.
+
+    Raises:
+        EngineError: it can't be installed.
+    """
+    if chosen := os.environ.get("COMPOSE"):
+        return shlex.split(chosen)
+    try:
+        run("docker", "compose", "version", timeout=20)
+    except EngineError:
+        provide(["docker-compose"])
+        return ["docker-compose"]
+    return ["docker", "compose"]
+
+
+@dataclass(frozen=True)
+class Container:
+    """One container of a project.
+
+    Attributes:
+        identity: its 64 hexadecimal digits; the first 12 are its host name.
+    """
+
+    engine: Engine
+    identity: str
+
+    @property
+    def hostname(self) -> str:
+        """Its name on its networks."""
+        return self.identity[:12]
+
+    def log(self) -> str:
+        """All that it wrote, stderr included."""
+        # A pseudo-terminal's worth of trouble less: docker writes the two streams where it is told to.
+        done = subprocess.run(
+            ["docker", "logs", self.identity],
+            env={**os.environ, **self.engine.environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+        return done.stdout
+
+    def wait_for(self, pattern: str, *, times: int = 1, timeout: float = FORM_SECONDS) -> list[re.Match[str]]:
+        """Read along until ``times`` lines match, and return the matches.
+
+        Raises:
+            EngineError: they did not within ``timeout`` seconds, or the container ended before; with its log.
+        """
+        wanted = re.compile(pattern, re.MULTILINE)
+        deadline = time.monotonic() + timeout
+        written = b""
+        with subprocess.Popen(
+            ["docker", "logs", "--follow", self.identity],
+            env={**os.environ, **self.engine.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as following:
+            assert following.stdout is not None
+            try:
+                while time.monotonic() < deadline:
+                    readable, _, _ = select.select([following.stdout], [], [], deadline - time.monotonic())
+                    piece = os.read(following.stdout.fileno(), 65536) if readable else b""
+                    if not piece:
+                        break
+                    written += piece
+                    # The last line may be half there.
+                    whole = written.decode(errors="replace").rpartition("\n")[0]
+                    matches = list(wanted.finditer(whole))
+                    if len(matches) >= times:
+                        return matches
+            finally:
+                following.kill()
+        text = written.decode(errors="replace")
+        raise EngineError(f"{self.hostname} did not write {pattern!r} {times} times within {timeout:.0f} s:\n{text}")
+
+    def run(self, *command: str) -> str:
+        """Run a command inside it."""
+        return self.engine.docker("exec", self.identity, *command)
+
+    def kill(self) -> None:
+        """End it with SIGKILL and remove it."""
+        self.engine.docker("rm", "--force", self.identity)
+
+    def addresses(self) -> tuple[str, str]:
+        """Its IPv4 and IPv6 address."""
+        answer = self.engine.docker(
+            "inspect", "--format", "{{json .NetworkSettings.Networks}}", self.identity
+        )
+        (network,) = json.loads(answer).values()
+        return network["IPAddress"], network["GlobalIPv6Address"]
+
+
+class Project:
+    """Made by the `project` fixture, which also ends it.
+
+    Attributes:
+        name: what compose calls it.
+        subnet: of its network.
+        subnet6: of its network.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        compose: Sequence[str],
+        number: int,
+        directory: Path,
+        variables: Mapping[str, str],
+        override: Mapping[str, Any],
+    ) -> None:
+        """Give the project a network of its own.
+
+        Args:
+            engine: where it runs.
+            compose: the command of compose.
+            number: from 0 to 255, another one for every project at the same time.
+            directory: for the file with the override.
+            variables: of the compose file.
+            override: what is changed in the compose file, in its form.
+        """
+        self.name = f"mingle-test-{os.getpid()}-{number}"
+        self.subnet = IPv4Network(f"172.29.{number}.0/24")
+        self.subnet6 = IPv6Network(f"fd6d:696e:676c:{number:x}::/64")
+        self._engine = engine
+        self._environment = {
+            **engine.environment,
+            "COMPOSE_PROJECT_NAME": self.name,
+            "SUBNET": str(self.subnet),
+            "SUBNET6": str(self.subnet6),
+            **variables,
+        }
+        changes = directory / f"{self.name}.yml"
+        changes.write_text(json.dumps(override), encoding="utf-8")  # JSON is YAML
+        files = [ROOT / "docker-compose.yml", *([changes] if override else [])]
+        self._command = [*compose, *(part for file in files for part in ("--file", str(file)))]
+
+    def compose(self, *arguments: str, timeout: float = UP_SECONDS) -> str:
+        """Run compose on this project and return what it wrote to stdout."""
+        return run(*self._command, *arguments, timeout=timeout, environment=self._environment)
+
+    def up(self, *arguments: str) -> list[Container]:
+        """Bring services up in the background and return all containers of the project."""
+        self.compose("up", "--detach", *arguments)
+        return self.containers()
+
+    def up_ranks(self, *ranks: int) -> list[Container]:
+        """Bring these services of the profile `ranks` up, one after another."""
+        for rank in ranks:
+            self.compose("--profile", "ranks", "up", "--detach", "--no-deps", f"rank{rank}")
+        return self.containers()
+
+    def containers(self, service: str | None = None) -> list[Container]:
+        """The containers of the project or of one service, ended ones included."""
+        labels = {"project": self.name, "oneoff": "False"} | ({"service": service} if service else {})
+        filters = (f"--filter=label=com.docker.compose.{name}={value}" for name, value in labels.items())
+        answer = self._engine.docker("ps", "--all", "--quiet", "--no-trunc", *filters)
+        return [Container(self._engine, identity) for identity in answer.split()]
+
+    def discover(self, *arguments: str) -> Any:
+        """Run mingle-discover beside the containers and return its answer."""
+        answer = self.compose("run", "--rm", "-T", "discover", *arguments, "--json")
+        return json.loads(answer)
+
+    def logs(self, timeout: float = UP_SECONDS) -> str:
+        """Wait until all containers have succeeded and return what they wrote, one after another.
+
+        Raises:
+            EngineError: one failed, or was not done within ``timeout`` seconds; with what all of them wrote.
+        """
+        containers = self.containers()
+        try:
+            identities = [container.identity for container in containers]
+            statuses = self._engine.docker("wait", *identities, timeout=timeout).split()
+        except EngineError as error:
+            raise EngineError(f"{error}\n{self.describe()}") from error
+        if set(statuses) != {"0"}:
+            raise EngineError(f"containers ended with status {', '.join(statuses)}\n{self.describe()}")
+        return "".join(container.log() for container in containers)
+
+    def describe(self) -> str:
+        """What each container wrote, under its name."""
+        return "\n".join(f"--- {container.hostname}\n{container.log()}" for container in self.containers())
+
+    def down(self) -> None:
+        """Remove its containers and its network."""
+        self.compose("--profile", "ranks", "--profile", "tools", "down", "--timeout", "5", "--remove-orphans")
+
+
+def stage(directory: Path, wheel: Path | None) -> None:
+    """Copy to a directory what the image is made of, by .dockerignore's account, and a wheel for it."""
+    for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("!"):
+            continue
+        source, target = ROOT / line[1:], directory / line[1:]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.whl"))
+        else:
+            shutil.copy2(source, target)
+    shutil.copy2(ROOT / "Dockerfile", directory)
+    shutil.copy2(ROOT / ".dockerignore", directory)
+    if wheel is not None:
+        shutil.copy2(wheel, directory / "wheelhouse")

@@ -1,0 +1,253 @@
+"""The progress line: its texts, when it is shown, and who shows it. The clock is the test's."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from mingle import progress
+from mingle.machine import Snapshot
+from mingle.progress import Progress, line, say
+from tests.loopback import job_name
+
+SEEKING = Snapshot(host_found=False, joined=0, missing=())
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix sockets are Linux's")
+
+
+class Terminal(io.StringIO):
+    """An stderr that is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def job() -> str:
+    return job_name("progress")
+
+
+@pytest.fixture(autouse=True)
+def _no_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that has not set logging up, as pytest itself has."""
+    monkeypatch.setattr(logging.getLogger("mingle"), "propagate", False)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """One to redirect stderr to; pytest has an stderr of its own for each phase of a test."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    return Terminal()
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was written to stderr since the last look."""
+    return capsys.readouterr().err
+
+
+class Collecting(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append((record.levelno, record.getMessage()))
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collecting]:
+    """An application's logging, set up for INFO."""
+    handler, logger = Collecting(), logging.getLogger("mingle")
+    monkeypatch.setattr(logger, "level", logging.INFO)
+    logger.manager._clear_cache()  # type: ignore[attr-defined]
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+    logger.manager._clear_cache()  # type: ignore[attr-defined]
+
+
+# --- the texts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rank", "snapshot", "text"),
+    [
+        (1, SEEKING, "looking for rank 0"),
+        (None, SEEKING, "looking for a host"),
+        (1, Snapshot(True, 0, ()), "rank 0 found, joining"),
+        (1, Snapshot(True, 5, (3, 7, 8, 9)), "5/10 joined, waiting for ranks 3, 7-9"),
+        (1, Snapshot(True, 9, (3,)), "9/10 joined, waiting for rank 3"),
+        (None, Snapshot(True, 5, ()), "5/10 joined"),
+        (1, Snapshot(True, 10, (), "confirming"), "10/10 joined, confirming"),
+        (1, Snapshot(True, 10, (2, 4), "sealing"), "10/10 joined, sealing, no answer yet from ranks 2, 4"),
+        (1, Snapshot(True, 10, (4,), "sealing"), "10/10 joined, sealing, no answer yet from rank 4"),
+        (1, Snapshot(True, 5, (3,), note="job resnet runs already"), "job resnet runs already"),
+    ],
+)
+def test_texts(rank: int | None, snapshot: Snapshot, text: str) -> None:
+    assert line("resnet", 10, rank, snapshot, 12.4) == f"job resnet: {text} · 12 s"
+
+
+def test_a_line_is_one_line_that_no_terminal_obeys() -> None:
+    assert "\x1b" not in line("res\x1b[2Jnet", 2, 1, SEEKING, 1)
+
+
+# --- where it is said -----------------------------------------------------------------------------------------------
+
+
+def test_without_logging_it_is_said_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    say(logging.WARNING, "two \x07things")
+    assert said(capsys) == "mingle: two \ufffdthings\n"
+
+
+def test_with_logging_it_is_said_there_alone(capsys: pytest.CaptureFixture[str], logged: Collecting) -> None:
+    say(logging.WARNING, "one thing")
+    assert (logged.lines, said(capsys)) == ([(logging.WARNING, "one thing")], "")
+
+
+def test_a_level_that_logging_does_not_show_is_said_on_stderr(capsys: pytest.CaptureFixture[str], logged: Collecting) -> None:
+    logged.setLevel(logging.WARNING)
+    say(logging.INFO, "one thing")
+    assert (logged.lines, said(capsys)) == ([], "mingle: one thing\n")
+
+
+def test_a_parents_handler_counts_unless_it_is_cut_off(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler, logger = Collecting(), logging.getLogger("mingle")
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    say(logging.WARNING, "cut off")
+    assert (handler.lines, said(capsys)) == ([], "mingle: cut off\n")
+    monkeypatch.setattr(logger, "propagate", True)
+    say(logging.WARNING, "passed on")
+    assert (handler.lines, said(capsys)) == ([(logging.WARNING, "passed on")], "")
+
+
+def test_quiet_is_logging_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    say(logging.WARNING, "one thing", quiet=True)
+    assert said(capsys) == ""
+
+
+def test_a_process_without_stderr_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    say(logging.WARNING, "one thing")
+    shown = Progress("x", 2, 1, off=False, now=0.0)
+    assert shown.next_timer() == 9.0
+
+
+# --- when -----------------------------------------------------------------------------------------------------------
+
+
+def test_in_a_log_nothing_is_said_for_ten_seconds_then_a_line_every_thirty(
+    capsys: pytest.CaptureFixture[str], job: str
+) -> None:
+    shown = Progress(job, 2, 1, off=False, now=0.0)
+    lines = {}
+    for step in range(101 * 20):
+        shown.tick(SEEKING, step / 20)
+        if text := said(capsys):
+            lines[step / 20] = text
+    shown.close()
+    assert lines == {
+        seconds: f"mingle: job {job}: looking for rank 0 · {seconds} s\n" for seconds in (10, 40, 70, 100)
+    }
+
+
+def test_on_a_terminal_nothing_is_said_for_two_seconds_then_one_line_lives(terminal: Terminal, job: str) -> None:
+    with contextlib.redirect_stderr(terminal):  # type: ignore[type-var]
+        shown = Progress(job, 2, 1, off=False, now=0.0)
+        for now in (0.5, 1.0, 1.99):
+            shown.tick(SEEKING, now)
+        assert terminal.getvalue() == ""
+        assert shown.wants_status(2.0)
+        shown.tick(SEEKING, 2.0)
+        assert f"job {job}: looking for rank 0 · 2 s" in terminal.getvalue()
+        assert shown.next_timer() == 2.5
+        shown.tick(Snapshot(True, 1, (0,)), 3.0)
+        shown.close()
+    assert f"job {job}: 1/2 joined, waiting for rank 0 · 3 s" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\x1b[2K"), "the line is taken away"
+    assert shown.next_timer() is None
+
+
+def test_markup_in_a_job_id_is_text(terminal: Terminal, job: str) -> None:
+    with contextlib.redirect_stderr(terminal):  # type: ignore[type-var]
+        shown = Progress(f"[red]{job}[/nonsense]", 2, 1, off=False, now=0.0)
+        shown.tick(SEEKING, 5.0)
+        shown.close()
+    assert f"[red]{job}[/nonsense]" in terminal.getvalue()
+
+
+def test_off_is_off(terminal: Terminal, job: str) -> None:
+    with contextlib.redirect_stderr(terminal):  # type: ignore[type-var]
+        shown = Progress(job, 2, 1, off=True, now=0.0)
+        assert shown.next_timer() is None
+        assert not shown.wants_status(100.0)
+        shown.tick(SEEKING, 100.0)
+        shown.say(logging.WARNING, "one thing")
+        shown.close()
+    assert terminal.getvalue() == ""
+
+
+def test_the_host_is_asked_shortly_before_each_line_and_at_most_once_a_second(job: str) -> None:
+    shown = Progress(job, 2, 1, off=False, now=0.0)
+    asked = [step / 20 for step in range(400) if shown.wants_status(step / 20)]
+    assert asked == [float(second) for second in range(9, 20)]
+    shown.close()
+    assert not shown.wants_status(50.0)
+
+
+# --- who ------------------------------------------------------------------------------------------------------------
+
+
+@linux_only
+def test_one_process_of_a_node_speaks_and_hands_it_on(capsys: pytest.CaptureFixture[str], job: str) -> None:
+    first, second = (Progress(job, 2, rank, off=False, now=0.0) for rank in (0, 1))
+    other = Progress(job_name("other"), 2, 0, off=False, now=0.0)
+    assert first.wants_status(9.0)
+    assert not second.wants_status(9.0)
+    assert other.wants_status(9.0), "jobs have speakers of their own"
+    second.tick(SEEKING, 10.0)
+    assert said(capsys) == ""
+    first.close()
+    assert second.wants_status(10.0)
+    second.tick(SEEKING, 40.0)
+    assert "looking for rank 0" in said(capsys)
+    second.close()
+    other.close()
+
+
+@linux_only
+def test_the_kernel_hands_it_on_when_a_speaker_is_killed(job: str) -> None:
+    code = (
+        "import sys; from mingle.progress import Progress; shown = Progress(sys.argv[1], 2, 0, off=False, now=0.0); "
+        "print(shown.wants_status(9.0), flush=True); sys.stdin.read()"
+    )
+    mine = Progress(job, 2, 1, off=False, now=0.0)
+    with subprocess.Popen(
+        [sys.executable, "-c", code, job],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as speaker:
+        assert speaker.stdout is not None
+        assert speaker.stdout.readline() == "True\n"
+        assert not mine.wants_status(9.0)
+        speaker.kill()
+    assert mine.wants_status(10.0)
+    mine.close()
+
+
+def test_elsewhere_everybody_speaks(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress.sys, "platform", "darwin")
+    first, second = (Progress(job, 2, rank, off=False, now=0.0) for rank in (0, 1))
+    assert first.wants_status(9.0)
+    assert second.wants_status(9.0)

@@ -1,0 +1,179 @@
+"""The race for a session: who is dialled when, what wins, and what is counted as silence."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from mingle.authentication import new_nonce
+from mingle.control import HandshakeFailed, HostConversation
+from mingle.datagrams import Rejected
+from mingle.frames import Hello, Ping
+from mingle.machine import Dial, Effect, Hangup, Write
+from mingle.proving import ADDRESS_SECONDS, STAGGER_SECONDS, Endpoint, Proving, Verdict
+
+SESSION = b"S" * 16
+FIRST, SECOND, THIRD = "10.0.0.1", "10.1.0.1", "172.17.0.1"
+
+
+def hello() -> Hello:
+    return Hello(job="job", member=b"M" * 16, session=SESSION, nonce=new_nonce(), purpose="join")
+
+
+class Race:
+    """A race and the hosts at its addresses."""
+
+    def __init__(self, *addresses: str, all_ways: bool = False) -> None:
+        self.effects: list[Effect] = []
+        self.proving = Proving(
+            hello,
+            [Endpoint(address, "eth0") for address in addresses],
+            4000,
+            key=None,
+            new_id=itertools.count(1).__next__,
+            effects=self.effects,
+            now=0.0,
+            all_ways=all_ways,
+        )
+
+    def done(self) -> list[Effect]:
+        done = list(self.effects)
+        self.effects.clear()
+        return done
+
+    def dialled(self) -> list[str]:
+        return [effect.address for effect in self.done() if isinstance(effect, Dial)]
+
+    def answer(self, conn: int, now: float, session: bytes = SESSION) -> list[object]:
+        """Connects, and has the host at the other end answer."""
+        self.proving.connected(conn, "10.0.0.9", "eth0")
+        (write,) = [effect for effect in self.done() if isinstance(effect, Write)]
+        host = HostConversation(
+            job="job", attempt="", session=session, addresses=(FIRST, SECOND, THIRD), port=4000
+        )
+        try:
+            host.receive_data(write.data)
+        except HandshakeFailed:
+            assert session != SESSION
+        host.send(Ping())
+        return list(self.proving.received(conn, host.data_to_send(), now))
+
+
+def test_addresses_are_dialled_one_after_the_other() -> None:
+    race = Race(FIRST, SECOND, THIRD)
+    assert race.dialled() == [FIRST]
+    assert race.proving.next_timer() == STAGGER_SECONDS
+    race.proving.handle_timer(STAGGER_SECONDS)
+    assert race.dialled() == [SECOND]
+    race.proving.handle_timer(2 * STAGGER_SECONDS)
+    assert race.dialled() == [THIRD]
+    assert race.proving.next_timer() == ADDRESS_SECONDS
+
+
+def test_a_failure_lets_the_next_one_start_at_once() -> None:
+    race = Race(FIRST, SECOND)
+    race.done()
+    race.proving.closed(1, "Connection refused", 0.01)
+    assert race.dialled() == [SECOND]
+    assert race.proving.failures == {FIRST: "Connection refused"}
+
+
+def test_the_first_that_proves_the_session_wins_and_the_others_are_hung_up() -> None:
+    race = Race(FIRST, SECOND)
+    race.proving.handle_timer(STAGGER_SECONDS)
+    race.done()
+    assert race.answer(2, 0.1) == [Ping()]
+    assert race.proving.verdict is Verdict.PROVED
+    assert race.proving.winner == 2
+    assert Hangup(1) in race.done()
+    assert set(race.proving.paths) == {SECOND}
+    assert not race.proving.pending
+
+
+def test_who_answers_for_another_session_does_not_win() -> None:
+    race = Race(FIRST)
+    race.done()
+    assert race.answer(1, 0.1, session=b"X" * 16) == []
+    assert race.proving.verdict is Verdict.DEAD
+    assert race.proving.failures[FIRST].startswith("session")
+
+
+def test_who_speaks_something_else_does_not_win() -> None:
+    race = Race(FIRST)
+    race.proving.connected(1, "10.0.0.9", "eth0")
+    race.proving.received(1, b"HTTP/1.1 400 Bad Request\r\n", 0.1)
+    assert race.proving.verdict is Verdict.DEAD
+
+
+@pytest.mark.parametrize("first_is", ["refused", "silent"])
+def test_silence_is_not_death(first_is: str) -> None:
+    race = Race(FIRST)
+    if first_is == "refused":
+        race.proving.closed(1, "Connection refused", 0.1)
+        assert race.proving.verdict is Verdict.DEAD
+    else:
+        race.proving.handle_timer(ADDRESS_SECONDS)
+        assert race.proving.verdict is Verdict.SILENT
+        assert Hangup(1) in race.done()
+    assert race.proving.next_timer() is None
+
+
+def test_all_ways_are_tried_after_the_win_and_then_hung_up() -> None:
+    race = Race(FIRST, SECOND, THIRD, all_ways=True)
+    race.done()
+    race.answer(1, 0.01)
+    assert race.proving.pending
+    assert race.dialled() == [SECOND, THIRD]
+    race.answer(2, 0.02)
+    assert Hangup(2) in race.done()
+    assert race.proving.winner == 1
+    race.proving.handle_timer(0.01 + ADDRESS_SECONDS)
+    assert not race.proving.pending
+    assert set(race.proving.paths) == {FIRST, SECOND}
+    assert race.proving.verdict is Verdict.PROVED
+
+
+def test_further_addresses_are_taken_in_once() -> None:
+    race = Race(FIRST, all_ways=True)
+    race.answer(1, 0.01)
+    race.done()
+    for _ in range(2):
+        race.proving.add([Endpoint(FIRST, "eth0"), Endpoint(SECOND, "eth1")])
+    due = race.proving.next_timer()
+    assert due is not None
+    race.proving.handle_timer(max(due, 0.02))
+    assert race.dialled() == [SECOND]
+
+
+def test_ways_are_proved_again() -> None:
+    race = Race(FIRST, SECOND, all_ways=True)
+    race.answer(1, 0.01)
+    race.answer(2, 0.02)
+    race.done()
+    race.proving.prove_again(5.0)
+    assert set(race.proving.paths) == {FIRST}
+    assert race.dialled() == [SECOND]
+    race.proving.handle_timer(5.0 + ADDRESS_SECONDS)
+    assert set(race.proving.paths) == {FIRST}
+    assert not race.proving.pending
+
+
+def test_the_winner_may_still_break_the_rules() -> None:
+    race = Race(FIRST)
+    race.answer(1, 0.01)
+    with pytest.raises(Rejected):
+        race.proving.received(1, b"\x00\x00\x00\x01\xc1", 0.02)
+    race.proving.closed(1, "reset", 0.03)
+    assert race.proving.winner is None
+    assert race.proving.verdict is Verdict.DEAD
+
+
+def test_abandoned_it_leaves_nothing_open() -> None:
+    race = Race(FIRST, SECOND)
+    race.proving.handle_timer(STAGGER_SECONDS)
+    race.done()
+    race.proving.abandon()
+    assert race.done() == [Hangup(1), Hangup(2)]
+    assert not race.proving.owns(1)
+    assert race.proving.next_timer() is None

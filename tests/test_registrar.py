@@ -1,0 +1,331 @@
+"""The registrar, rule by rule. Whole jobs run in tests/lan."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import pytest
+
+from mingle import frames
+from mingle.frames import Path, Who
+from mingle.framing import MAX_FRAME_BYTES, encode_frame
+from mingle.registrar import (
+    ACKNOWLEDGE_SECONDS,
+    CHALLENGE_SECONDS,
+    REMEMBERED_DEPARTURES,
+    RETURN_SECONDS,
+    Deserted,
+    Drop,
+    Formed,
+    NoCommonNetwork,
+    OpenStore,
+    Phase,
+    Registrar,
+    Reopened,
+    Tell,
+    roster_digest,
+)
+
+SESSION = b"S" * 16
+HOST = b"H" * 16
+T = TypeVar("T")
+
+
+def member(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def path(local: str = "10.0.0.9", host: str = "10.0.0.1") -> Path:
+    return Path(host_address=host, local_address=local, interface="eth0")
+
+
+def join(rank: int | None, *, size: int = 3, **more: Any) -> frames.Join:
+    number = 0 if rank is None else rank
+    fields: dict[str, Any] = {
+        "node": f"node{number}",
+        "who": Who(hostname=f"h{number}", pid=10 + number, address=f"10.0.0.{number + 1}"),
+        "paths": (path(f"10.0.0.{number + 1}"),),
+    }
+    return frames.Join(world_size=size, rank=rank, **{**fields, **more})
+
+
+def opened(size: int = 3, rank: int | None = 0) -> Registrar:
+    return Registrar(SESSION, size, HOST, join(rank, size=size), prefix_lengths={"10.0.0.1": 24})
+
+
+def told(decisions: list[Any], conn: int, kind: type[T]) -> list[T]:
+    return [each.frame for each in decisions if isinstance(each, Tell) and each.conn == conn and isinstance(each.frame, kind)]
+
+
+def of(decisions: list[Any], kind: type[T]) -> list[T]:
+    return [each for each in decisions if isinstance(each, kind)]
+
+
+def confirm_all(registrar: Registrar, now: float = 2.0) -> None:
+    for conn in (1, 2):
+        frame = frames.Confirmed(session=SESSION, epoch=registrar.epoch, paths=(path(f"10.0.0.{conn + 1}"),))
+        registrar.confirmed(conn, frame, now)
+
+
+def at(phase: Phase) -> Registrar:
+    """A session of three that has come so far."""
+    registrar = opened()
+    registrar.join(1, member(1), join(1), 1.0)
+    if phase is Phase.OPEN:
+        return registrar
+    registrar.join(2, member(2), join(2), 1.0)
+    if phase is Phase.CONFIRMING:
+        return registrar
+    confirm_all(registrar)
+    if phase is Phase.SEALING:
+        return registrar
+    registrar.store_opened(registrar.epoch, "10.0.0.1", 4000, "token", 3.0)
+    if phase is Phase.SEALED:
+        return registrar
+    registrar.acknowledged(1, registrar.epoch, 4.0)
+    registrar.acknowledged(2, registrar.epoch, 4.0)
+    return registrar
+
+
+def test_the_way_to_go() -> None:
+    registrar = opened()
+    registrar.join(1, member(1), join(1), 1.0)
+    assert registrar.missing == (2,)
+    assert told(registrar.decisions(), 1, frames.Joined) == [frames.Joined(session=SESSION, epoch=0)]
+    registrar.join(2, member(2), join(2), 1.0)
+    decided = registrar.decisions()
+    assert told(decided, 1, frames.Confirm) == told(decided, 2, frames.Confirm)
+    assert registrar.phase is Phase.CONFIRMING
+    confirm_all(registrar)
+    assert of(registrar.decisions(), OpenStore) == [OpenStore(1, "10.0.0.1")]
+    registrar.store_opened(1, "10.0.0.1", 4000, "token", 3.0)
+    sealed = {conn: told(decided, conn, frames.Sealed)[0] for decided in [registrar.decisions()] for conn in (1, 2)}
+    assert {conn: frame.rank for conn, frame in sealed.items()} == {1: 1, 2: 2}
+    assert sealed[1].roster_digest == roster_digest(registrar.roster())
+    registrar.acknowledged(1, 1, 4.0)
+    assert registrar.phase is Phase.SEALED
+    assert not registrar.decisions()
+    registrar.acknowledged(2, 1, 4.0)
+    decided = registrar.decisions()
+    assert told(decided, 1, frames.Go)
+    assert told(decided, 2, frames.Go)
+    assert of(decided, Formed) == [Formed(contiguous=True)]
+    assert registrar.phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize("phase", [Phase.CONFIRMING, Phase.SEALING, Phase.SEALED])
+def test_a_loss_voids_the_epoch_and_its_number_is_never_used_again(phase: Phase) -> None:
+    registrar = at(phase)
+    registrar.decisions()
+    registrar.lost(2, 5.0, "reset")
+    decided = registrar.decisions()
+    (void,) = told(decided, 1, frames.Void)
+    assert void.epoch == 1
+    assert "rank 2 on host h2 (10.0.0.3), pid 12" in void.reason
+    assert of(decided, Reopened)
+    assert registrar.phase is Phase.OPEN
+    registrar.join(3, member(3), join(2), 6.0)
+    assert registrar.epoch == 2
+    registrar.acknowledged(1, 1, 7.0)
+    registrar.confirmed(1, frames.Confirmed(session=SESSION, epoch=1, paths=()), 7.0)
+    registrar.store_opened(1, "10.0.0.1", 1, "late", 7.0)
+    assert registrar.phase is Phase.CONFIRMING
+
+
+def test_words_of_another_phase_or_connection_change_nothing() -> None:
+    registrar = at(Phase.CONFIRMING)
+    registrar.decisions()
+    registrar.acknowledged(1, 1, 2.0)
+    registrar.confirmed(77, frames.Confirmed(session=SESSION, epoch=1, paths=()), 2.0)
+    registrar.pong(77)
+    registrar.ready(1)
+    registrar.lost(77, 2.0)
+    assert not registrar.decisions()
+    assert registrar.phase is Phase.CONFIRMING
+
+
+@pytest.mark.parametrize(
+    ("applicant", "reason"),
+    [
+        (join(1, size=4), "world size"),
+        (join(None), "ranks mixed"),
+        (join(3), "rank out of range"),
+        (join(1, kind="agents"), "kind"),
+        (join(0), "rank taken"),
+    ],
+)
+def test_who_is_refused_at_once(applicant: frames.Join, reason: str) -> None:
+    registrar = opened()
+    registrar.join(5, member(5), applicant, 1.0)
+    decided = registrar.decisions()
+    (refused,) = told(decided, 5, frames.Refused)
+    assert refused.reason == reason
+    assert of(decided, Drop) == [Drop(5)]
+    assert reason in registrar.status().refused[0]
+
+
+def test_a_session_that_assigns_ranks_is_full_when_it_is_full() -> None:
+    registrar = opened(size=2, rank=None)
+    registrar.join(1, member(1), join(None, size=2), 1.0)
+    registrar.join(2, member(2), join(None, size=2), 1.0)
+    (refused,) = told(registrar.decisions(), 2, frames.Refused)
+    assert refused.reason == "full"
+    assert "host h0" in refused.detail
+
+
+@pytest.mark.parametrize("phase", [Phase.SEALING, Phase.SEALED, Phase.RUNNING])
+def test_a_sealed_session_takes_nobody(phase: Phase) -> None:
+    registrar = at(phase)
+    registrar.decisions()
+    registrar.join(9, member(9), join(1), 5.0)
+    (refused,) = told(registrar.decisions(), 9, frames.Refused)
+    assert refused.reason == "running"
+
+
+def test_a_stranger_with_the_hosts_own_id_gets_no_seat() -> None:
+    registrar = opened()
+    registrar.join(4, HOST, join(1), 1.0)
+    assert told(registrar.decisions(), 4, frames.Refused)
+    assert registrar.seats[HOST].conn is None
+
+
+def test_a_living_member_keeps_its_rank() -> None:
+    registrar = at(Phase.OPEN)
+    registrar.decisions()
+    registrar.join(7, member(7), join(1), 2.0)
+    assert told(registrar.decisions(), 1, frames.Ping)
+    registrar.pong(1)
+    (refused,) = told(registrar.decisions(), 7, frames.Refused)
+    assert (refused.reason, str(refused.who)) == ("rank taken", "rank 1 on host h1 (10.0.0.2), pid 11")
+    assert registrar.next_timer() is None
+
+
+def test_a_silent_member_loses_its_rank_and_the_first_claim_wins() -> None:
+    registrar = at(Phase.OPEN)
+    registrar.join(7, member(7), join(1), 2.0)
+    registrar.join(8, member(8), join(1), 2.1)
+    assert registrar.next_timer() == 2.0 + CHALLENGE_SECONDS
+    registrar.decisions()
+    registrar.handle_timer(2.1 + CHALLENGE_SECONDS)
+    decided = registrar.decisions()
+    assert Drop(1) in decided
+    assert told(decided, 7, frames.Joined)
+    # The second claim is one on the first claimant now.
+    assert told(decided, 7, frames.Ping)
+    assert registrar.status().joined == 2
+
+
+def test_a_claim_goes_with_its_connection() -> None:
+    registrar = at(Phase.OPEN)
+    registrar.join(7, member(7), join(1), 2.0)
+    registrar.lost(7, 2.1)
+    assert registrar.next_timer() is None
+    registrar.handle_timer(9.0)
+    assert member(1) in registrar.seats
+
+
+def test_a_member_that_comes_back_replaces_its_old_connection() -> None:
+    registrar = at(Phase.CONFIRMING)
+    registrar.decisions()
+    registrar.join(11, member(1), join(1), 3.0)
+    decided = registrar.decisions()
+    assert Drop(1) in decided
+    assert told(decided, 11, frames.Joined)
+    assert told(decided, 2, frames.Void)
+    assert told(decided, 11, frames.Confirm)[0].epoch == 2
+    # The end of the old connection, when it is noticed, is nobody's loss.
+    registrar.lost(1, 3.1)
+    assert len(registrar.seats) == 3
+
+
+def test_go_is_said_again_to_who_comes_back() -> None:
+    registrar = at(Phase.RUNNING)
+    registrar.lost(2, 10.0)
+    assert registrar.next_timer() == 10.0 + RETURN_SECONDS
+    registrar.decisions()
+    registrar.join(12, member(2), join(2), 12.0)
+    assert told(registrar.decisions(), 12, frames.Go)
+    registrar.handle_timer(99.0)
+    assert not registrar.decisions()
+
+
+def test_who_does_not_come_back_before_it_was_ready_deserts() -> None:
+    registrar = at(Phase.RUNNING)
+    registrar.ready(1)
+    registrar.lost(1, 10.0)
+    registrar.lost(2, 10.0)
+    registrar.decisions()
+    registrar.handle_timer(10.0 + RETURN_SECONDS)
+    (deserted,) = of(registrar.decisions(), Deserted)
+    assert deserted.who.rank == 2
+    assert registrar.next_timer() is None
+
+
+def test_good_bye_after_go_is_a_loss_only_without_ready() -> None:
+    registrar = at(Phase.RUNNING)
+    registrar.decisions()
+    registrar.ready(1)
+    registrar.left(1, 10.0, "done")
+    assert not registrar.decisions()
+    registrar.left(2, 10.0, "gave up")
+    assert [each.who.rank for each in of(registrar.decisions(), Deserted)] == [2]
+
+
+def test_no_acknowledgement_in_time() -> None:
+    registrar = at(Phase.SEALED)
+    registrar.acknowledged(1, 1, 4.0)
+    registrar.decisions()
+    assert registrar.next_timer() == 3.0 + ACKNOWLEDGE_SECONDS
+    registrar.handle_timer(3.0 + ACKNOWLEDGE_SECONDS)
+    (void,) = told(registrar.decisions(), 1, frames.Void)
+    assert "rank 2" in void.reason
+    assert "rank 1" not in void.reason
+    assert registrar.epoch == 2
+
+
+@pytest.mark.parametrize("phase", [Phase.OPEN, Phase.CONFIRMING, Phase.SEALED])
+def test_a_held_session_decides_nothing_that_cannot_be_taken_back(phase: Phase) -> None:
+    registrar = at(phase)
+    registrar.hold(True, 3.0)
+    registrar.decisions()
+    if phase is Phase.OPEN:
+        registrar.join(2, member(2), join(2), 3.0)
+        waits_in = Phase.OPEN
+    elif phase is Phase.CONFIRMING:
+        confirm_all(registrar)
+        waits_in = Phase.CONFIRMING
+    else:
+        registrar.acknowledged(1, 1, 4.0)
+        registrar.acknowledged(2, 1, 4.0)
+        waits_in = Phase.SEALED
+    assert registrar.phase is waits_in
+    registrar.hold(False, 5.0)
+    assert registrar.phase is {Phase.OPEN: Phase.CONFIRMING, Phase.CONFIRMING: Phase.SEALING, Phase.SEALED: Phase.RUNNING}[phase]
+
+
+def test_no_common_network() -> None:
+    registrar = at(Phase.CONFIRMING)
+    registrar.decisions()
+    registrar.confirmed(1, frames.Confirmed(session=SESSION, epoch=1, paths=(path(),)), 2.0)
+    registrar.confirmed(2, frames.Confirmed(session=SESSION, epoch=1, paths=()), 2.0)
+    (problem,) = of(registrar.decisions(), NoCommonNetwork)
+    assert "rank 2 on host h2 (10.0.0.3), pid 12: not 10.0.0.1" in problem.matrix
+
+
+def test_a_store_that_fails_voids() -> None:
+    registrar = at(Phase.SEALING)
+    registrar.decisions()
+    registrar.store_failed("no port", 3.0)
+    assert told(registrar.decisions(), 1, frames.Void)[0].reason == "no port"
+
+
+def test_the_status_fits_into_a_frame_whatever_members_call_themselves() -> None:
+    registrar = opened(size=5000)
+    loud = Who(hostname="\U0001f600" * 64, pid=1, address="10.0.0.1")
+    for number in range(1, 60):
+        registrar.join(number, member(number), join(number, size=5000, who=loud), 1.0)
+        registrar.lost(number, 1.0, "\U0001f600" * 2048)
+        registrar.join(number, member(number), join(0, size=5000, who=loud), 1.0)
+    status = registrar.status()
+    assert len(status.left) == len(status.refused) == REMEMBERED_DEPARTURES
+    assert len(encode_frame(status)) <= MAX_FRAME_BYTES

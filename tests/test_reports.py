@@ -1,0 +1,143 @@
+"""Each report gives the observation, the likely cause and the way out, and names what is known."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from mingle import reports
+from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, InterfaceError, MingleError
+from mingle.frames import Refused, Running, Status, Who
+from mingle.machine import Evidence, Identity, NetworkFacts
+
+ME = Identity(
+    job="resnet",
+    attempt="",
+    member=b"M" * 16,
+    rank=3,
+    world_size=8,
+    node="n",
+    who=Who(hostname="node3", pid=33, address="10.0.0.3"),
+)
+HOST = Who(hostname="node0", pid=7, address="10.0.0.1", rank=0)
+FACTS = NetworkFacts(
+    interfaces=["eth0", "eth1"],
+    groups=["239.192.7.7"],
+    port=29499,
+    peers=["head"],
+    sent=12,
+    received=5,
+    rejected=Counter({"unsigned": 2, "version 9": 1}),
+    send_errors=Counter({"eth1: Network is unreachable": 4}),
+    failures=["eth1: no multicast"],
+)
+
+
+def timeout(evidence: Evidence, *, status: Status | None = None, connected: bool = False, facts: NetworkFacts = FACTS) -> MingleError:
+    return reports.timeout(ME, evidence, facts, seconds=30, status=status, connected=connected)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ((), "none"),
+        ((3,), "3"),
+        ((3, 4), "3, 4"),
+        ((1, 2, 3), "1-3"),
+        ((0, 2, 3, 4, 9), "0, 2-4, 9"),
+        (tuple(range(0, 40, 2)), "0, 2, 4, 6, 8, 10, 12, 14 and 12 more"),
+    ],
+)
+def test_ranks_text(ranks: tuple[int, ...], text: str) -> None:
+    assert reports.ranks_text(ranks) == text
+
+
+def test_a_timeout_says_what_was_tried() -> None:
+    error = timeout(Evidence())
+    assert type(error) is DiscoveryTimeoutError
+    assert error.cause
+    assert error.remedy
+    for part in (
+        "rank 0 was not found within 30 s by rank 3",
+        "eth0, eth1",
+        "239.192.7.7",
+        "29499",
+        "peers: head",
+        "12 sent, 5 heard, 3 rejected (2 unsigned, 1 version 9)",
+        "eth1: Network is unreachable 4 times",
+        "eth1: no multicast",
+    ):
+        assert part in str(error)
+
+
+def test_the_cause_follows_the_evidence() -> None:
+    quiet = NetworkFacts(port=29499)
+    heard, other, seekers = Evidence(), Evidence(), Evidence()
+    heard.hosts["host node0"] = "not reached: 10.0.0.1 no proof within 1 s"
+    other.other_jobs["resnet5O"] = "host node9 (10.0.0.9), pid 4"
+    seekers.seekers[b"A" * 16] = "rank 4 on host node4 (10.0.0.4), pid 9"
+    assert "firewall" in str(timeout(heard, facts=quiet).cause)
+    assert "not reached: 10.0.0.1" in str(timeout(heard, facts=quiet))
+    assert "mistyped" in str(timeout(other, facts=quiet).cause)
+    assert "'resnet5O' by host node9" in str(timeout(other, facts=quiet))
+    assert "multicast works here" in str(timeout(seekers, facts=quiet).cause)
+    assert "incompatible" in str(timeout(Evidence(), facts=NetworkFacts(rejected=Counter({"version 9": 1}))).cause)
+    assert "MINGLE_PEERS" in str(timeout(Evidence(), facts=quiet).remedy)
+
+
+def test_an_incomplete_job_names_the_ranks() -> None:
+    missing = timeout(Evidence(), status=Status(joined=6, world_size=8, missing=(2, 5)), connected=True)
+    assert "6 of 8 ranks joined, missing ranks: 2, 5" in str(missing)
+    assert "not reached any more" not in str(missing)
+    hangs = timeout(Evidence(), status=Status(joined=8, world_size=8, phase="confirming", unconfirmed=(4,)))
+    assert "no answer while confirming from ranks: 4 (as last told by rank 0" in str(hangs)
+    assert "stopped" in str(hangs.cause)
+    gone = timeout(Evidence(), status=Status(joined=7, world_size=8, departed=(6,), left=("rank 6 on host x: reset",)))
+    assert "came and went: rank 6 on host x: reset" in str(gone)
+    assert "crashed" in str(gone.cause)
+
+
+def test_a_host_that_hangs() -> None:
+    assert "does not answer" in str(timeout(Evidence(), connected=True))
+
+
+@pytest.mark.parametrize("secured", [True, False])
+def test_authentication_needs_a_sign_of_this_very_job(secured: bool) -> None:
+    assert reports.authentication(ME, Evidence(), FACTS, secured=secured) is None
+    evidence = Evidence(secret_signs=4, signed_without_secret=4)
+    error = reports.authentication(ME, evidence, FACTS, secured=secured)
+    assert type(error) is AuthenticationError
+    assert "MINGLE_SECRET" in str(error.remedy)
+
+
+@pytest.mark.parametrize(
+    "reason", ["rank taken", "rank out of range", "world size", "full", "ranks mixed", "kind", "running"]
+)
+def test_a_refusal_names_who_is_in_the_way(reason: str) -> None:
+    error = reports.refused(ME, Refused(reason=reason, detail="the detail", who=HOST))  # type: ignore[arg-type]
+    assert type(error) is ConflictError
+    assert f"{reason} (the detail)" in str(error)
+    assert "rank 0 on host node0 (10.0.0.1), pid 7" in str(error)
+    assert error.cause
+    assert error.remedy
+
+
+def test_a_running_job_is_named_with_its_age_and_roster() -> None:
+    running = Running(state="running", world_size=8, seconds=60.0, host=HOST, roster="rank 0 on host node0")
+    error = reports.running(ME, running, 30.0)
+    assert "since 90 s" in str(error)
+    assert "8 ranks" in str(error)
+    assert "It has: rank 0 on host node0" in str(error)
+    assert "90 s" in reports.running_notice(ME, running, 30.0)
+
+
+def test_the_other_conflicts() -> None:
+    two = reports.two_hosts(ME, [HOST])
+    assert "more than one rank 0" in str(two)
+    assert "node0" in str(two)
+    closed = reports.closed_by_host(ME, "two rank 0s")
+    assert "two rank 0s" in str(closed)
+    split = reports.no_common_network(ME, "  rank 1: not 10.0.0.1")
+    assert type(split) is InterfaceError
+    assert "rank 1: not 10.0.0.1" in str(split)
