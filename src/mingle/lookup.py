@@ -134,7 +134,7 @@ def not_found(job: str, finder: Finder, facts: NetworkFacts, seconds: float) -> 
         cause = "ranks look for it, so multicast works here; its rank 0 was not started or does not hear us"
         remedy = "look at the output of rank 0."
     elif finder.evidence.other_jobs:
-        cause = f"a mistyped job id: {_few(map(repr, finder.evidence.other_jobs))} is on this network"
+        cause = f"a mistyped job id: {_few(map(repr, sorted(finder.evidence.other_jobs)))} is on this network"
         remedy = "give the job id that the ranks were started with; `mingle-discover list` shows all."
     else:
         cause = (
@@ -150,7 +150,7 @@ def _heard(finder: Finder) -> str:
     if finder.seekers:
         lines.append(f"  looking for it: {_few((str(each) for each in finder.seekers.values()), '; ')}")
     if finder.evidence.other_jobs:
-        others = (f"{job!r} by {who}" for job, who in finder.evidence.other_jobs.items())
+        others = (f"{job!r} by {who}" for job, who in sorted(finder.evidence.other_jobs.items()))
         lines.append(f"  other job ids heard on this network: {_few(others, '; ')}")
     return "\n".join(lines) or "  nothing of this job was heard, and no other job either"
 
