@@ -1,28 +1,16 @@
-"""Ranks of one job as threads of the test's process, each with a loop and sockets of its own, on `lo`."""
+"""What tests on `lo` share: ports, job ids, and waiting for what gives no notice."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
-
-from mingle import rendezvous
-from mingle.discovery import Discovery
-from mingle.machine import Formation
-from mingle.settings import Settings
-from tests.bystanders import free_udp_port
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 
 _numbers = itertools.count()
-
-
-class Formed(NamedTuple):
-    """A rank whose job has formed."""
-
-    discovery: Discovery
-    formation: Formation
 
 
 def job_name(what: str) -> str:
@@ -30,34 +18,33 @@ def job_name(what: str) -> str:
     return f"{what} {os.getpid()}.{next(_numbers)}"
 
 
-def settings_of(
-    job_id: str, rank: int, world_size: int, port: int, *, timeout: float = 20.0, **more: Any
-) -> Settings:
-    """Return the settings of a rank on `lo`."""
-    return Settings(
-        job_id=job_id,
-        rank=rank,
-        world_size=world_size,
-        discovery_timeout=timeout,
-        port=port,
-        **{"interfaces": ("lo",), "interfaces_from": "MINGLE_INTERFACE", "family": "4", "progress": "off", **more},
-    )
-
-
-def discovery_of(settings: Settings) -> Discovery:
-    """Return a rank's discovery, which the test runs and closes; torch must have been imported."""
-    return Discovery(settings, rendezvous._identity(settings))
+@contextlib.contextmanager
+def busy_port() -> Iterator[int]:
+    """A TCP port of 127.0.0.1 that somebody else listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        yield other.getsockname()[1]
 
 
 @contextlib.contextmanager
-def formed(world_size: int = 2, **more: Any) -> Iterator[list[Formed]]:
-    """All the ranks of a job that has formed, in order; closed at the end, members before rank 0."""
-    job_id, port = job_name("formed"), free_udp_port()
-    with contextlib.ExitStack() as stack:
-        ranks = []
-        for rank in range(world_size):
-            ranks.append(discovery_of(settings_of(job_id, rank, world_size, port, **more)))
-            stack.callback(ranks[-1].close, "the test is over")
-        with ThreadPoolExecutor(world_size) as pool:
-            formations = list(pool.map(Discovery.run, ranks))
-        yield [Formed(*each) for each in zip(ranks, formations, strict=True)]
+def closed_port() -> Iterator[int]:
+    """A TCP port of 127.0.0.1 that refuses, and that nobody else gets meanwhile."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved.getsockname()[1]
+
+
+def answers(port: int, address: str = "127.0.0.1") -> bool:
+    """Whether anybody listens at a TCP port."""
+    try:
+        socket.create_connection((address, port), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def until(condition: Callable[[], object], seconds: float = 10) -> None:
+    """Wait for what gives no notice: the end of a native thread, a step of a loop in a thread of its own."""
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        pause.wait(0.005)

@@ -14,6 +14,7 @@ import pytest
 from mingle import peers
 from mingle.peers import PER_ROUND, PeerSchedule, Resolver
 from mingle.values import Peer
+from tests.loopback import until
 
 A, B = ("10.0.0.1", 29499), ("10.0.0.2", 29499)
 
@@ -164,16 +165,6 @@ def resolver(names: NameServer) -> Iterator[Callable[..., Resolver]]:
         if thread.name == "mingle-abandoned-resolver":
             thread.join(5)
             assert not thread.is_alive()
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for what another thread does."""
-    wait = threading.Event()
-    for _ in range(1000):
-        if condition():
-            return
-        wait.wait(0.005)
-    raise AssertionError("it never came true")
 
 
 def test_addresses_need_no_thread(names: NameServer) -> None:

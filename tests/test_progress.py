@@ -8,7 +8,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
 
 import pytest
 
@@ -24,8 +24,22 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix s
 class Terminal(io.StringIO):
     """An stderr that is one."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.Condition()
+
     def isatty(self) -> bool:
         return True
+
+    def write(self, text: str) -> int:
+        with self.written:
+            self.written.notify_all()
+            return super().write(text)
+
+    def shows(self, text: str) -> bool:
+        """Whether it does, within some seconds: a thread of rich's paints."""
+        with self.written:
+            return self.written.wait_for(lambda: text in self.getvalue(), timeout=5)
 
 
 @pytest.fixture
@@ -34,9 +48,12 @@ def job() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _no_logging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script that has not set logging up, as pytest itself has."""
-    monkeypatch.setattr(logging.getLogger("mingle"), "propagate", False)
+def logger(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
+    """A script that has not set logging up; under pytest every logger of the process has handlers."""
+    alone = logging.Logger("mingle", logging.WARNING)
+    alone.addHandler(logging.NullHandler())
+    monkeypatch.setattr(progress, "logger", alone)
+    return alone
 
 
 @pytest.fixture
@@ -62,15 +79,12 @@ class Collecting(logging.Handler):
 
 
 @pytest.fixture
-def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collecting]:
+def logged(logger: logging.Logger) -> Collecting:
     """An application's logging, set up for INFO."""
-    handler, logger = Collecting(), logging.getLogger("mingle")
-    monkeypatch.setattr(logger, "level", logging.INFO)
-    logger.manager._clear_cache()  # type: ignore[attr-defined]
+    handler = Collecting()
+    logger.setLevel(logging.INFO)
     logger.addHandler(handler)
-    yield handler
-    logger.removeHandler(handler)
-    logger.manager._clear_cache()  # type: ignore[attr-defined]
+    return handler
 
 
 # --- the texts ------------------------------------------------------------------------------------------------------
@@ -119,13 +133,14 @@ def test_a_level_that_logging_does_not_show_is_said_on_stderr(capsys: pytest.Cap
 
 
 def test_a_parents_handler_counts_unless_it_is_cut_off(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], logger: logging.Logger
 ) -> None:
-    handler, logger = Collecting(), logging.getLogger("mingle")
-    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    handler, logger.parent = Collecting(), logging.Logger("root")
+    logger.parent.addHandler(handler)
+    logger.propagate = False
     say(logging.WARNING, "cut off")
     assert (handler.lines, said(capsys)) == ([], "mingle: cut off\n")
-    monkeypatch.setattr(logger, "propagate", True)
+    logger.propagate = True
     say(logging.WARNING, "passed on")
     assert (handler.lines, said(capsys)) == ([(logging.WARNING, "passed on")], "")
 
@@ -168,11 +183,11 @@ def test_on_a_terminal_nothing_is_said_for_two_seconds_then_one_line_lives(termi
         assert terminal.getvalue() == ""
         assert shown.wants_status(2.0)
         shown.tick(SEEKING, 2.0)
-        assert f"job {job}: looking for rank 0 · 2 s" in terminal.getvalue()
+        assert terminal.shows(f"job {job}: looking for rank 0 · 2 s")
         assert shown.next_timer() == 2.5
         shown.tick(Snapshot(True, 1, (0,)), 3.0)
+        assert terminal.shows(f"job {job}: 1/2 joined, waiting for rank 0 · 3 s")
         shown.close()
-    assert f"job {job}: 1/2 joined, waiting for rank 0 · 3 s" in terminal.getvalue()
     assert terminal.getvalue().endswith("\x1b[2K"), "the line is taken away"
     assert shown.next_timer() is None
 
@@ -181,8 +196,8 @@ def test_markup_in_a_job_id_is_text(terminal: Terminal, job: str) -> None:
     with contextlib.redirect_stderr(terminal):  # type: ignore[type-var]
         shown = Progress(f"[red]{job}[/nonsense]", 2, 1, off=False, now=0.0)
         shown.tick(SEEKING, 5.0)
+        assert terminal.shows(f"[red]{job}[/nonsense]")
         shown.close()
-    assert f"[red]{job}[/nonsense]" in terminal.getvalue()
 
 
 def test_off_is_off(terminal: Terminal, job: str) -> None:

@@ -37,6 +37,15 @@ class Race:
             all_ways=all_ways,
         )
 
+    def pending(self) -> bool:
+        return self.proving.pending
+
+    def winner(self) -> int | None:
+        return self.proving.winner
+
+    def verdict(self) -> Verdict:
+        return self.proving.verdict
+
     def done(self) -> list[Effect]:
         done = list(self.effects)
         self.effects.clear()
@@ -49,9 +58,7 @@ class Race:
         """Connects, and has the host at the other end answer."""
         self.proving.connected(conn, "10.0.0.9", "eth0")
         (write,) = [effect for effect in self.done() if isinstance(effect, Write)]
-        host = HostConversation(
-            job="job", attempt="", session=session, addresses=(FIRST, SECOND, THIRD), port=4000
-        )
+        host = HostConversation(job="job", attempt="", session=session, addresses=(FIRST, SECOND, THIRD), port=4000)
         try:
             host.receive_data(write.data)
         except HandshakeFailed:
@@ -84,18 +91,18 @@ def test_the_first_that_proves_the_session_wins_and_the_others_are_hung_up() -> 
     race.proving.handle_timer(STAGGER_SECONDS)
     race.done()
     assert race.answer(2, 0.1) == [Ping()]
-    assert race.proving.verdict is Verdict.PROVED
-    assert race.proving.winner == 2
+    assert race.verdict() is Verdict.PROVED
+    assert race.winner() == 2
     assert Hangup(1) in race.done()
     assert set(race.proving.paths) == {SECOND}
-    assert not race.proving.pending
+    assert not race.pending()
 
 
 def test_who_answers_for_another_session_does_not_win() -> None:
     race = Race(FIRST)
     race.done()
     assert race.answer(1, 0.1, session=b"X" * 16) == []
-    assert race.proving.verdict is Verdict.DEAD
+    assert race.verdict() is Verdict.DEAD
     assert race.proving.failures[FIRST].startswith("session")
 
 
@@ -103,7 +110,7 @@ def test_who_speaks_something_else_does_not_win() -> None:
     race = Race(FIRST)
     race.proving.connected(1, "10.0.0.9", "eth0")
     race.proving.received(1, b"HTTP/1.1 400 Bad Request\r\n", 0.1)
-    assert race.proving.verdict is Verdict.DEAD
+    assert race.verdict() is Verdict.DEAD
 
 
 @pytest.mark.parametrize("first_is", ["refused", "silent"])
@@ -111,10 +118,10 @@ def test_silence_is_not_death(first_is: str) -> None:
     race = Race(FIRST)
     if first_is == "refused":
         race.proving.closed(1, "Connection refused", 0.1)
-        assert race.proving.verdict is Verdict.DEAD
+        assert race.verdict() is Verdict.DEAD
     else:
         race.proving.handle_timer(ADDRESS_SECONDS)
-        assert race.proving.verdict is Verdict.SILENT
+        assert race.verdict() is Verdict.SILENT
         assert Hangup(1) in race.done()
     assert race.proving.next_timer() is None
 
@@ -123,15 +130,15 @@ def test_all_ways_are_tried_after_the_win_and_then_hung_up() -> None:
     race = Race(FIRST, SECOND, THIRD, all_ways=True)
     race.done()
     race.answer(1, 0.01)
-    assert race.proving.pending
+    assert race.pending()
     assert race.dialled() == [SECOND, THIRD]
     race.answer(2, 0.02)
     assert Hangup(2) in race.done()
-    assert race.proving.winner == 1
+    assert race.winner() == 1
     race.proving.handle_timer(0.01 + ADDRESS_SECONDS)
-    assert not race.proving.pending
+    assert not race.pending()
     assert set(race.proving.paths) == {FIRST, SECOND}
-    assert race.proving.verdict is Verdict.PROVED
+    assert race.verdict() is Verdict.PROVED
 
 
 def test_further_addresses_are_taken_in_once() -> None:
@@ -156,7 +163,7 @@ def test_ways_are_proved_again() -> None:
     assert race.dialled() == [SECOND]
     race.proving.handle_timer(5.0 + ADDRESS_SECONDS)
     assert set(race.proving.paths) == {FIRST}
-    assert not race.proving.pending
+    assert not race.pending()
 
 
 def test_the_winner_may_still_break_the_rules() -> None:
@@ -165,8 +172,8 @@ def test_the_winner_may_still_break_the_rules() -> None:
     with pytest.raises(Rejected):
         race.proving.received(1, b"\x00\x00\x00\x01\xc1", 0.02)
     race.proving.closed(1, "reset", 0.03)
-    assert race.proving.winner is None
-    assert race.proving.verdict is Verdict.DEAD
+    assert race.winner() is None
+    assert race.verdict() is Verdict.DEAD
 
 
 def test_abandoned_it_leaves_nothing_open() -> None:

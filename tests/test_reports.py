@@ -34,7 +34,9 @@ FACTS = NetworkFacts(
 )
 
 
-def timeout(evidence: Evidence, *, status: Status | None = None, connected: bool = False, facts: NetworkFacts = FACTS) -> MingleError:
+def timeout(
+    evidence: Evidence, *, status: Status | None = None, connected: bool = False, facts: NetworkFacts = FACTS
+) -> MingleError:
     return reports.timeout(ME, evidence, facts, seconds=30, status=status, connected=connected)
 
 

@@ -47,6 +47,8 @@ YIELD_SECONDS = 2.0
 EMPTY_SECONDS = 5.0
 """How long the loser waits for its members to be gone; the silent ones are then hung up on."""
 TELL_AGAIN_SECONDS = 1.0
+STAND_SECONDS = 10.0
+"""How long a host that was not reached by all of ours does not beat us; then it may have become reachable."""
 # Hosts and sessions remembered; bounded against somebody who invents them.
 REMEMBERED = 64
 
@@ -69,8 +71,10 @@ class _Yield:
     host: bytes
     until: float
     """By when we must have a seat there."""
-    moved: bool = False
+    seated: bool = False
+    """We have one, and have sent our members after us."""
     empty_by: float = 0.0
+    """By when they must be gone."""
 
 
 class Elector:
@@ -91,6 +95,7 @@ class Elector:
         new_session: Callable[[], bytes] = functools.partial(secrets.token_bytes, 16),
     ) -> None:
         self.identity = identity
+        self.port = port
         self.joiner = Joiner(identity, key=key, timeout=timeout, new_id=new_id, rng=rng, now=now)
         self.host: Host | None = None
         self._open_host = functools.partial(
@@ -106,13 +111,13 @@ class Elector:
         self._new_session = new_session
         self._key = key
         self._new_id = new_id
+        self._timeout = timeout
         self._deadline = now + timeout
-        self._failure: MingleError | None = None
         self._effects: list[Effect] = []
         self._elect_at: float | None = now + self._patience()
         self._yield: _Yield | None = None
-        self._unbeatable: dict[bytes, None] = {}
-        """Hosts that no longer beat us: somebody of ours can't reach them."""
+        self._stands: dict[bytes, float] = {}
+        """Hosts that don't beat us, since somebody of ours can't reach them, and until when."""
         self._tellings: dict[bytes, _Telling] = {}
 
     def _patience(self) -> float:
@@ -137,7 +142,7 @@ class Elector:
     @property
     def failure(self) -> MingleError | None:
         """Why it did not."""
-        return self._failure or self.joiner.failure
+        return self.joiner.failure or (self.host.failure if self.host is not None else None)
 
     @property
     def finished(self) -> bool:
@@ -159,7 +164,7 @@ class Elector:
         if self._joining:
             times.append(self.joiner.next_timer())
         if self._yield is not None:
-            times.append(self._yield.empty_by if self._yield.moved else self._yield.until)
+            times.append(self._yield.empty_by if self._yield.seated else self._yield.until)
         times += [each.proving.next_timer() for each in self._tellings.values() if each.proving is not None]
         if self.finished:
             return self.acting.next_timer()
@@ -192,10 +197,14 @@ class Elector:
 
     def heard(self, message: Datagram, source: Source, now: float) -> None:
         """A valid datagram came in."""
+        if isinstance(message, Offer) and message.host == self.identity.member:
+            return  # our own, of this session or of one that we have given up
         if self.host is None:
             self.joiner.heard(message, source, now)
         elif self._competes(message):
             self._compete(message, source.interface, stands=False, now=now)
+        elif self._yield is not None and isinstance(message, Offer):
+            self.joiner.heard(message, source, now)
         else:
             self.host.heard(message, source, now)
         self._watch(now)
@@ -205,11 +214,10 @@ class Elector:
         self.acting.heard_unverified(message)
 
     def _competes(self, message: Datagram) -> TypeGuard[Offer]:
-        """Whether this is another open session that assigns the ranks of our job."""
+        """Whether this is another open session of our job."""
         return (
             isinstance(message, Offer)
             and (message.job, message.attempt) == (self.identity.job, self.identity.attempt)
-            and message.assigned
             and message.state == "open"
             and message.kind == self.identity.kind
             and message.host != self.identity.member
@@ -228,10 +236,15 @@ class Elector:
             return
         if host.registrar.phase is not Phase.OPEN:
             return  # it will be sealed, or open again
-        if offer.host not in self._unbeatable and (offer.host < self.identity.member or stands):
+        # A host that was given its rank is no candidate: whoever joins it is told that ranks are mixed.
+        better = offer.host < self.identity.member or stands or not offer.assigned
+        if better and not self._stands_against(offer.host, now):
             self._make_way(host, offer, interface, now)
         else:
             self._tell(offer, interface, now)
+
+    def _stands_against(self, host: bytes, now: float) -> bool:
+        return now < self._stands.get(host, now)
 
     def _make_way(self, host: Host, offer: Offer, interface: str, now: float) -> None:
         self._yield = _Yield(offer.session, offer.host, now + YIELD_SECONDS)
@@ -248,7 +261,7 @@ class Elector:
         if telling.proving is not None or now < telling.again_at:
             return
         telling.again_at = now + TELL_AGAIN_SECONDS
-        telling.stands = offer.host < self.identity.member
+        telling.stands = self._stands_against(offer.host, now)
 
         def hello() -> frames.Hello:
             return frames.Hello(
@@ -388,17 +401,17 @@ class Elector:
             started=now,
             evidence=self.joiner.evidence,
         )
+        self.host.timeout = self._timeout  # what reports name
+        self.host.handle_timer(now)
 
     def _watch(self, now: float) -> None:
         """Looks, after everything that happened, what follows from it for the election."""
-        if self.joiner.finished:
-            self._end_host("its ranks have another host")
+        if self.finished:
+            self._stop_telling()
+            if self.joiner.finished:
+                self._end_host("it has joined another host")
             return
         if self.host is not None:
-            if self.host.failure is not None:
-                self._failure = self.host.failure
-                self.joiner.leave("its own session failed")
-                return
             for offer, stands in self.host.take_sightings():
                 if self._competes(offer):
                     self._compete(offer, "", stands=stands, now=now)
@@ -410,37 +423,40 @@ class Elector:
             self._elect_at = now + self._patience()
 
     def _go_on_making_way(self, making: _Yield, now: float) -> None:
-        host = self.host
-        if host is None:
-            self._yield = None
-            return
-        seated = self.joiner.seat == making.session
-        if not making.moved:
-            if seated:
-                making.moved, making.empty_by = True, now + EMPTY_SECONDS
-                winner = self.joiner.offer_of(making.session)
-                assert winner is not None
-                host.send_after(winner)
-            elif now >= making.until:
-                self._open_again(making, now, unbeatable=True)
-                return
-        elif not seated:
-            # The winner has gone: we are the host again of whoever is still here.
-            self._open_again(making, now, unbeatable=False)
-            return
-        if making.moved and host.stranded and not self.joiner.has_confirmed:
-            self._open_again(making, now, unbeatable=True)
-        elif making.moved and (not host.has_members or now >= making.empty_by or host.stranded):
-            self._yield = None
-            self._end_host("its ranks were sent to another host")
+        host, seat = self.host, self.joiner.seat
+        assert host is not None
+        if self.joiner.has_confirmed:
+            # That job may form with us in it, and is full: whoever is still here has to look for itself.
+            self._end_host("it has a place in another session")
+        elif seat is None:
+            if now >= making.until or not self.joiner.host_in_sight:
+                self._open_again(making, now, stand=not making.seated)
+        elif not making.seated or seat != making.session:
+            # Also when that host has made way in its turn, and we went with it.
+            winner = self.joiner.offer_of(seat)
+            assert winner is not None
+            making.session, making.host = seat, winner.host
+            making.seated, making.empty_by = True, now + EMPTY_SECONDS
+            host.send_after(winner)
+        elif host.stranded:
+            self._open_again(making, now, stand=True)
+        elif now >= making.empty_by or not host.has_members:
+            self._end_host("its members were sent to another host")
+        if seat is not None:
+            making.until = now + YIELD_SECONDS
 
-    def _open_again(self, making: _Yield, now: float, *, unbeatable: bool) -> None:
+    def _open_again(self, making: _Yield, now: float, *, stand: bool) -> None:
+        """The winner is gone, or not reached by all: be host again of whoever is still here."""
         assert self.host is not None
-        if unbeatable and len(self._unbeatable) < REMEMBERED:
-            self._unbeatable[making.host] = None
+        if stand:
+            self._stands.pop(making.host, None)
+            if len(self._stands) >= REMEMBERED:
+                del self._stands[next(iter(self._stands))]
+            self._stands[making.host] = now + STAND_SECONDS
         self._yield = None
         self.joiner.pause()
         self.host.open_again(now)
+        self.host.handle_timer(now)
 
     def _end_host(self, reason: str) -> None:
         if self.host is None:
@@ -457,15 +473,18 @@ class Elector:
         """Ends at the deadline with the error that explains it."""
         if self.host is not None and self._yield is None:
             self.host.give_up(facts)
-            self._failure = self.host.failure
-            return
-        self.joiner.give_up(facts)
-        self._end_host("it gave up")
+        else:
+            self.joiner.give_up(facts)
+            self._end_host("it gave up")
 
     def leave(self, reason: str) -> None:
         """Says good-bye and hangs up everywhere."""
+        self._stop_telling()
+        self._end_host(reason)
+        self.joiner.leave(reason)
+
+    def _stop_telling(self) -> None:
         for telling in self._tellings.values():
             if telling.proving is not None:
                 telling.proving.abandon()
-        self._end_host(reason)
-        self.joiner.leave(reason)
+        self._tellings.clear()

@@ -732,6 +732,7 @@ class Joiner:
             if session.proving is not None:
                 session.proving.abandon()
                 session.proving = None
+            self._unblock(session)
         self._current, self._return_to, self._sealed = None, None, None
         self._confirm_due, self._store_retry_at, self._doubt_until = False, None, None
         self._moving_to = self._move_until = None

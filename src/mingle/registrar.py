@@ -319,7 +319,8 @@ class Registrar:
     @staticmethod
     def _taken(holder: Seated) -> frames.Refused:
         who = msgspec.structs.replace(holder.applicant.who, rank=holder.applicant.rank)
-        return frames.Refused(reason="rank taken", detail=f"rank {holder.applicant.rank} is held by a live process", who=who)
+        detail = f"rank {holder.applicant.rank} is held by a live process"
+        return frames.Refused(reason="rank taken", detail=detail, who=who)
 
     def _refuse(self, conn: int, applicant: frames.Join, refusal: frames.Refused) -> None:
         who = msgspec.structs.replace(applicant.who, rank=applicant.rank)

@@ -64,6 +64,7 @@ class RunningSession:
         self._pid = os.getpid()
         self._group_stood = False
         self._ended = False
+        self._closed = False
         discovery.watch = self._watch
         discovery.serve()
 
@@ -122,6 +123,8 @@ class RunningSession:
         machine = self._discovery.machine
         if os.getpid() != self._pid:
             raise self._gone("this process is a fork of the rank; only the rank itself can ask")
+        if self._closed:
+            raise self._gone("its session has ended", cause="a later call of init() or discover() took its place")
         try:
             if isinstance(machine, Host):
                 seats = self._in_loop(machine.registrar.roster)
@@ -153,10 +156,12 @@ class RunningSession:
             arrived.wait(0.005)
         raise self._gone("rank 0 ended its job while it was asked")
 
-    def _gone(self, why: str) -> MingleError:
+    def _gone(
+        self, why: str, cause: str = "job.members was read for the first time after rank 0 had closed its job or exited"
+    ) -> MingleError:
         return MingleError.explain(
             f"the members of job {self._discovery.settings.job_id!r} can't be fetched: {why}.",
-            cause="job.members was read for the first time after rank 0 had closed its job or exited",
+            cause=cause,
             remedy="read job.members once, early, on every rank that needs it; it is kept from then on.",
         )
 
@@ -164,6 +169,7 @@ class RunningSession:
         """Ends the session and restores the environment."""
         if os.getpid() != self._pid:
             return
+        self._closed = True
         self._discovery.close("an exception ended it" if failing else "its job was closed")
         self.on_close()
 

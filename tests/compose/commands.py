@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 
 from .errors import EngineError
 
@@ -29,37 +28,42 @@ def run(
     *command: str,
     timeout: float,
     environment: Mapping[str, str] | None = None,
-    directory: Path | None = None,
+    accepted: Collection[int] = (0,),
 ) -> str:
     """Return what a command wrote to stdout.
 
+    Args:
+        command: its name and its arguments.
+        timeout: seconds until it is killed.
+        environment: variables on top of this process's own.
+        accepted: what it may end with.
+
     Raises:
-        EngineError: it could not be started, failed, or took longer than ``timeout`` seconds; with all it wrote.
+        EngineError: it could not be started, ended otherwise, or took too long; with all that it wrote.
     """
     try:
         done = subprocess.run(
             command,
             env=None if environment is None else {**os.environ, **environment},
-            cwd=directory,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=timeout,
-            check=True,
+            check=False,
         )
     except FileNotFoundError as error:
         raise EngineError(f"{command[0]} is not installed") from error
     except subprocess.TimeoutExpired as error:
-        written = "".join(
-            part.decode(errors="replace") if isinstance(part, bytes) else part or ""
-            for part in (error.stdout, error.stderr)
-        )
+        written = _text(error.stdout) + _text(error.stderr)
         raise EngineError(f"not done within {timeout:.0f} s: {' '.join(command)}\n{written}") from error
-    except subprocess.CalledProcessError as error:
-        raise EngineError(
-            f"status {error.returncode}: {' '.join(command)}\n{error.stdout}{error.stderr}"
-        ) from error
+    if done.returncode not in accepted:
+        raise EngineError(f"status {done.returncode}: {' '.join(command)}\n{done.stdout}{done.stderr}")
     return done.stdout
+
+
+def _text(written: str | bytes | None) -> str:
+    """What `subprocess.TimeoutExpired` holds, which is bytes even where text was asked for."""
+    return written.decode(errors="replace") if isinstance(written, bytes) else written or ""
 
 
 def provide(commands: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,12 @@ import pytest
 from .base_image import BASE_IMAGE, import_base_image, torch_wheel
 from .commands import run
 from .engine import Engine, running_engine, started_engine
-from .project import Project, compose_command, stage
+from .project import MakeProject, Project, compose_command, stage
 
 _HERE = Path(__file__).parent
 _IMAGE = "mingle-test/demo"
 _BUILD_SECONDS = 900.0
 _TEST_SECONDS = 1500  # the first test waits for the image, too
-
-MakeProject = Callable[..., Project]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -93,17 +91,12 @@ def numbers() -> Iterator[int]:
 def project(
     engine: Engine, compose: list[str], image: str, numbers: Iterator[int], tmp_path: Path
 ) -> Iterator[MakeProject]:
-    """Makes projects; they end with the test, and what their containers wrote shows when it fails.
-
-    ``project(WORLD_SIZE="2", override={...})`` sets variables of the compose file and changes what it says.
-    """
+    """Makes projects; they end with the test, and what their containers wrote shows when it fails."""
     made: list[Project] = []
 
     def make(override: dict[str, Any] | None = None, **variables: str) -> Project:
         number = next(numbers)
-        made.append(
-            Project(engine, compose, number, tmp_path, {"IMAGE": image, **variables}, override or {})
-        )
+        made.append(Project(engine, compose, number, tmp_path, {"IMAGE": image, **variables}, override or {}))
         return made[-1]
 
     try:

@@ -80,80 +80,55 @@ def started_engine() -> Iterator[Engine]:
 
 @contextlib.contextmanager
 def _daemon(directory: Path, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Run dockerd in namespaces with a network; its root process is the first one in there."""
-    reader, writer = os.pipe()
+    """Run dockerd in namespaces with a network; its process is the first one in there."""
     dockerd = [
         *("dockerd", "--host", f"unix://{directory}/socket", "--pidfile", f"{directory}/pid"),
         *("--data-root", f"{directory}/data", "--exec-root", f"{directory}/exec", "--dns", _NAME_SERVER),
     ]
-    try:
-        unshare = subprocess.Popen(
-            [
-                # The tests may be killed; that ends unshare, and --kill-child what it has started.
-                *("setpriv", "--pdeathsig", "KILL"),
-                *("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
-                *("sh", "-c", f"echo >&{writer}; exec {writer}>&-; exec {shlex.join(dockerd)}"),
-            ],
-            env={**os.environ, "NOTIFY_SOCKET": f"{directory}/ready"},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[writer],
-        )
-    except BaseException:
-        os.close(reader)
-        raise
-    finally:
-        os.close(writer)
-    try:
+    with subprocess.Popen(
+        [
+            # The tests may be killed; that ends unshare, and --kill-child what it has started.
+            *("setpriv", "--pdeathsig", "KILL"),
+            *("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
+            *("sh", "-c", f"echo; exec {shlex.join(dockerd)} >&2"),
+        ],
+        env={**os.environ, "NOTIFY_SOCKET": f"{directory}/ready"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log,
+    ) as unshare:
+        assert unshare.stdout is not None
         try:
-            _wait_for_byte(reader, "its namespaces")
+            _wait_for_byte(unshare.stdout.fileno(), "its namespaces")
+            # proc_pid_task(5): the one child of unshare, by its number out here
+            child = int(Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text())
+            with _way_out(child, log):
+                try:
+                    yield unshare
+                finally:
+                    if unshare.poll() is None:
+                        os.kill(child, signal.SIGTERM)
+                        unshare.wait(STOP_SECONDS)
         finally:
-            os.close(reader)
-        # proc_pid_task(5): the one child of unshare, by its number out here
-        child = int(Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text())
-        with _way_out(child, log):
-            try:
-                yield unshare
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    unshare.wait(STOP_SECONDS)
-    finally:
-        unshare.kill()
-        unshare.wait()
+            unshare.kill()
 
 
 @contextlib.contextmanager
 def _way_out(child: int, log: IO[bytes]) -> Iterator[None]:
     """Connect the namespace of a process to the networks of this machine as a mere program here would be."""
     reader, writer = os.pipe()
-    try:
-        slirp = subprocess.Popen(
-            [
-                *("setpriv", "--pdeathsig", "KILL", "slirp4netns", "--configure", "--disable-host-loopback"),
-                *(f"--ready-fd={writer}", str(child), "tap0"),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[writer],
-        )
-    except BaseException:
-        os.close(reader)
-        raise
-    finally:
-        os.close(writer)
-    try:
-        try:
-            _wait_for_byte(reader, "slirp4netns")
-        finally:
-            os.close(reader)
-        yield
-    finally:
-        slirp.kill()
-        slirp.wait()
+    with os.fdopen(reader, "rb") as sign, os.fdopen(writer, "wb") as theirs:
+        command = [
+            *("setpriv", "--pdeathsig", "KILL", "slirp4netns", "--configure", "--disable-host-loopback"),
+            *(f"--ready-fd={writer}", str(child), "tap0"),
+        ]
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[writer]) as slirp:
+            theirs.close()
+            try:
+                _wait_for_byte(sign.fileno(), "slirp4netns")
+                yield
+            finally:
+                slirp.kill()
 
 
 def _wait_for_byte(reader: int, whose: str) -> None:

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
@@ -60,7 +60,6 @@ class Container:
 
     def log(self) -> str:
         """All that it wrote, stderr included."""
-        # A pseudo-terminal's worth of trouble less: docker writes the two streams where it is told to.
         done = subprocess.run(
             ["docker", "logs", self.identity],
             env={**os.environ, **self.engine.environment},
@@ -116,9 +115,7 @@ class Container:
 
     def addresses(self) -> tuple[str, str]:
         """Its IPv4 and IPv6 address."""
-        answer = self.engine.docker(
-            "inspect", "--format", "{{json .NetworkSettings.Networks}}", self.identity
-        )
+        answer = self.engine.docker("inspect", "--format", "{{json .NetworkSettings.Networks}}", self.identity)
         (network,) = json.loads(answer).values()
         return network["IPAddress"], network["GlobalIPv6Address"]
 
@@ -162,14 +159,17 @@ class Project:
             "SUBNET6": str(self.subnet6),
             **variables,
         }
-        changes = directory / f"{self.name}.yml"
-        changes.write_text(json.dumps(override), encoding="utf-8")  # JSON is YAML
-        files = [ROOT / "docker-compose.yml", *([changes] if override else [])]
-        self._command = [*compose, *(part for file in files for part in ("--file", str(file)))]
+        self._override = directory / f"{self.name}.json"  # JSON is YAML
+        self._command = [*compose, "--file", str(ROOT / "docker-compose.yml"), "--file", str(self._override)]
+        self.change(override)
 
-    def compose(self, *arguments: str, timeout: float = UP_SECONDS) -> str:
+    def change(self, override: Mapping[str, Any]) -> None:
+        """Have another override from the next command on."""
+        self._override.write_text(json.dumps({"services": {}, **override}), encoding="utf-8")
+
+    def compose(self, *arguments: str, accepted: Collection[int] = (0,)) -> str:
         """Run compose on this project and return what it wrote to stdout."""
-        return run(*self._command, *arguments, timeout=timeout, environment=self._environment)
+        return run(*self._command, *arguments, timeout=UP_SECONDS, environment=self._environment, accepted=accepted)
 
     def up(self, *arguments: str) -> list[Container]:
         """Bring services up in the background and return all containers of the project."""
@@ -190,8 +190,8 @@ class Project:
         return [Container(self._engine, identity) for identity in answer.split()]
 
     def discover(self, *arguments: str) -> Any:
-        """Run mingle-discover beside the containers and return its answer."""
-        answer = self.compose("run", "--rm", "-T", "discover", *arguments, "--json")
+        """Run mingle-discover beside the containers and return its answer, also that it found nothing."""
+        answer = self.compose("run", "--rm", "-T", "discover", *arguments, "--json", accepted=(0, 1))
         return json.loads(answer)
 
     def logs(self, timeout: float = UP_SECONDS) -> str:
@@ -219,6 +219,10 @@ class Project:
         self.compose("--profile", "ranks", "--profile", "tools", "down", "--timeout", "5", "--remove-orphans")
 
 
+MakeProject = Callable[..., Project]
+"""``project(override, WORLD_SIZE="2")`` changes what the compose file says and sets variables of it."""
+
+
 def stage(directory: Path, wheel: Path | None) -> None:
     """Copy to a directory what the image is made of, by .dockerignore's account, and a wheel for it."""
     for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():
@@ -230,7 +234,7 @@ def stage(directory: Path, wheel: Path | None) -> None:
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.whl"))
         else:
             shutil.copy2(source, target)
-    shutil.copy2(ROOT / "Dockerfile", directory)
-    shutil.copy2(ROOT / ".dockerignore", directory)
+    for name in (".dockerignore", "Dockerfile", "docker-compose.yml"):
+        shutil.copy2(ROOT / name, directory)
     if wheel is not None:
         shutil.copy2(wheel, directory / "wheelhouse")

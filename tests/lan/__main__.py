@@ -30,7 +30,9 @@ def start(ranks: int, loss: float, seed: int, spread: float) -> None:
     counts = gathering.world.counts
     print(f"ranks {ranks}, loss {loss:.0%}, seed {seed}, started within {spread:g} s")
     print(f"  GO everywhere {last_go - last_start:.3f} s after the last start")
-    print(f"  {counts['datagrams']} datagrams sent, {counts['connections']} connections, {counts['bytes']} bytes on them")
+    print(
+        f"  {counts['datagrams']} datagrams sent, {counts['connections']} connections, {counts['bytes']} bytes on them"
+    )
     print(f"  {gathering.world.steps} steps in {time.perf_counter() - began:.1f} s of real time")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mingle.authentication import JobKey
 from mingle.datagrams import Datagram, Kind, encode
+from mingle.electing import Elector
 from mingle.errors import MingleError
 from mingle.frames import Who
 from mingle.hosting import Host
@@ -73,6 +74,10 @@ class Gathering:
         where = machine or f"m{rank}"
         return self._start(where, rank, at, hosting=False, **settings)
 
+    def elector(self, machine: str, *, at: float = 0.0, **settings: Any) -> Process:
+        """Plans the start of a process that is given no rank."""
+        return self._start(machine, None, at, hosting=False, electing=True, **settings)
+
     def everybody(self, starts: Sequence[float] | None = None, **settings: Any) -> list[Process]:
         """Plans the start of all ranks, each on a machine of its own; returns them in order of rank."""
         starts = starts or [0.0] * self.size
@@ -81,7 +86,8 @@ class Gathering:
 
     def again(self, process: Process, *, at: float = 0.0) -> Process:
         """Plans the start of the same rank on the same machine: a new process."""
-        return self._start(process.machine.name, process.identity.rank, at, hosting=process.hosting)
+        same = {"hosting": process.hosting, "electing": process.electing}
+        return self._start(process.machine.name, process.identity.rank, at, **same)
 
     def say(self, machine: str, message: Datagram, *, secret: bytes | None = None) -> None:
         """Has somebody on a machine multicast a message: on the job's group, through every interface."""
@@ -97,10 +103,11 @@ class Gathering:
         at: float,
         *,
         hosting: bool,
+        electing: bool = False,
         job: str | None = None,
         size: int | None = None,
         timeout: float | None = None,
-        secret: bytes | None | str = "",
+        secret: bytes | str | None = "",
         attempt: str = "",
         kind: Kind = "ranks",
         node: str | None = None,
@@ -127,14 +134,29 @@ class Gathering:
 
         def build(process: Process, now: float) -> AnyMachine:
             dice = random.Random(self.world.rng.getrandbits(64))
-            if not hosting:
+            if not hosting and not electing:
                 return Joiner(identity, key=key, timeout=seconds, new_id=self.world.new_id, rng=dice, now=now)
             nics = [nic for nic in where.nics if interfaces is None or nic.name in interfaces]
+            addresses = tuple(Address(nic.address, nic.name, nic.prefix_length) for nic in nics)
+            port = 20_000 + self.world.new_id() % 20_000
+            if electing:
+                return Elector(
+                    identity,
+                    addresses=addresses,
+                    port=port,
+                    key=key,
+                    timeout=seconds,
+                    new_id=self.world.new_id,
+                    rng=dice,
+                    now=now,
+                    advertised=advertised,
+                    new_session=self.world.identifier,
+                )
             return Host(
                 identity,
                 self.world.identifier(),
-                tuple(Address(nic.address, nic.name, nic.prefix_length) for nic in nics),
-                20_000 + self.world.new_id() % 20_000,
+                addresses,
+                port,
                 key,
                 seconds,
                 self.world.new_id,
@@ -149,6 +171,7 @@ class Gathering:
             identity,
             build,
             hosting=hosting,
+            electing=electing,
             key=key,
             ready_after=ready_after,
             interfaces=interfaces,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mingle.hosting import Host
-from mingle.joining import Joiner, Step
+from mingle.joining import Step
 from mingle.registrar import Phase
 from tests.lan.process import Process
 from tests.lan.world import World
@@ -87,11 +87,11 @@ class Invariants:
             other = by_member[member]
             if other is process or not other.alive or other.failed_at is not None:
                 continue
-            core = other.core
-            assert isinstance(core, Joiner)
+            core = other.joiner
             sealed = core._sealed
             acked = sealed is not None and (sealed.session, sealed.epoch) == (registrar.session, registrar.epoch)
-            assert acked and core.step is not Step.PROVING_STORE, f"GO, but {other.name} is {core.step}"
+            assert acked, f"GO, but {other.name} is {core.step}"
+            assert core.step is not Step.PROVING_STORE
         if not self._duplicates:
             for other in self._world.processes:
                 if other is not process and other.alive and isinstance(other.core, Host):

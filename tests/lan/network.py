@@ -126,9 +126,7 @@ class Network:
         """Makes a machine without interfaces."""
         return self.machines.setdefault(name, Machine(name))
 
-    def plug(
-        self, machine: str, name: str, address: str, segment: str | None = None, prefix_length: int = 24
-    ) -> Nic:
+    def plug(self, machine: str, name: str, address: str, segment: str | None = None, prefix_length: int = 24) -> Nic:
         """Gives a machine an interface, on a segment or (a virtual bridge) on none."""
         owner = self.machines[machine]
         where = None if segment is None else self.segment(segment)
@@ -140,9 +138,7 @@ class Network:
 
     # --- datagrams -------------------------------------------------------------------------------------------------
 
-    def multicast(
-        self, job: str, nic: Nic, packet: Packet, *, lobby: bool, sender: Process | None = None
-    ) -> None:
+    def multicast(self, job: str, nic: Nic, packet: Packet, *, lobby: bool, sender: Process | None = None) -> None:
         """Sends to everybody on a segment who has joined the group, the sender's own machine included."""
         self.world.counts["datagrams"] += 1
         if len(self.recorded) < RECORDED:

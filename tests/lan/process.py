@@ -12,6 +12,7 @@ import msgspec
 from mingle import machine as effects
 from mingle.authentication import JobKey
 from mingle.datagrams import Datagram, Offer, Rejected, encode
+from mingle.electing import Elector
 from mingle.errors import MingleError
 from mingle.hosting import Host
 from mingle.joining import Joiner
@@ -27,7 +28,7 @@ PEER_SECONDS = 0.5
 STORE_SECONDS = (0.001, 0.02)
 STORE_SILENT_SECONDS = 2.0
 
-AnyMachine: TypeAlias = Joiner | Host
+AnyMachine: TypeAlias = Joiner | Host | Elector
 
 
 class Endpoint(Protocol):
@@ -78,6 +79,7 @@ class Process:
         build: Callable[[Process, float], AnyMachine],
         *,
         hosting: bool,
+        electing: bool = False,
         key: JobKey | None = None,
         ready_after: float | None = 0.2,
         interfaces: tuple[str, ...] | None = None,
@@ -87,6 +89,7 @@ class Process:
         self.machine = machine
         self.identity = identity
         self.hosting = hosting
+        self.electing = electing
         self.key = key
         self.ready_after = ready_after
         self.interfaces = interfaces
@@ -97,6 +100,7 @@ class Process:
         self.started_at = 0.0
         self.formed_at: float | None = None
         self.failed_at: float | None = None
+        self.ended_at: float | None = None
         self.deadline = float("inf")
         self.notices: list[str] = []
         self.closed_stores: list[str] = []
@@ -105,6 +109,7 @@ class Process:
         self.received = 0
         self.store_port: int | None = None
         self.store_token = ""
+        self._store_session = b""
         self._build = build
         self._ends: dict[int, tuple[Connection, End]] = {}
         self._dialling: set[int] = set()
@@ -137,20 +142,27 @@ class Process:
 
     @property
     def host(self) -> Host:
-        """Its machine, which must be a host's."""
-        assert isinstance(self.core, Host)
-        return self.core
+        """Its machine, or the part of it, that hosts; there must be one."""
+        host = self.core.host if isinstance(self.core, Elector) else self.core
+        assert isinstance(host, Host)
+        return host
 
     @property
     def joiner(self) -> Joiner:
-        """Its machine, which must be a joiner's."""
-        assert isinstance(self.core, Joiner)
-        return self.core
+        """Its machine, or the part of it, that joins; there must be one."""
+        joiner = self.core.joiner if isinstance(self.core, Elector) else self.core
+        assert isinstance(joiner, Joiner)
+        return joiner
+
+    @property
+    def hosts(self) -> bool:
+        """Whether it has a session of its own now."""
+        return isinstance(self.core, Host) or (isinstance(self.core, Elector) and self.core.host is not None)
 
     @property
     def phase(self) -> Phase:
         """Where its session stands."""
-        return self.host.registrar.phase if self.core is not None else Phase.OPEN
+        return self.host.registrar.phase if self.hosts else Phase.OPEN
 
     @property
     def elapsed(self) -> float:
@@ -167,7 +179,7 @@ class Process:
         self.started_at = self.world.now
         self.machine.processes.append(self)
         self.core = self._build(self, self.world.now)
-        if isinstance(self.core, Host):
+        if isinstance(self.core, Host | Elector):
             self.machine.listeners[self.core.port] = self
         self.deadline = self.world.now + self._timeout()
         self.world.note(f"{self.name} starts")
@@ -191,6 +203,7 @@ class Process:
 
     def _vanish(self) -> None:
         self.alive = self.stopped = False
+        self.ended_at = self.world.now
         self.machine.processes.remove(self)
         self._inbox.clear()
         self._dialling.clear()
@@ -215,6 +228,12 @@ class Process:
             self._event(event)
         if self.alive:
             self._wake()
+
+    def give_up(self) -> None:
+        """Its time is up."""
+        assert self.core is not None
+        self.core.give_up(self.facts())
+        self._flush()
 
     def close(self) -> None:
         """The user closes the job: says good-bye and hangs up; the process has no part in it any more."""
@@ -275,8 +294,13 @@ class Process:
         """Somebody connected to the control port."""
 
         def accept() -> None:
-            self._ends[conn] = end
-            self.host.accepted(conn, address, self.world.now)
+            core = self.core
+            if isinstance(core, Host | Elector):
+                self._ends[conn] = end
+                core.accepted(conn, address, self.world.now)
+            else:
+                # It was elected nothing and has joined somebody; its control port still listens.
+                end[0].hang_up(end[1])
 
         self._event(accept)
 
@@ -331,8 +355,9 @@ class Process:
         due = core.next_timer()
         now = self.world.now
         if core.expired(now):
-            core.give_up(self.facts())
-        elif due is not None and due <= now:
+            self.give_up()
+            return
+        if due is not None and due <= now:
             core.handle_timer(now)
             after = core.next_timer()
             assert after is None or after > now or core.finished, f"busy loop: {after} is not after {now}"
@@ -354,6 +379,9 @@ class Process:
         core = self.core
         assert core is not None
         self._carry_out()
+        if isinstance(core, Elector) and core.outcome is not None:
+            # From here on its driver drives the part that has won, and nothing else.
+            core = self.core = core.acting
         if core.outcome is not None and self.formed_at is None:
             self.formed_at = self.world.now
             self.world.note(f"{self.name} has formed")
@@ -485,22 +513,31 @@ class Process:
     # --- the store -------------------------------------------------------------------------------------------------
 
     def _open_store(self, epoch: int, address: str) -> None:
+        host = self.host
+
         def opened() -> None:
-            if self.store_port is None:
+            if host.closed:
+                return
+            if self.store_port is None or host.session != self._store_session:
                 self.store_port = 40_000 + self.world.new_id() % 20_000
                 self.store_token = self.world.rng.randbytes(8).hex()
+                self._store_session = host.session
             self.machine.stores[self.store_port] = self
-            self.host.store_opened(epoch, self.store_port, self.store_token, self.world.now)
+            assert isinstance(self.core, Host | Elector)
+            self.core.store_opened(epoch, self.store_port, self.store_token, self.world.now)
 
         assert self.machine.nic(address) is not None, "the store shall listen on an address that is not ours"
         self.world.after(self.world.rng.uniform(*STORE_SECONDS), functools.partial(self._event, opened))
 
     def _prove_store(self, epoch: int, address: str, port: int, token: str) -> None:
+        core = self.core
+        assert isinstance(core, Joiner | Elector)
+
         def proved() -> None:
-            self.joiner.store_proved(epoch)
+            core.store_proved(epoch)
 
         def unreachable(reason: str) -> None:
-            self.joiner.store_unreachable(epoch, reason, self.world.now)
+            core.store_unreachable(epoch, reason, self.world.now)
 
         route = self.network.route(self.machine, address.partition("%")[0])
         delay = self.world.rng.uniform(*STORE_SECONDS)

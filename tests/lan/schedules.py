@@ -28,8 +28,7 @@ class Schedule:
     """What one seed makes happen."""
 
     def __init__(self, seed: int, *, tracing: bool = False) -> None:
-        self.gathering = Gathering(seed, timeout=TIMEOUT_SECONDS, tracing=tracing)
-        gathering = self.gathering
+        gathering = self.gathering = self._gather(seed, tracing=tracing)
         rng = self.rng = gathering.rng
         gathering.size = rng.randint(2, 9)
         gathering.secret = b"secret" if rng.random() < 0.2 else None
@@ -44,13 +43,24 @@ class Schedule:
             machine = f"m{rank % machines}"
             at = rng.uniform(0, 3) if rng.random() < 0.9 else rng.uniform(0, self.chaos)
             ready_after = rng.choice((0.0, 0.2, 8.0))
-            if rank == 0:
-                self.current[rank] = gathering.host(machine, at=at, ready_after=ready_after)
-            else:
-                self.current[rank] = gathering.member(rank, machine, at=at, ready_after=ready_after)
+            self.current[rank] = self._begin(rank, machine, at=at, ready_after=ready_after)
         for _ in range(rng.randint(0, 9)):
             self._plan_strike()
         gathering.world.after(self.chaos, self._heal)
+
+    def _gather(self, seed: int, *, tracing: bool) -> Gathering:
+        return Gathering(seed, timeout=TIMEOUT_SECONDS, tracing=tracing)
+
+    def _begin(self, rank: int, machine: str, *, at: float, ready_after: float) -> Process:
+        if rank == 0:
+            return self.gathering.host(machine, at=at, ready_after=ready_after)
+        return self.gathering.member(rank, machine, at=at, ready_after=ready_after)
+
+    def _in_phase(self, phase: Phase) -> bool:
+        return self.current[0].alive and self.current[0].phase is phase
+
+    def _target(self, rank: int) -> int:
+        return rank
 
     def _plan_strike(self) -> None:
         rng, world = self.rng, self.gathering.world
@@ -70,18 +80,20 @@ class Schedule:
         )
         rank = 0 if rng.random() < 0.35 else rng.randrange(self.gathering.size)
         if rng.random() < 0.4:
-            world.after(rng.uniform(0, rng.choice((4.0, self.chaos))), functools.partial(self._unless_healed, strike, rank))
+            world.after(
+                rng.uniform(0, rng.choice((4.0, self.chaos))), functools.partial(self._unless_healed, strike, rank)
+            )
             return
         phase, delay = rng.choice(_PHASES), rng.choice((0.0, 0.0, rng.uniform(0, 0.01), rng.uniform(0, 0.3)))
         after = world.now + rng.choice((0.0, 0.0, rng.uniform(0, self.chaos)))
         world.when(
-            lambda: world.now >= after and self.current[0].alive and self.current[0].phase is phase,
+            lambda: world.now >= after and self._in_phase(phase),
             lambda: world.after(delay, functools.partial(self._unless_healed, strike, rank)),
         )
 
     def _unless_healed(self, strike: Callable[[int], None], rank: int) -> None:
         if self.gathering.now < self.healed_at:
-            strike(rank)
+            strike(self._target(rank))
 
     @property
     def healed_at(self) -> float:

@@ -27,12 +27,13 @@ def any_frame(rng: random.Random, session: bytes, job: str, member: bytes) -> fr
     who = frames.Who(hostname=text[:64], pid=rng.getrandbits(32), address=address, rank=rank)
     path = frames.Path(host_address=address, local_address=rng.choice((address, "::1")), interface=text[:64])
     paths = (path,) * rng.choice((0, 1, 64))
-    place = {"local_rank": number, "local_world_size": 7, "node_rank": number}
     makers: list[Callable[[], frames.AnyFrame]] = [
         lambda: frames.Hello(job=job, member=member, session=name, nonce=new_nonce(), purpose="join", who=who),
         lambda: frames.Welcome(session=name, nonce=new_nonce(), addresses=(address,), port=1),
         lambda: frames.Prove(proof=b"?" * rng.choice((0, 32))),
-        lambda: frames.Join(world_size=4, rank=rank, node=text[:256], who=who, paths=paths, **place),
+        lambda: frames.Join(
+            world_size=4, rank=rank, node=text[:256], local_rank=number, node_rank=number, who=who, paths=paths
+        ),
         lambda: frames.Join(world_size=4, rank=rng.randrange(4), node="n", who=who, paths=paths),
         lambda: frames.Joined(session=name, epoch=epoch),
         lambda: frames.Refused(reason=rng.choice(("running", "full", "ended", "session", "secret")), who=who),
@@ -44,12 +45,14 @@ def any_frame(rng: random.Random, session: bytes, job: str, member: bytes) -> fr
             epoch=epoch,
             rank=number,
             world_size=4,
+            local_rank=number,
+            local_world_size=7,
+            node_rank=number,
             num_nodes=4,
             store_address=address,
             store_port=1,
             store_token="?",
             roster_digest=b"",
-            **place,
         ),
         lambda: frames.Ack(session=name, epoch=epoch),
         lambda: frames.Go(session=name, epoch=epoch),

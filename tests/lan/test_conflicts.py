@@ -328,12 +328,12 @@ def test_another_secured_job_nearby_is_no_sign_of_a_wrong_secret() -> None:
 def test_a_member_that_gives_up_while_go_is_under_way_is_a_loss() -> None:
     for seed in SEEDS:
         gathering = Gathering(seed, size=3)
-        gathering.everybody([0.0, 0.0, 0.5])
-        hasty = gathering.processes[1]
-        gathering.world.when(
-            lambda gathering=gathering: gathering.processes[0].phase is Phase.RUNNING,
-            lambda hasty=hasty: hasty.joiner.give_up(hasty.facts()) or hasty._flush(),
-        )
+        host, hasty, _ = gathering.everybody([0.0, 0.0, 0.5])
+
+        def decided(host: Process = host) -> bool:
+            return host.phase is Phase.RUNNING
+
+        gathering.world.when(decided, hasty.give_up)
         gathering.world.run(20.0)
         assert isinstance(hasty.failure, DiscoveryTimeoutError)
-        assert len(gathering.processes[0].closed_stores) == 1
+        assert len(host.closed_stores) == 1

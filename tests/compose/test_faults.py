@@ -1,0 +1,75 @@
+"""Containers that die, and those that take their places."""
+
+from __future__ import annotations
+
+import pytest
+
+from .output import MET, identical_ranks, roster
+from .project import MakeProject, Project
+from .training import BRIEFLY, FOREVER, epochs
+
+LOOKS = 20  # of mingle-discover, some seconds each
+
+
+def gathering(project: Project, joined: int) -> str:
+    """Wait until so many ranks have joined the one job of the network; return its host's name."""
+    seen = None
+    for _ in range(LOOKS):
+        seen = project.discover("list")["jobs"]
+        if [(job["state"], job["joined"]) for job in seen] == [("open", joined)]:
+            return str(seen[0]["host"]["hostname"])
+    raise AssertionError(f"{joined} ranks never joined: {seen}")
+
+
+@pytest.mark.parametrize("whom", ["host", "member"])
+def test_one_of_four_is_killed_before_the_start(project: MakeProject, whom: str) -> None:
+    four = project(BRIEFLY)
+    three = four.up("--scale", "trainer=3")
+    host = gathering(four, 3)
+    victim = next(container for container in three if (container.hostname == host) == (whom == "host"))
+    victim.kill()
+    containers = four.up("--scale", "trainer=4")
+    assert len(containers) == 4
+    assert victim.identity not in {container.identity for container in containers}
+    log = four.logs()
+    assert identical_ranks(log) == 4
+    assert sorted(roster(log).hostnames) == sorted(container.hostname for container in containers)
+
+
+def test_a_rank_by_number_is_killed_before_the_start(project: MakeProject) -> None:
+    four = project(BRIEFLY)
+    four.up_ranks(0, 1, 2)
+    gathering(four, 3)
+    (victim,) = four.containers("rank2")
+    victim.kill()
+    four.up_ranks(2, 3)
+    log = four.logs()
+    assert identical_ranks(log) == 4
+    assert victim.hostname not in roster(log).hostnames
+
+
+def test_containers_that_restart_one_by_one_form_one_new_job(project: MakeProject) -> None:
+    """One process dies in training; that ends the others', each in its time, and Docker starts all of them again."""
+    three = project(epochs(100_000, restart="always"), WORLD_SIZE="3")
+    containers = three.up()
+    first = [container.wait_for(MET)[0] for container in containers]
+    victim = next(container for container, met in zip(containers, first, strict=True) if met[1] != "0")
+    # Docker does not restart what `docker kill` has ended.
+    (host,) = (container for container, met in zip(containers, first, strict=True) if met[1] == "0")
+    (pid,) = {match[1] for match in host.wait_for(rf"^  rank \d+: {victim.hostname} .* pid (\d+)$")}
+    victim.run("sh", "-c", f"kill -9 {pid}")
+    second = [container.wait_for(MET, times=2)[1] for container in containers]
+    assert sorted(int(met[1]) for met in second) == [0, 1, 2]
+    assert [met[2] for met in second] == [met[2] for met in first]  # the same containers
+    stores = [{met[3] for met in generation} for generation in (first, second)]
+    assert [len(of_one) for of_one in stores] == [1, 1]
+    assert stores[0] != stores[1]
+
+
+def test_discover_sees_the_job_that_runs(project: MakeProject) -> None:
+    two = project(FOREVER, WORLD_SIZE="2")
+    (met, _) = [container.wait_for(MET)[0] for container in two.up()]
+    (job,) = two.discover("list")["jobs"]
+    assert (job["state"], job["joined"], job["missing"]) == ("running", 2, [])
+    found = two.discover("find", job["job"])
+    assert (found["endpoint"], f"{found['address']}:{found['port']}") == ("store", met[3])

@@ -1,0 +1,239 @@
+"""Random schedules of processes that are given no rank, what must hold in each of their steps, and a planted bug or two.
+
+A schedule of :mod:`tests.lan.schedules` with electors in place of ranks, and some more bad luck: the network is in
+halves from the start, multicast passes one way only until the end, faults strike while hosts compete, deadlines pass
+in the midst of it, and there may be one process too many.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+
+from mingle.electing import Elector
+from mingle.errors import ConflictError, DiscoveryTimeoutError
+from mingle.hosting import Host
+from mingle.joining import SILENT_SECONDS, Step
+from mingle.registrar import Phase
+from tests.lan.gathering import Gathering
+from tests.lan.invariants import Invariants
+from tests.lan.process import Process
+from tests.lan.schedules import HEALED_SECONDS, TIMEOUT_SECONDS, Schedule
+from tests.lan.world import World
+
+UNDISTURBED_SECONDS = 8.0
+"""After so long without a fault it is a lie that the job could not form, or that nothing was known of it."""
+
+
+class ElectionInvariants(Invariants):
+    """What must hold in addition where ranks are assigned."""
+
+    def __init__(self, world: World) -> None:
+        # Whether two sessions may run at a time depends on how many processes live: see _check_go.
+        super().__init__(world, duplicates=True)
+        self.world = world
+        self.hosted: dict[bytes, Process] = {}
+        """Every session there was, each with its host."""
+        self._confirmed: set[tuple[bytes, bytes, int]] = set()
+        self._judged: set[int] = set()
+        self.disturbed_at = world.now
+        """When the last fault struck or ended, or the last process started."""
+
+    def check(self, process: Process) -> None:
+        """Looks at what may have changed in a step of one process."""
+        core = process.core
+        if isinstance(core, Elector):
+            self._check_elector(process, core)
+        if process.hosts:
+            self._check_host(process, process.host)
+        super().check(process)
+        if process.failure is not None and id(process) not in self._judged:
+            self._judged.add(id(process))
+            self._check_truth(process)
+
+    def _check_elector(self, process: Process, elector: Elector) -> None:
+        joiner, host = elector.joiner, elector.host
+        if joiner.step is not Step.CONFIRMED or joiner._current is None:
+            return
+        confirmed = (process.identity.member, joiner._current, joiner._epoch)
+        if confirmed not in self._confirmed:
+            self._confirmed.add(confirmed)
+            assert not joiner.blocked, f"{process.name} confirms though it knows that the job runs"
+        assert host is None or host.closed, f"{process.name} has confirmed elsewhere and still hosts"
+
+    def _check_host(self, process: Process, host: Host) -> None:
+        registrar = host.registrar
+        self.hosted.setdefault(registrar.session, process)
+        if isinstance(process.core, Elector):
+            self._epoch_never_returns(host)
+        if registrar.phase in (Phase.SEALING, Phase.SEALED):
+            for member in registrar.seats:
+                assert member == registrar.own_member or (member, registrar.session, registrar.epoch) in self._confirmed, (
+                    f"{process.name} has sealed without a word of {member.hex()[:8]}"
+                )
+        if host._moved is not None and isinstance(process.core, Elector) and not host.closed:
+            there = self.hosted[host._moved.offer.session].host.registrar if self._serves(host) else None
+            assert there is None or registrar.own_member in there.seats, f"{process.name} sends where it has no seat"
+
+    def _serves(self, host: Host) -> bool:
+        assert host._moved is not None
+        winner = self.hosted.get(host._moved.offer.session)
+        return winner is not None and winner.hosts and winner.host.session == host._moved.offer.session
+
+    def living(self, job: str) -> list[Process]:
+        """The sessions of a job that run: their hosts, which live and hold their stores."""
+        return [
+            host
+            for host in self.sessions.values()
+            if host.identity.job == job and host.alive and not host.closed_stores and not host.host.closed
+        ]
+
+    def _check_go(self, process: Process) -> None:
+        super()._check_go(process)
+        registrar, job = process.host.registrar, process.identity.job
+        others = [each for each in self.living(job) if each is not process]
+        alive = [each for each in self.world.processes if each.alive and each.identity.job == job]
+        assert not others or len(alive) >= 2 * registrar.world_size, "a second job has formed"
+        for other in others:
+            assert not other.host.registrar.seats.keys() & registrar.seats.keys(), "a process is in two jobs"
+        assert not process.host.rivals.any_alive, "a second job was formed knowingly"
+        identities = {each.identity.member: each.identity for each in self.world.processes}
+        ranked = sorted((where.rank, where, identities[member].node) for member, where in registrar.places.items())
+        assert ranked[0][1] == registrar.places[registrar.own_member], "the host is not rank 0"
+        nodes = list(dict.fromkeys(node for _, _, node in ranked))
+        assert [node for _, _, node in ranked] == sorted((node for _, _, node in ranked), key=nodes.index)
+        sizes, seen = Counter(node for _, _, node in ranked), Counter[str]()
+        for _, where, node in ranked:
+            assert (where.node_rank, where.num_nodes) == (nodes.index(node), len(nodes))
+            assert (where.local_rank, where.local_world_size) == (seen[node], sizes[node])
+            seen[node] += 1
+
+    def _check_truth(self, process: Process) -> None:
+        """Whether the error that ended a process is true."""
+        failure, now, job = process.failure, self.world.now, process.identity.job
+        running = self.living(job)
+        if isinstance(failure, ConflictError):
+            named = [host for host in self.sessions.values() if f"pid {host.identity.who.pid}. " in str(failure)]
+            assert named, f"nothing runs, and {process.name} says {failure}"
+            ended_at = named[0].ended_at
+            assert ended_at is None or now - ended_at < SILENT_SECONDS + 2.0, f"it has ended, and {failure}"
+            assert process.identity.member not in named[0].host.registrar.seats, str(failure)
+            return
+        assert isinstance(failure, DiscoveryTimeoutError), str(failure)
+        if now - self.disturbed_at < UNDISTURBED_SECONDS:
+            return
+        long_since = [each for each in running if each.formed_at is not None and now - each.formed_at > UNDISTURBED_SECONDS]
+        assert not long_since, f"the job runs, and {process.name} says {failure}"
+        if running:
+            return
+        others = [
+            each
+            for each in self.world.processes
+            if each.alive and each is not process and each.identity.job == job and each.outcome is None
+        ]
+        assert len(others) + 1 < process.identity.world_size, f"all were there, and {process.name} says {failure}"
+
+
+class ElectionSchedule(Schedule):
+    """What one seed makes happen to processes without a rank."""
+
+    def __init__(self, seed: int, *, tracing: bool = False) -> None:
+        super().__init__(seed, tracing=tracing)
+        gathering, rng, world = self.gathering, self.rng, self.gathering.world
+        self.surplus = rng.random() < 0.15
+        if self.surplus:
+            at = rng.uniform(0, 3) if rng.random() < 0.5 else rng.uniform(0, self.chaos)
+            machine = f"m{rng.randrange(gathering.size)}"
+            self.current[gathering.size] = self._begin(gathering.size, machine, at=at, ready_after=0.2)
+        self.one_way: set[tuple[str, str]] = set()
+        if rng.random() < 0.3:
+            self._halve()
+        if rng.random() < 0.3:
+            self._cut_one_way()
+        for _ in range(rng.choice((0, 0, 1, 3))):
+            self._plan_strike_at_competition()
+        self.election.disturbed_at = self.healed_at
+
+    @property
+    def election(self) -> ElectionInvariants:
+        """What is watched."""
+        assert isinstance(self.gathering.invariants, ElectionInvariants)
+        return self.gathering.invariants
+
+    def _gather(self, seed: int, *, tracing: bool) -> Gathering:
+        timeout = TIMEOUT_SECONDS
+        gathering = Gathering(seed, timeout=timeout, tracing=tracing)
+        if gathering.rng.random() < 0.15:
+            gathering.timeout = gathering.rng.uniform(4.0, 40.0)
+        gathering.world.watchers.clear()
+        gathering.invariants = ElectionInvariants(gathering.world)
+        return gathering
+
+    def _begin(self, rank: int, machine: str, *, at: float, ready_after: float) -> Process:
+        return self.gathering.elector(machine, at=at, ready_after=ready_after)
+
+    # --- bad luck --------------------------------------------------------------------------------------------------
+
+    def _hosts(self) -> list[int]:
+        return [index for index, process in self.current.items() if process.alive and process.hosts]
+
+    def _in_phase(self, phase: Phase) -> bool:
+        return any(self.current[index].phase is phase for index in self._hosts())
+
+    def _target(self, rank: int) -> int:
+        # Rank 0 of a schedule is whoever is struck because it hosts.
+        hosts = self._hosts() if rank == 0 else []
+        return self.rng.choice(hosts) if hosts else rank
+
+    def _halve(self) -> None:
+        """The network is in two halves from the start."""
+        gathering = self.gathering
+        machines = list({process.machine.name: process.machine for process in self.current.values()}.values())
+        left = [machine for machine in machines if self.rng.random() < 0.5]
+        end = self.rng.uniform(0.5, self.chaos)
+        for one in left:
+            for other in machines:
+                if other not in left:
+                    gathering.network.part(gathering.lan, one, other)
+                    rejoin = functools.partial(gathering.network.part, gathering.lan, one, other, parted=False)
+                    gathering.world.after(end, rejoin)
+
+    def _cut_one_way(self) -> None:
+        """Datagrams pass one way only between some machines, and go on so; connections pass."""
+        names = sorted({process.machine.name for process in self.current.values()})
+        one = self.rng.choice(names)
+        for other in names:
+            if other != one and self.rng.random() < 0.7:
+                self.one_way.add(self.rng.choice(((one, other), (other, one))))
+        self.gathering.lan.deaf |= self.one_way
+
+    def _plan_strike_at_competition(self) -> None:
+        rng, world = self.rng, self.gathering.world
+        strike = rng.choice((self._cut, self._part, self._deafen, self._kill, self._stop, self._power_off))
+        delay = rng.choice((0.0, rng.uniform(0, 0.005), rng.uniform(0, 0.3)))
+        world.when(
+            self._competing,
+            lambda: world.after(delay, functools.partial(self._unless_healed, strike, 0)),
+        )
+
+    def _competing(self) -> bool:
+        return len(self._hosts()) > 1
+
+    def _heal(self) -> None:
+        super()._heal()
+        self.gathering.lan.deaf |= self.one_way
+
+    # --- what must come of it --------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Runs it and judges the end."""
+        gathering, world = self.gathering, self.gathering.world
+        world.run(self.chaos, until=None)
+        decided = list(self.election.sessions.values())
+        world.run(HEALED_SECONDS, until=self._over)
+        if not decided and gathering.timeout == TIMEOUT_SECONDS:
+            late = [each.name for each in self.current.values() if each.outcome is None]
+            assert len(late) <= self.surplus, f"not formed {HEALED_SECONDS:.0f} s after the end of the chaos: {late}"
+        world.run(TIMEOUT_SECONDS + 25.0, until=gathering.settled)
+        assert gathering.settled(), "somebody still waits after every deadline"

@@ -1,0 +1,291 @@
+"""A host alone with scripted callers. Whole jobs run in tests/lan."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+
+from mingle import frames
+from mingle.authentication import JobKey, new_nonce
+from mingle.control import HandshakeFailed, MemberConversation
+from mingle.datagrams import Bye, List, Offer, Seek
+from mingle.errors import DiscoveryTimeoutError, InterfaceError
+from mingle.frames import Path, Who
+from mingle.hosting import MAX_UNPROVED, PROOF_SECONDS, Host
+from mingle.machine import (
+    Address,
+    Answer,
+    CloseStore,
+    Effect,
+    Hangup,
+    Identity,
+    Multicast,
+    NetworkFacts,
+    OpenStore,
+    Source,
+    Write,
+)
+from mingle.registrar import RETURN_SECONDS, Phase
+
+SESSION, OWN = b"S" * 16, b"H" * 16
+HERE = Source(interface="eth0", address="10.0.0.9")
+
+
+class Alone:
+    """A host and what its callers make of what it says."""
+
+    def __init__(self, size: int = 2, *, key: JobKey | None = None) -> None:
+        identity = Identity(
+            job="job", attempt="", member=OWN, rank=0, world_size=size, node="n0", who=Who(hostname="h0", pid=1)
+        )
+        self.key = key
+        self.host = Host(
+            identity,
+            SESSION,
+            (Address("10.0.0.1", "eth0", 24), Address("10.1.0.1", "eth1", 24)),
+            4000,
+            key,
+            60.0,
+            itertools.count(1000).__next__,
+            random.Random(1),
+            0.0,
+        )
+        self.callers: dict[int, MemberConversation] = {}
+        self.said: dict[int, list[Any]] = {}
+
+    def phase(self) -> Phase:
+        return self.host.registrar.phase
+
+    def done(self) -> list[Effect]:
+        """Takes the effects; what was written arrives at the callers."""
+        done = self.host.effects()
+        for effect in done:
+            if isinstance(effect, Write):
+                self.said[effect.conn] += self.callers[effect.conn].receive_data(effect.data)
+        return done
+
+    def say(self, conn: int, *said: frames.AnyFrame, now: float = 1.0) -> list[Effect]:
+        for frame in said:
+            self.callers[conn].send(frame)
+        self.host.received(conn, self.callers[conn].data_to_send(), now)
+        return self.done()
+
+    def call(self, conn: int, *, purpose: Any = "join", key: JobKey | None = None, now: float = 1.0) -> None:
+        """Connects and proves itself."""
+        hello = frames.Hello(
+            job="job",
+            member=conn.to_bytes(16, "big"),
+            session=SESSION,
+            nonce=new_nonce(),
+            purpose=purpose,
+            who=Who(hostname=f"h{conn}", pid=conn),
+        )
+        self.callers[conn], self.said[conn] = MemberConversation(hello, ("10.0.0.1", 4000), key or self.key), []
+        self.host.accepted(conn, f"10.0.0.{conn + 1}", now)
+        self.say(conn, now=now)
+        if self.callers[conn].welcome is not None:
+            self.say(conn, now=now)
+
+    def join(self, conn: int, rank: int, *, now: float = 1.0) -> None:
+        self.call(conn, now=now)
+        paths = (Path(host_address="10.0.0.1", local_address=f"10.0.0.{conn + 1}", interface="eth0"),)
+        self.say(
+            conn,
+            frames.Join(world_size=self.host.identity.world_size, rank=rank, node=f"n{rank}", paths=paths),
+            now=now,
+        )
+
+    def confirm(self, conn: int, paths: tuple[Path, ...] | None = None) -> list[Effect]:
+        way = (Path(host_address="10.0.0.1", local_address=f"10.0.0.{conn + 1}", interface="eth0"),)
+        epoch = self.host.registrar.epoch
+        return self.say(conn, frames.Confirmed(session=SESSION, epoch=epoch, paths=way if paths is None else paths))
+
+    def form(self) -> None:
+        """A job of two that runs."""
+        self.join(1, 1)
+        self.confirm(1)
+        self.host.store_opened(1, 5000, "token", 2.0)
+        self.say(1, frames.Ack(session=SESSION, epoch=1), now=3.0)
+
+
+def test_the_way_to_its_outcome() -> None:
+    alone = Alone()
+    alone.join(1, 1)
+    assert [type(frame) for frame in alone.said[1]] == [frames.Joined, frames.Confirm]
+    assert OpenStore(1, "10.0.0.1") in alone.confirm(1)
+    assert alone.host.offer().state == "sealed"
+    alone.host.store_opened(1, 5000, "token", 2.0)
+    alone.say(1, frames.Ack(session=SESSION, epoch=1), now=3.0)
+    assert [type(frame) for frame in alone.said[1][2:]] == [frames.Sealed, frames.Go]
+    outcome = alone.host.outcome
+    assert outcome is not None
+    assert (outcome.rank, outcome.store_address, outcome.store_port, outcome.interface) == (0, "10.0.0.1", 5000, "eth0")
+
+
+def test_the_roster_is_told_to_who_asks() -> None:
+    alone = Alone()
+    alone.form()
+    alone.say(1, frames.Ask(what="roster"))
+    (roster,) = [frame for frame in alone.said[1] if isinstance(frame, frames.Roster)]
+    assert [(seat.rank, seat.hostname, seat.address) for seat in roster.seats] == [
+        (0, "h0", "10.0.0.1"),
+        (1, "", "10.0.0.2"),
+    ]
+
+
+def test_a_question_by_multicast_is_answered_to_all_and_one_by_unicast_to_the_asker() -> None:
+    alone = Alone()
+    alone.host.handle_timer(0.0)
+    alone.done()
+    seek = Seek(job="job", member=b"M" * 16, world_size=2, rank=1)
+    alone.host.heard(seek, Source(interface="eth0", multicast=False), 0.001)
+    (answer,) = [effect for effect in alone.done() if isinstance(effect, Answer)]
+    assert isinstance(answer.message, Offer)
+    alone.host.heard(seek, HERE, 0.002)
+    due = alone.host.next_timer()
+    assert due is not None
+    alone.host.handle_timer(due)
+    assert any(isinstance(effect, Multicast) for effect in alone.done())
+
+
+def test_two_sealed_hosts_do_not_talk_to_each_other_for_ever() -> None:
+    alone = Alone()
+    alone.form()
+    alone.done()
+    other = Offer(job="job", session=b"T" * 16, host=b"T" * 16, addresses=("10.0.0.7",), port=1, world_size=2)
+    alone.host.heard(Offer(**{**_fields(other), "state": "sealed"}), HERE, 9.0)
+    assert alone.host.next_timer() is None
+    alone.host.heard(other, HERE, 9.0)
+    assert alone.host.next_timer() is not None
+
+
+def _fields(offer: Offer) -> dict[str, Any]:
+    return {name: getattr(offer, name) for name in ("job", "session", "host", "addresses", "port", "world_size")}
+
+
+def test_who_does_not_prove_itself_is_hung_up_on() -> None:
+    alone = Alone()
+    alone.host.accepted(1, "10.0.0.2", 1.0)
+    alone.said[1], alone.callers[1] = (
+        [],
+        MemberConversation(
+            frames.Hello(job="job", member=b"M" * 16, session=SESSION, nonce=new_nonce(), purpose="join"),
+            ("10.0.0.1", 4000),
+        ),
+    )
+    alone.host.handle_timer(1.0 + PROOF_SECONDS)
+    assert Hangup(1) in alone.done()
+    assert not alone.host.owns(1)
+
+
+def test_a_flood_of_callers_that_never_speak_pushes_out_its_own_oldest() -> None:
+    alone = Alone()
+    for conn in range(1, MAX_UNPROVED + 3):
+        alone.host.accepted(conn, "10.0.0.9", 1.0)
+    hung_up = [effect.conn for effect in alone.host.effects() if isinstance(effect, Hangup)]
+    assert hung_up == [1, 2]
+
+
+@pytest.mark.parametrize("purpose", ["probe", "rival"])
+def test_who_only_asks_is_told_how_it_stands(purpose: str) -> None:
+    alone = Alone()
+    alone.call(7, purpose=purpose)
+    (running,) = alone.said[7]
+    assert running.state == "open"
+    assert running.host.pid == 1
+
+
+def test_a_rival_that_calls_holds_the_job_until_it_goes() -> None:
+    alone = Alone()
+    alone.call(7, purpose="rival")
+    alone.join(1, 1)
+    assert alone.phase() is Phase.OPEN
+    alone.host.lost(7, "reset", 1.5)
+    assert alone.phase() is Phase.CONFIRMING
+
+
+def test_a_caller_without_the_secret_is_kept_for_the_report() -> None:
+    alone = Alone(key=JobKey(b"one", "job"))
+    with pytest.raises(HandshakeFailed):
+        alone.call(1, key=JobKey(b"two", "job"))
+    hello = frames.Prove(proof=b"?" * 32)
+    liar = MemberConversation(
+        frames.Hello(job="job", member=b"M" * 16, session=SESSION, nonce=new_nonce(), purpose="join"),
+        ("10.0.0.1", 4000),
+    )
+    liar.send(hello)
+    alone.host.accepted(2, "10.0.0.3", 1.0)
+    alone.host.received(2, liar.data_to_send(), 1.0)
+    assert any("secret" in text for text in alone.host.evidence.secret_failures)
+    assert not alone.host.owns(2)
+
+
+def test_the_deadline_tells_every_member_who_is_missing() -> None:
+    alone = Alone(size=3)
+    alone.join(1, 1)
+    assert alone.host.expired(60.0)
+    alone.host.give_up(NetworkFacts())
+    effects = alone.done()
+    assert isinstance(alone.host.failure, DiscoveryTimeoutError)
+    status, closed = alone.said[1][-2:]
+    assert status.missing == (2,)
+    assert isinstance(closed, frames.Closed)
+    assert not closed.conflict
+    assert any(isinstance(effect, Multicast) and isinstance(effect.message, Bye) for effect in effects)
+
+
+def test_no_common_network_ends_it_for_all() -> None:
+    alone = Alone()
+    alone.join(1, 1)
+    alone.confirm(1, paths=())
+    assert isinstance(alone.host.failure, InterfaceError)
+    assert alone.said[1][-1].conflict
+    assert "not 10.0.0.1" in alone.said[1][-1].reason
+
+
+def test_a_member_lost_before_ready_closes_the_store() -> None:
+    alone = Alone()
+    alone.form()
+    alone.done()
+    alone.host.lost(1, "reset", 10.0)
+    assert alone.host.next_timer() == 10.0 + RETURN_SECONDS
+    alone.host.handle_timer(10.0 + RETURN_SECONDS)
+    (effect,) = [effect for effect in alone.done() if isinstance(effect, CloseStore)]
+    assert "rank 1" in effect.reason
+
+
+def test_a_void_epochs_store_does_not_name_the_port() -> None:
+    alone = Alone()
+    alone.join(1, 1)
+    alone.confirm(1)
+    alone.host.lost(1, "reset", 2.0)
+    alone.host.store_opened(1, 5000, "token", 2.1)
+    assert alone.phase() is Phase.OPEN
+    assert alone.host.offer().state == "open"
+
+
+def test_the_lobby_is_answered_also_by_a_job_that_runs() -> None:
+    alone = Alone()
+    alone.form()
+    alone.done()
+    alone.host.heard(List(job="jbo", member=b"M" * 16), HERE, 20.0)
+    due = alone.host.next_timer()
+    assert due is not None
+    alone.host.handle_timer(due)
+    assert any(isinstance(effect, Multicast) and effect.lobby for effect in alone.done())
+    assert "jbo" in alone.host.evidence.other_jobs
+
+
+def test_closed_it_says_good_bye_once() -> None:
+    alone = Alone()
+    alone.form()
+    alone.host.close("done")
+    effects = alone.done()
+    assert alone.said[1][-1] == frames.Closed(session=SESSION, reason="done")
+    assert Hangup(1) in effects
+    alone.host.close("again")
+    alone.host.handle_timer(99.0)
+    assert alone.done() == []

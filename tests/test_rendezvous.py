@@ -1,0 +1,426 @@
+"""From a call to a job: what is refused before any packet, a rank alone, one call at a time, and what is left."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+import mingle
+from mingle import discovery, interfaces, loop, progress, rendezvous, store
+from mingle.environment import process_environment
+from mingle.errors import (
+    ConfigurationError,
+    DiscoveryTimeoutError,
+    InterfaceError,
+    LauncherError,
+    MingleError,
+)
+from mingle.interfaces import Interface
+from mingle.settings import Settings
+from tests.bystanders import free_udp_port
+from tests.in_process import discovery_of, settings_of
+from tests.loopback import answers, busy_port, job_name, until
+from tests.test_forksafe import in_child
+
+PLACE = {"job_id": "resnet", "rank": 1, "world_size": 2}
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "run-7",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_session_is_left() -> Iterator[None]:
+    yield
+    rendezvous.end_session()
+
+
+@pytest.fixture
+def no_packet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever could send one is not even opened."""
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("a socket of the discovery was opened")
+
+    monkeypatch.setattr(loop, "Transport", forbidden)
+    monkeypatch.setattr(loop, "Connections", forbidden)
+
+
+def refused(kind: type[MingleError], match: str, **arguments: Any) -> MingleError:
+    """Call, and expect a plain error at once: in milliseconds, were the machine idle."""
+    before, started = dict(os.environ), time.monotonic()
+    with pytest.raises(kind, match=match) as caught:
+        mingle.discover(**arguments)
+    assert time.monotonic() - started < 0.5
+    assert type(caught.value) is kind
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None or caught.value.__suppress_context__, "an error of our own depths shows"
+    assert caught.value.cause
+    assert caught.value.remedy
+    assert dict(os.environ) == before
+    return caught.value
+
+
+# --- refused --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"rank": 7, "world_size": 4}, "rank.*7"),
+        ({"rank": -1}, "rank"),
+        ({"world_size": 0}, "world_size"),
+        ({"world_size": None}, "world_size"),
+        ({"job_id": ""}, "job_id='' is empty"),
+        ({"job_id": "x" * 10_240}, "10240 bytes"),
+        ({"job_id": None}, "there is no job id"),
+        ({"port": 0}, "port"),
+        ({"port": 70_000}, "port"),
+        ({"master_port": 70_000}, "master_port"),
+        ({"discovery_timeout": -1}, "discovery_timeout"),
+        ({"discovery_timeout": 0}, "discovery_timeout"),
+        ({"ttl": 256}, "ttl"),
+        ({"family": "5"}, "family"),
+        ({"peers": "http://node7/"}, "peers"),
+        ({"secret": ""}, "secret"),
+        ({"advertise": "node7"}, "advertise"),
+    ],
+)
+def test_a_wrong_argument(arguments: dict[str, Any], match: str) -> None:
+    refused(ConfigurationError, match, **{**PLACE, **arguments})
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize(
+    ("variables", "kind", "match"),
+    [
+        ({"RANK": "x", "WORLD_SIZE": "2"}, ConfigurationError, "RANK='x'"),
+        ({"RANK": "7", "WORLD_SIZE": "4"}, ConfigurationError, "7"),
+        ({"MINGLE_RANK": "1", "MINGLE_WORLD_SIZE": "1.5"}, ConfigurationError, "MINGLE_WORLD_SIZE"),
+        ({"MINGLE_PORT": "0"}, ConfigurationError, "MINGLE_PORT"),
+        ({"MINGLE_TIMEOUT": "soon"}, ConfigurationError, "MINGLE_TIMEOUT"),
+        ({"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4"}, LauncherError, "Slurm"),
+    ],
+)
+def test_a_wrong_variable(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], kind: type[MingleError], match: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    refused(kind, match, job_id="resnet")
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_an_interface_that_does_not_exist(rank: int | None) -> None:
+    error = refused(InterfaceError, "nosuch0", job_id="resnet", rank=rank, world_size=2, interface="nosuch0")
+    assert "lo" in str(error), "those that exist are named"
+
+
+@pytest.mark.usefixtures("no_packet")
+def test_an_interface_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = Interface("bare0", 77, ())
+    monkeypatch.setattr(interfaces, "scan", lambda: (*scan, bare))
+    refused(InterfaceError, "bare0", **PLACE, interface="bare0")
+    refused(InterfaceError, "bare0", **PLACE, interface="bare0", family="4")
+
+
+scan = interfaces.scan()
+
+
+@pytest.mark.usefixtures("no_packet")
+def test_a_system_that_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous.sys, "platform", "win32")
+    refused(ConfigurationError, "Windows", **PLACE)
+
+
+def test_a_fixed_port_that_is_taken_is_told_before_anybody_waits() -> None:
+    with busy_port() as taken:
+        for world_size in (1, 2):
+            started = time.monotonic()
+            with pytest.raises(ConfigurationError, match=f":{taken}: Address already in use"):
+                mingle.discover(job_name("port"), rank=0, world_size=world_size, master_port=taken, port=free_udp_port())
+            assert time.monotonic() - started < 1
+
+
+# --- failed ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_a_failed_call_changes_nothing(monkeypatch: pytest.MonkeyPatch, rank: int | None) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "192.0.2.9")
+    before, threads = dict(os.environ), threading.active_count()
+    with pytest.raises(DiscoveryTimeoutError):
+        mingle.discover(job_name("alone"), rank=rank, world_size=2, discovery_timeout=0.3, port=free_udp_port())
+    assert dict(os.environ) == before
+    assert threading.active_count() == threads
+    with mingle.discover(job_name("after"), rank=0, world_size=1) as job:
+        assert os.environ["MASTER_ADDR"] == job.master_addr == "127.0.0.1"
+
+
+def test_an_environment_that_cannot_be_written_ends_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[store.StoreServer] = []
+    open_server = store.open_server
+
+    def remembered(*arguments: Any) -> store.StoreServer:
+        opened.append(open_server(*arguments))
+        return opened[-1]
+
+    def fail(*_: object, **__: object) -> list[str]:
+        raise OSError("no memory for another variable")
+
+    monkeypatch.setattr(store, "open_server", remembered)
+    monkeypatch.setattr(type(process_environment), "export", fail)
+    with pytest.raises(OSError, match="no memory"):
+        mingle.discover(job_name("export"), rank=0, world_size=1)
+    assert [each.held for each in opened] == [False]
+
+
+# --- alone ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_packet")
+def test_a_rank_alone_needs_no_packet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_PORT", "9")
+    before = dict(os.environ)
+    with mingle.discover("alone", rank=0, world_size=1) as job:
+        assert (job.rank, job.world_size, job.local_rank, job.local_world_size) == (0, 1, 0, 1)
+        assert (job.node_rank, job.num_nodes, job.interface, job.address) == (0, 1, "lo", "127.0.0.1")
+        (member,) = job.members
+        assert (member.rank, member.pid, member.address) == (0, os.getpid(), "127.0.0.1")
+        assert socket.gethostname().startswith(member.hostname)
+        exported = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "GLOO_SOCKET_IFNAME")}
+        assert exported == {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+        assert os.environ["MASTER_PORT"] == str(job.master_port)
+        assert answers(job.master_port)
+        assert job.elapsed < 5
+    assert dict(os.environ) == before
+    until(lambda: not answers(job.master_port))
+
+
+@pytest.mark.usefixtures("no_packet")
+def test_a_rank_alone_needs_no_rank() -> None:
+    with mingle.discover("alone", world_size=1) as job:
+        assert job.rank == 0
+
+
+def test_a_foreign_address_is_replaced_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[int, str]] = []
+    monkeypatch.setattr(progress, "say", lambda level, text, **_: said.append((level, text)))
+    monkeypatch.setenv("MASTER_ADDR", "192.0.2.9")
+    with mingle.discover("replaced", rank=0, world_size=1):
+        assert os.environ["MASTER_ADDR"] == "127.0.0.1"
+    ((level, text),) = said
+    assert level == logging.WARNING
+    assert "job replaced: the environment had MASTER_ADDR=192.0.2.9" in text
+
+
+# --- two ranks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_two_ranks(rank: int) -> None:
+    job_id, port = job_name("two"), free_udp_port()
+    other = discovery_of(settings_of(job_id, 1 - rank, 2, port))
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(other.run)
+        with mingle.discover(job_id, rank=rank, world_size=2, port=port, family="4", discovery_timeout=20) as job:
+            formation = running.result(20)
+            other.serve()
+            assert (formation.store_address, formation.store_port) == (job.master_addr, job.master_port)
+            assert [member.rank for member in job.members] == [0, 1]
+            assert (job.rank, job.local_rank, job.local_world_size, job.num_nodes) == (rank, rank, 2, 1)
+            assert os.environ["LOCAL_RANK"] == str(rank)
+        other.close("the test is over")
+    assert "LOCAL_RANK" not in os.environ
+    assert [member.rank for member in job.members] == [0, 1], "kept"
+
+
+def test_members_for_the_first_time_after_rank_zero_has_gone() -> None:
+    job_id, port = job_name("gone"), free_udp_port()
+    host = discovery_of(settings_of(job_id, 0, 2, port))
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(host.run)
+        with mingle.discover(job_id, rank=1, world_size=2, port=port, family="4", discovery_timeout=20) as job:
+            running.result(20)
+            host.close("it is done")
+            started = time.monotonic()
+            with pytest.raises(MingleError, match="rank 0 "):
+                _ = job.members
+            assert time.monotonic() - started < 5
+
+
+# --- one at a time --------------------------------------------------------------------------------------------------
+
+
+def test_two_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, go_on, form = threading.Event(), threading.Event(), rendezvous.form
+
+    def slow(wanted: Settings) -> mingle.Job:
+        inside.set()
+        assert go_on.wait(10)
+        return form(wanted)
+
+    monkeypatch.setattr(rendezvous, "form", slow)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(mingle.discover, "first", rank=0, world_size=1)
+        assert inside.wait(10)
+        refused(ConfigurationError, "already discovering", job_id="second", rank=0, world_size=1)
+        go_on.set()
+        first.result(10).close()
+    with mingle.discover("third", rank=0, world_size=1) as job:
+        assert job.job_id == "third"
+
+
+def test_a_call_that_fails_lets_the_next_one_in() -> None:
+    for _ in range(2):
+        refused(ConfigurationError, "job_id", **{**PLACE, "job_id": ""})
+
+
+def test_a_new_call_ends_the_session_before_it() -> None:
+    first = mingle.discover(job_name("first"), rank=0, world_size=1)
+    with mingle.discover(job_name("second"), rank=0, world_size=1) as second:
+        until(lambda: not answers(first.master_port))
+        # The older one has nothing left to close: not the newer one's variables, nor its store.
+        first.close()
+        assert os.environ["MASTER_PORT"] == str(second.master_port)
+        assert answers(second.master_port)
+    assert "MASTER_PORT" not in os.environ
+
+
+def test_closing_twice() -> None:
+    job = mingle.discover(job_name("twice"), rank=0, world_size=1)
+    job.close()
+    job.close()
+    with pytest.raises(MingleError, match="never asked for"):
+        _ = job.members
+
+
+def test_the_end_of_the_interpreter_ends_the_session() -> None:
+    job = mingle.discover(job_name("exit"), rank=0, world_size=1)
+    rendezvous._at_exit()
+    assert "MASTER_PORT" not in os.environ
+    until(lambda: not answers(job.master_port))
+    rendezvous._at_exit()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_leaves_its_parents_job_alone() -> None:
+    with mingle.discover(job_name("fork"), rank=0, world_size=1) as job:
+
+        def child() -> str:
+            job.close()
+            rendezvous._at_exit()
+            return os.environ["MASTER_PORT"]
+
+        assert in_child(child) == str(job.master_port)
+        assert answers(job.master_port)
+        assert len(job.members) == 1
+
+
+# --- under torchrun -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize("node_rank", [None, "1"])
+def test_under_torchrun_nothing_is_discovered(monkeypatch: pytest.MonkeyPatch, node_rank: str | None) -> None:
+    for name, value in {**TORCHRUN, **({} if node_rank is None else {"NODE_RANK": node_rank})}.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    for _ in range(2):
+        with mingle.discover() as job:
+            assert (job.job_id, job.rank, job.world_size, job.local_rank, job.num_nodes) == ("run-7", 5, 8, 1, 2)
+            assert (job.master_addr, job.master_port, job.interface, job.address) == ("10.0.0.1", 29500, "", "")
+            assert job.members == ()
+            assert os.environ["NODE_RANK"] == "1"
+            assert {name: os.environ[name] for name in TORCHRUN} == TORCHRUN
+        assert dict(os.environ) == before
+
+
+# --- who this process is --------------------------------------------------------------------------------------------
+
+
+def test_a_member_says_who_it_is_and_has_a_new_name_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "a-machine-with-a-name-of-65-bytes-" + "ä" * 40)
+    wanted = settings_of("resnet", 1, 2, 29499, local_rank=3, attempt="2" * 300)
+    first, second = rendezvous._identity(wanted), rendezvous._identity(wanted)
+    assert first.member != second.member
+    assert (first.job, first.rank, first.world_size, first.local_rank) == ("resnet", 1, 2, 3)
+    assert len(first.who.hostname.encode()) <= 64
+    assert first.who.hostname.startswith("a-machine-with-a-name-of-65-bytes-")
+    assert first.who.pid == os.getpid()
+    assert len(first.attempt.encode()) <= 64
+    assert first.versions["torch"] == str(torch.__version__)
+    assert first.versions["mingle"] == mingle.__version__
+
+
+def test_the_launchers_word_for_a_node_counts_before_the_machines() -> None:
+    assert rendezvous._identity(settings_of("x", 1, 2, 1, node="7")).node == "launcher 7"
+    assert rendezvous._identity(settings_of("x", 1, 2, 1)).node.startswith("boot:" if os.name == "posix" else "")
+
+
+@pytest.mark.parametrize(
+    ("limits", "world_size", "raised_to", "warned"),
+    [
+        ((1024, 4096), 64, None, False),
+        ((1024, 4096), 1000, 4096, False),
+        ((1024, 2048), 1000, 2048, True),
+        ((1024, resource.RLIM_INFINITY), 1000, 3128, False),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 100_000, None, False),
+        ((1024, 1024), 1000, 1024, True),
+    ],
+)
+def test_room_for_the_connections_of_a_large_job(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], world_size: int, raised_to: int | None, warned: bool
+) -> None:
+    new_limits: list[tuple[int, int]] = []
+    said: list[str] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: new_limits.append(new))
+    monkeypatch.setattr(progress, "say", lambda level, text, **_: said.append(text))
+    rendezvous._make_room(world_size)
+    assert new_limits == ([] if raised_to is None else [(raised_to, limits[1])])
+    assert bool(said) is warned
+    if warned:
+        assert f"{limits[1]} files and needs about 3128 for 1000 ranks" in said[0]
+
+
+@pytest.mark.parametrize(("rank", "hosts"), [(0, True), (None, True), (1, False)])
+def test_who_may_host_makes_room(monkeypatch: pytest.MonkeyPatch, rank: int | None, hosts: bool) -> None:
+    asked: list[int] = []
+
+    class Stop(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    monkeypatch.setattr(rendezvous, "_make_room", asked.append)
+    monkeypatch.setattr(rendezvous, "Discovery", stop)
+    with pytest.raises(Stop):
+        mingle.discover("room", rank=rank, world_size=2)
+    assert asked == ([2] if hosts else [])
+
+
+def test_the_loop_is_what_these_tests_took_away() -> None:
+    assert issubclass(discovery.Discovery, loop.Loop)

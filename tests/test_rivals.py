@@ -1,0 +1,186 @@
+"""Other hosts of the same job: what is proved counts, what a datagram says does not."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from mingle import frames
+from mingle.authentication import new_nonce
+from mingle.control import HostConversation
+from mingle.datagrams import Offer, State
+from mingle.frames import Who
+from mingle.machine import Dial, Effect, Write
+from mingle.proving import ADDRESS_SECONDS, Endpoint
+from mingle.rivals import MAX_SESSIONS, RETRY_SECONDS, RIVAL_SECONDS, RUNNING_NOTICE_SECONDS, SILENT_SECONDS, Rivals
+
+OTHER = b"T" * 16
+WHO = Who(hostname="h9", pid=9, address="10.0.0.9", rank=0)
+ENDPOINTS = [Endpoint("10.0.0.9", "eth0")]
+
+
+def offer(state: State = "open", session: bytes = OTHER) -> Offer:
+    return Offer(
+        job="job", session=session, host=session, addresses=("10.0.0.9",), port=4000, world_size=2, state=state
+    )
+
+
+class Watched:
+    """The rivals of a host, and one other host that says what it is told to say."""
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+        self.purposes: list[str] = []
+        self.rivals = Rivals(self._hello, None, itertools.count(1).__next__, self.effects)
+        self.hosts: dict[int, HostConversation] = {}
+
+    def _hello(self, session: bytes, purpose: frames.Purpose) -> frames.Hello:
+        self.purposes.append(purpose)
+        return frames.Hello(job="job", member=b"M" * 16, session=session, nonce=new_nonce(), purpose=purpose)
+
+    def dialled(self) -> list[int]:
+        found = [effect.conn for effect in self.effects if isinstance(effect, Dial)]
+        self.effects.clear()
+        return found
+
+    def hear(self, state: State = "open", now: float = 0.0) -> list[int]:
+        self.rivals.heard(offer(state), ENDPOINTS, now)
+        return self.dialled()
+
+    def answer(self, conn: int, now: float, *said: frames.AnyFrame) -> None:
+        if conn not in self.hosts:
+            self.hosts[conn] = HostConversation(
+                job="job", attempt="", session=OTHER, addresses=("10.0.0.9",), port=4000
+            )
+            self.rivals.connected(conn, "10.0.0.1", "eth0")
+            self._carry(conn)
+            self.rivals.received(conn, self.hosts[conn].data_to_send(), now)
+            self._carry(conn)
+        for frame in said:
+            self.hosts[conn].send(frame)
+        self.rivals.received(conn, self.hosts[conn].data_to_send(), now)
+
+    def _carry(self, conn: int) -> None:
+        for effect in list(self.effects):
+            if isinstance(effect, Write):
+                self.hosts[conn].receive_data(effect.data)
+        self.effects.clear()
+
+
+def running(state: Any = "open") -> frames.Running:
+    return frames.Running(state=state, world_size=2, host=WHO)
+
+
+def test_a_datagram_alone_is_no_rival() -> None:
+    watched = Watched()
+    watched.hear()
+    assert not watched.rivals.any_alive
+    assert watched.rivals.lasting(99.0) == []
+
+
+def test_a_proved_rival_lasts_after_two_seconds() -> None:
+    watched = Watched()
+    (conn,) = watched.hear()
+    watched.answer(conn, 1.0, running())
+    assert watched.rivals.any_alive
+    assert watched.rivals.lasting(1.0 + RIVAL_SECONDS - 0.1) == []
+    assert watched.rivals.verdict_timer(60.0) == 1.0 + RIVAL_SECONDS
+    assert watched.rivals.lasting(1.0 + RIVAL_SECONDS) == [WHO]
+
+
+def test_a_rival_that_goes_is_forgotten_and_looked_at_again_later() -> None:
+    watched = Watched()
+    (conn,) = watched.hear()
+    watched.answer(conn, 1.0, running())
+    watched.rivals.closed(conn, "reset", 2.0)
+    assert not watched.rivals.any_alive
+    assert watched.hear(now=2.1) == []
+    assert len(watched.hear(now=2.0 + RETRY_SECONDS)) == 1
+
+
+@pytest.mark.parametrize(("gone_at", "conceded"), [(1.5, False), (1.0 + RIVAL_SECONDS - 0.01, True)])
+def test_a_rival_that_fails_of_the_conflict_takes_us_along(gone_at: float, conceded: bool) -> None:
+    watched = Watched()
+    (conn,) = watched.hear()
+    watched.answer(conn, 1.0, running())
+    watched.answer(conn, gone_at, frames.Closed(session=OTHER, reason="two rank 0s", conflict=True))
+    watched.rivals.closed(conn, "closed", gone_at)
+    assert bool(watched.rivals.lasting(gone_at)) is conceded
+
+
+def test_who_calls_and_is_called_is_named_once() -> None:
+    watched = Watched()
+    (conn,) = watched.hear()
+    watched.answer(conn, 1.0, running())
+    watched.rivals.caller(50, OTHER, Who(hostname="h9", pid=9, address="10.7.0.9"), 1.0)
+    assert watched.rivals.lasting(9.0) == [WHO]
+    watched.rivals.caller_gone(50)
+    watched.rivals.caller(51, b"U" * 16, Who(hostname="h8", pid=8), 1.0)
+    assert len(watched.rivals.lasting(9.0)) == 2
+
+
+def test_a_sealed_session_blocks_and_is_told_once() -> None:
+    watched = Watched()
+    (conn,) = watched.hear("sealed")
+    assert watched.purposes[-1] == "probe"
+    assert watched.rivals.any_alive, "GO must wait for the answer"
+    watched.answer(conn, 1.0, running("running"))
+    assert watched.rivals.lasting(99.0) == []
+    assert [quiet for _, _, quiet in watched.rivals.blockers(1.0 + RUNNING_NOTICE_SECONDS / 2)] == [True]
+    assert [quiet for _, _, quiet in watched.rivals.blockers(1.0 + RUNNING_NOTICE_SECONDS)] == [False]
+    assert [quiet for _, _, quiet in watched.rivals.blockers(9.0)] == [True]
+
+
+@pytest.mark.parametrize(("says", "claims"), [("running", "open"), ("open", "sealed")])
+def test_what_was_proved_outweighs_a_datagram(says: str, claims: State) -> None:
+    watched = Watched()
+    (conn,) = watched.hear("sealed" if says == "running" else "open")
+    watched.answer(conn, 1.0, running(says))
+    again = watched.hear(claims, now=2.0)
+    # It is asked again, and until it answers the proved word stands.
+    assert len(again) == 1
+    assert bool(watched.rivals.running) is (says == "running")
+    watched.answer(again[0], 2.1, running(says))
+    assert bool(watched.rivals.running) is (says == "running")
+    expected = [] if says == "running" else [WHO]
+    assert watched.rivals.lasting(1.0 + RIVAL_SECONDS) == expected
+
+
+def test_a_silent_sealed_session_is_suspected_once_for_ten_seconds() -> None:
+    watched = Watched()
+    watched.hear("sealed")
+    now, until = 0.0, None
+    while now < 3 * SILENT_SECONDS:
+        now += ADDRESS_SECONDS / 2
+        watched.rivals.handle_timer(now)
+        watched.hear("sealed", now)
+        if watched.rivals.any_alive:
+            until = now
+    assert until is not None
+    assert SILENT_SECONDS <= until <= SILENT_SECONDS + 3 * ADDRESS_SECONDS
+
+
+def test_a_silent_open_session_is_nothing() -> None:
+    watched = Watched()
+    watched.hear()
+    watched.rivals.handle_timer(ADDRESS_SECONDS)
+    assert not watched.rivals.any_alive
+
+
+def test_invented_sessions_are_bounded() -> None:
+    watched = Watched()
+    for number in range(10 * MAX_SESSIONS):
+        watched.rivals.heard(offer(session=number.to_bytes(16, "big")), ENDPOINTS, 0.0)
+    assert len(watched.dialled()) == MAX_SESSIONS
+
+
+def test_abandoned_they_are_gone() -> None:
+    watched = Watched()
+    (conn,) = watched.hear()
+    watched.answer(conn, 1.0, running())
+    watched.rivals.abandon()
+    assert not watched.rivals.any_alive
+    assert not watched.rivals.owns(conn)
+    assert watched.rivals.verdict_timer(60.0) is None

@@ -1,0 +1,214 @@
+"""What goes on behind a job that has formed: the roster, the process group's coming and going, the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from mingle import session, store
+from mingle.errors import MingleError
+from mingle.job import Member
+from mingle.joining import Joiner
+from mingle.session import LoneSession, RunningSession, group_stands
+from tests.in_process import Formed, formed
+from tests.loopback import answers, until
+from tests.test_forksafe import in_child
+
+forks = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+
+class Group:
+    """Stands for torch's default process group: tells whether there is one."""
+
+    def __init__(self) -> None:
+        self.stands = False
+
+    def __call__(self) -> bool:
+        return self.stands
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> Group:
+    group = Group()
+    monkeypatch.setattr(session, "group_stands", group)
+    return group
+
+
+@pytest.fixture
+def ranks(group: Group) -> Iterator[list[Formed]]:
+    with formed() as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def sessions(ranks: list[Formed]) -> list[RunningSession]:
+    return [RunningSession(*rank) for rank in ranks]
+
+
+def fails_soon(asked: RunningSession, match: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(MingleError, match=match) as caught:
+        asked.roster()
+    assert time.monotonic() - started < 2
+    assert "read job.members once, early" in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+# --- the roster -----------------------------------------------------------------------------------------------------
+
+
+def test_the_roster_is_the_same_on_every_rank(ranks: list[Formed], sessions: list[RunningSession]) -> None:
+    rosters = [each.roster() for each in sessions]
+    assert rosters[0] == rosters[1] == sessions[1].roster()
+    assert [(each.rank, each.local_rank, each.node_rank) for each in rosters[0]] == [(0, 0, 0), (1, 1, 0)]
+    for member in rosters[0]:
+        assert (member.address, member.pid) == ("127.0.0.1", os.getpid())
+
+
+def test_the_roster_after_rank_zero_has_ended(sessions: list[RunningSession]) -> None:
+    sessions[0].close(failing=False)
+    fails_soon(sessions[1], "rank 0 ")
+
+
+def test_the_roster_of_a_session_that_has_ended_here(sessions: list[RunningSession]) -> None:
+    # A job whose place another call has taken: its user still holds it.
+    for each in reversed(sessions):
+        each.close(failing=False)
+    for each in sessions:
+        fails_soon(each, "its session has ended")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_roster_that_was_not_the_one_sealed(ranks: list[Formed], rank: int) -> None:
+    discovery, formation = ranks[rank]
+    other = RunningSession(ranks[1 - rank].discovery, ranks[1 - rank].formation)
+    mine = RunningSession(discovery, dataclasses.replace(formation, roster_digest=b"another"))
+    fails_soon(mine, "what came is not the roster that was sealed")
+    assert len(other.roster()) == 2
+
+
+def test_a_host_that_does_not_answer(
+    sessions: list[RunningSession], ranks: list[Formed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "ROSTER_SECONDS", 0.2)
+    monkeypatch.setattr(ranks[1].discovery.machine, "ask_roster", lambda: None)
+    fails_soon(sessions[1], "rank 0 ")
+
+
+# --- the process group ----------------------------------------------------------------------------------------------
+
+
+def test_the_store_is_let_go_of_when_the_process_group_stands(
+    ranks: list[Formed], sessions: list[RunningSession], group: Group
+) -> None:
+    server = ranks[0].discovery.store_server
+    assert server is not None
+    assert server.held
+    group.stands = True
+    until(lambda: not server.held)
+    assert len(sessions[1].roster()) == 2, "rank 0 goes on answering"
+
+
+def test_who_made_the_process_group_need_not_wait_until_it_is_seen(
+    ranks: list[Formed], sessions: list[RunningSession]
+) -> None:
+    server = ranks[0].discovery.store_server
+    for each in sessions:
+        each.group_stands()
+    assert server is not None
+    assert not server.held
+
+
+def test_a_job_ends_with_its_process_group(
+    ranks: list[Formed], sessions: list[RunningSession], group: Group
+) -> None:
+    group.stands = True
+    for each in sessions:
+        each.group_stands()
+    assert len(sessions[1].roster()) == 2
+    group.stands = False
+    machine = ranks[1].discovery.machine
+    assert isinstance(machine, Joiner)
+    until(lambda: not machine.connection_stands)
+    fails_soon(sessions[1], "rank 0 has ended its job")
+
+
+def test_whether_a_process_group_stands_is_told_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert group_stands() is False
+    monkeypatch.delitem(sys.modules, "torch.distributed")
+    assert group_stands() is False
+    monkeypatch.setitem(sys.modules, "torch.distributed", type(sys)("a torch built without it"))
+    assert group_stands() is False
+
+
+# --- the end --------------------------------------------------------------------------------------------------------
+
+
+def test_closing_ends_everything_once(ranks: list[Formed], sessions: list[RunningSession]) -> None:
+    ended: list[int] = []
+    port = ranks[0].formation.store_port
+    for number in (1, 0):
+        sessions[number].on_close = lambda number=number: ended.append(number)
+        sessions[number].close(failing=False)
+    assert ended == [1, 0]
+    until(lambda: not answers(port))
+
+
+@needs_fork
+@forks
+def test_a_forked_child_does_nothing_to_its_parents_session(sessions: list[RunningSession]) -> None:
+    told: list[str] = []
+    sessions[0].on_close = lambda: told.append("closed")
+
+    def child() -> str:
+        with pytest.raises(MingleError, match="this process is a fork of the rank"):
+            sessions[1].roster()
+        for each in sessions:
+            each.close(failing=False)
+            each.close(failing=True)
+        return f"closed nothing {told}"
+
+    assert in_child(child) == "closed nothing []"
+    assert [len(each.roster()) for each in sessions] == [2, 2]
+
+
+# --- alone ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lone() -> Iterator[LoneSession]:
+    server = store.open_server("127.0.0.1", None, b"S" * 16)
+    member = Member(rank=0, local_rank=0, node_rank=0, hostname="here", address="127.0.0.1", pid=os.getpid())
+    lone = LoneSession(member, server)
+    yield lone
+    lone.close(failing=False)
+
+
+def test_a_rank_alone_is_its_own_roster(lone: LoneSession) -> None:
+    assert [member.rank for member in lone.roster()] == [0]
+
+
+def test_a_rank_alone_holds_its_store_until_torch_does(lone: LoneSession) -> None:
+    server, ended = lone.server, list[str]()
+    lone.on_close = lambda: ended.append("closed")
+    assert server is not None
+    assert server.held
+    lone.group_stands()
+    assert not server.held
+    lone.close(failing=False)
+    assert ended == ["closed"]
+
+
+@needs_fork
+@forks
+def test_a_forked_child_of_a_rank_alone(lone: LoneSession) -> None:
+    server = lone.server
+    assert server is not None
+    assert in_child(lambda: str((lone.close(failing=False), server.held))) == "(None, True)"
+    store.prove("127.0.0.1", server.port, server.session, server.token)

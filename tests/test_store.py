@@ -1,0 +1,277 @@
+"""Rank 0's store, on `lo`: opened, proved, shared with torch, let go of, cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+import tests.in_process  # noqa: F401 - torch, so that it costs each test as little as it can
+from mingle import store
+from mingle.errors import ConfigurationError, MingleError
+from mingle.interfaces import scan
+from mingle.store import StoreServer, check_port, open_server, prove
+from tests.loopback import answers, busy_port, closed_port, until
+from tests.test_forksafe import in_child
+
+SESSION = b"S" * 16
+LO = next(interface for interface in scan() if interface.loopback)
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="this is how Linux behaves")
+needs_ipv6 = pytest.mark.skipif(not LO.of_family("6"), reason="lo has no IPv6 address")
+
+
+@pytest.fixture
+def server() -> Iterator[StoreServer]:
+    server = open_server("127.0.0.1", None, SESSION)
+    yield server
+    server.release()
+
+
+def client_of(server: StoreServer, seconds: float = 30) -> TCPStore:
+    return TCPStore(
+        server.address, server.port, is_master=False, timeout=timedelta(seconds=seconds), wait_for_workers=False
+    )
+
+
+def gone(server: StoreServer) -> bool:
+    """Whether its port refuses, after a moment if need be: the server ends in a thread of torch's."""
+    until(lambda: not answers(server.port))
+    return True
+
+
+# --- opening --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+def test_a_store_is_proved_by_its_token(address: str) -> None:
+    server = open_server(address, None, SESSION)
+    assert (server.address, server.session, server.held) == (address, SESSION, True)
+    prove(address, server.port, SESSION, server.token)
+    with pytest.raises(OSError, match="belongs to another session"):
+        prove(address, server.port, SESSION, "0" * 32)
+    server.release()
+
+
+def test_two_stores_never_share_a_token(server: StoreServer) -> None:
+    second = open_server("127.0.0.1", None, SESSION)
+    assert second.port != server.port
+    assert second.token != server.token
+    with pytest.raises(OSError, match="belongs to another session"):
+        prove("127.0.0.1", second.port, SESSION, server.token)
+    second.release()
+
+
+def test_it_listens_on_its_address_alone(server: StoreServer) -> None:
+    assert answers(server.port)
+    assert not answers(server.port, "127.0.0.2")
+
+
+def test_a_fixed_port_is_used_and_may_be_used_again() -> None:
+    first = open_server("127.0.0.1", None, SESSION)
+    prove("127.0.0.1", first.port, SESSION, first.token)
+    port = first.port
+    first.release()
+    assert gone(first)
+    check_port(port, ["127.0.0.1"])
+    # Connections of the first one may linger in TIME_WAIT at this port.
+    second = open_server("127.0.0.1", port, SESSION)
+    assert second.port == port
+    second.release()
+
+
+def test_a_fixed_port_that_is_busy_is_told_at_once() -> None:
+    started = time.monotonic()
+    with busy_port() as port:
+        for attempt in (
+            lambda: open_server("127.0.0.1", port, SESSION),
+            lambda: check_port(port, ["127.0.0.2", "127.0.0.1"]),
+        ):
+            with pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}: Address already in use") as caught:
+                attempt()
+            assert "MINGLE_MASTER_PORT" in str(caught.value)
+            assert f"ss -tlnp 'sport = :{port}'" in str(caught.value)
+    assert time.monotonic() - started < 1
+
+
+def test_an_address_that_has_gone() -> None:
+    with pytest.raises(MingleError, match=r"can't listen on 192\.0\.2\.77: Cannot assign") as caught:
+        open_server("192.0.2.77", None, SESSION)
+    assert not isinstance(caught.value, ConfigurationError)
+
+
+@pytest.mark.parametrize(
+    ("version", "takes"),
+    [("2.6.0+cu124", False), ("2.7.1", False), ("2.8.0+cpu", True), ("2.10.0a0+git1", True), ("3.0.1", True)],
+)
+def test_which_torch_takes_a_listening_socket_with_libuv(
+    monkeypatch: pytest.MonkeyPatch, version: str, takes: bool
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert store._libuv_takes_descriptors() is takes
+
+
+# --- proving --------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_not_there() -> None:
+    with closed_port() as port, pytest.raises(ConnectionRefusedError):
+        prove("127.0.0.1", port, SESSION, "0" * 32)
+
+
+@linux_only
+def test_a_host_that_does_not_answer_costs_seconds_not_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "CONNECT_SECONDS", 0.2)
+    # Once its queue of one is full, the kernel lets the listener drop what comes.
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent:
+        with socket.create_connection(silent.getsockname(), timeout=5):
+            started = time.monotonic()
+            with pytest.raises(TimeoutError):
+                prove(*silent.getsockname(), SESSION, "0" * 32)
+    assert time.monotonic() - started < 2
+
+
+def test_a_store_without_the_sessions_key(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "PROVE_SECONDS", 0.3)
+    with pytest.raises(OSError, match=f"the store at 127.0.0.1:{server.port} failed: ") as caught:
+        prove("127.0.0.1", server.port, b"T" * 16, server.token)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "PROVE_SECONDS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = other.getsockname()
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):  # until the listener is shut down
+                while True:
+                    other.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        try:
+            with pytest.raises(OSError, match=f"the store at 127.0.0.1:{address[1]} failed: "):
+                prove(*address, SESSION, "0" * 32)
+        finally:
+            other.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+# --- sharing and letting go -----------------------------------------------------------------------------------------
+
+
+def test_torch_shares_it_by_its_port_and_outlives_us(server: StoreServer) -> None:
+    shared = TCPStore(
+        server.address,
+        server.port,
+        is_master=True,
+        timeout=timedelta(seconds=30),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+    shared.set("theirs", "1")
+    server.release()
+    assert not server.held
+    client = client_of(server)
+    assert client.get(store.KEY_PREFIX + SESSION.hex()).decode() == server.token
+    assert client.get("theirs") == b"1"
+    del client, shared
+    assert gone(server)
+
+
+def test_letting_go_twice_is_once(server: StoreServer) -> None:
+    server.release()
+    server.release()
+    assert gone(server)
+
+
+@linux_only
+def test_aborting_cuts_all_connections_of_that_store_alone(server: StoreServer) -> None:
+    other = open_server("127.0.0.1", None, SESSION)
+    clients, bystander = [client_of(server) for _ in range(2)], client_of(other)
+    mine, theirs = socket.socketpair()
+    shared = TCPStore(
+        server.address,
+        server.port,
+        is_master=True,
+        timeout=timedelta(seconds=30),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+    started = time.monotonic()
+    server.abort()
+    for client in [*clients, shared]:
+        with pytest.raises(RuntimeError):
+            client.get("what nobody has set")
+    assert time.monotonic() - started < 5, "torch's own timeout is half a minute here"
+    bystander.set("alive", "1")
+    assert bystander.get("alive") == b"1"
+    with mine, theirs:
+        mine.send(b"x")
+        assert theirs.recv(1) == b"x"
+    del clients, bystander, shared
+    other.release()
+
+
+@linux_only
+def test_aborting_ends_a_wait_that_is_under_way(server: StoreServer) -> None:
+    client, waiting = client_of(server), threading.Event()
+    failed: list[float] = []
+
+    def wait() -> None:
+        waiting.set()
+        with pytest.raises(RuntimeError):
+            client.get("what nobody has set")
+        failed.append(time.monotonic())
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert waiting.wait(5)
+    started = time.monotonic()
+    server.abort()
+    thread.join(10)
+    assert failed
+    assert failed[0] - started < 5
+
+
+@pytest.mark.parametrize("call", ["abort", "release"])
+def test_aborting_what_was_released_is_no_error(call: str) -> None:
+    server = open_server("127.0.0.1", None, SESSION)
+    server.release()
+    getattr(server, call)()
+
+
+# --- forks ----------------------------------------------------------------------------------------------------------
+
+
+@linux_only
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_does_not_keep_the_port_open(server: StoreServer) -> None:
+    """A DataLoader worker that outlives its rank: the others must be refused, not kept waiting."""
+    mine, childs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        mine.close()
+        childs.recv(1)
+        os._exit(0)
+    childs.close()
+    with mine:
+        server.release()
+        assert gone(server)
+    os.waitpid(pid, 0)
+
+
+@linux_only
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_that_ends_leaves_the_store_alone(server: StoreServer) -> None:
+    assert in_child(lambda: "alive") == "alive"
+    prove(server.address, server.port, SESSION, server.token)
