@@ -68,7 +68,7 @@ def busiest(times: list[float], window: float) -> int:
 # --- those who seek -----------------------------------------------------------------------------------------
 
 
-def test_one_seeker_asks_often_at_first_and_then_every_two_seconds() -> None:
+def test_one_seeker_asks_often_at_first_and_then_every_second() -> None:
     asked = seeks(1, hearing=False)
     gaps = [later - earlier for earlier, later in itertools.pairwise(asked)]
     assert asked[0] <= FIRST_SEEK_SECONDS_PER_RANK
@@ -77,21 +77,21 @@ def test_one_seeker_asks_often_at_first_and_then_every_two_seconds() -> None:
         0.75 * SEEK_INTERVAL_MAX_SECONDS <= gap <= 1.25 * SEEK_INTERVAL_MAX_SECONDS for gap in gaps[8:]
     )
     assert len([at for at in asked if at < 1]) in range(5, 9)
-    assert len(asked) in range(32, 46)
+    assert len(asked) in range(56, 80)
 
 
-@pytest.mark.parametrize(("count", "most"), [(1, 46), (8, 60), (100, 70), (10_000, 200)])
+@pytest.mark.parametrize(("count", "most"), [(1, 80), (8, 100), (100, 110), (10_000, 450)])
 def test_seekers_that_hear_each_other_ask_about_as_often_as_one(count: int, most: int) -> None:
     asked = seeks(count, hearing=True)
-    assert 30 <= len(asked) <= most
+    assert 56 <= len(asked) <= most
     assert busiest(asked, 0.01) <= 40
-    assert busiest(asked[len(asked) // 2 :], 1.0) <= 10
+    assert busiest(asked[len(asked) // 2 :], 1.0) <= 20
 
 
 @pytest.mark.parametrize("count", [8, 100])
 def test_seekers_that_hear_nobody_each_ask_for_themselves(count: int) -> None:
     asked = seeks(count, hearing=False)
-    assert 32 * count <= len(asked) <= 46 * count
+    assert 56 * count <= len(asked) <= 80 * count
     # Jitter spreads them: in the steady state no tenth of a second holds much more than its share.
     late = [at for at in asked if at > MINUTE / 2]
     assert busiest(late, 0.1) <= 10 + 3 * count * 0.1 / SEEK_INTERVAL_MAX_SECONDS

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import mingle
-from mingle import discovery, interfaces, loop, progress, rendezvous, store
+from mingle import interfaces, loop, progress, rendezvous, store
 from mingle.environment import process_environment
 from mingle.errors import (
     ConfigurationError,
@@ -79,6 +79,13 @@ def refused(kind: type[MingleError], match: str, **arguments: Any) -> MingleErro
     return caught.value
 
 
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_a_call_without_a_fault_would_send(rank: int | None) -> None:
+    with pytest.raises(AssertionError, match="a socket of the discovery was opened"):
+        mingle.discover("resnet", rank=rank, world_size=2)
+
+
 # --- refused --------------------------------------------------------------------------------------------------------
 
 
@@ -138,13 +145,10 @@ def test_an_interface_that_does_not_exist(rank: int | None) -> None:
 
 @pytest.mark.usefixtures("no_packet")
 def test_an_interface_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    bare = Interface("bare0", 77, ())
-    monkeypatch.setattr(interfaces, "scan", lambda: (*scan, bare))
+    found = (*interfaces.scan(), Interface("bare0", 77, ()))
+    monkeypatch.setattr(interfaces, "scan", lambda: found)
     refused(InterfaceError, "bare0", **PLACE, interface="bare0")
     refused(InterfaceError, "bare0", **PLACE, interface="bare0", family="4")
-
-
-scan = interfaces.scan()
 
 
 @pytest.mark.usefixtures("no_packet")
@@ -420,7 +424,3 @@ def test_who_may_host_makes_room(monkeypatch: pytest.MonkeyPatch, rank: int | No
     with pytest.raises(Stop):
         mingle.discover("room", rank=rank, world_size=2)
     assert asked == ([2] if hosts else [])
-
-
-def test_the_loop_is_what_these_tests_took_away() -> None:
-    assert issubclass(discovery.Discovery, loop.Loop)

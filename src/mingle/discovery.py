@@ -170,7 +170,9 @@ class Discovery(Loop):
     def _house_keeping(self, now: float) -> None:
         if self._progress.wants_status(now):
             self._machine.ask_status()
-        self._progress.tick(self._machine.snapshot(), now)
+        due = self._progress.next_timer()
+        if due is not None and now >= due:
+            self._progress.tick(self._machine.snapshot(), now)
         super()._house_keeping(now)
 
     # --- what comes in and goes out --------------------------------------------------------------------------------

@@ -113,6 +113,8 @@ class Elector:
         self._new_id = new_id
         self._timeout = timeout
         self._deadline = now + timeout
+        self._failure: MingleError | None = None
+        """Why our own session failed, once it is gone."""
         self._effects: list[Effect] = []
         self._elect_at: float | None = now + self._patience()
         self._yield: _Yield | None = None
@@ -142,7 +144,8 @@ class Elector:
     @property
     def failure(self) -> MingleError | None:
         """Why it did not."""
-        return self.joiner.failure or (self.host.failure if self.host is not None else None)
+        hosted = self.host.failure if self.host is not None else self._failure
+        return hosted or self.joiner.failure
 
     @property
     def finished(self) -> bool:
@@ -386,11 +389,12 @@ class Elector:
                 self._told(telling)
         if self.host is not None:
             self.host.handle_timer(now)
-        if self._joining:
-            self.joiner.handle_timer(now)
         self._watch(now)
         if self._elect_at is not None and now >= self._elect_at:
             self._become_host(now)
+        elif self._joining:
+            self.joiner.handle_timer(now)
+            self._watch(now)
 
     def _become_host(self, now: float) -> None:
         self._elect_at = None
@@ -461,6 +465,7 @@ class Elector:
     def _end_host(self, reason: str) -> None:
         if self.host is None:
             return
+        self._failure = self.host.failure
         self.host.close(reason)
         self._effects += self.host.effects()
         self.host, self._yield = None, None

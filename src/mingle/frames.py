@@ -229,7 +229,7 @@ class Void(Frame, frozen=True, kw_only=True, tag="void", omit_defaults=True):
 
 
 class Sighting(Frame, frozen=True, kw_only=True, tag="sighting", omit_defaults=True):
-    """To a host that assigns ranks, from another such host or from a member: one more of this job is there."""
+    """Either side to a host that assigns ranks, member or other host: one more host of this job is there."""
 
     offer: Offer
     stands: bool = False
@@ -268,6 +268,8 @@ class Closed(Frame, frozen=True, kw_only=True, tag="closed", omit_defaults=True)
     reason: Text = ""
     conflict: bool = False
     """Whether the host ended it because of a conflict that concerns every rank."""
+    network: bool = False
+    """Whether that is that the ranks share no network."""
 
 
 # --- questions ----------------------------------------------------------------------------------------------

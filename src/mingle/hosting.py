@@ -18,7 +18,7 @@ from mingle import frames, registrar, reports
 from mingle.authentication import JobKey, new_nonce
 from mingle.control import HandshakeFailed, HostConversation
 from mingle.datagrams import MAX_ADDRESSES, Bye, Datagram, List, Offer, Rejected, Seek
-from mingle.errors import MingleError
+from mingle.errors import InterfaceError, MingleError
 from mingle.lobby import Lobby
 from mingle.machine import (
     Address,
@@ -585,16 +585,16 @@ class Host:
     def _fail(self, error: MingleError, *, conflict: bool) -> None:
         if self.failure is None:
             self.failure = error
-            self._end(error.observation, conflict=conflict)
+            self._end(error.observation, conflict=conflict, network=isinstance(error, InterfaceError))
 
     def close(self, reason: str) -> None:
         """Ends the session on purpose: says so to everybody and hangs up."""
         if not self.closed:
             self._end(reason, conflict=False)
 
-    def _end(self, reason: str, *, conflict: bool) -> None:
+    def _end(self, reason: str, *, conflict: bool, network: bool = False) -> None:
         self.closed = True
-        farewell = frames.Closed(session=self.session, reason=reason[:2048], conflict=conflict)
+        farewell = frames.Closed(session=self.session, reason=reason[:2048], conflict=conflict, network=network)
         status = self.registrar.status() if self.outcome is None else None
         for conn, caller in list(self._callers.items()):
             if caller.conversation.proved:

@@ -554,7 +554,7 @@ class Joiner:
             self.roster += frame.seats
         elif isinstance(frame, frames.Closed) and self.outcome is None:
             if frame.conflict:
-                self.failure = reports.closed_by_host(self.identity, frame.reason)
+                self.failure = reports.closed_by_host(self.identity, frame.reason, network=frame.network)
             else:
                 note(self.evidence.hosts, self._host_name(session), f"ended the session: {frame.reason}")
 

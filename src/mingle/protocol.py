@@ -17,11 +17,11 @@ FIRST_SEEK_SECONDS_PER_RANK = 0.0002
 FIRST_SEEK_MAX_SECONDS = 0.5
 SEEK_INTERVAL_SECONDS = 0.05
 SEEK_GROWTH = 1.6
-SEEK_INTERVAL_MAX_SECONDS = 2.0
+SEEK_INTERVAL_MAX_SECONDS = 1.0
 
 BURST_SECONDS = (0.0, 0.03, 0.1, 0.25, 0.6, 1.2)
 """When a host speaks after its start, without being asked."""
-OFFER_PERIOD_SECONDS = 2.0
+OFFER_PERIOD_SECONDS = 1.0
 """How often it speaks after that, until the session is sealed."""
 ANSWER_GAP_SECONDS = 0.02
 """The least time between two OFFERs of an open session …"""

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from mingle import environment, node, progress, settings, store
 from mingle._version import __version__
@@ -26,7 +26,7 @@ from mingle.errors import ConfigurationError, MingleError
 from mingle.frames import Who
 from mingle.job import Job, Member
 from mingle.machine import Formation, Identity
-from mingle.session import LoneSession, RunningSession
+from mingle.session import ForeignSession, LoneSession, RunningSession
 from mingle.settings import Settings
 
 logger = logging.getLogger("mingle")
@@ -35,11 +35,20 @@ logger = logging.getLogger("mingle")
 FILES_PER_MEMBER = 3
 FILES_BESIDE = 128
 
+Session: TypeAlias = RunningSession | LoneSession | ForeignSession
+
 _calls = threading.Lock()
-_active: RunningSession | LoneSession | None = None
+_active: Session | None = None
 
 
-def _forget(session: RunningSession | LoneSession) -> None:
+def _hold(session: Session) -> None:
+    """A session has begun: it is this process's from now on."""
+    global _active
+    _active = session
+    session.on_close = functools.partial(_forget, session)
+
+
+def _forget(session: Session) -> None:
     """A session has ended: the environment is the user's again."""
     global _active
     if _active is session:
@@ -91,15 +100,13 @@ def resolve(arguments: dict[str, Any]) -> Settings:
 
 def form(wanted: Settings) -> Job:
     """Carries a call out: ends this process's old session, discovers, exports, returns the job."""
-    global _active
     end_session()
     _import_torch()
     started = time.monotonic()
     if wanted.pass_through:
         return _passed_through(wanted)
     formation, session = _form_alone(wanted) if wanted.world_size == 1 else _discover(wanted)
-    _active = session
-    session.on_close = functools.partial(_forget, session)
+    _hold(session)
     try:
         _export(wanted, formation)
     except BaseException:
@@ -234,6 +241,8 @@ def _export(wanted: Settings, formation: Formation) -> None:
 def _passed_through(wanted: Settings) -> Job:
     """Under torchrun everybody is found already."""
     assert wanted.rank is not None and wanted.master_addr is not None and wanted.master_port is not None
+    session = ForeignSession()
+    _hold(session)
     node_rank = wanted.node_rank or 0
     if "NODE_RANK" not in os.environ:
         process_environment.export({"NODE_RANK": str(node_rank)})
@@ -251,6 +260,7 @@ def _passed_through(wanted: Settings) -> Job:
         interface="",
         address="",
         elapsed=0.0,
+        _session=session,
         _members=(),
     )
 

@@ -12,6 +12,8 @@ from mingle.frames import Refused, Running, Status, Who
 from mingle.machine import Evidence, Identity, NetworkFacts
 
 _SHOWN = 8
+_NO_NETWORK_CAUSE = "the hosts have several networks and share none of them, or a firewall closes the one they share"
+_NO_NETWORK_REMEDY = "name the network they share with MINGLE_INTERFACE on every host, or open TCP between them."
 
 
 def _few(names: Iterable[object], separator: str = ", ") -> str:
@@ -261,8 +263,10 @@ def two_hosts(identity: Identity, rivals: Sequence[Who]) -> MingleError:
     )
 
 
-def closed_by_host(identity: Identity, reason: str) -> MingleError:
-    """Returns the error of a member whose host ended the session because of a conflict."""
+def closed_by_host(identity: Identity, reason: str, *, network: bool) -> MingleError:
+    """Returns the error of a member whose host ended the session because of a conflict, or for want of a network."""
+    if network:
+        return InterfaceError.explain(reason, cause=_NO_NETWORK_CAUSE, remedy=_NO_NETWORK_REMEDY)
     return ConflictError.explain(
         f"job {identity.job!r}: rank 0 ended the gathering: {reason}",
         cause="the conflict concerns every rank of the job",
@@ -274,6 +278,6 @@ def no_common_network(identity: Identity, matrix: str) -> MingleError:
     """Returns the error for hosts that don't all meet on one network."""
     return InterfaceError.explain(
         f"job {identity.job!r}: no address of rank 0 was reached by every rank:\n{matrix}",
-        cause="the hosts have several networks and share none of them, or a firewall closes the one they share",
-        remedy="name the network they share with MINGLE_INTERFACE on every host, or open TCP between them.",
+        cause=_NO_NETWORK_CAUSE,
+        remedy=_NO_NETWORK_REMEDY,
     )

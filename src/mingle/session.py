@@ -27,6 +27,26 @@ WATCH_SLOW_SECONDS = 0.5
 _T = TypeVar("_T")
 
 
+class ForeignSession:
+    """The session of a job whose ranks torchrun has brought together: nothing of it is ours but a variable."""
+
+    def __init__(self) -> None:
+        self.on_close: Callable[[], None] = _nothing
+        self._pid = os.getpid()
+
+    def roster(self) -> tuple[Member, ...]:
+        """Nobody: torchrun keeps its roster to itself."""
+        return ()
+
+    def group_stands(self) -> None:
+        """The process group stands; the store is torchrun's."""
+
+    def close(self, *, failing: bool) -> None:  # noqa: ARG002 - nothing here could block
+        """Restores the environment."""
+        if os.getpid() == self._pid:
+            self.on_close()
+
+
 class LoneSession:
     """The session of a job with one rank: a store, and nobody to talk to."""
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 from unittest import mock
 
+import msgspec
+
 from mingle import datagrams, frames
 from mingle.authentication import JobKey
 from mingle.control import Conversation, HostConversation, MemberConversation
@@ -25,6 +27,19 @@ HOST_NONCE = bytes(range(0x50, 0x60))
 ADDRESSES = ("192.0.2.10", "2001:db8::a")
 PORT = 40123
 
+_OTHER_OFFER = Offer(
+    job=JOB,
+    attempt="1",
+    session=bytes(range(0x80, 0x90)),
+    host=bytes(range(0x10)),
+    addresses=("192.0.2.20",),
+    port=40125,
+    world_size=4,
+    joined=1,
+    assigned=True,
+    hostname="node-5",
+    pid=99,
+)
 DATAGRAMS: dict[str, tuple[str, Datagram]] = {
     "seek": (
         "rank 3 of 4 looks for the host",
@@ -183,6 +198,15 @@ STORIES: dict[str, Story] = {
                     who=frames.Who(hostname="node-7", pid=23, address="192.0.2.17", rank=3),
                 ),
             ),
+        ),
+    ),
+    "election": Story(
+        _hello("join"),
+        (
+            Line("member", "join", "a process without a rank asks for a seat", msgspec.structs.replace(_JOIN, rank=None)),
+            Line("member", "sighting", "another host is there", frames.Sighting(offer=_OTHER_OFFER)),
+            Line("host", "moved", "I have joined it; come after me", frames.Moved(offer=_OTHER_OFFER)),
+            Line("member", "stranded", "I can't reach it", frames.Stranded(session=_OTHER_OFFER.session)),
         ),
     ),
     "probe": Story(

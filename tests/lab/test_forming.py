@@ -13,7 +13,7 @@ import pytest
 from tests.soak import repeated
 
 from . import Host, Lab, Rank
-from .scenarios import check, discover_only, results, train
+from .scenarios import check, results, train
 
 
 def start_in_order(
@@ -141,7 +141,7 @@ def test_a_foreign_address_in_the_environment_is_replaced(lab: Lab) -> None:
 def test_two_interfaces_of_which_one_is_shared(lab: Lab) -> None:
     shared = lab.network("10.77.0.0/24")
     hosts = [lab.host(lab.network(f"10.78.{number}.0/24"), shared) for number in range(2)]
-    ranks = [host.start(discover_only, "two nics", rank, 2) for rank, host in enumerate(hosts)]
+    ranks = [host.start(train, "two nics", rank, 2) for rank, host in enumerate(hosts)]
     for host, result in zip(hosts, results(ranks), strict=True):
         assert result["master_addr"] == hosts[0].address(shared)
         assert result["interface"] == host.interface(shared)

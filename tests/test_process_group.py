@@ -1,0 +1,440 @@
+"""The doors that end in a process group: what is checked first, what is made, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.rendezvous as torch_rendezvous
+
+import mingle
+from mingle import loop, process_group, rendezvous, store
+from mingle.errors import ConfigurationError, ConflictError, DiscoveryTimeoutError, MingleError
+from mingle.process_group import check_options, parse_url, register, rendezvous_handler
+from tests.bystanders import free_udp_port
+from tests.in_process import discovery_of, settings_of
+from tests.loopback import answers, job_name, until
+from tests.test_forksafe import in_child
+
+forks = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
+    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    rendezvous.end_session()
+
+
+@pytest.fixture
+def no_packet(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(loop, "Transport", forbidden)
+    monkeypatch.setattr(store, "open_server", forbidden)
+
+
+@pytest.fixture
+def foreign_group() -> Iterator[Any]:
+    """A process group that somebody else made."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def refused(match: str, backend: Any = "gloo", **options: Any) -> ConfigurationError:
+    """Call, and expect a plain error at once."""
+    before, started = dict(os.environ), time.monotonic()
+    with pytest.raises(ConfigurationError, match=match) as caught:
+        mingle.init(job_name("refused"), rank=0, world_size=1, backend=backend, **options)
+    assert time.monotonic() - started < 0.5
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+    assert len(caught.value.observation.splitlines()) == 1
+    assert dict(os.environ) == before
+    return caught.value
+
+
+def reduced() -> float:
+    """One collective: the process group works."""
+    number = torch.tensor([1.0])
+    dist.all_reduce(number)
+    return float(number)
+
+
+# --- refused before the first packet --------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"timeuot": timedelta(1)}, "no option timeuot="),
+        ({"init_method": "env://"}, "init_method= is not an option of mingle.init"),
+        ({"store": None}, "store= is not an option of mingle.init"),
+        ({"timeout": 5}, "timeout=5 is not a positive datetime.timedelta"),
+        ({"timeout": timedelta(0)}, "timeout="),
+        ({"group_name": 5}, "group_name=5 has the wrong type"),
+        ({"device_id": "cuda:0"}, "device_id='cuda:0' has the wrong type"),
+        ({"device_id": True}, "device_id=True has the wrong type"),
+    ],
+)
+def test_a_wrong_option(options: dict[str, Any], match: str) -> None:
+    refused(match, **options)
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize(
+    ("backend", "match"),
+    [
+        ("glooo", "backend='glooo' can't be used: torch does not know it"),
+        ("cpu:gloo,cuda:ncccl", "torch does not know it"),
+        ("gloo,", "torch does not know it"),
+        ("", "torch does not know it"),
+        ("cpu:gloo,cpu:gloo", "Duplicate device type cpu"),
+        (5, "backend=5 can't be used"),
+        (["gloo"], "can't be used"),
+    ],
+)
+def test_a_wrong_backend(backend: Any, match: str) -> None:
+    assert "gloo" in str(refused(match, backend=backend).remedy)
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize("name", ["nccl", "mpi", "xccl"])
+def test_a_backend_that_this_torch_lacks(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(dist, f"is_{name}_available", lambda: False, raising=False)
+    refused(f"this build of torch has no {name}", backend=name)
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        (None, {}),
+        ("gloo", {"timeout": timedelta(seconds=5), "group_name": "g", "pg_options": None, "device_id": None}),
+        ("GLOO", {"device_id": torch.device("cpu")}),
+        ("cpu:gloo", {}),
+        ("fake", {"device_id": 0}),
+    ],
+)
+def test_what_torch_takes_is_taken(backend: str | None, options: dict[str, Any]) -> None:
+    check_options(backend, options)
+
+
+@pytest.mark.usefixtures("no_packet")
+def test_a_process_group_that_somebody_else_made(foreign_group: Any) -> None:
+    refused("has a process group already")
+    with pytest.raises(ConfigurationError, match="has a process group already"):
+        mingle.discover(job_name("refused"), rank=0, world_size=1)
+    assert dist.group.WORLD is foreign_group
+    assert reduced() == 1
+
+
+# --- made, and ended ------------------------------------------------------------------------------------------------
+
+
+def test_the_block_ends_the_process_group_and_restores_the_environment() -> None:
+    before = dict(os.environ)
+    with mingle.init(job_name("block"), rank=0, world_size=1, backend="gloo") as job:
+        assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (0, 1, "gloo")
+        assert reduced() == 1
+        assert answers(job.master_port), "torch holds the store now"
+        assert os.environ["MASTER_PORT"] == str(job.master_port)
+    assert not dist.is_initialized()
+    assert dict(os.environ) == before
+    until(lambda: not answers(job.master_port))
+    job.close()
+    with pytest.raises(MingleError, match="never asked for"):
+        _ = job.members
+
+
+def test_options_reach_torch() -> None:
+    with mingle.init(job_name("options"), world_size=1, backend="gloo", timeout=timedelta(seconds=77)):
+        assert dist.distributed_c10d._get_default_timeout(dist.Backend("gloo"))
+        group = dist.distributed_c10d._get_default_group()
+        assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=77)
+
+
+def test_closing_leaves_the_process_group() -> None:
+    job = mingle.init(job_name("close"), rank=0, world_size=1, backend="gloo")
+    job.close()
+    job.close()
+    assert "MASTER_PORT" not in os.environ
+    assert reduced() == 1
+    with job:
+        pass
+    assert not dist.is_initialized()
+
+
+def test_a_cell_of_a_notebook_that_is_run_again() -> None:
+    for _ in range(3):
+        job = mingle.init(job_name("cell"), rank=0, world_size=1, backend="gloo")
+        assert reduced() == 1
+        assert os.environ["MASTER_PORT"] == str(job.master_port)
+    mingle.discover(job_name("cell"), rank=0, world_size=1)
+    assert not dist.is_initialized(), "discover leaves the making to others, so the old group is in the way"
+
+
+def test_a_process_group_that_the_user_has_replaced_is_the_users() -> None:
+    with mingle.init(job_name("replaced"), rank=0, world_size=1, backend="gloo"):
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.is_initialized()
+    refused("has a process group already")
+
+
+def test_a_process_group_that_the_user_has_ended() -> None:
+    with mingle.init(job_name("ended"), rank=0, world_size=1, backend="gloo") as job:
+        dist.destroy_process_group()
+    until(lambda: not answers(job.master_port))
+
+
+def test_torch_that_fails_leaves_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("gloo found no device")
+
+    before = dict(os.environ)
+    with monkeypatch.context() as patch:
+        patch.setattr(dist, "init_process_group", fail)
+        # A stand-in has no options that could be checked.
+        patch.setattr(process_group, "check_options", lambda *_: None)
+        with pytest.raises(RuntimeError, match="gloo found no device"):
+            mingle.init(job_name("fails"), rank=0, world_size=1, backend="gloo")
+    assert dict(os.environ) == before
+    with mingle.init(job_name("works"), rank=0, world_size=1, backend="gloo"):
+        assert reduced() == 1
+
+
+# --- exceptions in the block ----------------------------------------------------------------------------------------
+
+
+def test_an_exception_in_the_block_ends_all_and_is_the_one_to_be_seen() -> None:
+    before = dict(os.environ)
+    with pytest.raises(ZeroDivisionError), mingle.init(job_name("raises"), rank=0, world_size=1, backend="gloo"):
+        _ = 1 / 0
+    assert not dist.is_initialized()
+    assert dict(os.environ) == before
+
+
+def test_an_exception_in_the_block_waits_for_no_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    release, destroy = threading.Event(), dist.destroy_process_group
+
+    def block() -> None:
+        assert release.wait(10)
+        destroy()
+
+    monkeypatch.setattr(process_group, "DESTROY_SECONDS", 0.1)
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        with mingle.init(job_name("blocks"), rank=0, world_size=1, backend="gloo"):
+            monkeypatch.setattr(dist, "destroy_process_group", block)
+            raise KeyboardInterrupt
+    assert time.monotonic() - started < 2
+    release.set()
+    until(lambda: not dist.is_initialized())
+
+
+def test_a_backend_that_fails_to_end_hides_no_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("a peer has gone")
+
+    with pytest.raises(ZeroDivisionError), monkeypatch.context() as patch:
+        with mingle.init(job_name("hides"), rank=0, world_size=1, backend="gloo"):
+            patch.setattr(dist, "destroy_process_group", fail)
+            _ = 1 / 0
+    assert "MASTER_PORT" not in os.environ
+
+
+# --- forks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_forked_child_that_leaves_the_block_ends_nothing(failing: bool) -> None:
+    # The threads of the backend are not in the child: whoever ends the group there waits for them for ever.
+    with mingle.init(job_name("fork"), rank=0, world_size=1, backend="gloo") as job:
+
+        def child() -> str:
+            signal.alarm(5)
+            error = ZeroDivisionError() if failing else None
+            job.__exit__(None if error is None else type(error), error, None)
+            job.close()
+            return f"left {os.environ['MASTER_PORT']}"
+
+        assert in_child(child) == f"left {job.master_port}"
+        assert reduced() == 1
+        assert len(job.members) == 1
+
+
+# --- env:// after discover ------------------------------------------------------------------------------------------
+
+
+def test_env_shares_the_store_of_this_process() -> None:
+    with mingle.discover(job_name("env"), rank=0, world_size=1) as job:
+        for _ in range(2):
+            dist.init_process_group("gloo", init_method="env://")
+            shared = dist.distributed_c10d._get_default_store()
+            while hasattr(shared, "underlying_store"):
+                shared = shared.underlying_store
+            assert shared.port == job.master_port
+            # Ours: it holds the session's token.
+            assert any(key.startswith(store.KEY_PREFIX) for key in keys(job.master_port))
+            assert reduced() == 1
+            dist.destroy_process_group()
+            del shared
+
+
+def keys(port: int) -> list[str]:
+    client = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
+    return list(client.list_keys())
+
+
+def test_two_ranks_through_two_doors_and_a_second_time() -> None:
+    """A store that outlived its process group would break the second job."""
+    for _ in range(2):
+        job_id, port = job_name("doors"), free_udp_port()
+        member = discovery_of(settings_of(job_id, 1, 2, port))
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(member.run)
+            with mingle.discover(job_id, rank=0, world_size=2, port=port, family="4", discovery_timeout=20) as job:
+                running.result(20)
+                member.serve()
+                assert [each.rank for each in job.members] == [0, 1]
+                assert any(key.startswith(store.KEY_PREFIX) for key in keys(job.master_port))
+            member.close("the test is over")
+        until(lambda port=job.master_port: not answers(port))
+
+
+# --- mingle://JOB ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "job_id", "options"),
+    [
+        ("mingle://resnet", "resnet", {}),
+        ("mingle://", None, {}),
+        ("mingle://ResNet/50 a&b=c;d", "ResNet/50 a&b=c;d", {}),
+        ("mingle://resnet?rank=1&world_size=2", "resnet", {"rank": "1", "world_size": "2"}),
+        ("mingle://?rank=1&world_size=2", None, {"rank": "1", "world_size": "2"}),
+        ("mingle://100%25%3F%23%2f?rank=0", "100%?#/", {"rank": "0"}),
+        ("mingle://%C3%A4+b", "ä+b", {}),
+        ("mingle://ä", "ä", {}),
+        ("mingle://a?rank=", "a", {"rank": ""}),
+    ],
+)
+def test_urls(url: str, job_id: str | None, options: dict[str, str]) -> None:
+    assert parse_url(url) == (job_id, options)
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize(
+    ("url", "match"),
+    [
+        ("mingle://a?timeout=5", "carries timeout"),
+        ("mingle://why?", "MINGLE_WORLD_SIZE|world_size"),
+        ("mingle://really?no=1&rank=0", "carries no"),
+        ("mingle://a?rank=x&world_size=2", "rank=x in the URL is not a number"),
+        ("mingle://a?rank=&world_size=2", "rank= in the URL is not a number"),
+        ("mingle://a?rank=7&world_size=4", "7"),
+        ("mingle://%ff?rank=0&world_size=2", "not UTF-8 once it is percent-decoded"),
+        ("mingle://?rank=0&world_size=2", "there is no job id"),
+        (f"mingle://{'x' * 257}?rank=0&world_size=2", "257 bytes"),
+    ],
+)
+def test_a_wrong_url(url: str, match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match) as caught:
+        next(rendezvous_handler(url))
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("url", "job_id"), [("mingle://a/b%3Fc ä", "a/b?c ä"), ("mingle://Case Counts", "Case Counts"), ("mingle://", "e")]
+)
+def test_through_torch(monkeypatch: pytest.MonkeyPatch, url: str, job_id: str) -> None:
+    formed: list[mingle.Job] = []
+    form = rendezvous.form
+    monkeypatch.setattr(rendezvous, "form", lambda wanted: formed.append(form(wanted)) or formed[0])
+    monkeypatch.setenv("MINGLE_JOB_ID", "e")
+    dist.init_process_group("gloo", init_method=url, rank=0, world_size=1)
+    assert reduced() == 1
+    (job,) = formed
+    assert job.job_id == job_id
+    assert os.environ["MASTER_PORT"] == str(job.master_port)
+    dist.destroy_process_group()
+    rendezvous.end_session()
+    assert "MASTER_PORT" not in os.environ
+
+
+def test_through_torch_the_environment_gives_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINGLE_RANK", "0")
+    monkeypatch.setenv("MINGLE_WORLD_SIZE", "1")
+    dist.init_process_group("gloo", init_method="mingle://from the environment")
+    assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
+    dist.destroy_process_group()
+
+
+def test_torchs_own_timeout_bounds_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINGLE_PORT", str(free_udp_port()))
+    started = time.monotonic()
+    with pytest.raises(DiscoveryTimeoutError):
+        dist.init_process_group(
+            "gloo",
+            init_method=f"mingle://{job_name('bounded')}",
+            rank=1,
+            world_size=2,
+            timeout=timedelta(seconds=0.3),
+        )
+    assert time.monotonic() - started < 3
+
+
+def test_mingles_timeout_counts_when_it_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = settings_of("x", 1, 2, 29499, timeout=5.0)
+    assert process_group._bounded(wanted, timedelta(minutes=30)).discovery_timeout == 5.0
+    assert process_group._bounded(wanted, timedelta(seconds=2)).discovery_timeout == 2.0
+
+
+def test_a_job_whose_store_torch_cannot_open_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> Iterator[None]:
+        raise RuntimeError("torch is broken")
+        yield
+
+    monkeypatch.setattr(torch_rendezvous, "rendezvous", fail)
+    with pytest.raises(RuntimeError, match="torch is broken"):
+        next(rendezvous_handler("mingle://broken?rank=0&world_size=1", timeout=timedelta(seconds=5)))
+    assert "MASTER_PORT" not in os.environ
+    assert rendezvous._active is None
+
+
+def test_an_error_of_the_discovery_comes_through_torch_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> mingle.Job:
+        raise ConflictError("two rank 0s")
+
+    monkeypatch.setattr(rendezvous, "form", fail)
+    with pytest.raises(ConflictError, match="two rank 0s"):
+        dist.init_process_group("gloo", init_method="mingle://conflict", rank=0, world_size=2)
+    assert not dist.is_initialized()
+
+
+def test_registering_twice_is_once() -> None:
+    before = torch_rendezvous._rendezvous_handlers["mingle"]
+    register()
+    assert torch_rendezvous._rendezvous_handlers["mingle"] is before is rendezvous_handler
+    assert socket.gethostname()
