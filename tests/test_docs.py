@@ -168,7 +168,6 @@ MESSAGES: dict[str, tuple[str, list[Rank]]] = {
     "two-hosts": ("more than one rank 0", [at(0, 2, MINGLE_TIMEOUT="8"), at(0, 2, MINGLE_TIMEOUT="8")]),
     "secret": ("has none", [at(0, 2, MINGLE_SECRET="correct horse"), at(1, 2)]),
     "no-interface": ("eth99", [at(0, 2, MINGLE_INTERFACE="eth99")]),
-    "no-rank": ("has no rank", [Rank({"WORLD_SIZE": "4"})]),
     "slurm": ("SLURM_PROCID", [Rank({"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "8"})]),
     "no-handler": ("No rendezvous handler", [at(0, 2, WITHOUT_IMPORT)]),
 }  # fmt: skip

@@ -16,6 +16,7 @@ _PACKAGES = {
     "debootstrap": "debootstrap",
     "docker": "docker.io",
     "docker-compose": "docker-compose",
+    "docker-init": "docker.io",
     "dockerd": "docker.io",
     "iptables": "iptables",
     "setpriv": "util-linux",

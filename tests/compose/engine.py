@@ -63,7 +63,7 @@ def started_engine() -> Iterator[Engine]:
     Raises:
         EngineError: it did not start; with the end of its log.
     """
-    provide(["docker", "dockerd", "iptables", "setpriv", "slirp4netns", "unshare"])
+    provide(["docker", "docker-init", "dockerd", "iptables", "setpriv", "slirp4netns", "unshare"])
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mingle-engine-")))
         log = stack.enter_context((directory / "log").open("wb"))
@@ -80,7 +80,7 @@ def started_engine() -> Iterator[Engine]:
 
 @contextlib.contextmanager
 def _daemon(directory: Path, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Run dockerd in namespaces with a network; its process is the first one in there."""
+    """Run dockerd in namespaces with a network, under an init that passes signals on and reaps the dead."""
     dockerd = [
         *("dockerd", "--host", f"unix://{directory}/socket", "--pidfile", f"{directory}/pid"),
         *("--data-root", f"{directory}/data", "--exec-root", f"{directory}/exec", "--dns", _NAME_SERVER),
@@ -90,7 +90,7 @@ def _daemon(directory: Path, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]
             # The tests may be killed; that ends unshare, and --kill-child what it has started.
             *("setpriv", "--pdeathsig", "KILL"),
             *("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
-            *("sh", "-c", f"echo; exec {shlex.join(dockerd)} >&2"),
+            *("sh", "-c", f"echo; exec docker-init -- {shlex.join(dockerd)} >&2"),
         ],
         env={**os.environ, "NOTIFY_SOCKET": f"{directory}/ready"},
         stdin=subprocess.DEVNULL,

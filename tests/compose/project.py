@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
@@ -72,13 +72,27 @@ class Container:
         return done.stdout
 
     def wait_for(self, pattern: str, *, times: int = 1, timeout: float = FORM_SECONDS) -> list[re.Match[str]]:
-        """Read along until ``times`` lines match, and return the matches.
+        """Read along, also through restarts, until so many lines match, and return the matches.
 
         Raises:
             EngineError: they did not within ``timeout`` seconds, or the container ended before; with its log.
         """
         wanted = re.compile(pattern, re.MULTILINE)
         deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            for written in self._follow(deadline):
+                matches = list(wanted.finditer(written))
+                if len(matches) >= times:
+                    return matches
+            # What follows a log stops with the container.
+            if self.engine.docker("inspect", "--format", "{{.State.Status}}", self.identity) == "exited":
+                break
+        raise EngineError(
+            f"{self.hostname} did not write {pattern!r} {times} times within {timeout:.0f} s:\n{self.log()}"
+        )
+
+    def _follow(self, deadline: float) -> Iterator[str]:
+        """Yield all whole lines written so far, again and again until the container stops."""
         written = b""
         with subprocess.Popen(
             ["docker", "logs", "--follow", self.identity],
@@ -89,21 +103,15 @@ class Container:
         ) as following:
             assert following.stdout is not None
             try:
-                while time.monotonic() < deadline:
-                    readable, _, _ = select.select([following.stdout], [], [], deadline - time.monotonic())
+                while (left := deadline - time.monotonic()) > 0:
+                    readable, _, _ = select.select([following.stdout], [], [], left)
                     piece = os.read(following.stdout.fileno(), 65536) if readable else b""
                     if not piece:
-                        break
+                        return
                     written += piece
-                    # The last line may be half there.
-                    whole = written.decode(errors="replace").rpartition("\n")[0]
-                    matches = list(wanted.finditer(whole))
-                    if len(matches) >= times:
-                        return matches
+                    yield written.decode(errors="replace").rpartition("\n")[0]
             finally:
                 following.kill()
-        text = written.decode(errors="replace")
-        raise EngineError(f"{self.hostname} did not write {pattern!r} {times} times within {timeout:.0f} s:\n{text}")
 
     def run(self, *command: str) -> str:
         """Run a command inside it."""
@@ -111,7 +119,8 @@ class Container:
 
     def kill(self) -> None:
         """End it with SIGKILL and remove it."""
-        self.engine.docker("rm", "--force", self.identity)
+        self.engine.docker("kill", self.identity)
+        self.engine.docker("rm", self.identity)
 
     def addresses(self) -> tuple[str, str]:
         """Its IPv4 and IPv6 address."""
@@ -160,12 +169,14 @@ class Project:
             **variables,
         }
         self._override = directory / f"{self.name}.json"  # JSON is YAML
-        self._command = [*compose, "--file", str(ROOT / "docker-compose.yml"), "--file", str(self._override)]
+        self._compose = compose
         self.change(override)
 
     def change(self, override: Mapping[str, Any]) -> None:
         """Have another override from the next command on."""
-        self._override.write_text(json.dumps({"services": {}, **override}), encoding="utf-8")
+        self._override.write_text(json.dumps(override), encoding="utf-8")
+        files = [ROOT / "docker-compose.yml", *([self._override] if override else [])]
+        self._command = [*self._compose, *(part for file in files for part in ("--file", str(file)))]
 
     def compose(self, *arguments: str, accepted: Collection[int] = (0,)) -> str:
         """Run compose on this project and return what it wrote to stdout."""

@@ -33,12 +33,6 @@ def test_ranks_by_number_with_rank_0_last(project: MakeProject) -> None:
     assert [[container.hostname for container in place] for place in places] == [[name] for name in job.hostnames]
 
 
-def test_the_number_of_replicas_follows_one_variable(project: MakeProject) -> None:
-    two = project(BRIEFLY, WORLD_SIZE="2")
-    assert len(two.up()) == 2
-    assert identical_ranks(two.logs()) == 2
-
-
 def test_over_ipv6_alone(project: MakeProject) -> None:
     override = {"services": {"trainer": {**BRIEFLY["services"]["trainer"], "environment": {"MINGLE_FAMILY": "6"}}}}
     two = project(override, WORLD_SIZE="2")
@@ -48,10 +42,11 @@ def test_over_ipv6_alone(project: MakeProject) -> None:
 
 
 def test_projects_side_by_side_do_not_mix(project: MakeProject) -> None:
-    """Even with one job id: each project has a network to itself."""
+    """Even with one job id: each project has a network to itself. Their size follows from one variable."""
     services = {"trainer": {**BRIEFLY["services"]["trainer"], "environment": {"MINGLE_JOB_ID": "the same"}}}
     projects = [project({"services": services}, WORLD_SIZE="2") for _ in range(2)]
     containers = [each.up() for each in projects]
+    assert [len(own) for own in containers] == [2, 2]
     for each, own in zip(projects, containers, strict=True):
         job = roster(each.logs())
         assert sorted(job.hostnames) == sorted(container.hostname for container in own)
