@@ -36,6 +36,19 @@ soak: $(DEV_READY) ## repeat the scenarios as often as the promises count; the l
 	MINGLE_SOAK=1 $(BIN)/python -m pytest -n $(JOBS) -m soak --verbose --durations=0 --timeout=3600 $(PYTEST_ARGS) \
 		2>&1 | tee soak.log
 
+# v2 is a command of docker, v1 one of its own.
+COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+
+.PHONY: compose-demo
+compose-demo: ## train on 4 containers that were told neither an address nor a rank (needs Docker)
+	$(COMPOSE) build
+	trap '$(COMPOSE) down' EXIT; $(COMPOSE) up; \
+		test "$$(docker wait $$($(COMPOSE) ps --all --quiet) | sort --unique)" = 0
+
+.PHONY: test-compose
+test-compose: $(DEV_READY) ## run docker-compose.yml for real, as root also where no Docker runs
+	$(BIN)/python -m pytest tests/compose --durations=0 $(PYTEST_ARGS)
+
 .PHONY: lint
 lint: $(DEV_READY) ## check style, format and types
 	$(BIN)/ruff check .

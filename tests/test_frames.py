@@ -14,7 +14,7 @@ from mingle.authentication import FRAME_MAC_BYTES
 from mingle.datagrams import MAX_ADDRESSES, MAX_WORLD_SIZE, Rejected, clip
 from mingle.frames import AnyFrame
 from mingle.framing import MAX_FRAME_BYTES, MAX_HANDSHAKE_BYTES, PREFACE, FrameReader, encode_frame
-from mingle.registrar import REMEMBERED_DEPARTURES, REMEMBERED_TEXT
+from mingle.seats import REMEMBERED_DEPARTURES, REMEMBERED_TEXT
 from tests.golden.examples import ADDRESSES, HOST_NONCE, MEMBER, MEMBER_NONCE, PORT, SESSION, STORIES
 from tests.wire_strategies import messages
 

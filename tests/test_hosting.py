@@ -28,7 +28,8 @@ from mingle.machine import (
     Source,
     Write,
 )
-from mingle.registrar import RETURN_SECONDS, Phase
+from mingle.registrar import RETURN_SECONDS
+from mingle.seats import Phase
 
 SESSION, OWN = b"S" * 16, b"H" * 16
 HERE = Source(interface="eth0", address="10.0.0.9")

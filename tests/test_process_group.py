@@ -26,12 +26,6 @@ from tests.in_process import discovery_of, settings_of
 from tests.loopback import answers, job_name, until
 from tests.test_forksafe import in_child
 
-forks = [
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
-    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),
-]
-
-
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     yield
@@ -272,13 +266,22 @@ def test_a_forked_child_that_leaves_the_block_ends_nothing(failing: bool) -> Non
     with mingle.init(job_name("fork"), rank=0, world_size=1, backend="gloo") as job:
 
         def child() -> str:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(5)
             error = ZeroDivisionError() if failing else None
             job.__exit__(None if error is None else type(error), error, None)
             job.close()
             return f"left {os.environ['MASTER_PORT']}"
 
+        def again() -> str:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(5)
+            with pytest.raises(ConfigurationError) as caught:
+                mingle.init(job_name("again"), rank=0, world_size=1, backend="gloo")
+            return str(caught.value.cause)
+
         assert in_child(child) == f"left {job.master_port}"
+        assert in_child(again) == "it is a fork of the process that made the group, and a fork can neither use nor end it"
         assert reduced() == 1
         assert len(job.members) == 1
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from mingle import datagrams, frames, framing, groups
 from mingle.joining import Step
-from mingle.registrar import Phase, roster_digest
+from mingle.seats import Phase, roster_digest
 from tests import golden
 from tests.golden.examples import ADDRESSES, HOST_NONCE, JOB, PORT, SECRET, SESSION, render
 

@@ -7,24 +7,11 @@ from typing import Any, TypeVar
 import pytest
 
 from mingle import frames
+from mingle.decisions import Deserted, Drop, Formed, NoCommonNetwork, OpenStore, Reopened, Tell
 from mingle.frames import Path, Who
 from mingle.framing import MAX_FRAME_BYTES, encode_frame
-from mingle.registrar import (
-    ACKNOWLEDGE_SECONDS,
-    CHALLENGE_SECONDS,
-    REMEMBERED_DEPARTURES,
-    RETURN_SECONDS,
-    Deserted,
-    Drop,
-    Formed,
-    NoCommonNetwork,
-    OpenStore,
-    Phase,
-    Registrar,
-    Reopened,
-    Tell,
-    roster_digest,
-)
+from mingle.registrar import ACKNOWLEDGE_SECONDS, CHALLENGE_SECONDS, RETURN_SECONDS, Registrar
+from mingle.seats import REMEMBERED_DEPARTURES, Phase, roster_digest
 
 SESSION = b"S" * 16
 HOST = b"H" * 16

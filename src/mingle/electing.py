@@ -33,7 +33,7 @@ from mingle.hosting import Host
 from mingle.joining import Joiner
 from mingle.machine import Address, Effect, Formation, Hangup, Identity, NetworkFacts, NewId, Snapshot, Source
 from mingle.proving import Endpoint, Proving, Verdict
-from mingle.registrar import Phase
+from mingle.seats import Phase
 
 ELECT_AFTER_SECONDS = 0.2
 """How long everybody looks for a host before the first becomes one: a few questions, so that one may be lost."""
@@ -459,6 +459,9 @@ class Elector:
             self._stands[making.host] = now + STAND_SECONDS
         self._yield = None
         self.joiner.pause()
+        for offer, endpoints in self.joiner.sealed():
+            # Perhaps the very one that we went to: it may run without us, and then no other shall.
+            self.host.rivals.heard(offer, endpoints, now)
         self.host.open_again(now)
         self.host.handle_timer(now)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from mingle import frames, registrar, reports
+from mingle import decisions, frames, reports
 from mingle.authentication import JobKey, new_nonce
 from mingle.control import HandshakeFailed, HostConversation
 from mingle.datagrams import MAX_ADDRESSES, Bye, Datagram, List, Offer, Rejected, Seek
@@ -42,8 +42,9 @@ from mingle.machine import (
 )
 from mingle.protocol import Announcer
 from mingle.proving import Endpoint
-from mingle.registrar import Phase, Registrar
+from mingle.registrar import Registrar
 from mingle.rivals import Rivals
+from mingle.seats import Phase, roster_digest
 
 PROOF_SECONDS = 2.0
 """How long a caller may take until it has proved itself."""
@@ -392,7 +393,8 @@ class Host:
             if len(self._sightings) < MAX_SIGHTINGS:
                 self._sightings.append((frame.offer, frame.stands))
         elif isinstance(frame, frames.Stranded):
-            self.stranded = self.stranded or self._moved is not None
+            sent_there = self._moved is not None and self._moved.offer.session == frame.session
+            self.stranded = self.stranded or sent_there
         elif isinstance(frame, frames.Ready):
             self.registrar.ready(conn)
         elif isinstance(frame, frames.Leave):
@@ -425,27 +427,27 @@ class Host:
         """Carries out what the registrar has decided."""
         for decision in self.registrar.decisions():
             match decision:
-                case registrar.Tell(conn, frame):
+                case decisions.Tell(conn, frame):
                     if conn in self._callers:
                         self._callers[conn].conversation.send(frame)
                         self._to_write.add(conn)
-                case registrar.Drop(conn):
+                case decisions.Drop(conn):
                     self._drop(conn)
-                case registrar.OpenStore(epoch, address):
+                case decisions.OpenStore(epoch, address):
                     self._announcer.sealed = True
                     self._sealed_since = now
                     self._effects.append(OpenStore(epoch, self._local(address)))
-                case registrar.NoCommonNetwork(matrix):
+                case decisions.NoCommonNetwork(matrix):
                     self._fail(reports.no_common_network(self.identity, matrix), conflict=True)
-                case registrar.Reopened(reason):
+                case decisions.Reopened(reason):
                     self._announcer.sealed = False
                     self._announcer.burst(now)
                     self._effects.append(
                         Notice(f"job {self.identity.job!r}: forming it was interrupted and starts again: {reason}")
                     )
-                case registrar.Formed(contiguous):
+                case decisions.Formed(contiguous):
                     self._formed(contiguous)
-                case registrar.Deserted(who):
+                case decisions.Deserted(who):
                     self._effects.append(
                         CloseStore(f"job {self.identity.job!r}: {who} was lost before its process group stood")
                     )
@@ -473,7 +475,7 @@ class Host:
             store_port=self.store_port,
             interface=path.interface,
             address=seat.address,
-            roster_digest=registrar.roster_digest(self.registrar.roster()),
+            roster_digest=roster_digest(self.registrar.roster()),
         )
         if not contiguous:
             self._effects.append(
@@ -515,7 +517,7 @@ class Host:
 
     def send_after(self, offer: Offer) -> None:
         """Sends the members to that host, and everybody who still comes."""
-        self._moved = frames.Moved(offer=offer)
+        self._moved, self.stranded = frames.Moved(offer=offer), False
         for conn in self.registrar.member_connections():
             self._callers[conn].conversation.send(self._moved)
             self._to_write.add(conn)

@@ -724,6 +724,10 @@ class Joiner:
         session = self._sessions.get(name)
         return None if session is None else session.offer
 
+    def sealed(self) -> list[tuple[Offer, list[Endpoint]]]:
+        """The sessions that were last known to run, or about to."""
+        return [(each.offer, each.endpoints) for each in self._sessions.values() if each.offer.state == "sealed"]
+
     def pause(self) -> None:
         """Stops looking and leaves its seat: this process hosts a session of its own."""
         if self._current is not None:
@@ -750,6 +754,10 @@ class Joiner:
     def _sent_after(self, session: _Session, offer: Offer, now: float) -> None:
         """Our host makes way for another one and sends us after it; it stays ours until we have reached that one."""
         if self.outcome is not None or self.has_confirmed or offer.session == self._current:
+            return
+        if offer.host == self.identity.member:
+            # Each makes way for the other, perhaps in a circle of several. It stays, then, and so do we.
+            self._send(frames.Stranded(session=offer.session))
             return
         here = next(iter(session.proving.paths.values())) if session.proving and session.proving.paths else None
         self._moving_to, self._move_until = offer.session, now + MOVE_SECONDS

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import inspect
 import logging
+import os
 import sys
 import threading
 import urllib.parse
@@ -32,6 +33,8 @@ _OURS = frozenset({"init_method", "store", "rank", "world_size", "backend"})
 # The process group that init() made, compared by identity: another one is the user's. By weak reference, since who
 # holds a process group holds its store, too, and a store that outlives its group breaks the next one.
 _own_group: weakref.ref[Any] | None = None
+# Who made it. A forked child has a copy without the threads behind it: ending that would wait for them for ever.
+_own_pid = 0
 
 
 def discover(job_id: str | None = None, **arguments: Any) -> Job:
@@ -50,7 +53,7 @@ def init(
     options: Mapping[str, Any],
 ) -> Job:
     """Carries :func:`mingle.init` out; its arguments are documented there."""
-    global _own_group
+    global _own_group, _own_pid
     with rendezvous.one_call():
         wanted = rendezvous.resolve({"job_id": job_id, **arguments})
         check_options(backend, options)
@@ -62,7 +65,7 @@ def init(
         except BaseException:
             job.close()
             raise
-        _own_group = weakref.ref(_default_group())
+        _own_group, _own_pid = weakref.ref(_default_group()), os.getpid()
         job._destroy_group = partial(destroy, _own_group)
         rendezvous.tell_group_stands()
         return job
@@ -86,8 +89,14 @@ def _make_way() -> None:
     if group is None:
         return
     if _own_group is not None and _own_group() is group:
-        destroy(_own_group, False)
-        return
+        if _own_pid == os.getpid():
+            destroy(_own_group, False)
+            return
+        raise ConfigurationError.explain(
+            "this process has a process group already.",
+            cause="it is a fork of the process that made the group, and a fork can neither use nor end it",
+            remedy="start it with multiprocessing's spawn method, or before mingle is called.",
+        )
     raise ConfigurationError.explain(
         "this process has a process group already.",
         cause="torch.distributed.init_process_group, or a framework, was called before mingle",
@@ -99,12 +108,12 @@ def destroy(group: weakref.ref[Any], failing: bool) -> None:
     """Destroys a process group that ``init`` made, if it still stands.
 
     Args:
-        group: it; another one that came after it is left alone.
+        group: it; another one that came after it is left alone, and so is all in a forked child.
         failing: an exception is on its way. The other ranks may be gone, and a backend may wait for them: then
             this waits a moment only, and leaves the rest to a thread that nobody waits for.
     """
     global _own_group
-    if group() is None or _default_group() is not group():
+    if group() is None or _default_group() is not group() or _own_pid != os.getpid():
         return
     _own_group = None
     end = sys.modules["torch.distributed"].destroy_process_group

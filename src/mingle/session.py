@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TypeVar
 
-from mingle import registrar, store
+from mingle import store
 from mingle.discovery import Discovery
 from mingle.errors import MingleError
 from mingle.frames import Seat
@@ -19,6 +19,7 @@ from mingle.hosting import Host
 from mingle.job import Member
 from mingle.joining import Joiner
 from mingle.machine import Formation
+from mingle.seats import roster_digest
 
 ROSTER_SECONDS = 10.0
 WATCH_QUICK_SECONDS = 0.05
@@ -152,7 +153,7 @@ class RunningSession:
                 seats = self._ask(machine)
         except FutureTimeoutError:
             raise self._gone("rank 0 did not answer") from None
-        if registrar.roster_digest(seats) != self._formation.roster_digest:
+        if roster_digest(seats) != self._formation.roster_digest:
             raise self._gone("what came is not the roster that was sealed")
         return tuple(_member(seat) for seat in seats)
 

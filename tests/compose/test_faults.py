@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
+
 from .output import MET, identical_ranks, roster
 from .project import MakeProject, Project
 from .training import BRIEFLY, FOREVER, epochs
 
-LOOKS = 20  # of mingle-discover, some seconds each
+LOOKS = 20  # of mingle-discover, 2 s each
 
 
 def gathering(project: Project, joined: int) -> str:
-    """Wait until so many ranks have joined the one job of the network; return its host's name."""
-    seen = None
+    """Look from inside a container until so many ranks have joined the one job; return its host's name."""
+    onlooker, *_ = project.containers()
+    answer = ""
     for _ in range(LOOKS):
-        seen = project.discover("list")["jobs"]
-        if [(job["state"], job["joined"]) for job in seen] == [("open", joined)]:
-            return str(seen[0]["host"]["hostname"])
-    raise AssertionError(f"{joined} ranks never joined: {seen}")
+        answer = onlooker.run("sh", "-c", "mingle-discover list --json || test $? = 1")  # 1: none yet
+        jobs = json.loads(answer)["jobs"]
+        if [(job["state"], job["joined"]) for job in jobs] == [("open", joined)]:
+            return str(jobs[0]["host"]["hostname"])
+    raise AssertionError(f"{joined} ranks never joined: {answer}")
 
 
 def test_the_elected_host_is_killed_before_the_start(project: MakeProject) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mingle.hosting import Host
 from mingle.joining import Step
-from mingle.registrar import Phase
+from mingle.seats import Phase
 from tests.lan.process import Process
 from tests.lan.world import World
 

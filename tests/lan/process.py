@@ -17,7 +17,7 @@ from mingle.errors import MingleError
 from mingle.hosting import Host
 from mingle.joining import Joiner
 from mingle.machine import Effect, Formation, Identity, NetworkFacts, Source
-from mingle.registrar import Phase
+from mingle.seats import Phase
 from tests.lan.network import Machine, Network, Nic, Packet
 from tests.lan.tcp import Connection, End
 
@@ -361,7 +361,7 @@ class Process:
             return
         # After a pause several things may be due, and each may be done in a round of its own.
         for _ in range(ROUNDS):
-            if due is None or due > now or core.finished:
+            if due is None or due > now:
                 break
             core.handle_timer(now)
             due = core.next_timer()

@@ -8,7 +8,7 @@ import pytest
 
 from mingle.datagrams import Offer
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
-from mingle.registrar import Phase
+from mingle.seats import Phase
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Process
 
