@@ -49,6 +49,10 @@ compose-demo: ## train on 4 containers that were told neither an address nor a r
 test-compose: $(DEV_READY) ## run docker-compose.yml for real, as root also where no Docker runs
 	$(BIN)/python -m pytest tests/compose --durations=0 $(PYTEST_ARGS)
 
+.PHONY: bench
+bench: $(DEV_READY) ## measure how long 8 hosts take from rank 0's start to GO (needs root, like the lab)
+	@PYTHONPATH=. $(BIN)/python -m benchmarks.last_rank
+
 .PHONY: lint
 lint: $(DEV_READY) ## check style, format and types
 	$(BIN)/ruff check .

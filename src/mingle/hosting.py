@@ -138,7 +138,8 @@ class Host:
         self._announcer = Announcer(self.started)
         self._deadline = self.started + self.timeout
         self._lobby = Lobby(self.started, self._deadline, self.rng)
-        self.rivals = Rivals(self._hello_to_rival, self.key, self.new_id, self._effects)
+        competes = identity.rank is None
+        self.rivals = Rivals(self._hello_to_rival, self.key, self.new_id, self._effects, competes)
 
     def _who(self) -> frames.Who:
         return msgspec.structs.replace(

@@ -186,7 +186,9 @@ class Joiner:
         if self._seated and not self._final_ask_done:
             times.append(self._deadline - STATUS_BEFORE_DEADLINE_SECONDS)
         for session in self._sessions.values():
-            if session.blocking_since is not None and session.running is not None:
+            if session.blocking_since is not None and self._is_mute(session):
+                times.append(session.blocking_since + SILENT_SECONDS)
+            elif session.blocking_since is not None and session.running is not None:
                 times.append(session.blocking_since + self._patience())
                 if not session.told:
                     times.append(session.blocking_since + RUNNING_NOTICE_SECONDS)
@@ -426,6 +428,9 @@ class Joiner:
     def _won(self, name: bytes, session: _Session, proving: Proving, now: float) -> None:
         note(self.evidence.hosts, self._host_name(session), "proved")
         if proving.purpose != "join":
+            # It lives; in what state, it is about to say.
+            if session.blocking_since is None:
+                session.blocking_since = now
             return
         if self._bound_elsewhere(name):
             # Another session was quicker, or the job runs elsewhere: this one will be heard again.
@@ -500,6 +505,11 @@ class Joiner:
         return any(
             each.blocking_since is not None and name != candidate for name, each in self._sessions.items()
         )
+
+    @staticmethod
+    def _is_mute(session: _Session) -> bool:
+        """Whether it has proved itself and not said yet in what state it is."""
+        return session.running is None and session.proving is not None and session.proving.verdict is Verdict.PROVED
 
     def _unblock(self, session: _Session) -> None:
         session.blocking_since = session.running = None
@@ -866,9 +876,17 @@ class Joiner:
         self._lost(name, session, "silent while another host offered itself", now)
 
     def _watch_blocker(self, session: _Session, now: float) -> None:
-        if session.blocking_since is None or session.running is None:
+        if session.blocking_since is None:
             return
         waited = now - session.blocking_since
+        if session.running is None:
+            if self._is_mute(session) and waited >= SILENT_SECONDS:
+                assert session.proving is not None
+                session.proving.abandon()
+                session.counted_dead = True
+                self._unblock(session)
+                self._seeker.resume(now)
+            return
         if waited >= RUNNING_NOTICE_SECONDS and not session.told:
             session.told = True
             self._effects.append(Notice(reports.running_notice(self.identity, session.running, waited)))

@@ -179,17 +179,20 @@ def check_options(backend: str | None, options: Mapping[str, Any]) -> None:
 
 
 def _check_backend(distributed: Any, backend: str) -> None:
-    try:
-        config = distributed.distributed_c10d.BackendConfig(distributed.Backend(backend))
-        names = set(config.get_device_backend_map().values())
-    except (ValueError, AttributeError, TypeError) as error:
-        raise _no_backend(distributed, backend, str(error)) from error
+    if not isinstance(backend, str):
+        raise _no_backend(distributed, backend, "it is not a str")
+    # Before torch parses the whole: of a name that it does not know it would only warn.
+    names = [part.rpartition(":")[2].lower() for part in backend.split(",")]
     for name in names:
+        if name not in distributed.Backend.backend_list:
+            raise _no_backend(distributed, backend, f"torch knows no {name!r}")
         available = getattr(distributed, f"is_{name}_available", None)
         if available is not None and not available():
             raise _no_backend(distributed, backend, f"this build of torch has no {name}")
-        if name not in distributed.Backend.backend_list:
-            raise _no_backend(distributed, backend, "torch does not know it")
+    try:
+        distributed.distributed_c10d.BackendConfig(distributed.Backend(backend))
+    except ValueError as error:
+        raise _no_backend(distributed, backend, " ".join(str(error).split())) from None
 
 
 def _no_backend(distributed: Any, backend: object, why: str) -> ConfigurationError:
@@ -212,7 +215,8 @@ def parse_url(url: str) -> tuple[str | None, dict[str, str]]:
     Raises:
         ConfigurationError: what is appended is neither.
     """
-    rest = url.removeprefix(f"{SCHEME}://")
+    # With nothing after them torch drops the slashes when it appends, and the scheme may be in capitals.
+    rest = url.partition(":")[2].removeprefix("//")
     name, _, query = rest.partition("?")
     options = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
     unknown = sorted(set(options) - {"rank", "world_size"})
@@ -231,12 +235,12 @@ def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> 
     try:
         job_id, options = parse_url(url)
         arguments: dict[str, Any] = {name: _integer(name, value) for name, value in options.items()}
-    except UnicodeDecodeError as error:
+    except UnicodeDecodeError:
         raise ConfigurationError.explain(
             f"the job id in {url!r} is not UTF-8 once it is percent-decoded.",
             cause="a percent sign that stands for itself",
             remedy="write it as %25.",
-        ) from error
+        ) from None
     with rendezvous.one_call():
         wanted = rendezvous.resolve({"job_id": job_id, **arguments})
         if timeout is not None:

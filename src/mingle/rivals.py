@@ -60,6 +60,12 @@ class _Other:
         racing = self.proving is not None and self.proving.verdict is Verdict.RACING
         return racing and self.is_sealed and not self.counted_dead
 
+    @property
+    def is_mute(self) -> bool:
+        """Whether it has proved itself and not said yet in what state it is."""
+        proved = self.proving is not None and self.proving.verdict is Verdict.PROVED
+        return proved and self.since is not None and self.running is None
+
 
 @dataclass(frozen=True, slots=True)
 class _Caller:
@@ -76,6 +82,8 @@ class Rivals:
     key: JobKey | None
     new_id: NewId
     effects: list[Effect]
+    competes: bool = False
+    """This host was given no rank: another one like it that takes members is no conflict (:mod:`mingle.electing`)."""
     _others: dict[bytes, _Other] = field(default_factory=dict)
     _callers: dict[int, _Caller] = field(default_factory=dict)
     _conceded: list[frames.Who] = field(default_factory=list)
@@ -208,7 +216,16 @@ class Rivals:
             self.effects.append(Hangup(conn))
             self.closed(conn, str(failure), now)
             return
+        asked = proving.winner is not None and proving.purpose == "probe"
+        if asked and other.since is None and not other.counted_dead:
+            # It lives; in what state, it is about to say.
+            other.since = now
         for frame in received:
+            if isinstance(frame, frames.Running) and frame.state == "open" and self.competes and other.offer.assigned:
+                # It was said to be sealed. Its next OFFER shows who makes way.
+                proving.abandon()
+                self._forget(other, now)
+                return
             if isinstance(frame, frames.Running):
                 changed = other.running is None or (other.running.state == "open") != (frame.state == "open")
                 other.running, other.counted_dead = frame, False
@@ -260,6 +277,7 @@ class Rivals:
     def next_timer(self) -> float | None:
         """When :meth:`handle_timer` has something to do."""
         times = [each.proving.next_timer() for each in self._others.values() if each.proving is not None]
+        times += [each.since + SILENT_SECONDS for each in self._others.values() if each.since is not None and each.is_mute]
         return min((time for time in times if time is not None), default=None)
 
     def handle_timer(self, now: float) -> None:
@@ -268,6 +286,15 @@ class Rivals:
             if other.proving is not None:
                 other.proving.handle_timer(now)
                 self._settle(other, now)
+            if other.proving is not None and other.since is not None and other.is_mute:
+                self._hang_up_on_mute(other, other.since, now)
+
+    def _hang_up_on_mute(self, other: _Other, since: float, now: float) -> None:
+        assert other.proving is not None
+        if now >= since + SILENT_SECONDS:
+            other.proving.abandon()
+            other.counted_dead = True
+            self._forget(other, now)
 
     def abandon(self) -> None:
         """Hangs up everywhere."""

@@ -1,18 +1,19 @@
 """Makes ``mingle://`` known to torch, whichever of the two is imported first.
 
 ``import mingle`` must not load torch (it takes seconds). So when torch is there already the scheme is registered at
-once, else a finder waits in ``sys.meta_path`` for ``torch.distributed.rendezvous`` to be imported, registers the scheme
-right after, and takes itself away.
+once, else a finder waits in ``sys.meta_path`` for ``torch.distributed.rendezvous`` to be imported; right after that the
+scheme is registered and the finder gone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 _MODULE = "torch.distributed.rendezvous"
 
@@ -32,31 +33,39 @@ def _register() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Waits for one module, once."""
+    """Waits for one module until it has been loaded; a mere look for it, or a failed import, changes nothing."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != _MODULE:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        others = (finder for finder in list(sys.meta_path) if finder is not self)
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader, self)
         return spec
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads the module as its own loader does, then registers the scheme."""
+    """Loads the module as its own loader does, then registers the scheme and takes the finder away."""
 
-    def __init__(self, loader: importlib.abc.Loader) -> None:
+    def __init__(self, loader: importlib.abc.Loader, finder: _Finder) -> None:
         self._loader = loader
+        self._finder = finder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # get_source and its like, for who only looks
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
+        module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        with contextlib.suppress(ValueError):  # another thread was quicker
+            sys.meta_path.remove(self._finder)
         _register()

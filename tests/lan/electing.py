@@ -22,6 +22,8 @@ from tests.lan.process import Process
 from tests.lan.schedules import HEALED_SECONDS, TIMEOUT_SECONDS, Schedule
 from tests.lan.world import World
 
+NOTICED_SECONDS = 1.0
+"""Within so long after every fault it is known everywhere that the job runs."""
 UNDISTURBED_SECONDS = 8.0
 """After so long without a fault it is a lie that the job could not form, or that nothing was known of it."""
 
@@ -38,6 +40,8 @@ class ElectionInvariants(Invariants):
         self._confirmed: set[tuple[bytes, bytes, int]] = set()
         self._moved: dict[bytes, Moved | None] = {}
         self._judged: set[int] = set()
+        self._faults_at = 0.0
+        """When last, since a job runs, somebody may have had no way to hear of it."""
         self.disturbed_at = world.now
         """When the last fault struck or ended, or the last process started."""
 
@@ -46,6 +50,8 @@ class ElectionInvariants(Invariants):
         core = process.core
         if isinstance(core, Elector):
             self._check_elector(process, core)
+        if self.sessions:
+            self._look_for_faults()
         if process.hosts:
             self._check_host(process, process.host)
         super().check(process)
@@ -78,6 +84,12 @@ class ElectionInvariants(Invariants):
             there = host._moved.offer.session if host._moved is not None else None
             assert there in (None, process.joiner.seat), f"{process.name} sends its members where it has no seat"
 
+    def _look_for_faults(self) -> None:
+        segment = self.world.networks[0].segment()
+        ways = all(nic.up for nic in segment.nics) and not (segment.parted or segment.deaf or segment.loss)
+        if not ways or any(process.stopped for process in self.world.processes):
+            self._faults_at = self.world.now
+
     def living(self, job: str) -> list[Process]:
         """The sessions of a job that run: their hosts, which live and hold their stores."""
         return [
@@ -90,10 +102,11 @@ class ElectionInvariants(Invariants):
         super()._check_go(process)
         registrar, job = process.host.registrar, process.identity.job
         others = [each for each in self.living(job) if each is not process]
-        alive = [each for each in self.world.processes if each.alive and each.identity.job == job]
-        assert not others or len(alive) >= 2 * registrar.world_size, "a second job has formed"
         for other in others:
+            # So two jobs of W live processes each are only where 2 W processes live.
             assert not other.host.registrar.seats.keys() & registrar.seats.keys(), "a process is in two jobs"
+            seen = self.world.now - self._faults_at >= NOTICED_SECONDS
+            assert not seen, f"a second job has formed where {other.name} could be heard"
         assert not process.host.rivals.any_alive, "a second job was formed knowingly"
         identities = {each.identity.member: each.identity for each in self.world.processes}
         ranked = sorted((where.rank, where, identities[member].node) for member, where in registrar.places.items())
@@ -121,8 +134,9 @@ class ElectionInvariants(Invariants):
         deaf = self.world.networks[0].segment().deaf
         if now - self.disturbed_at < UNDISTURBED_SECONDS:
             return
-        if any((each.machine.name, process.machine.name) in deaf for each in running):
-            return  # no datagram of that job has reached it
+        names = [(each.machine.name, process.machine.name) for each in running]
+        if any(pair in deaf or pair[::-1] in deaf for pair in names):
+            return  # its question was not heard, or the answer was not
         long_since = [each for each in running if each.formed_at is not None and now - each.formed_at > UNDISTURBED_SECONDS]
         assert not long_since, f"the job runs, and {process.name} says {failure}"
         if running:

@@ -1,0 +1,321 @@
+"""A rank's loop with its real sockets, on `lo`: it forms, it ends in time, and it leaves nothing."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from mingle import datagrams, interfaces, loop, store
+from mingle.discovery import Discovery
+from mingle.errors import ConfigurationError, DiscoveryTimeoutError, InterfaceError, MingleError
+from mingle.joining import Joiner
+from mingle.machine import Formation
+from mingle.store import StoreServer
+from mingle.values import Peer
+from tests.bystanders import free_udp_port
+from tests.in_process import Formed, discovery_of, formed, settings_of
+from tests.loopback import answers, busy_port, job_name, until
+
+
+def alone(rank: int | None, **more: Any) -> Discovery:
+    """A rank of a job of two whose other rank never comes."""
+    return discovery_of(settings_of(job_name("alone"), rank, 2, free_udp_port(), **more))  # type: ignore[arg-type]
+
+
+def pair(**more: Any) -> list[Discovery]:
+    job_id, port = job_name("pair"), free_udp_port()
+    return [discovery_of(settings_of(job_id, rank, 2, port, **more)) for rank in range(2)]
+
+
+def outcomes(ranks: list[Discovery]) -> list[Formation | MingleError]:
+    """Run all of them at once; what they return or raise."""
+
+    def run(rank: Discovery) -> Formation | MingleError:
+        try:
+            return rank.run()
+        except MingleError as error:
+            return error
+        finally:
+            rank.close("the test is over")
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(run, ranks))
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[Formed]]:
+    with formed(2) as ranks:
+        yield ranks
+
+
+# --- forming --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("secret", [None, b"s3cret"])
+def test_ranks_form_and_hold_one_store(secret: bytes | None) -> None:
+    with formed(3, secret=secret) as ranks:
+        found = [formation for _, formation in ranks]
+        assert [each.rank for each in found] == [0, 1, 2]
+        assert len({(each.session, each.store_address, each.store_port, each.roster_digest) for each in found}) == 1
+        assert {(each.address, each.interface, each.local_world_size) for each in found} == {("127.0.0.1", "lo", 3)}
+        server = ranks[0].discovery.store_server
+        assert server is not None
+        assert (server.address, server.port, server.held) == ("127.0.0.1", found[0].store_port, True)
+        store.prove(server.address, server.port, found[0].session, server.token)
+    assert not server.held
+    until(lambda: not answers(server.port))
+
+
+def test_the_store_is_on_the_fixed_port() -> None:
+    with busy_port() as port:
+        pass
+    with formed(2, master_port=port) as ranks:
+        assert {formation.store_port for _, formation in ranks} == {port}
+
+
+def test_a_member_that_has_formed_hears_no_datagrams_any_more() -> None:
+    with formed(2) as ranks:
+        host, member = (discovery for discovery, _ in ranks)
+        assert member._transport is None
+        assert host._transport is not None
+        assert member.facts().sent == 0
+        assert host.facts().sent > 0
+
+
+# --- what cannot be -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_interface(rank: int) -> None:
+    with pytest.raises(InterfaceError, match="nosuch0"):
+        alone(rank, interfaces=("nosuch0",))
+
+
+def test_a_fixed_port_that_is_busy_is_told_before_the_first_datagram() -> None:
+    with busy_port() as port, pytest.raises(ConfigurationError, match=f":{port}: Address already in use"):
+        alone(0, master_port=port)
+
+
+@pytest.mark.parametrize("step", ["Connections", "Resolver", "PeerSchedule"])
+def test_what_was_opened_is_closed_when_the_rest_cannot_be(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, step, fail)
+    with pytest.raises(KeyboardInterrupt):
+        alone(0)
+
+
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_time_runs_out(rank: int | None) -> None:
+    waiting = alone(rank, timeout=0.3)
+    started = time.monotonic()
+    with pytest.raises(DiscoveryTimeoutError) as caught:
+        waiting.run()
+    assert 0.2 < time.monotonic() - started < 2
+    assert f"UDP port {waiting.settings.port}" in str(caught.value)
+    assert "lo 127.0.0.1/8" in str(caught.value)
+    assert caught.value.__cause__ is None
+    waiting.close("a second time")
+
+
+def test_a_store_that_cannot_be_opened_is_everybodys_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> StoreServer:
+        raise RuntimeError("libuv is not available")
+
+    monkeypatch.setattr(store, "open_server", fail)
+    at_host, at_member = outcomes(pair(timeout=1.0))
+    assert "torch could not open its store at 127.0.0.1: libuv is not available" in str(at_host)
+    assert isinstance(at_member, MingleError)
+
+
+def test_a_proof_of_the_store_that_blocks_holds_nobody_beyond_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(store, "prove", lambda *_: release.wait(20))
+    started = time.monotonic()
+    results = outcomes(pair(timeout=1.0))
+    assert time.monotonic() - started < 4
+    assert all(isinstance(each, DiscoveryTimeoutError) for each in results)
+    release.set()
+    until(lambda: not [each for each in threading.enumerate() if each.name == "mingle-abandoned-store-proof"])
+
+
+def test_a_store_that_is_not_reached_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    prove, failures = store.prove, [ConnectionRefusedError(111, "Connection refused")]
+
+    def refused_at_first(*arguments: Any) -> None:
+        if failures:
+            raise failures.pop()
+        prove(*arguments)
+
+    monkeypatch.setattr(store, "prove", refused_at_first)
+    assert [each.rank for each in outcomes(pair()) if isinstance(each, Formation)] == [0, 1]
+    assert not failures
+
+
+# --- interrupted ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_an_exception_while_waiting_closes_all(rank: int, error: type[BaseException]) -> None:
+    waiting = alone(rank)
+
+    def fail() -> None:
+        raise error
+
+    waiting.call(fail)
+    with pytest.raises(error):
+        waiting.run()
+    assert waiting._transport is None
+    waiting.close("a second time")
+
+
+def test_an_error_of_the_serving_thread_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with formed(2) as ranks:
+        discovery = ranks[0].discovery
+        discovery.serve()
+
+        def fail() -> None:
+            raise ZeroDivisionError("a riddle")
+
+        discovery.call(fail)
+        until(lambda: caplog.records)
+        (record,) = caplog.records
+        assert record.levelno == logging.ERROR
+        assert "the thread that serves the other ranks has failed" in record.message
+        assert record.exc_info is not None
+        assert "a riddle" in str(record.exc_info[1])
+
+
+# --- going on -------------------------------------------------------------------------------------------------------
+
+
+def test_other_threads_hand_it_functions_to_run_in_order() -> None:
+    with formed(2) as ranks:
+        discovery, ran, done = ranks[0].discovery, list[tuple[int, str]](), threading.Event()
+        discovery.serve()
+
+        def note(number: int) -> Callable[[], None]:
+            return lambda: ran.append((number, threading.current_thread().name))
+
+        started = time.monotonic()
+        for number in range(200):
+            discovery.call(note(number))
+        discovery.call(done.set)
+        assert done.wait(5)
+        assert time.monotonic() - started < 2, "it is woken, and does not wait for a timer"
+        assert ran == [(number, "mingle-host") for number in range(200)]
+
+
+def test_the_watch_is_called_in_the_loop_as_often_as_it_wants() -> None:
+    with formed(2) as ranks:
+        discovery, calls, enough = ranks[1].discovery, list[tuple[float, str]](), threading.Event()
+
+        def watch() -> float:
+            calls.append((time.monotonic(), threading.current_thread().name))
+            if len(calls) == 4:
+                enough.set()
+            return 0.05
+
+        discovery.watch = watch
+        discovery.serve()
+        assert enough.wait(5)
+        assert {name for _, name in calls} == {"mingle-member"}
+        assert calls[3][0] - calls[0][0] >= 0.15
+
+
+@pytest.mark.parametrize("serving", [False, True])
+def test_closing_says_good_bye_and_is_done_once(ranks: list[Formed], serving: bool) -> None:
+    host, member = (discovery for discovery, _ in ranks)
+    if serving:
+        host.serve()
+    member.serve()
+    host.close("its job was closed")
+    host.close("its job was closed")
+    machine = member.machine
+    assert isinstance(machine, Joiner)
+    until(lambda: not machine.connection_stands)
+    assert not [each for each in threading.enumerate() if each.name == "mingle-host"]
+    host.call(lambda: None)  # from a thread that does not know yet
+
+
+def test_closing_from_its_own_thread_does_not_wait_for_itself(ranks: list[Formed]) -> None:
+    host = ranks[0].discovery
+    host.serve()
+    host.call(lambda: host.close("from within"))
+    until(lambda: not [each for each in threading.enumerate() if each.name == "mingle-host"])
+
+
+def test_a_store_that_was_opened_too_late_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, go_on, open_server = threading.Event(), threading.Event(), store.open_server
+    ports: list[int] = []
+
+    def slow(*arguments: Any) -> StoreServer:
+        opening.set()
+        assert go_on.wait(20)
+        server = open_server(*arguments)
+        ports.append(server.port)
+        return server
+
+    monkeypatch.setattr(store, "open_server", slow)
+    assert [type(each) for each in outcomes(pair(timeout=1.0))] == [DiscoveryTimeoutError] * 2
+    assert opening.is_set()
+    go_on.set()
+    until(lambda: ports)
+    until(lambda: gc.collect() >= 0 and not answers(ports[0]))
+
+
+# --- the network changes --------------------------------------------------------------------------------------------
+
+
+def test_an_interface_that_goes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "RESCAN_SECONDS", 0.05)
+    scan, gone, scans = interfaces.scan, threading.Event(), list[int]()
+
+    def changing() -> tuple[interfaces.Interface, ...]:
+        scans.append(1)
+        return () if gone.is_set() else scan()
+
+    monkeypatch.setattr(interfaces, "scan", changing)
+    host, member = pair()
+    with ThreadPoolExecutor(2) as pool:
+        gone.set()
+        waiting = pool.submit(host.run)
+        before = len(scans)
+        until(lambda: len(scans) >= before + 2)
+        gone.clear()
+        assert pool.submit(member.run).result(20).rank == 1
+        assert waiting.result(20).rank == 0
+    for each in (member, host):
+        each.close("the test is over")
+
+
+def test_peers_are_asked_by_unicast_in_padded_questions() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+        peer.bind(("127.0.0.1", 0))
+        peer.settimeout(5)
+        seeker = alone(1, peers=(Peer("127.0.0.1", peer.getsockname()[1]),))
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(seeker.run)
+            asked, source = peer.recvfrom(4096)
+            message = datagrams.decode(asked)
+            assert isinstance(message, datagrams.Seek)
+            assert (message.job, message.rank) == (seeker.settings.job_id, 1)
+            assert len(asked) >= loop.UNICAST_QUESTION_BYTES, "no answer is longer: a forged source gains nothing"
+            assert source[0] == "127.0.0.1"
+            seeker.call(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                running.result(5)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,150 @@
+"""``mingle://`` is known to torch whichever of the two is imported first, and nothing stays in the way of imports."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src"
+# As small a torch as the scheme can be registered with: the real one takes seconds to import.
+SMALL_TORCH = {
+    "torch/__init__.py": "",
+    "torch/distributed/__init__.py": "from torch.distributed import rendezvous",
+    "torch/distributed/rendezvous.py": (
+        '"""A rendezvous."""\n'
+        "_rendezvous_handlers = {}\n"
+        "def register_rendezvous_handler(scheme, handler):\n"
+        "    if scheme in _rendezvous_handlers:\n"
+        "        raise RuntimeError('registered twice')\n"
+        "    _rendezvous_handlers[scheme] = handler\n"
+    ),
+}
+LOOK = """
+import json, sys
+from torch.distributed import rendezvous
+print(json.dumps({
+    "handlers": {
+        scheme: f"{handler.__module__}.{handler.__name__}"
+        for scheme, handler in rendezvous._rendezvous_handlers.items()
+    },
+    "finders": [type(finder).__module__ for finder in sys.meta_path if "mingle" in type(finder).__module__],
+    "loaders": [type(each).__name__ for each in (rendezvous.__spec__.loader, rendezvous.__loader__)],
+    "doc": rendezvous.__doc__,
+    "source": __import__("inspect").getsource(rendezvous)[:16],
+}))
+"""
+REGISTERED = {"mingle": "mingle.process_group.rendezvous_handler"}
+
+
+@pytest.fixture
+def small_torch(tmp_path: Path) -> Path:
+    for name, text in SMALL_TORCH.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def run(code: str, torch: Path | None) -> Any:
+    """Run the code and return what it printed as JSON; with the real torch where no other is given."""
+    path = [str(SOURCE)] if torch is None else [str(torch), str(SOURCE)]
+    done = subprocess.run(
+        [sys.executable, "-W", "error::ImportWarning", "-c", code],
+        env={"PYTHONPATH": os.pathsep.join(path), "PATH": os.environ["PATH"]},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def check(seen: dict[str, Any]) -> None:
+    assert seen["handlers"] == REGISTERED
+    assert seen["finders"] == []
+    assert seen["loaders"] == ["SourceFileLoader", "SourceFileLoader"]
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import torch.distributed; import mingle",
+        "import mingle; import torch.distributed",
+        "import torch; import mingle",
+        "import mingle; from torch.distributed.rendezvous import register_rendezvous_handler",
+        "import mingle; from mingle import url_scheme; url_scheme.install(); url_scheme.install()",
+        "import mingle; import torch.distributed; from mingle import url_scheme; url_scheme.install()",
+        "import mingle; import torch.distributed; mingle.url_scheme._register()",
+        # Somebody looks whether torch has the module, and does not load it.
+        "import mingle, importlib.util; assert importlib.util.find_spec('torch.distributed.rendezvous')",
+    ],
+)
+def test_the_scheme_is_known_in_any_order(small_torch: Path, imports: str) -> None:
+    seen = run(imports + LOOK, small_torch)
+    check(seen)
+    assert seen["doc"] == "A rendezvous."
+    assert seen["source"] == '"""A rendezvous.'
+
+
+def test_it_is_known_with_the_real_torch() -> None:
+    seen = run("import mingle; import torch.distributed\n" + LOOK.replace(
+        "from torch.distributed import rendezvous",
+        "rendezvous = sys.modules['torch.distributed.rendezvous']",
+    ), None)
+    assert seen["handlers"].keys() >= {"env", "tcp", "file", "mingle"}
+    check({**seen, "handlers": {"mingle": seen["handlers"]["mingle"]}})
+
+
+def test_without_torch_one_finder_waits_and_is_in_nobodys_way(small_torch: Path) -> None:
+    seen = run(
+        "import json, sys, importlib, mingle; from mingle import url_scheme; url_scheme.install()\n"
+        "import csv, xml.dom\n"
+        "print(json.dumps([type(finder).__module__ for finder in sys.meta_path].count('mingle.url_scheme')))",
+        small_torch,
+    )
+    assert seen == 1
+
+
+def test_a_torch_without_the_module_fails_as_it_would_without_us(small_torch: Path) -> None:
+    (small_torch / "torch/distributed/rendezvous.py").unlink()
+    (small_torch / "torch/distributed/__init__.py").write_text("")
+    seen = run(
+        "import json, mingle\n"
+        "try:\n"
+        "    import torch.distributed.rendezvous\n"
+        "except ModuleNotFoundError as error:\n"
+        "    print(json.dumps([error.name, str(error)]))",
+        small_torch,
+    )
+    assert seen == ["torch.distributed.rendezvous", "No module named 'torch.distributed.rendezvous'"]
+
+
+def test_a_torch_whose_import_fails_at_first_is_waited_for(small_torch: Path) -> None:
+    module = small_torch / "torch/distributed/rendezvous.py"
+    module.write_text("import os\nif os.environ.pop('BROKEN', ''):\n    raise ImportError('libtorch.so')\n" + module.read_text())
+    seen = run(
+        "import os, mingle; os.environ['BROKEN'] = '1'\n"
+        "try:\n"
+        "    import torch.distributed\n"
+        "except ImportError as error:\n"
+        "    assert str(error) == 'libtorch.so', error\n" + LOOK,
+        small_torch,
+    )
+    check(seen)
+
+
+def test_a_scheme_that_somebody_else_has_registered_stays_theirs(small_torch: Path) -> None:
+    code = (
+        "import torch.distributed.rendezvous as theirs\n"
+        "def handler(url): ...\n"
+        "theirs.register_rendezvous_handler('mingle', handler)\n"
+        "import mingle\n"
+    )
+    assert run(code + LOOK, small_torch)["handlers"] == {"mingle": "__main__.handler"}
