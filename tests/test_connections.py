@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
+import resource
 import selectors
 import socket
 import struct
@@ -13,12 +15,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from mingle import connections
-from mingle.connections import Accepted, Closed, Connected, Connections, Data, Event, bare_address
+from mingle.connections import Accepted, Closed, Connected, Connections, Data, Event, bare_address, counter
 from mingle.errors import InterfaceError
 from mingle.interfaces import scan
 from tests.test_forksafe import in_child
@@ -40,6 +43,11 @@ class Loop:
         self.selector = selectors.DefaultSelector()
         self.connections = Connections(self.selector, connections.counter())
         self.events: list[Event] = []
+
+    def dial(self, target: socket.socket) -> list[Event]:
+        """Begin to connect to a socket of the test's."""
+        address, port = target.getsockname()
+        return self.connections.dial(DIALLED, address, port, LO.index)
 
     def turn(self, seconds: float) -> None:
         """Wait once and serve what is ready."""
@@ -87,7 +95,7 @@ def server() -> Iterator[socket.socket]:
 
 def dialled(loop: Loop, server: socket.socket) -> socket.socket:
     """Connect to the server; its end, which reads with a deadline."""
-    assert loop.connections.dial(DIALLED, *server.getsockname(), LO.index) == []
+    assert loop.dial(server) == []
     assert loop.wait_for(Connected).conn == DIALLED
     peer, _ = server.accept()
     peer.settimeout(5)
@@ -214,7 +222,7 @@ def test_a_dead_peer_is_noticed_on_either_end(loop: Loop) -> None:
 def test_a_refused_connection(loop: Loop) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # reserved, and not listening
-        assert loop.connections.dial(DIALLED, *closed.getsockname(), LO.index) == []
+        assert loop.dial(closed) == []
         assert loop.wait_for(Closed) == Closed(DIALLED, "Connection refused (ECONNREFUSED)")
 
 
@@ -237,14 +245,16 @@ def test_no_socket_left_to_dial_with(loop: Loop, monkeypatch: pytest.MonkeyPatch
 @linux_only
 def test_a_host_that_does_not_answer_can_be_given_up(loop: Loop) -> None:
     # Once its queue of one is full, the kernel lets the listener drop what comes: as a filter would.
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent:
-        with socket.create_connection(silent.getsockname(), timeout=5):
-            assert loop.connections.dial(DIALLED, *silent.getsockname(), LO.index) == []
-            assert loop.connections.write(DIALLED, b"hello") == []
-            loop.turn(0.1)
-            assert loop.events == []
-            loop.connections.hang_up(DIALLED)
-            assert not loop.selector.get_map()
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as silent,
+        socket.create_connection(silent.getsockname(), timeout=5),
+    ):
+        assert loop.dial(silent) == []
+        assert loop.connections.write(DIALLED, b"hello") == []
+        loop.turn(0.1)
+        assert loop.events == []
+        loop.connections.hang_up(DIALLED)
+        assert not loop.selector.get_map()
 
 
 def test_a_host_that_accepts_and_says_nothing(loop: Loop, server: socket.socket) -> None:
@@ -254,7 +264,7 @@ def test_a_host_that_accepts_and_says_nothing(loop: Loop, server: socket.socket)
 
 
 def test_what_is_written_too_early_is_sent_once_it_stands(loop: Loop, server: socket.socket) -> None:
-    loop.connections.dial(DIALLED, *server.getsockname(), LO.index)
+    assert loop.dial(server) == []
     assert loop.connections.write(DIALLED, b"hel") == []
     assert loop.connections.write(DIALLED, b"lo") == []
     loop.wait_for(Connected)
@@ -311,9 +321,7 @@ def test_what_the_kernel_does_not_take_at_once_follows(loop: Loop, server: socke
         assert loop.events == []
 
 
-def test_a_peer_that_never_reads_is_dropped(
-    loop: Loop, server: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peer_that_never_reads_is_dropped(loop: Loop, server: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "MAX_UNSENT_BYTES", 10_000)
     with dialled(loop, server):
         events: list[Event] = []
@@ -368,9 +376,10 @@ def test_a_peer_that_goes_while_we_hang_up_is_not_reported(loop: Loop, server: s
 def test_what_was_hung_up_in_the_same_round_is_not_served(loop: Loop, server: socket.socket) -> None:
     with dialled(loop, server) as peer:
         peer.sendall(b"x")
-        ((key, mask),) = loop.selector.select(5)
+        ((key, _),) = loop.selector.select(5)
         loop.connections.hang_up(DIALLED)
-        assert key.data(mask) == []
+        for mask in (selectors.EVENT_READ, selectors.EVENT_WRITE, selectors.EVENT_READ | selectors.EVENT_WRITE):
+            assert key.data(mask) == []
 
 
 def test_closing_gives_what_is_unsent_one_last_try(loop: Loop, server: socket.socket) -> None:
@@ -416,3 +425,31 @@ def test_bare_addresses(host: str, bare: str) -> None:
 def test_connections_are_numbered_apart() -> None:
     new_id = connections.counter()
     assert [new_id(), new_id(), new_id()] == [1, 2, 3]
+
+
+def test_out_of_descriptors_a_caller_is_turned_away() -> None:
+    """Left in the backlog it would make the listener readable for ever, and the loop spin."""
+    with selectors.DefaultSelector() as selector:
+        connections = Connections(selector, counter())
+        try:
+            connections.listen([("127.0.0.1", 0)])
+            (key,) = selector.get_map().values()
+            caller = socket.create_connection(("127.0.0.1", connections.port))
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            used = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+            fillers = []
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used + 2, hard))
+            try:
+                with contextlib.suppress(OSError):
+                    while True:
+                        fillers.append(os.open(os.devnull, os.O_RDONLY))
+                assert key.data(selectors.EVENT_READ) == []
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                for filler in fillers:
+                    os.close(filler)
+            with caller:
+                assert caller.recv(1) == b""
+            assert selector.select(0) == []
+        finally:
+            connections.close()

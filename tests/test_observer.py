@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from ipaddress import ip_interface
 
 import pytest
 
-from mingle import datagrams
 from mingle.errors import InterfaceError
 from mingle.finding import Finder
-from mingle.interfaces import Interface
-from mingle.loop import own_addresses
 from mingle.observer import Observer, new_name, this_process
 from mingle.settings import Network
 from mingle.values import Peer
@@ -98,16 +94,6 @@ def test_a_machine_is_closed_also_when_it_is_interrupted() -> None:
 def test_an_interface_that_is_not_there_is_an_error_and_leaks_nothing() -> None:
     with pytest.raises(InterfaceError, match="nosuch0"):
         Observer(Network(interfaces=("nosuch0",), port=free_udp_port()))
-
-
-def test_the_addresses_to_listen_on() -> None:
-    dual = Interface("eth0", 2, tuple(map(ip_interface, ("10.0.0.1/24", "fd00::1/64", "fe80::1/64"))))
-    lonely = Interface("eth1", 3, tuple(map(ip_interface, ("fe80::2/64", "fe80::3/64"))))
-    found = [(each.address, each.index) for each in own_addresses([dual, lonely], "auto")]
-    assert found == [("10.0.0.1", 2), ("fd00::1", 2), ("fe80::2", 3)]
-    assert [each.address for each in own_addresses([dual], "6")] == ["fd00::1"]
-    many = Interface("eth2", 4, tuple(ip_interface(f"10.0.1.{number}/24") for number in range(1, 40)))
-    assert len(own_addresses([many], "auto")) == datagrams.MAX_ADDRESSES
 
 
 def test_the_advertised_address_comes_first() -> None:

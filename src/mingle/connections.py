@@ -88,6 +88,7 @@ class Connections:
         self._new_id = new_id
         self._connections: dict[int, _Connection] = {}
         self._listeners: dict[str, socket.socket] = {}
+        self._spare = os.open(os.devnull, os.O_RDONLY)
         self.port = 0
         """The control port, once :meth:`listen` has found one."""
 
@@ -194,6 +195,9 @@ class Connections:
                     connection.socket.send(connection.unsent)
             self._discard(connection)
         self._stop_listening()
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
 
     # --- what the selector says ------------------------------------------------------------------------------------
 
@@ -222,6 +226,8 @@ class Connections:
             except OSError as error:
                 if error.errno in (errno.ECONNABORTED, errno.EINTR):
                     continue
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._turn_away(listener)
                 return
             forksafe.register(sock)
             sock.setblocking(False)
@@ -230,6 +236,13 @@ class Connections:
             connection = self._connections[conn] = _Connection(conn, sock)
             self._selector.register(sock, selectors.EVENT_READ, partial(self._serve, connection))
             yield Accepted(conn, bare_address(remote[0]))
+
+    def _turn_away(self, listener: socket.socket) -> None:
+        """Out of descriptors: takes the caller with a spare one and hangs up. Left waiting, it would keep us busy."""
+        os.close(self._spare)
+        with contextlib.suppress(OSError):
+            listener.accept()[0].close()
+        self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def _finish_connecting(self, connection: _Connection) -> list[Event]:
         problem = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

@@ -201,7 +201,7 @@ class Discovery(Loop):
         return None
 
     def _accepted(self, conn: int, address: str, now: float) -> None:
-        if isinstance(self._machine, Joiner):
+        if isinstance(self._machine, Joiner) or (isinstance(self._machine, Host) and self._machine.closed):
             super()._accepted(conn, address, now)
         else:
             self._machine.accepted(conn, address, now)
@@ -237,7 +237,11 @@ class Discovery(Loop):
         """Runs what may block in a daemon thread that may be abandoned; its result is a call for the loop."""
 
         def run() -> None:
-            self.call(work())
+            result = work()
+            if self._closed:
+                result()  # nobody turns the loop any more: it only lets go of what it got
+            else:
+                self.call(result)
 
         threading.Thread(target=run, name=f"mingle-abandoned-{what}", daemon=True).start()
 
@@ -311,6 +315,8 @@ class Discovery(Loop):
             self._machine.leave(reason)
         self._carry_out()
         self._stack.close()
+        while self._calls:
+            self._calls.popleft()()
         if self.store_server is not None:
             self.store_server.release()
             self.store_server = None

@@ -1,0 +1,156 @@
+"""What every loop does, whatever machine it drives: shown with a machine that only notes what it is told."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from ipaddress import ip_interface
+from typing import Any
+
+import pytest
+
+from mingle import datagrams
+from mingle.datagrams import Bye, Datagram, Offer, Seek
+from mingle.interfaces import Interface
+from mingle.loop import Loop, own_addresses
+from mingle.machine import Dial, Effect, Hangup, Multicast, Source, Write
+from mingle.settings import Network
+from mingle.values import Peer
+from tests.bystanders import free_udp_port
+
+MEMBER, SESSION = b"m" * 16, b"s" * 16
+
+
+class Notes:
+    """A machine without rules."""
+
+    def __init__(self) -> None:
+        self.to_do: list[Effect] = []
+        self.told: list[tuple[Any, ...]] = []
+        self.due: float | None = None
+        self.says: Datagram | None = None
+
+    def effects(self) -> list[Effect]:
+        done, self.to_do = self.to_do, []
+        return done
+
+    def next_timer(self) -> float | None:
+        return self.due
+
+    def handle_timer(self, now: float) -> None:
+        self.due = None
+        self.told.append(("timer",))
+
+    def calling(self) -> Datagram | None:
+        return self.says
+
+    def heard(self, message: Datagram, source: Source, now: float) -> None:
+        self.told.append(("heard", message, source))
+
+    def owns(self, conn: int) -> bool:
+        return conn < 1000
+
+    def connected(self, conn: int, local_address: str, interface: str, now: float) -> None:
+        self.told.append(("connected", local_address, interface))
+
+    def received(self, conn: int, untrusted: bytes, now: float) -> None:
+        self.told.append(("received", untrusted))
+
+
+class Noting(Loop):
+    """A loop that drives it."""
+
+    def __init__(self, network: Network, stack: contextlib.ExitStack) -> None:
+        self._machine = self.notes = Notes()
+        super().__init__(network, "a job", None, stack)
+
+    def _decode(self, untrusted: bytes, source: Source) -> Datagram | None:
+        return datagrams.decode(untrusted)
+
+    def _ended(self, conn: int, reason: str, now: float) -> None:
+        self.notes.told.append(("ended", reason))
+
+    def turn_until(self, what: str) -> tuple[Any, ...]:
+        """Turns until the machine was told this."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            for told in self.notes.told:
+                if told[0] == what:
+                    return told
+            self.notes.due = self.notes.due or time.monotonic() + 0.2  # no turn lasts longer
+            self._carry_out()
+            self._turn()
+        raise AssertionError(f"never told of {what!r}: {self.notes.told}")
+
+
+@pytest.fixture
+def loop() -> Iterator[Noting]:
+    with contextlib.ExitStack() as stack:
+        yield Noting(Network(interfaces=("lo",), port=free_udp_port()), stack)
+
+
+def test_what_is_multicast_comes_back_with_its_source(loop: Noting) -> None:
+    seek = Seek(job="a job", member=MEMBER, world_size=2)
+    loop.notes.to_do.append(Multicast(seek))
+    _, message, source = loop.turn_until("heard")
+    assert message == seek
+    assert (source.interface, source.multicast, source.address) == ("lo", True, "127.0.0.1")
+
+
+def test_an_offer_names_the_address_of_the_interface_it_leaves_by_first(loop: Noting) -> None:
+    addresses = ("192.0.2.1", "127.0.0.1", "192.0.2.2")
+    offer = Offer(job="a job", session=SESSION, host=MEMBER, addresses=addresses, port=9, world_size=2)
+    loop.notes.to_do.append(Multicast(offer))
+    _, message, _ = loop.turn_until("heard")
+    assert message.addresses == ("127.0.0.1", "192.0.2.1", "192.0.2.2")
+
+
+def test_another_thread_wakes_it(loop: Noting) -> None:
+    threads = [threading.Thread(target=loop.call, args=(lambda: loop.notes.told.append(("called",)),))]
+    threads[0].start()
+    loop.turn_until("called")
+    threads[0].join()
+
+
+def test_a_connection_from_dial_to_end(loop: Noting) -> None:
+    loop._connections.listen([("127.0.0.1", 0)])
+    accepted: list[int] = []
+    loop._accepted = lambda conn, address, now: accepted.append(conn)  # type: ignore[method-assign]
+    loop.notes.to_do.append(Dial(999, "127.0.0.1", loop._connections.port, "lo"))
+    assert loop.turn_until("connected") == ("connected", "127.0.0.1", "lo")
+    loop.notes.to_do.append(Write(999, b"hello"))
+    assert loop.turn_until("received") == ("received", b"hello")
+    loop.notes.to_do.append(Hangup(accepted[0]))
+    loop.turn_until("ended")
+
+
+def test_a_loop_without_a_control_port_hangs_up_on_callers(loop: Noting) -> None:
+    loop._connections.listen([("127.0.0.1", 0)])
+    loop.notes.to_do.append(Dial(999, "127.0.0.1", loop._connections.port, "lo"))
+    assert loop.turn_until("ended") == ("ended", "the other side closed it")
+
+
+def test_peers_are_asked_with_a_padded_question() -> None:
+    port = free_udp_port()
+    with contextlib.ExitStack() as stack:
+        loop = Noting(Network(interfaces=("lo",), port=port, peers=(Peer("127.0.0.1", None),)), stack)
+        loop.notes.says = Seek(job="a job", member=MEMBER, world_size=2)
+        _, message, source = loop.turn_until("heard")
+        assert source.multicast is False
+        assert len(message.padding) > 800
+        loop.notes.told.clear()
+        loop.notes.says = Bye(job="a job", session=SESSION)
+        while loop.turn_until("heard")[1] != loop.notes.says:
+            loop.notes.told.clear()
+
+
+def test_the_addresses_to_listen_on() -> None:
+    dual = Interface("eth0", 2, tuple(map(ip_interface, ("10.0.0.1/24", "fd00::1/64", "fe80::1/64"))))
+    lonely = Interface("eth1", 3, tuple(map(ip_interface, ("fe80::2/64", "fe80::3/64"))))
+    found = [(each.address, each.interface, each.index) for each in own_addresses([dual, lonely], "auto")]
+    assert found == [("10.0.0.1", "eth0", 2), ("fd00::1", "eth0", 2), ("fe80::2", "eth1", 3)]
+    assert [each.address for each in own_addresses([dual], "6")] == ["fd00::1"]
+    many = Interface("eth2", 4, tuple(ip_interface(f"10.0.1.{number}/24") for number in range(1, 40)))
+    assert len(own_addresses([many], "auto")) == datagrams.MAX_ADDRESSES
