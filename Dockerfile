@@ -46,7 +46,9 @@ RUN pip wheel ${PIP_ARGS} --no-deps --wheel-dir /dist .
 
 FROM ${BASE_IMAGE}
 
+# A crash in native code tells where Python was.
 ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONFAULTHANDLER=1 \
     PYTHONUNBUFFERED=1
 RUN useradd --create-home --uid 1000 mingle
 COPY --from=build /opt/venv /opt/venv

@@ -28,9 +28,7 @@ class Formed(NamedTuple):
     formation: Formation
 
 
-def settings_of(
-    job_id: str, rank: int, world_size: int, port: int, *, timeout: float = 20.0, **more: Any
-) -> Settings:
+def settings_of(job_id: str, rank: int, world_size: int, port: int, *, timeout: float = 20.0, **more: Any) -> Settings:
     """Return the settings of a rank on `lo`."""
     return Settings(
         job_id=job_id,

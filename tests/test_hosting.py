@@ -10,11 +10,12 @@ import pytest
 
 from mingle import frames
 from mingle.authentication import JobKey, new_nonce
+from mingle.callers import MAX_UNPROVED, PROOF_SECONDS
 from mingle.control import HandshakeFailed, MemberConversation
 from mingle.datagrams import Bye, List, Offer, Seek
 from mingle.errors import DiscoveryTimeoutError, InterfaceError
 from mingle.frames import Path, Who
-from mingle.hosting import MAX_UNPROVED, PROOF_SECONDS, Host
+from mingle.hosting import Host
 from mingle.machine import (
     Address,
     Answer,

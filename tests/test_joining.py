@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from mingle import frames
+from mingle.blocking import SILENT_SECONDS
 from mingle.control import HandshakeFailed, HostConversation
 from mingle.datagrams import Offer, State
 from mingle.errors import ConflictError, DiscoveryTimeoutError
 from mingle.frames import Who
-from mingle.joining import DOUBT_SECONDS, RETURN_SECONDS, SILENT_SECONDS, STORE_RETRY_SECONDS, Joiner, Step
+from mingle.joining import Joiner
 from mingle.machine import Dial, Effect, Hangup, Identity, Multicast, NetworkFacts, ProveStore, Source, Write
+from mingle.membership import DOUBT_SECONDS, RETURN_SECONDS, STORE_RETRY_SECONDS, Step
 from mingle.protocol import SEEK_INTERVAL_MAX_SECONDS
 from mingle.proving import ADDRESS_SECONDS
 

@@ -169,9 +169,7 @@ def resolver(names: NameServer) -> Iterator[Callable[..., Resolver]]:
 
 def test_addresses_need_no_thread(names: NameServer) -> None:
     before = threading.active_count()
-    found = Resolver(
-        [Peer("10.0.0.1"), Peer("fe80::1%eth0", 5), Peer("::1")], 29499, "auto", exclude=frozenset()
-    )
+    found = Resolver([Peer("10.0.0.1"), Peer("fe80::1%eth0", 5), Peer("::1")], 29499, "auto", exclude=frozenset())
     assert threading.active_count() == before
     assert found.take() == [("10.0.0.1", 29499), ("fe80::1%eth0", 5), ("::1", 29499)]
     assert found.take() == [], "each is handed out once"
@@ -246,9 +244,7 @@ def test_a_link_local_answer_keeps_its_interface(names: NameServer, resolver: Ca
     assert found.take() == [("fe80::7%3", 29499)]
 
 
-def test_failures_can_be_read_while_names_are_looked_up(
-    names: NameServer, resolver: Callable[..., Resolver]
-) -> None:
+def test_failures_can_be_read_while_names_are_looked_up(names: NameServer, resolver: Callable[..., Resolver]) -> None:
     names.answers |= {name: socket.gaierror(-2, "Name or service not known") for name in ("a", "b", "c")}
     found = resolver(Peer("a"), Peer("b"), Peer("c"))
     names.answer()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-import socket
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ import mingle
 from mingle import loop, process_group, rendezvous, store
 from mingle.errors import ConfigurationError, ConflictError, DiscoveryTimeoutError, MingleError
 from mingle.process_group import check_options, parse_url, register, rendezvous_handler
+from mingle.settings import Settings
 from tests.bystanders import free_udp_port
 from tests.in_process import discovery_of, settings_of
 from tests.loopback import answers, job_name, until
@@ -163,9 +164,21 @@ def test_the_block_ends_the_process_group_and_restores_the_environment() -> None
         _ = job.members
 
 
+def test_the_store_is_torchs_alone_once_the_group_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[store.StoreServer] = []
+    open_server = store.open_server
+
+    def remembered(*arguments: Any) -> store.StoreServer:
+        opened.append(open_server(*arguments))
+        return opened[-1]
+
+    monkeypatch.setattr(store, "open_server", remembered)
+    with mingle.init(job_name("store"), rank=0, world_size=1, backend="gloo"):
+        assert [each.held for each in opened] == [False]
+
+
 def test_options_reach_torch() -> None:
     with mingle.init(job_name("options"), world_size=1, backend="gloo", timeout=timedelta(seconds=77)):
-        assert dist.distributed_c10d._get_default_timeout(dist.Backend("gloo"))
         group = dist.distributed_c10d._get_default_group()
         assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=77)
 
@@ -240,10 +253,10 @@ def test_an_exception_in_the_block_waits_for_no_backend(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(process_group, "DESTROY_SECONDS", 0.1)
     started = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        with mingle.init(job_name("blocks"), rank=0, world_size=1, backend="gloo"):
-            monkeypatch.setattr(dist, "destroy_process_group", block)
-            raise KeyboardInterrupt
+    job = mingle.init(job_name("blocks"), rank=0, world_size=1, backend="gloo")
+    monkeypatch.setattr(dist, "destroy_process_group", block)
+    with pytest.raises(KeyboardInterrupt), job:
+        raise KeyboardInterrupt
     assert time.monotonic() - started < 2
     release.set()
     until(lambda: not dist.is_initialized())
@@ -253,9 +266,10 @@ def test_a_backend_that_fails_to_end_hides_no_exception(monkeypatch: pytest.Monk
     def fail() -> None:
         raise RuntimeError("a peer has gone")
 
-    with pytest.raises(ZeroDivisionError), monkeypatch.context() as patch:
-        with mingle.init(job_name("hides"), rank=0, world_size=1, backend="gloo"):
-            patch.setattr(dist, "destroy_process_group", fail)
+    job = mingle.init(job_name("hides"), rank=0, world_size=1, backend="gloo")
+    with monkeypatch.context() as patch:
+        patch.setattr(dist, "destroy_process_group", fail)
+        with pytest.raises(ZeroDivisionError), job:
             _ = 1 / 0
     assert "MASTER_PORT" not in os.environ
 
@@ -286,7 +300,7 @@ def test_a_forked_child_that_leaves_the_block_ends_nothing(failing: bool) -> Non
             return str(caught.value.cause)
 
         assert in_child(child) == f"left {job.master_port}"
-        assert in_child(again) == "it is a fork of the process that made the group, and a fork can neither use nor end it"
+        assert in_child(again).startswith("it is a fork of the process that made the group")
         assert reduced() == 1
         assert len(job.members) == 1
 
@@ -298,7 +312,7 @@ def test_env_shares_the_store_of_this_process() -> None:
     with mingle.discover(job_name("env"), rank=0, world_size=1) as job:
         for _ in range(2):
             dist.init_process_group("gloo", init_method="env://")
-            shared = dist.distributed_c10d._get_default_store()
+            shared: Any = dist.distributed_c10d._get_default_store()
             while hasattr(shared, "underlying_store"):
                 shared = shared.underlying_store
             assert shared.port == job.master_port
@@ -307,6 +321,10 @@ def test_env_shares_the_store_of_this_process() -> None:
             assert reduced() == 1
             dist.destroy_process_group()
             del shared
+
+
+def refuses(port: int) -> bool:
+    return not answers(port)
 
 
 def keys(port: int) -> list[str]:
@@ -327,7 +345,7 @@ def test_two_ranks_through_two_doors_and_a_second_time() -> None:
                 assert [each.rank for each in job.members] == [0, 1]
                 assert any(key.startswith(store.KEY_PREFIX) for key in keys(job.master_port))
             member.close("the test is over")
-        until(lambda port=job.master_port: not answers(port))
+        until(partial(refuses, job.master_port))
 
 
 # --- mingle://JOB ---------------------------------------------------------------------------------------------------
@@ -382,7 +400,12 @@ def test_a_wrong_url(url: str, match: str) -> None:
 def test_through_torch(monkeypatch: pytest.MonkeyPatch, url: str, job_id: str) -> None:
     formed: list[mingle.Job] = []
     form = rendezvous.form
-    monkeypatch.setattr(rendezvous, "form", lambda wanted: formed.append(form(wanted)) or formed[0])
+
+    def remembered(wanted: Settings) -> mingle.Job:
+        formed.append(form(wanted))
+        return formed[0]
+
+    monkeypatch.setattr(rendezvous, "form", remembered)
     monkeypatch.setenv("MINGLE_JOB_ID", "e")
     dist.init_process_group("gloo", init_method=url, rank=0, world_size=1)
     assert reduced() == 1
@@ -423,9 +446,8 @@ def test_mingles_timeout_counts_when_it_is_shorter(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_job_whose_store_torch_cannot_open_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> Iterator[None]:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("torch is broken")
-        yield
 
     monkeypatch.setattr(torch_rendezvous, "rendezvous", fail)
     with pytest.raises(RuntimeError, match="torch is broken"):
@@ -448,4 +470,3 @@ def test_registering_twice_is_once() -> None:
     before = torch_rendezvous._rendezvous_handlers["mingle"]
     register()
     assert torch_rendezvous._rendezvous_handlers["mingle"] is before is rendezvous_handler
-    assert socket.gethostname()

@@ -50,7 +50,7 @@ def job() -> str:
 @pytest.fixture(autouse=True)
 def logger(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
     """A script that has not set logging up; under pytest every logger of the process has handlers."""
-    alone = logging.Logger("mingle", logging.WARNING)
+    alone = logging.Logger("mingle", logging.WARNING)  # noqa: LOG001 - belongs to no tree
     alone.addHandler(logging.NullHandler())
     monkeypatch.setattr(progress, "logger", alone)
     return alone
@@ -126,7 +126,9 @@ def test_with_logging_it_is_said_there_alone(capsys: pytest.CaptureFixture[str],
     assert (logged.lines, said(capsys)) == ([(logging.WARNING, "one thing")], "")
 
 
-def test_a_level_that_logging_does_not_show_is_said_on_stderr(capsys: pytest.CaptureFixture[str], logged: Collecting) -> None:
+def test_a_level_that_logging_does_not_show_is_said_on_stderr(
+    capsys: pytest.CaptureFixture[str], logged: Collecting
+) -> None:
     logged.setLevel(logging.WARNING)
     say(logging.INFO, "one thing")
     assert (logged.lines, said(capsys)) == ([], "mingle: one thing\n")
@@ -135,7 +137,7 @@ def test_a_level_that_logging_does_not_show_is_said_on_stderr(capsys: pytest.Cap
 def test_a_parents_handler_counts_unless_it_is_cut_off(
     capsys: pytest.CaptureFixture[str], logger: logging.Logger
 ) -> None:
-    handler, logger.parent = Collecting(), logging.Logger("root")
+    handler, logger.parent = Collecting(), logging.Logger("root")  # noqa: LOG001 - not that of the process
     logger.parent.addHandler(handler)
     logger.propagate = False
     say(logging.WARNING, "cut off")
@@ -170,13 +172,11 @@ def test_in_a_log_nothing_is_said_for_ten_seconds_then_a_line_every_thirty(
         if text := said(capsys):
             lines[step / 20] = text
     shown.close()
-    assert lines == {
-        seconds: f"mingle: job {job}: looking for rank 0 · {seconds} s\n" for seconds in (10, 40, 70, 100)
-    }
+    assert lines == {seconds: f"mingle: job {job}: looking for rank 0 · {seconds} s\n" for seconds in (10, 40, 70, 100)}
 
 
 def test_on_a_terminal_nothing_is_said_for_two_seconds_then_one_line_lives(terminal: Terminal, job: str) -> None:
-    with contextlib.redirect_stderr(terminal):  # type: ignore[type-var]
+    with contextlib.redirect_stderr(terminal):
         shown = Progress(job, 2, 1, off=False, now=0.0)
         for now in (0.5, 1.0, 1.99):
             shown.tick(SEEKING, now)
@@ -193,7 +193,7 @@ def test_on_a_terminal_nothing_is_said_for_two_seconds_then_one_line_lives(termi
 
 
 def test_markup_in_a_job_id_is_text(terminal: Terminal, job: str) -> None:
-    with contextlib.redirect_stderr(terminal):  # type: ignore[type-var]
+    with contextlib.redirect_stderr(terminal):
         shown = Progress(f"[red]{job}[/nonsense]", 2, 1, off=False, now=0.0)
         shown.tick(SEEKING, 5.0)
         assert terminal.shows(f"[red]{job}[/nonsense]")
@@ -201,7 +201,7 @@ def test_markup_in_a_job_id_is_text(terminal: Terminal, job: str) -> None:
 
 
 def test_off_is_off(terminal: Terminal, job: str) -> None:
-    with contextlib.redirect_stderr(terminal):  # type: ignore[type-var]
+    with contextlib.redirect_stderr(terminal):
         shown = Progress(job, 2, 1, off=True, now=0.0)
         assert shown.next_timer() is None
         assert not shown.wants_status(100.0)
@@ -262,7 +262,7 @@ def test_the_kernel_hands_it_on_when_a_speaker_is_killed(job: str) -> None:
 
 
 def test_elsewhere_everybody_speaks(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress.sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "darwin")
     first, second = (Progress(job, 2, rank, off=False, now=0.0) for rank in (0, 1))
     assert first.wants_status(9.0)
     assert second.wants_status(9.0)

@@ -19,14 +19,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mingle import datagrams, frames, framing, groups
-from mingle.joining import Step
+from mingle.membership import Step
 from mingle.seats import Phase, roster_digest
 from tests import golden
 from tests.golden.examples import ADDRESSES, HOST_NONCE, JOB, PORT, SECRET, SESSION, render
 
 TEXT = golden.DOCUMENT.read_text(encoding="utf-8")
 EXAMPLES = settings(derandomize=True, database=None, deadline=None)
-MODULES_OF_TIMERS = ("protocol", "lobby", "proving", "joining", "hosting", "registrar", "rivals", "peers")
+MODULES_OF_TIMERS = (
+    "protocol",
+    "lobby",
+    "proving",
+    "joining",
+    "sessions",
+    "membership",
+    "blocking",
+    "moving",
+    "racing",
+    "hosting",
+    "callers",
+    "electing",
+    "candidacy",
+    "telling",
+    "registrar",
+    "rivals",
+    "peers",
+)
 
 
 def section(title: str) -> str:

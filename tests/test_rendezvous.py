@@ -6,6 +6,7 @@ import logging
 import os
 import resource
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -153,7 +154,7 @@ def test_an_interface_without_an_address(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.usefixtures("no_packet")
 def test_a_system_that_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous.sys, "platform", "win32")
+    monkeypatch.setattr(sys, "platform", "win32")
     refused(ConfigurationError, "Windows", **PLACE)
 
 
@@ -162,7 +163,7 @@ def test_a_fixed_port_that_is_taken_is_told_before_anybody_waits() -> None:
         for world_size in (1, 2):
             started = time.monotonic()
             with pytest.raises(ConfigurationError, match=f":{taken}: Address already in use"):
-                mingle.discover(job_name("port"), rank=0, world_size=world_size, master_port=taken, port=free_udp_port())
+                mingle.discover("port", rank=0, world_size=world_size, master_port=taken, port=free_udp_port())
             assert time.monotonic() - started < 1
 
 

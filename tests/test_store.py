@@ -131,11 +131,13 @@ def test_a_store_that_is_not_there() -> None:
 def test_a_host_that_does_not_answer_costs_seconds_not_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "CONNECT_SECONDS", 0.2)
     # Once its queue of one is full, the kernel lets the listener drop what comes.
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent:
-        with socket.create_connection(silent.getsockname(), timeout=5):
-            started = time.monotonic()
-            with pytest.raises(TimeoutError):
-                prove(*silent.getsockname(), SESSION, "0" * 32)
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as silent,
+        socket.create_connection(silent.getsockname(), timeout=5),
+    ):
+        started = time.monotonic()
+        with pytest.raises(TimeoutError):
+            prove("127.0.0.1", silent.getsockname()[1], SESSION, "0" * 32)
     assert time.monotonic() - started < 2
 
 
@@ -149,7 +151,7 @@ def test_a_store_without_the_sessions_key(server: StoreServer, monkeypatch: pyte
 def test_a_server_that_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "PROVE_SECONDS", 1)
     with socket.create_server(("127.0.0.1", 0)) as other:
-        address = other.getsockname()
+        port = other.getsockname()[1]
 
         def hang_up() -> None:
             with contextlib.suppress(OSError):  # until the listener is shut down
@@ -159,8 +161,8 @@ def test_a_server_that_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
         thread = threading.Thread(target=hang_up)
         thread.start()
         try:
-            with pytest.raises(OSError, match=f"the store at 127.0.0.1:{address[1]} failed: "):
-                prove(*address, SESSION, "0" * 32)
+            with pytest.raises(OSError, match=f"the store at 127.0.0.1:{port} failed: "):
+                prove("127.0.0.1", port, SESSION, "0" * 32)
         finally:
             other.shutdown(socket.SHUT_RDWR)
             thread.join()

@@ -54,9 +54,7 @@ def test_a_multicast_tells_its_group_and_where_it_came_in(stack: ExitStack) -> N
     assert udp.read(receiver) is None
 
 
-@pytest.mark.parametrize(
-    ("version", "address"), [("4", "127.0.0.5"), pytest.param("6", "::1", marks=needs_ipv6)]
-)
+@pytest.mark.parametrize(("version", "address"), [("4", "127.0.0.5"), pytest.param("6", "::1", marks=needs_ipv6)])
 def test_a_unicast_tells_which_of_our_addresses_it_reached(stack: ExitStack, version: Version, address: str) -> None:
     here, there = (stack.enter_context(udp.open_unicast(version)) for _ in range(2))
     port = here.getsockname()[1]

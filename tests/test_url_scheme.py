@@ -94,10 +94,14 @@ def test_the_scheme_is_known_in_any_order(small_torch: Path, imports: str) -> No
 
 
 def test_it_is_known_with_the_real_torch() -> None:
-    seen = run("import mingle; import torch.distributed\n" + LOOK.replace(
-        "from torch.distributed import rendezvous",
-        "rendezvous = sys.modules['torch.distributed.rendezvous']",
-    ), None)
+    seen = run(
+        "import mingle; import torch.distributed\n"
+        + LOOK.replace(
+            "from torch.distributed import rendezvous",
+            "rendezvous = sys.modules['torch.distributed.rendezvous']",
+        ),
+        None,
+    )
     assert seen["handlers"].keys() >= {"env", "tcp", "file", "mingle"}
     check({**seen, "handlers": {"mingle": seen["handlers"]["mingle"]}})
 
@@ -128,7 +132,8 @@ def test_a_torch_without_the_module_fails_as_it_would_without_us(small_torch: Pa
 
 def test_a_torch_whose_import_fails_at_first_is_waited_for(small_torch: Path) -> None:
     module = small_torch / "torch/distributed/rendezvous.py"
-    module.write_text("import os\nif os.environ.pop('BROKEN', ''):\n    raise ImportError('libtorch.so')\n" + module.read_text())
+    broken = "import os\nif os.environ.pop('BROKEN', ''):\n    raise ImportError('libtorch.so')\n"
+    module.write_text(broken + module.read_text())
     seen = run(
         "import os, mingle; os.environ['BROKEN'] = '1'\n"
         "try:\n"

@@ -14,7 +14,10 @@ A map of the package, from the inside out:
 ====================  ==============================================================================
 wire                  ``datagrams``, ``frames``, ``authentication``, ``groups``
 rules (pure)          ``protocol``, ``lobby``, ``control``, ``proving``, ``registrar``, ``seating``
-machines (pure)       ``joining`` (a rank), ``hosting`` and ``rivals`` (rank 0), ``machine``, ``reports``
+machines (pure)       ``joining`` (a rank), ``hosting`` (rank 0), ``electing`` (neither yet), ``machine``, ``reports``
+… of a rank           ``asking``, ``sessions``, ``racing``, ``membership``, ``blocking``, ``moving``
+… of the host         ``callers``, ``introduction``, ``presence``, ``rivals``
+… of the elector      ``candidacy``, ``telling``
 network               ``interfaces``, ``transport``, ``udp``, ``connections``, ``peers``, ``forksafe``
 settings              ``settings``, ``placement``, ``launchers``, ``values``, ``node``, ``errors``
 where they meet       ``discovery`` (the loop), ``progress``

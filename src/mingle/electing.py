@@ -4,9 +4,9 @@ Every process runs the same command. It begins as a :class:`~mingle.joining.Join
 random time (the lower its member id, the sooner) opens a session as a :class:`~mingle.hosting.Host`. So there may be
 several for a moment, and the rules that make them one are:
 
-* Only open sessions compete, and the lower host id wins. Ids are totally ordered, so moves cannot cycle.
+* Only open sessions compete, and the lower host id wins (:mod:`mingle.candidacy`).
 * Multicast may reach one way only, so whoever hears of the other acts, and over TCP: the winner tells the loser's
-  control port (SIGHTING), members tell their host.
+  control port (SIGHTING, :mod:`mingle.telling`), members tell their host.
 * The loser first joins the winner itself. Only when it has a seat there it sends its members after it (MOVED), and
   while it does so it confirms nothing (*yielding*).
 * A member that can't reach the winner says so (STRANDED) and stays. Then the loser, unless it has confirmed to the
@@ -22,45 +22,21 @@ import random
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeGuard
 
-from mingle import frames
-from mingle.authentication import JobKey, new_nonce
-from mingle.control import HandshakeFailed
-from mingle.datagrams import Datagram, Offer, Rejected
+from mingle.authentication import JobKey
+from mingle.candidacy import Candidacy
+from mingle.datagrams import Datagram, Offer
 from mingle.errors import MingleError
 from mingle.hosting import Host
 from mingle.joining import Joiner
 from mingle.machine import Address, Effect, Formation, Hangup, Identity, NetworkFacts, NewId, Snapshot, Source
-from mingle.proving import Endpoint, Proving, Verdict
 from mingle.seats import Phase
+from mingle.telling import Telling
 
-ELECT_AFTER_SECONDS = 0.2
-"""How long everybody looks for a host before the first becomes one: a few questions, so that one may be lost."""
-ELECT_SPREAD_SECONDS = 0.3
-"""Over how long after that they become hosts, by their member ids …"""
-ELECT_SPREAD_SECONDS_PER_RANK = 0.0005
-ELECT_SPREAD_MAX_SECONDS = 3.0
-"""… and how much longer in a large job, where more of them could be quicker than the first one's datagram."""
 YIELD_SECONDS = 2.0
 """How long the loser, and each of its members, may take to reach the winner."""
 EMPTY_SECONDS = 5.0
 """How long the loser waits for its members to be gone; the silent ones are then hung up on."""
-TELL_AGAIN_SECONDS = 1.0
-STAND_SECONDS = 10.0
-"""How long a host that was not reached by all of ours does not beat us; then it may have become reachable."""
-# Hosts and sessions remembered; bounded against somebody who invents them.
-REMEMBERED = 64
-
-
-@dataclass(slots=True)
-class _Telling:
-    """A loser that is being told of us."""
-
-    proving: Proving | None
-    again_at: float
-    stands: bool
-    """Whether its lower id does not beat us: somebody of ours can't reach it."""
 
 
 @dataclass(slots=True)
@@ -109,25 +85,15 @@ class Elector:
             advertised=advertised,
         )
         self._new_session = new_session
-        self._key = key
-        self._new_id = new_id
         self._timeout = timeout
         self._deadline = now + timeout
         self._failure: MingleError | None = None
         """Why our own session failed, once it is gone."""
         self._effects: list[Effect] = []
-        self._elect_at: float | None = now + self._patience()
+        self._candidacy = Candidacy(identity)
+        self._elect_at: float | None = now + self._candidacy.patience()
         self._yield: _Yield | None = None
-        self._stands: dict[bytes, float] = {}
-        """Hosts that don't beat us, since somebody of ours can't reach them, and until when."""
-        self._tellings: dict[bytes, _Telling] = {}
-
-    def _patience(self) -> float:
-        """How long to look for a host before becoming one: the lower the member id, the shorter."""
-        spread = min(
-            ELECT_SPREAD_SECONDS + ELECT_SPREAD_SECONDS_PER_RANK * self.identity.world_size, ELECT_SPREAD_MAX_SECONDS
-        )
-        return ELECT_AFTER_SECONDS + spread * int.from_bytes(self.identity.member[:8], "big") / 2**64
+        self._telling = Telling(identity, self._own_offer, key=key, new_id=new_id, effects=self._effects)
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 
@@ -168,7 +134,7 @@ class Elector:
             times.append(self.joiner.next_timer())
         if self._yield is not None:
             times.append(self._yield.empty_by if self._yield.seated else self._yield.until)
-        times += [each.proving.next_timer() for each in self._tellings.values() if each.proving is not None]
+        times.append(self._telling.next_timer())
         if self.finished:
             return self.acting.next_timer()
         return min((time for time in (*times, self._deadline) if time is not None), default=None)
@@ -204,7 +170,7 @@ class Elector:
             return  # our own, of this session or of one that we have given up
         if self.host is None:
             self.joiner.heard(message, source, now)
-        elif self._competes(message):
+        elif self._candidacy.competes(message):
             self._compete(message, source.interface, stands=False, now=now)
         elif self._yield is not None and isinstance(message, Offer):
             self.joiner.heard(message, source, now)
@@ -215,16 +181,6 @@ class Elector:
     def heard_unverified(self, message: Datagram) -> None:
         """A datagram came in whose signature is missing or wrong."""
         self.acting.heard_unverified(message)
-
-    def _competes(self, message: Datagram) -> TypeGuard[Offer]:
-        """Whether this is another open session of our job."""
-        return (
-            isinstance(message, Offer)
-            and (message.job, message.attempt) == (self.identity.job, self.identity.attempt)
-            and message.state == "open"
-            and message.kind == self.identity.kind
-            and message.host != self.identity.member
-        )
 
     # --- competing -------------------------------------------------------------------------------------------------
 
@@ -239,68 +195,20 @@ class Elector:
             return
         if host.registrar.phase is not Phase.OPEN:
             return  # it will be sealed, or open again
-        # A host that was given its rank is no candidate: whoever joins it is told that ranks are mixed.
-        better = offer.host < self.identity.member or stands or not offer.assigned
-        if better and not self._stands_against(offer.host, now):
+        if self._candidacy.loses_to(offer, stands=stands, now=now):
             self._make_way(host, offer, interface, now)
         else:
-            self._tell(offer, interface, now)
-
-    def _stands_against(self, host: bytes, now: float) -> bool:
-        return now < self._stands.get(host, now)
+            stands_against = self._candidacy.stands_against(offer.host, now)
+            self._telling.tell(offer, interface, stands=stands_against, now=now)
 
     def _make_way(self, host: Host, offer: Offer, interface: str, now: float) -> None:
         self._yield = _Yield(offer.session, offer.host, now + YIELD_SECONDS)
         host.make_way(now)
         self.joiner.make_for(offer, interface, now)
 
-    def _tell(self, offer: Offer, interface: str, now: float) -> None:
-        """Tells the loser of us, over TCP: our datagrams may not reach it."""
-        telling = self._tellings.get(offer.session)
-        if telling is None:
-            if len(self._tellings) >= REMEMBERED:
-                del self._tellings[next(iter(self._tellings))]
-            telling = self._tellings[offer.session] = _Telling(None, now, stands=False)
-        if telling.proving is not None or now < telling.again_at:
-            return
-        telling.again_at = now + TELL_AGAIN_SECONDS
-        telling.stands = self._stands_against(offer.host, now)
-
-        def hello() -> frames.Hello:
-            return frames.Hello(
-                job=self.identity.job,
-                attempt=self.identity.attempt,
-                member=self.identity.member,
-                session=offer.session,
-                nonce=new_nonce(),
-                purpose="rival",
-                who=self.identity.who,
-            )
-
-        telling.proving = Proving(
-            hello,
-            [Endpoint(address, interface) for address in offer.addresses],
-            offer.port,
-            key=self._key,
-            new_id=self._new_id,
-            effects=self._effects,
-            now=now,
-        )
-
-    def _told(self, telling: _Telling) -> None:
-        """The other host is on the line: say who we are, and that is all."""
-        proving = telling.proving
-        if proving is None or proving.verdict is Verdict.RACING:
-            return
-        if proving.conversation is not None and self.host is not None and self._yield is None:
-            proving.conversation.send(frames.Sighting(offer=self.host.offer(), stands=telling.stands))
-        proving.abandon()
-        telling.proving = None
-
-    def _owner(self, conn: int) -> _Telling | None:
-        return next(
-            (each for each in self._tellings.values() if each.proving is not None and each.proving.owns(conn)), None
-        )
+    def _own_offer(self) -> Offer | None:
+        """What to tell a loser: nothing any more once we have lost ourselves."""
+        return None if self.host is None or self._yield is not None else self.host.offer()
 
     # --- connections -----------------------------------------------------------------------------------------------
 
@@ -314,13 +222,12 @@ class Elector:
     def owns(self, conn: int) -> bool:
         """Tells whether a connection is this machine's."""
         hosted = self.host is not None and self.host.owns(conn)
-        return hosted or self.joiner.owns(conn) or self._owner(conn) is not None
+        return hosted or self.joiner.owns(conn) or self._telling.owns(conn)
 
     def connected(self, conn: int, local_address: str, interface: str, now: float) -> None:
         """A connection that was dialled stands."""
-        telling = self._owner(conn)
-        if telling is not None and telling.proving is not None:
-            telling.proving.connected(conn, local_address, interface)
+        if self._telling.owns(conn):
+            self._telling.connected(conn, local_address, interface)
         elif self.host is not None and self.host.owns(conn):
             self.host.connected(conn, local_address, interface, now)
         else:
@@ -328,14 +235,8 @@ class Elector:
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
         """Bytes came in on a connection."""
-        telling = self._owner(conn)
-        if telling is not None and telling.proving is not None:
-            try:
-                telling.proving.received(conn, untrusted, now)
-            except (Rejected, HandshakeFailed) as failure:
-                self._effects.append(Hangup(conn))
-                telling.proving.closed(conn, str(failure), now)
-            self._told(telling)
+        if self._telling.owns(conn):
+            self._telling.received(conn, untrusted, now)
         elif self.host is not None and self.host.owns(conn):
             self.host.received(conn, untrusted, now)
         else:
@@ -344,10 +245,8 @@ class Elector:
 
     def closed(self, conn: int, reason: str, now: float) -> None:
         """A connection ended, or could not be made."""
-        telling = self._owner(conn)
-        if telling is not None and telling.proving is not None:
-            telling.proving.closed(conn, reason, now)
-            self._told(telling)
+        if self._telling.owns(conn):
+            self._telling.closed(conn, reason, now)
         elif self.host is not None and self.host.owns(conn):
             self.host.lost(conn, reason, now)
         else:
@@ -383,10 +282,7 @@ class Elector:
         if self.finished:
             self.acting.handle_timer(now)
             return
-        for telling in self._tellings.values():
-            if telling.proving is not None:
-                telling.proving.handle_timer(now)
-                self._told(telling)
+        self._telling.handle_timer(now)
         if self.host is not None:
             self.host.handle_timer(now)
         self._watch(now)
@@ -411,20 +307,20 @@ class Elector:
     def _watch(self, now: float) -> None:
         """Looks, after everything that happened, what follows from it for the election."""
         if self.finished:
-            self._stop_telling()
+            self._telling.abandon()
             if self.joiner.finished:
                 self._end_host("it has joined another host")
             return
         if self.host is not None:
             for offer, stands in self.host.take_sightings():
-                if self._competes(offer):
+                if self._candidacy.competes(offer):
                     self._compete(offer, "", stands=stands, now=now)
         if self._yield is not None:
             self._go_on_making_way(self._yield, now)
         if self.host is not None or self.joiner.host_in_sight or self.joiner.blocked:
             self._elect_at = None
         elif self._elect_at is None:
-            self._elect_at = now + self._patience()
+            self._elect_at = now + self._candidacy.patience()
 
     def _go_on_making_way(self, making: _Yield, now: float) -> None:
         host, seat = self.host, self.joiner.seat
@@ -453,12 +349,9 @@ class Elector:
         """The winner is gone, or not reached by all: be host again of whoever is still here."""
         assert self.host is not None
         if stand:
-            self._stands.pop(making.host, None)
-            if len(self._stands) >= REMEMBERED:
-                del self._stands[next(iter(self._stands))]
-            self._stands[making.host] = now + STAND_SECONDS
+            self._candidacy.stand_against(making.host, now)
         self._yield = None
-        self.joiner.pause()
+        self.joiner.pause("this host is not reached by everybody" if stand else "it hosts its own session again")
         for offer, endpoints in self.joiner.sealed():
             # Perhaps the very one that we went to: it may run without us, and then no other shall.
             self.host.rivals.heard(offer, endpoints, now)
@@ -487,12 +380,6 @@ class Elector:
 
     def leave(self, reason: str) -> None:
         """Says good-bye and hangs up everywhere."""
-        self._stop_telling()
+        self._telling.abandon()
         self._end_host(reason)
         self.joiner.leave(reason)
-
-    def _stop_telling(self) -> None:
-        for telling in self._tellings.values():
-            if telling.proving is not None:
-                telling.proving.abandon()
-        self._tellings.clear()

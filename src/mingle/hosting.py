@@ -1,33 +1,32 @@
 """The rank that hosts the gathering: a pure machine around the registrar.
 
-It speaks on the network (:class:`~mingle.protocol.Announcer`), holds one conversation per member
-(:class:`~mingle.control.HostConversation`), and carries frames to the registrar and its decisions back. Two things it
-watches on its own: another live host of the same job (*rival*), and another run of the job that is sealed already
-(*blocker*). Neither is believed from a datagram; both are proved over TCP.
+It carries frames from its callers (:class:`~mingle.callers.Callers`) to the registrar and the decisions back, and lets
+the network know of the session (:class:`~mingle.presence.Presence`). Two things hold the registrar up: another live
+host of the same job (*rival*), and another run of the job that is sealed already (*blocker*). Neither is believed from
+a datagram; both are proved over TCP (:class:`~mingle.rivals.Rivals`).
 """
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from mingle import decisions, frames, reports
-from mingle.authentication import JobKey, new_nonce
-from mingle.control import HandshakeFailed, HostConversation
-from mingle.datagrams import MAX_ADDRESSES, Bye, Datagram, List, Offer, Rejected, Seek
+from mingle.authentication import JobKey
+from mingle.callers import Caller, Callers
+from mingle.control import HandshakeFailed
+from mingle.datagrams import Datagram, Offer, Rejected
 from mingle.errors import InterfaceError, MingleError
-from mingle.lobby import Lobby
+from mingle.introduction import Introduction, roster_parts
 from mingle.machine import (
     Address,
-    Answer,
     CloseStore,
     Effect,
     Evidence,
     Formation,
-    Hangup,
     Identity,
     Multicast,
     NetworkFacts,
@@ -36,31 +35,16 @@ from mingle.machine import (
     OpenStore,
     Snapshot,
     Source,
-    Write,
     note,
     note_name,
 )
-from mingle.protocol import Announcer
+from mingle.presence import Presence
 from mingle.proving import Endpoint
 from mingle.registrar import Registrar
 from mingle.rivals import Rivals
-from mingle.seats import Phase, roster_digest
 
-PROOF_SECONDS = 2.0
-"""How long a caller may take until it has proved itself."""
-# Callers that have not proved themselves; bounded against a flood of connections that never speak.
-MAX_UNPROVED = 2048
 # Reports of other hosts, handed out after each frame; bounded against a member that sends many at once.
 MAX_SIGHTINGS = 64
-# The longest names (four bytes a character) of so many seats still fit into one frame.
-SEATS_PER_FRAME = 128
-_SEALED_PHASES = (Phase.SEALING, Phase.SEALED, Phase.RUNNING)
-
-
-@dataclass(slots=True)
-class _Caller:
-    conversation: HostConversation
-    address: str
 
 
 @dataclass(slots=True)
@@ -85,15 +69,12 @@ class Host:
     closed: bool = False
     registrar: Registrar = field(init=False)
     rivals: Rivals = field(init=False)
-    _announcer: Announcer = field(init=False)
-    _lobby: Lobby = field(init=False)
+    _introduction: Introduction = field(init=False)
+    _presence: Presence = field(init=False)
+    _callers: Callers = field(init=False)
     _deadline: float = field(init=False)
     _effects: list[Effect] = field(default_factory=list)
-    _callers: dict[int, _Caller] = field(default_factory=dict)
-    _unproved: dict[int, float] = field(default_factory=dict)
-    """Callers that have not proved themselves, the oldest first, each with its deadline."""
-    _to_write: set[int] = field(default_factory=set)
-    """Callers whose conversations may have something to say."""
+    store_port: int = 0
     _sealed_since: float = 0.0
     stranded: bool = False
     """A member could not follow where it was sent."""
@@ -103,65 +84,42 @@ class Host:
 
     def __post_init__(self) -> None:
         identity = self.identity
-        own = frames.Join(
-            world_size=identity.world_size,
-            rank=identity.rank,
-            node=identity.node,
-            local_rank=identity.local_rank,
-            local_world_size=identity.local_world_size,
-            node_rank=identity.node_rank,
-            who=self._who(),
-            kind=identity.kind,
-            versions=identity.versions,
-            paths=tuple(
-                frames.Path(host_address=each.address, local_address=each.address, interface=each.interface[:64])
-                for each in self.addresses
-            )
-            + tuple(
-                frames.Path(
-                    host_address=each,
-                    local_address=self.addresses[0].address,
-                    interface=self.addresses[0].interface[:64],
-                )
-                for each in self.advertised
-            ),
+        self._deadline = self.started + self.timeout
+        self._introduction = introduction = Introduction(
+            identity=identity,
+            session=self.session,
+            addresses=self.addresses,
+            advertised=self.advertised,
+            port=self.port,
+            started=self.started,
         )
-        prefixes: Mapping[str, int] = {each.address: each.prefix_length for each in self.addresses}
         self.registrar = Registrar(
             self.session,
             identity.world_size,
             identity.member,
-            own,
-            prefix_lengths={**dict.fromkeys(self.advertised, 0), **prefixes},
+            introduction.join(),
+            prefix_lengths=introduction.prefix_lengths(),
             kind=identity.kind,
         )
-        self._announcer = Announcer(self.started)
-        self._deadline = self.started + self.timeout
-        self._lobby = Lobby(self.started, self._deadline, self.rng)
-        competes = identity.rank is None
-        self.rivals = Rivals(self._hello_to_rival, self.key, self.new_id, self._effects, competes)
-
-    def _who(self) -> frames.Who:
-        return msgspec.structs.replace(
-            self.identity.who, address=self.addresses[0].address, rank=self.identity.rank
+        self._presence = Presence(
+            introduction,
+            self.offer,
+            secured=self.key is not None,
+            evidence=self.evidence,
+            effects=self._effects,
+            rng=self.rng,
+            deadline=self._deadline,
         )
-
-    def announced(self) -> tuple[str, ...]:
-        """Every address under which the control port may be dialled."""
-        own = tuple(each.address for each in self.addresses)
-        return (*self.advertised, *own)[:MAX_ADDRESSES]
+        self.rivals = Rivals(introduction.hello, self.key, self.new_id, self._effects, competes=identity.rank is None)
+        converse = functools.partial(introduction.conversation, self.key)
+        self._callers = Callers(converse, self._effects, gone=self.rivals.caller_gone)
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 
     def effects(self) -> list[Effect]:
         """Hands out what is to be done."""
-        for conn in sorted(self._to_write):
-            data = self._callers[conn].conversation.data_to_send()
-            if data:
-                self._effects.append(Write(conn, data))
-        self._to_write.clear()
-        done = list(self._effects)
-        self._effects.clear()
+        self._callers.flush()
+        done, self._effects[:] = list(self._effects), []
         return done
 
     @property
@@ -171,13 +129,10 @@ class Host:
 
     def next_timer(self) -> float | None:
         """When :meth:`handle_timer` has something to do."""
-        times = [self._announcer.next_timer(), self.registrar.next_timer(), self.rivals.next_timer()]
-        times.append(next(iter(self._unproved.values()), None))
+        times = [self.registrar.next_timer(), self.rivals.next_timer(), self._callers.next_timer()]
+        times.append(self._presence.next_timer(finished=self.finished))
         if not self.finished:
-            times += [self._deadline, self._lobby.next_timer()]
-            times.append(self.rivals.verdict_timer(self.timeout))
-        else:
-            times.append(self._lobby.answer_timer())
+            times += [self._deadline, self.rivals.verdict_timer(self.timeout)]
         return min((time for time in times if time is not None), default=None)
 
     def stage(self) -> str:
@@ -201,21 +156,7 @@ class Host:
 
     def offer(self) -> Offer:
         """What this host says of itself."""
-        return Offer(
-            job=self.identity.job,
-            attempt=self.identity.attempt,
-            session=self.session,
-            host=self.identity.member,
-            addresses=self.announced(),
-            port=self.port,
-            world_size=self.identity.world_size,
-            joined=len(self.registrar.seats),
-            state="sealed" if self.registrar.phase in _SEALED_PHASES else "open",
-            kind=self.identity.kind,
-            assigned=self.registrar.assigned,
-            hostname=self.identity.who.hostname,
-            pid=self.identity.who.pid,
-        )
+        return self._introduction.offer(self.registrar)
 
     # --- datagrams -------------------------------------------------------------------------------------------------
 
@@ -223,72 +164,20 @@ class Host:
         """A valid datagram came in."""
         if self.closed:
             return
-        if isinstance(message, List):
-            if message.member != self.identity.member:
-                self._asked_in_lobby(message, source, now)
-            return
-        if message.job != self.identity.job:
-            self.evidence.other(message, source)
-            return
-        if message.attempt != self.identity.attempt:
-            note(self.evidence.other_attempts, message.attempt, source.address)
-            return
-        if source.signed and self.key is None:
-            self.evidence.signed_without_secret += 1
-        if isinstance(message, Seek):
-            self.evidence.seeker(message, source)
-            if source.multicast:
-                self._announcer.asked()
-            else:
-                self._effects.append(Answer(source, self.offer()))
-        elif isinstance(message, Offer) and message.session != self.session:
-            self._other_host(message, source, now)
-
-    def _asked_in_lobby(self, message: List, source: Source, now: float) -> None:
-        if message.job != self.identity.job:
-            self.evidence.other(message, source)
-        else:
-            self.evidence.seeker(message, source)
-        if source.multicast:
-            self._lobby.asked(now, same_job=False)
-        else:
-            self._effects.append(Answer(source, self.offer()))
+        other = self._presence.heard(message, source, now)
+        if other is not None and not self.finished:
+            endpoints = [Endpoint(address, source.interface) for address in other.addresses]
+            self.rivals.heard(other, endpoints, now)
 
     def heard_unverified(self, message: Datagram) -> None:
         """A datagram came in whose signature is missing or wrong: a hint for the report, and no more than that."""
-        onlooker = isinstance(message, Seek) and message.kind == "announcement"
-        if (message.job, message.attempt) == (self.identity.job, self.identity.attempt) and not onlooker:
-            self.evidence.secret_signs += 1
-
-    def _other_host(self, offer: Offer, source: Source, now: float) -> None:
-        if offer.kind == "announcement":
-            note_name(self.evidence.announcements, f"host {offer.hostname} ({offer.addresses[0]}), pid {offer.pid}")
-            return
-        if self._announcer.sealed and offer.state == "open":
-            # It should hear that the job runs. Two open hosts dial each other, which tells both.
-            self._announcer.asked()
-        if self.finished:
-            return
-        endpoints = [Endpoint(address, source.interface) for address in offer.addresses]
-        self.rivals.heard(offer, endpoints, now)
+        self._presence.heard_unverified(message)
 
     # --- connections -----------------------------------------------------------------------------------------------
 
     def accepted(self, conn: int, address: str, now: float) -> None:
         """Somebody has connected to the control port."""
-        if len(self._unproved) >= MAX_UNPROVED:
-            self._drop(next(iter(self._unproved)))
-        conversation = HostConversation(
-            job=self.identity.job,
-            attempt=self.identity.attempt,
-            session=self.session,
-            addresses=self.announced(),
-            port=self.port,
-            key=self.key,
-        )
-        self._callers[conn] = _Caller(conversation, address)
-        self._unproved[conn] = now + PROOF_SECONDS
-        self._to_write.add(conn)
+        self._callers.accepted(conn, address, now)
 
     def owns(self, conn: int) -> bool:
         """Tells whether a connection is this machine's."""
@@ -307,19 +196,17 @@ class Host:
                 self._judge(now)
             return
         caller = self._callers[conn]
-        self._to_write.add(conn)
+        was_proved = caller.conversation.proved
         try:
-            received = caller.conversation.receive_data(untrusted)
+            received = self._callers.received(conn, untrusted)
         except (Rejected, HandshakeFailed) as failure:
-            hello = caller.conversation.hello
-            asked_only = hello is not None and hello.purpose == "probe"
-            if isinstance(failure, HandshakeFailed) and failure.reason == "secret" and not asked_only:
+            if isinstance(failure, HandshakeFailed) and failure.reason == "secret" and not caller.asks_only:
                 note_name(self.evidence.secret_failures, f"{caller.address}: {failure}")
-            self._drop(conn)
+            self._callers.hang_up(conn)
             self.registrar.lost(conn, now, str(failure))
             self._hold(now)
             return
-        if caller.conversation.proved and self._unproved.pop(conn, None) is not None:
+        if caller.conversation.proved and not was_proved:
             self._greet(conn, caller, now)
         for frame in received:
             if conn in self._callers:
@@ -330,62 +217,26 @@ class Host:
         """A connection ended."""
         if self.rivals.owns(conn):
             self.rivals.closed(conn, reason, now)
-            self._hold(now)
-            return
-        self._forget(conn)
-        self.registrar.lost(conn, now, reason)
+        else:
+            self._callers.forget(conn)
+            self.registrar.lost(conn, now, reason)
         self._hold(now)
 
-    def _forget(self, conn: int) -> _Caller | None:
-        self._unproved.pop(conn, None)
-        self._to_write.discard(conn)
-        self.rivals.caller_gone(conn)
-        return self._callers.pop(conn, None)
-
-    def _drop(self, conn: int) -> None:
-        """Says what is still to be said and hangs up."""
-        caller = self._forget(conn)
-        if caller is None:
-            return
-        data = caller.conversation.data_to_send()
-        if data:
-            self._effects.append(Write(conn, data))
-        self._effects.append(Hangup(conn))
-
-    def _greet(self, conn: int, caller: _Caller, now: float) -> None:
+    def _greet(self, conn: int, caller: Caller, now: float) -> None:
         """A caller has proved itself; the ones that only asked are answered."""
-        hello = caller.conversation.hello
-        assert hello is not None
+        hello = caller.hello
         if hello.purpose in ("probe", "rival"):
-            caller.conversation.send(self._running(now))
+            running = self._introduction.running(
+                self.registrar, now, sealed_since=self._sealed_since, store_port=self.store_port
+            )
+            self._callers.tell(conn, running)
         elector = self.registrar.assigned and hello.who.rank is None
         if hello.purpose == "rival" and not elector and not self.finished:
-            self.rivals.caller(conn, hello.member, msgspec.structs.replace(hello.who, address=caller.address), now)
+            self.rivals.caller(conn, hello.member, caller.as_seen(hello.who), now)
 
-    def _running(self, now: float) -> frames.Running:
-        phase = self.registrar.phase
-        store_stands = phase in (Phase.SEALED, Phase.RUNNING)
-        return frames.Running(
-            state="running" if phase is Phase.RUNNING else "sealed" if phase in _SEALED_PHASES else "open",
-            world_size=self.identity.world_size,
-            seconds=max(0.0, now - (self._sealed_since if phase in _SEALED_PHASES else self.started)),
-            host=self._who(),
-            joined=tuple(sorted(who.rank for who in self.registrar.whos() if who.rank is not None))[:4096],
-            missing=self.registrar.missing[:4096],
-            roster=self.registrar.crowd()[:2048],
-            store_address=self.registrar.store_address if store_stands else "",
-            store_port=self.store_port if store_stands else 0,
-        )
-
-    def _frame(self, conn: int, caller: _Caller, frame: frames.AnyFrame, now: float) -> None:
-        hello = caller.conversation.hello
-        assert hello is not None
-        if isinstance(frame, frames.Join) and hello.purpose == "join":
-            who = msgspec.structs.replace(frame.who, address=caller.address)
-            self.evidence.seekers.pop(hello.member, None)
-            self.registrar.join(conn, hello.member, msgspec.structs.replace(frame, who=who), now)
-            if self._moved is not None:
-                caller.conversation.send(self._moved)
+    def _frame(self, conn: int, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
+        if isinstance(frame, frames.Join) and caller.hello.purpose == "join":
+            self._join(conn, caller, frame, now)
         elif isinstance(frame, frames.Confirmed):
             self.registrar.confirmed(conn, frame, now)
         elif isinstance(frame, frames.Ack):
@@ -394,29 +245,34 @@ class Host:
             if len(self._sightings) < MAX_SIGHTINGS:
                 self._sightings.append((frame.offer, frame.stands))
         elif isinstance(frame, frames.Stranded):
-            sent_there = self._moved is not None and self._moved.offer.session == frame.session
-            self.stranded = self.stranded or sent_there
+            self._strand(caller, frame.session)
         elif isinstance(frame, frames.Ready):
             self.registrar.ready(conn)
         elif isinstance(frame, frames.Leave):
             self.registrar.left(conn, now, frame.reason or "it left")
-            self._drop(conn)
+            self._callers.hang_up(conn)
         elif isinstance(frame, frames.Pong):
             self.registrar.pong(conn)
         elif isinstance(frame, frames.Ping):
-            caller.conversation.send(frames.Pong(number=frame.number))
-        elif isinstance(frame, frames.Ask) and frame.what == "status":
-            caller.conversation.send(self.registrar.status())
+            self._callers.tell(conn, frames.Pong(number=frame.number))
         elif isinstance(frame, frames.Ask):
-            self._send_roster(caller)
+            for answer in [self.registrar.status()] if frame.what == "status" else roster_parts(self.registrar):
+                self._callers.tell(conn, answer)
 
-    def _send_roster(self, caller: _Caller) -> None:
-        if self.registrar.phase not in _SEALED_PHASES:
-            return
-        seats = self.registrar.roster()
-        for first in range(0, len(seats), SEATS_PER_FRAME):
-            part = tuple(seats[first : first + SEATS_PER_FRAME])
-            caller.conversation.send(frames.Roster(first=first, total=len(seats), seats=part))
+    def _join(self, conn: int, caller: Caller, join: frames.Join, now: float) -> None:
+        member = caller.hello.member
+        self.evidence.seekers.pop(member, None)
+        self.registrar.join(conn, member, msgspec.structs.replace(join, who=caller.as_seen(join.who)), now)
+        if self._moved is not None:
+            self._callers.tell(conn, self._moved)
+
+    def _strand(self, caller: Caller, session: bytes) -> None:
+        """A member can't reach the host that it was sent to."""
+        if self._moved is not None and self._moved.offer.session == session:
+            self.stranded = True
+            offer = self._moved.offer
+            there = f"host {offer.hostname or 'unknown'} ({offer.addresses[0]}:{offer.port}), pid {offer.pid}"
+            note(self.evidence.hosts, there, f"not reached by {caller.as_seen(caller.hello.who)}")
 
     # --- decisions -------------------------------------------------------------------------------------------------
 
@@ -429,65 +285,25 @@ class Host:
         for decision in self.registrar.decisions():
             match decision:
                 case decisions.Tell(conn, frame):
-                    if conn in self._callers:
-                        self._callers[conn].conversation.send(frame)
-                        self._to_write.add(conn)
+                    self._callers.tell(conn, frame)
                 case decisions.Drop(conn):
-                    self._drop(conn)
+                    self._callers.hang_up(conn)
                 case decisions.OpenStore(epoch, address):
-                    self._announcer.sealed = True
+                    self._presence.seal()
                     self._sealed_since = now
-                    self._effects.append(OpenStore(epoch, self._local(address)))
+                    self._effects.append(OpenStore(epoch, self._introduction.path(address).local_address))
                 case decisions.NoCommonNetwork(matrix):
                     self._fail(reports.no_common_network(self.identity, matrix), conflict=True)
                 case decisions.Reopened(reason):
-                    self._announcer.sealed = False
-                    self._announcer.burst(now)
-                    self._effects.append(
-                        Notice(f"job {self.identity.job!r}: forming it was interrupted and starts again: {reason}")
-                    )
+                    self._presence.reopen(now)
+                    self._effects.append(Notice(reports.reopened(self.identity, reason)))
                 case decisions.Formed(contiguous):
-                    self._formed(contiguous)
+                    self.rivals.abandon()
+                    self.outcome = self._introduction.formation(self.registrar, self.store_port)
+                    if not contiguous:
+                        self._effects.append(Notice(reports.not_contiguous(self.identity)))
                 case decisions.Deserted(who):
-                    self._effects.append(
-                        CloseStore(f"job {self.identity.job!r}: {who} was lost before its process group stood")
-                    )
-
-    def _local(self, address: str) -> str:
-        """Returns where to listen for an announced address: NAT leads the advertised ones to our first own."""
-        return next(path.local_address for path in self.registrar.own.paths if path.host_address == address)
-
-    def _formed(self, contiguous: bool) -> None:
-        where = self.registrar.places[self.identity.member]
-        seat = next(each for each in self.registrar.roster() if each.rank == where.rank)
-        path = next(
-            each for each in self.registrar.own.paths if each.host_address == self.registrar.store_address
-        )
-        self.rivals.abandon()
-        self.outcome = Formation(
-            session=self.session,
-            rank=where.rank,
-            world_size=self.identity.world_size,
-            local_rank=where.local_rank,
-            local_world_size=where.local_world_size,
-            node_rank=where.node_rank,
-            num_nodes=where.num_nodes,
-            store_address=path.local_address,
-            store_port=self.store_port,
-            interface=path.interface,
-            address=seat.address,
-            roster_digest=roster_digest(self.registrar.roster()),
-        )
-        if not contiguous:
-            self._effects.append(
-                Notice(
-                    f"job {self.identity.job!r}: the given ranks are not contiguous per node. Frameworks that compute "
-                    "rank = node_rank * devices + local_rank (Lightning, for one) will be wrong; give each node one "
-                    "block of ranks."
-                )
-            )
-
-    store_port: int = 0
+                    self._effects.append(CloseStore(reports.deserted(self.identity, who)))
 
     def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
         """The store listens."""
@@ -520,13 +336,12 @@ class Host:
         """Sends the members to that host, and everybody who still comes."""
         self._moved, self.stranded = frames.Moved(offer=offer), False
         for conn in self.registrar.member_connections():
-            self._callers[conn].conversation.send(self._moved)
-            self._to_write.add(conn)
+            self._callers.tell(conn, self._moved)
 
     def open_again(self, now: float) -> None:
         """Takes members again: the other host is gone, or not reached by all."""
         self._making_way, self._moved, self.stranded = False, None, False
-        self._announcer.burst(now)
+        self._presence.burst(now)
         self._hold(now)
 
     # --- time ------------------------------------------------------------------------------------------------------
@@ -535,21 +350,13 @@ class Host:
         """Does what the clock demands."""
         if self.closed:
             return
-        for conn, deadline in list(self._unproved.items()):
-            if now < deadline:
-                break
-            self._drop(conn)
+        self._callers.handle_timer(now)
         self.registrar.handle_timer(now)
         self.rivals.handle_timer(now)
         self._hold(now)
         if not self.finished:
             self._judge(now)
-        if self._announcer.should_speak(now) and not self._making_way:
-            self._effects.append(Multicast(self.offer()))
-        if not self.finished and self._lobby.should_ask(now):
-            self._effects.append(Multicast(self.identity.list(), lobby=True))
-        if self._lobby.should_answer(now):
-            self._effects.append(Multicast(self.offer(), lobby=True))
+        self._presence.handle_timer(now, finished=self.finished, mute=self._making_way)
 
     def _judge(self, now: float) -> None:
         """Looks whether another host of this job stays."""
@@ -570,20 +377,18 @@ class Host:
 
     def give_up(self, facts: NetworkFacts) -> None:
         """Ends at the deadline with the error that explains it."""
-        status = self.registrar.status()
         blockers = self.rivals.blockers(self._deadline)
         failure = None
         if blockers:
             failure = reports.running(self.identity, *blockers[0][:2])
-        elif len(self.registrar.seats) == 1:
+        elif not self.has_members:
             failure = reports.authentication(self.identity, self.evidence, facts, secured=self.key is not None)
-        self._fail(
-            failure
-            or reports.timeout(
+        if failure is None:
+            status = self.registrar.status()
+            failure = reports.timeout(
                 self.identity, self.evidence, facts, seconds=self.timeout, status=status, connected=True
-            ),
-            conflict=False,
-        )
+            )
+        self._fail(failure, conflict=False)
 
     def _fail(self, error: MingleError, *, conflict: bool) -> None:
         if self.failure is None:
@@ -599,25 +404,12 @@ class Host:
         self.closed = True
         farewell = frames.Closed(session=self.session, reason=reason[:2048], conflict=conflict, network=network)
         status = self.registrar.status() if self.outcome is None else None
-        for conn, caller in list(self._callers.items()):
-            if caller.conversation.proved:
+        for conn in self._callers.connections():
+            if self._callers[conn].conversation.proved:
                 if status is not None:
                     # So that every rank can name the ranks that were missing.
-                    caller.conversation.send(status)
-                caller.conversation.send(farewell)
-            self._drop(conn)
+                    self._callers.tell(conn, status)
+                self._callers.tell(conn, farewell)
+            self._callers.hang_up(conn)
         self.rivals.abandon()
-        self._effects.append(
-            Multicast(Bye(job=self.identity.job, attempt=self.identity.attempt, session=self.session))
-        )
-
-    def _hello_to_rival(self, session: bytes, purpose: frames.Purpose) -> frames.Hello:
-        return frames.Hello(
-            job=self.identity.job,
-            attempt=self.identity.attempt,
-            member=self.identity.member,
-            session=session,
-            nonce=new_nonce(),
-            purpose=purpose,
-            who=self._who(),
-        )
+        self._effects.append(Multicast(self._introduction.bye()))

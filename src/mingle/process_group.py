@@ -120,9 +120,7 @@ def destroy(group: weakref.ref[Any], failing: bool) -> None:
     if not failing:
         end()
         return
-    thread = threading.Thread(
-        target=_destroy_quietly, args=(end,), name="mingle-abandoned-destroy", daemon=True
-    )
+    thread = threading.Thread(target=_destroy_quietly, args=(end,), name="mingle-abandoned-destroy", daemon=True)
     thread.start()
     thread.join(DESTROY_SECONDS)
 

@@ -240,7 +240,9 @@ def _export(wanted: Settings, formation: Formation) -> None:
 
 def _passed_through(wanted: Settings) -> Job:
     """Under torchrun everybody is found already."""
-    assert wanted.rank is not None and wanted.master_addr is not None and wanted.master_port is not None
+    assert wanted.rank is not None
+    assert wanted.master_addr is not None
+    assert wanted.master_port is not None
     session = ForeignSession()
     _hold(session)
     node_rank = wanted.node_rank or 0

@@ -254,6 +254,25 @@ def running_notice(identity: Identity, running: Running, seconds: float) -> str:
     )
 
 
+def reopened(identity: Identity, reason: str) -> str:
+    """A notice: the ranks that were all in are to be gathered once more."""
+    return f"job {identity.job!r}: forming it was interrupted and starts again: {reason}"
+
+
+def deserted(identity: Identity, who: Who) -> str:
+    """Why the store is closed: nobody shall wait there for a rank that is gone."""
+    return f"job {identity.job!r}: {who} was lost before its process group stood"
+
+
+def not_contiguous(identity: Identity) -> str:
+    """A notice: mingle can live with ranks that are spread over the nodes, others can't."""
+    return (
+        f"job {identity.job!r}: the given ranks are not contiguous per node. Frameworks that compute "
+        "rank = node_rank * devices + local_rank (Lightning, for one) will be wrong; give each node one "
+        "block of ranks."
+    )
+
+
 def two_hosts(identity: Identity, rivals: Sequence[Who]) -> MingleError:
     """Returns the error for two live rank 0s."""
     return ConflictError.explain(

@@ -66,7 +66,7 @@ class LoneSession:
         if self.server is not None:
             self.server.release()
 
-    def close(self, *, failing: bool) -> None:
+    def close(self, *, failing: bool) -> None:  # noqa: ARG002 - nothing here could block
         """Lets go of the store and restores the environment."""
         if os.getpid() != self._pid:
             return
@@ -76,7 +76,7 @@ class LoneSession:
 
 
 class RunningSession:
-    """A job that has formed: its loop goes on in a thread, to answer others and to see the process group come and go."""
+    """A job that has formed: its loop goes on in a thread, answers others and sees the process group come and go."""
 
     def __init__(self, discovery: Discovery, formation: Formation) -> None:
         self.on_close: Callable[[], None] = _nothing
@@ -147,10 +147,7 @@ class RunningSession:
         if self._closed:
             raise self._gone("its session has ended", cause="a later call of init() or discover() took its place")
         try:
-            if isinstance(machine, Host):
-                seats = self._in_loop(machine.registrar.roster)
-            else:
-                seats = self._ask(machine)
+            seats = self._in_loop(machine.registrar.roster) if isinstance(machine, Host) else self._ask(machine)
         except FutureTimeoutError:
             raise self._gone("rank 0 did not answer") from None
         if roster_digest(seats) != self._formation.roster_digest:

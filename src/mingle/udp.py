@@ -96,9 +96,7 @@ def open_sender(
     addresses = interface.of_family(version)
     for address in addresses:
         info = _interface_info(interface, (address,))
-        sender = McastTxSocket(
-            ADDRESS_FAMILIES[version], groups, iface=info, ttl=ttl, enable_external_loopback=True
-        )
+        sender = McastTxSocket(ADDRESS_FAMILIES[version], groups, iface=info, ttl=ttl, enable_external_loopback=True)
         try:
             _enter(stack, sender)
         except OSError as error:

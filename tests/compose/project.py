@@ -168,13 +168,14 @@ class Project:
             "SUBNET6": str(self.subnet6),
             **variables,
         }
-        self._override = directory / f"{self.name}.json"  # JSON is YAML
+        self._override = directory / f"{self.name}.yml"
         self._compose = compose
         self.change(override)
 
-    def change(self, override: Mapping[str, Any]) -> None:
-        """Have another override from the next command on."""
-        self._override.write_text(json.dumps(override), encoding="utf-8")
+    def change(self, override: Mapping[str, Any] | str) -> None:
+        """Have another override from the next command on, as YAML or as what JSON, which is YAML, can say."""
+        text = override if isinstance(override, str) else json.dumps(override)
+        self._override.write_text(text, encoding="utf-8")
         files = [ROOT / "docker-compose.yml", *([self._override] if override else [])]
         self._command = [*self._compose, *(part for file in files for part in ("--file", str(file)))]
 

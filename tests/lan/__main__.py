@@ -5,7 +5,9 @@
 ``python -m tests.lan replay SEED``
     one random schedule, step by step;
 ``python -m tests.lan soak --seeds 20000 [--first 0]``
-    many of them; prints the seeds that fail.
+    many of them; prints the seeds that fail;
+``python -m tests.lan elect --seeds 10000 [--first 0]``, ``elect --replay SEED``, ``elect --ranks 1000 [--spread 1]``
+    the same for processes without a rank: many schedules, one of them, or a whole job and its figures.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import time
 import traceback
 
+from tests.lan.election_schedules import ElectionSchedule
 from tests.lan.gathering import Gathering
 from tests.lan.schedules import Schedule
 
@@ -36,9 +39,28 @@ def start(ranks: int, loss: float, seed: int, spread: float) -> None:
     print(f"  {gathering.world.steps} steps in {time.perf_counter() - began:.1f} s of real time")
 
 
-def replay(seed: int) -> bool:
+def elect(ranks: int, loss: float, seed: int, spread: float) -> None:
+    """Starts a job without ranks and prints what it cost."""
+    gathering = Gathering(seed, size=ranks, loss=loss, timeout=300)
+    hosted: set[bytes] = set()
+    gathering.world.watchers.append(lambda process: hosted.add(process.host.session) if process.hosts else None)
+    for number in range(ranks):
+        gathering.elector(f"m{number}", at=gathering.rng.uniform(0, spread))
+    began = time.perf_counter()
+    gathering.run()
+    gathering.expect_formed()
+    last_start = max(process.started_at for process in gathering.processes)
+    last_go = max(process.formed_at or 0.0 for process in gathering.processes)
+    counts = gathering.world.counts
+    print(f"{ranks} processes without a rank, loss {loss:.0%}, seed {seed}, started within {spread:g} s")
+    print(f"  {len(hosted)} opened a session; GO everywhere {last_go - last_start:.3f} s after the last start")
+    print(f"  {counts['datagrams']} datagrams sent, {counts['connections']} connections")
+    print(f"  {gathering.world.steps} steps in {time.perf_counter() - began:.1f} s of real time")
+
+
+def replay(kind: type[Schedule], seed: int) -> bool:
     """Runs one schedule and prints its steps; tells whether it held."""
-    schedule = Schedule(seed, tracing=True)
+    schedule = kind(seed, tracing=True)
     problem = ""
     try:
         schedule.run()
@@ -49,15 +71,16 @@ def replay(seed: int) -> bool:
     return not problem
 
 
-def soak(first: int, seeds: int) -> bool:
+def soak(kind: type[Schedule], first: int, seeds: int) -> bool:
     """Runs many schedules; tells whether all held."""
     failed = []
     for seed in range(first, first + seeds):
         try:
-            Schedule(seed).run()
+            kind(seed).run()
         except Exception as problem:
             failed.append(seed)
-            print(f"seed {seed}: {type(problem).__name__}: {problem}  (python -m tests.lan replay {seed})")
+            again = "elect --replay" if kind is ElectionSchedule else "replay"
+            print(f"seed {seed}: {type(problem).__name__}: {problem}  (python -m tests.lan {again} {seed})")
     print(f"{seeds} schedules from seed {first}, {len(failed)} failed")
     return not failed
 
@@ -76,11 +99,30 @@ def main() -> int:
     soaking = commands.add_parser("soak")
     soaking.add_argument("--seeds", type=int, default=1000)
     soaking.add_argument("--first", type=int, default=0)
+    electing = commands.add_parser("elect")
+    what = electing.add_mutually_exclusive_group(required=True)
+    what.add_argument("--seeds", type=int)
+    what.add_argument("--replay", type=int, metavar="SEED")
+    what.add_argument("--ranks", type=int)
+    electing.add_argument("--first", type=int, default=0)
+    electing.add_argument("--loss", type=float, default=0.0)
+    electing.add_argument("--seed", type=int, default=0)
+    electing.add_argument("--spread", type=float, default=1.0)
     arguments = parser.parse_args()
     if arguments.command == "start":
         start(arguments.ranks, arguments.loss, arguments.seed, arguments.spread)
         return 0
-    held = replay(arguments.seed) if arguments.command == "replay" else soak(arguments.first, arguments.seeds)
+    if arguments.command == "replay":
+        held = replay(Schedule, arguments.seed)
+    elif arguments.command == "soak":
+        held = soak(Schedule, arguments.first, arguments.seeds)
+    elif arguments.replay is not None:
+        held = replay(ElectionSchedule, arguments.replay)
+    elif arguments.seeds is not None:
+        held = soak(ElectionSchedule, arguments.first, arguments.seeds)
+    else:
+        elect(arguments.ranks, arguments.loss, arguments.seed, arguments.spread)
+        held = True
     return 0 if held else 1
 
 

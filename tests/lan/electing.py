@@ -1,25 +1,20 @@
-"""Random schedules of processes that are given no rank, what must hold in each of their steps, and a planted bug or two.
-
-A schedule of :mod:`tests.lan.schedules` with electors in place of ranks, and some more bad luck: the network is in
-halves from the start, multicast passes one way only until the end, faults strike while hosts compete, deadlines pass
-in the midst of it, and there may be one process too many.
-"""
+"""What must hold in every step where no ranks are given, and whether an error that ends a process is true."""
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
+from typing import Any
 
+from mingle.blocking import SILENT_SECONDS
 from mingle.electing import Elector
 from mingle.errors import ConflictError, DiscoveryTimeoutError
 from mingle.frames import Moved
 from mingle.hosting import Host
-from mingle.joining import SILENT_SECONDS, Step
+from mingle.membership import Step
 from mingle.seats import Phase
 from tests.lan.gathering import Gathering
 from tests.lan.invariants import Invariants
 from tests.lan.process import Process
-from tests.lan.schedules import HEALED_SECONDS, TIMEOUT_SECONDS, Schedule
 from tests.lan.world import World
 
 NOTICED_SECONDS = 1.0
@@ -61,9 +56,9 @@ class ElectionInvariants(Invariants):
 
     def _check_elector(self, process: Process, elector: Elector) -> None:
         joiner, host = elector.joiner, elector.host
-        if joiner.step is not Step.CONFIRMED or joiner._current is None:
+        if joiner.step is not Step.CONFIRMED or joiner.seat is None:
             return
-        confirmed = (process.identity.member, joiner._current, joiner._epoch)
+        confirmed = (process.identity.member, joiner.seat, joiner.membership.epoch)
         if confirmed not in self._confirmed:
             self._confirmed.add(confirmed)
             assert not joiner.blocked, f"{process.name} confirms though it knows that the job runs"
@@ -76,9 +71,8 @@ class ElectionInvariants(Invariants):
             self._epoch_never_returns(host)
         if registrar.phase in (Phase.SEALING, Phase.SEALED):
             for member in registrar.seats:
-                assert member == registrar.own_member or (member, registrar.session, registrar.epoch) in self._confirmed, (
-                    f"{process.name} has sealed without a word of {member.hex()[:8]}"
-                )
+                said = (member, registrar.session, registrar.epoch) in self._confirmed
+                assert said or member == registrar.own_member, f"{process.name} has sealed without a word of {member!r}"
         if host._moved is not self._moved.get(registrar.session):
             self._moved[registrar.session] = host._moved
             there = host._moved.offer.session if host._moved is not None else None
@@ -105,8 +99,8 @@ class ElectionInvariants(Invariants):
         for other in others:
             # So two jobs of W live processes each are only where 2 W processes live.
             assert not other.host.registrar.seats.keys() & registrar.seats.keys(), "a process is in two jobs"
-            seen = self.world.now - self._faults_at >= NOTICED_SECONDS
-            assert not seen, f"a second job has formed where {other.name} could be heard"
+            audible = self.world.now - self._faults_at >= NOTICED_SECONDS
+            assert not audible, f"a second job has formed where {other.name} could be heard"
         assert not process.host.rivals.any_alive, "a second job was formed knowingly"
         identities = {each.identity.member: each.identity for each in self.world.processes}
         ranked = sorted((where.rank, where, identities[member].node) for member, where in registrar.places.items())
@@ -137,8 +131,9 @@ class ElectionInvariants(Invariants):
         names = [(each.machine.name, process.machine.name) for each in running]
         if any(pair in deaf or pair[::-1] in deaf for pair in names):
             return  # its question was not heard, or the answer was not
-        long_since = [each for each in running if each.formed_at is not None and now - each.formed_at > UNDISTURBED_SECONDS]
-        assert not long_since, f"the job runs, and {process.name} says {failure}"
+        for each in running:
+            known = each.formed_at is not None and now - each.formed_at > UNDISTURBED_SECONDS
+            assert not known, f"the job runs, and {process.name} says {failure}"
         if running:
             return
         others = [
@@ -149,106 +144,11 @@ class ElectionInvariants(Invariants):
         assert len(others) + 1 < process.identity.world_size, f"all were there, and {process.name} says {failure}"
 
 
-class ElectionSchedule(Schedule):
-    """What one seed makes happen to processes without a rank."""
+class ElectionGathering(Gathering):
+    """A gathering in which all that must hold of elections is watched."""
 
-    def __init__(self, seed: int, *, tracing: bool = False) -> None:
-        super().__init__(seed, tracing=tracing)
-        gathering, rng, world = self.gathering, self.rng, self.gathering.world
-        self.surplus = rng.random() < 0.15
-        if self.surplus:
-            at = rng.uniform(0, 3) if rng.random() < 0.5 else rng.uniform(0, self.chaos)
-            machine = f"m{rng.randrange(gathering.size)}"
-            self.current[gathering.size] = self._begin(gathering.size, machine, at=at, ready_after=0.2)
-        self.one_way: set[tuple[str, str]] = set()
-        if rng.random() < 0.3:
-            self._halve()
-        if rng.random() < 0.3:
-            self._cut_one_way()
-        for _ in range(rng.choice((0, 0, 1, 3))):
-            self._plan_strike_at_competition()
-        self.election.disturbed_at = self.healed_at
-
-    @property
-    def election(self) -> ElectionInvariants:
-        """What is watched."""
-        assert isinstance(self.gathering.invariants, ElectionInvariants)
-        return self.gathering.invariants
-
-    def _gather(self, seed: int, *, tracing: bool) -> Gathering:
-        timeout = TIMEOUT_SECONDS
-        gathering = Gathering(seed, timeout=timeout, tracing=tracing)
-        if gathering.rng.random() < 0.15:
-            gathering.timeout = gathering.rng.uniform(4.0, 40.0)
-        gathering.world.watchers.clear()
-        gathering.invariants = ElectionInvariants(gathering.world)
-        return gathering
-
-    def _begin(self, rank: int, machine: str, *, at: float, ready_after: float) -> Process:
-        return self.gathering.elector(machine, at=at, ready_after=ready_after)
-
-    # --- bad luck --------------------------------------------------------------------------------------------------
-
-    def _hosts(self) -> list[int]:
-        return [index for index, process in self.current.items() if process.alive and process.hosts]
-
-    def _in_phase(self, phase: Phase) -> bool:
-        return any(self.current[index].phase is phase for index in self._hosts())
-
-    def _target(self, rank: int) -> int:
-        # Rank 0 of a schedule is whoever is struck because it hosts.
-        hosts = self._hosts() if rank == 0 else []
-        return self.rng.choice(hosts) if hosts else rank
-
-    def _halve(self) -> None:
-        """The network is in two halves from the start."""
-        gathering = self.gathering
-        machines = list({process.machine.name: process.machine for process in self.current.values()}.values())
-        left = [machine for machine in machines if self.rng.random() < 0.5]
-        end = self.rng.uniform(0.5, self.chaos)
-        for one in left:
-            for other in machines:
-                if other not in left:
-                    gathering.network.part(gathering.lan, one, other)
-                    rejoin = functools.partial(gathering.network.part, gathering.lan, one, other, parted=False)
-                    gathering.world.after(end, rejoin)
-
-    def _cut_one_way(self) -> None:
-        """Datagrams pass one way only between some machines, and go on so; connections pass."""
-        names = sorted({process.machine.name for process in self.current.values()})
-        one = self.rng.choice(names)
-        for other in names:
-            if other != one and self.rng.random() < 0.7:
-                self.one_way.add(self.rng.choice(((one, other), (other, one))))
-        self.gathering.lan.deaf |= self.one_way
-
-    def _plan_strike_at_competition(self) -> None:
-        rng, world = self.rng, self.gathering.world
-        strike = rng.choice((self._cut, self._part, self._deafen, self._kill, self._stop, self._power_off))
-        delay = rng.choice((0.0, rng.uniform(0, 0.005), rng.uniform(0, 0.3)))
-        world.when(
-            self._competing,
-            lambda: world.after(delay, functools.partial(self._unless_healed, strike, 0)),
-        )
-
-    def _competing(self) -> bool:
-        return len(self._hosts()) > 1
-
-    def _heal(self) -> None:
-        super()._heal()
-        self.gathering.lan.deaf |= self.one_way
-
-    # --- what must come of it --------------------------------------------------------------------------------------
-
-    def run(self) -> None:
-        """Runs it and judges the end."""
-        gathering, world = self.gathering, self.gathering.world
-        world.run(self.chaos, until=None)
-        world.run(HEALED_SECONDS, until=self._over)
-        if gathering.timeout == TIMEOUT_SECONDS:
-            assert self.election.sessions, f"no GO {HEALED_SECONDS:.0f} s after the end of the chaos"
-        running = self.election.living(gathering.job)
-        late = [process.name for process in self._expected(running) if process.outcome is None]
-        assert not late or not running, f"without GO {HEALED_SECONDS:.0f} s after the end of the chaos: {late}"
-        world.run(TIMEOUT_SECONDS + 25.0, until=gathering.settled)
-        assert gathering.settled(), "somebody still waits after every deadline"
+    def __init__(self, seed: int, **settings: Any) -> None:
+        super().__init__(seed, **settings)
+        self.world.watchers.clear()
+        self.election = ElectionInvariants(self.world)
+        self.invariants = self.election

@@ -86,8 +86,8 @@ class Gathering:
 
     def again(self, process: Process, *, at: float = 0.0) -> Process:
         """Plans the start of the same rank on the same machine: a new process."""
-        same = {"hosting": process.hosting, "electing": process.electing}
-        return self._start(process.machine.name, process.identity.rank, at, **same)
+        where, rank = process.machine.name, process.identity.rank
+        return self._start(where, rank, at, hosting=process.hosting, electing=process.electing)
 
     def say(self, machine: str, message: Datagram, *, secret: bytes | None = None) -> None:
         """Has somebody on a machine multicast a message: on the job's group, through every interface."""

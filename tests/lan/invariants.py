@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mingle.hosting import Host
-from mingle.joining import Step
+from mingle.membership import Step
 from mingle.seats import Phase
 from tests.lan.process import Process
 from tests.lan.world import World
@@ -88,7 +88,7 @@ class Invariants:
             if other is process or not other.alive or other.failed_at is not None:
                 continue
             core = other.joiner
-            sealed = core._sealed
+            sealed = core.membership.sealed
             acked = sealed is not None and (sealed.session, sealed.epoch) == (registrar.session, registrar.epoch)
             assert acked, f"GO, but {other.name} is {core.step}"
             assert core.step is not Step.PROVING_STORE

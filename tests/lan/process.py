@@ -190,7 +190,7 @@ class Process:
 
     def _timeout(self) -> float:
         core = self.core
-        return core.timeout if isinstance(core, Host) else self.joiner._timeout
+        return core.timeout if isinstance(core, Host) else self.joiner.timeout
 
     def kill(self) -> None:
         """Ends at once, without a word: SIGKILL. The kernel closes what was open."""

@@ -1,0 +1,113 @@
+"""Random schedules of processes that are given no rank.
+
+A schedule of :mod:`tests.lan.schedules` with electors in place of ranks, and some more bad luck: the network is in
+halves from the start, multicast passes one way only until the end, faults strike while hosts compete, deadlines pass
+in the midst of it, and there may be one process too many.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from mingle.seats import Phase
+from tests.lan.electing import ElectionGathering
+from tests.lan.gathering import Gathering
+from tests.lan.process import Process
+from tests.lan.schedules import HEALED_SECONDS, TIMEOUT_SECONDS, Schedule
+
+
+class ElectionSchedule(Schedule):
+    """What one seed makes happen to processes without a rank."""
+
+    def __init__(self, seed: int, *, tracing: bool = False) -> None:
+        super().__init__(seed, tracing=tracing)
+        gathering, rng = self.gathering, self.rng
+        self.surplus = rng.random() < 0.15
+        if self.surplus:
+            at = rng.uniform(0, 3) if rng.random() < 0.5 else rng.uniform(0, self.chaos)
+            machine = f"m{rng.randrange(gathering.size)}"
+            self.current[gathering.size] = self._begin(gathering.size, machine, at=at, ready_after=0.2)
+        self.one_way: set[tuple[str, str]] = set()
+        if rng.random() < 0.3:
+            self._halve()
+        if rng.random() < 0.3:
+            self._cut_one_way()
+        for _ in range(rng.choice((0, 0, 1, 3))):
+            self._plan_strike_at_competition()
+        self.election.disturbed_at = self.healed_at
+
+    def _gather(self, seed: int, *, tracing: bool) -> Gathering:
+        gathering = ElectionGathering(seed, timeout=TIMEOUT_SECONDS, tracing=tracing)
+        self.election = gathering.election
+        if gathering.rng.random() < 0.15:
+            gathering.timeout = gathering.rng.uniform(4.0, 40.0)
+        return gathering
+
+    def _begin(self, rank: int, machine: str, *, at: float, ready_after: float) -> Process:
+        return self.gathering.elector(machine, at=at, ready_after=ready_after)
+
+    # --- bad luck --------------------------------------------------------------------------------------------------
+
+    def _hosts(self) -> list[int]:
+        return [index for index, process in self.current.items() if process.alive and process.hosts]
+
+    def _in_phase(self, phase: Phase) -> bool:
+        return any(self.current[index].phase is phase for index in self._hosts())
+
+    def _target(self, rank: int) -> int:
+        # Rank 0 of a schedule is whoever is struck because it hosts.
+        hosts = self._hosts() if rank == 0 else []
+        return self.rng.choice(hosts) if hosts else rank
+
+    def _halve(self) -> None:
+        """The network is in two halves from the start."""
+        gathering = self.gathering
+        machines = list({process.machine.name: process.machine for process in self.current.values()}.values())
+        left = [machine for machine in machines if self.rng.random() < 0.5]
+        end = self.rng.uniform(0.5, self.chaos)
+        for one in left:
+            for other in machines:
+                if other not in left:
+                    gathering.network.part(gathering.lan, one, other)
+                    rejoin = functools.partial(gathering.network.part, gathering.lan, one, other, parted=False)
+                    gathering.world.after(end, rejoin)
+
+    def _cut_one_way(self) -> None:
+        """Datagrams pass one way only between some machines, and go on so; connections pass."""
+        names = sorted({process.machine.name for process in self.current.values()})
+        one = self.rng.choice(names)
+        for other in names:
+            if other != one and self.rng.random() < 0.7:
+                self.one_way.add(self.rng.choice(((one, other), (other, one))))
+        self.gathering.lan.deaf |= self.one_way
+
+    def _plan_strike_at_competition(self) -> None:
+        rng, world = self.rng, self.gathering.world
+        strike = rng.choice((self._cut, self._part, self._deafen, self._kill, self._stop, self._power_off))
+        delay = rng.choice((0.0, rng.uniform(0, 0.005), rng.uniform(0, 0.3)))
+        world.when(
+            self._competing,
+            lambda: world.after(delay, functools.partial(self._unless_healed, strike, 0)),
+        )
+
+    def _competing(self) -> bool:
+        return len(self._hosts()) > 1
+
+    def _heal(self) -> None:
+        super()._heal()
+        self.gathering.lan.deaf |= self.one_way
+
+    # --- what must come of it --------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Runs it and judges the end."""
+        gathering, world = self.gathering, self.gathering.world
+        world.run(self.chaos, until=None)
+        world.run(HEALED_SECONDS, until=self._over)
+        if gathering.timeout == TIMEOUT_SECONDS:
+            assert self.election.sessions, f"no GO {HEALED_SECONDS:.0f} s after the end of the chaos"
+        running = self.election.living(gathering.job)
+        late = [process.name for process in self._expected(running) if process.outcome is None]
+        assert not late or not running, f"without GO {HEALED_SECONDS:.0f} s after the end of the chaos: {late}"
+        world.run(TIMEOUT_SECONDS + 25.0, until=gathering.settled)
+        assert gathering.settled(), "somebody still waits after every deadline"

@@ -1,0 +1,342 @@
+"""No ranks given: one host, every rank once, whatever the network does; and errors that say what is wrong."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
+from mingle.seats import Phase
+from tests.lan.electing import ElectionGathering
+from tests.lan.gathering import Gathering, failure_of, outcome_of
+from tests.lan.process import Process
+
+SEEDS = range(15)
+PHASES = (Phase.OPEN, Phase.CONFIRMING, Phase.SEALING, Phase.SEALED)
+
+
+def gather(seed: int, size: int = 4, **settings: Any) -> ElectionGathering:
+    """A gathering that is watched by what must hold of elections."""
+    return ElectionGathering(seed, size=size, **settings)
+
+
+def everybody(gathering: Gathering, *, longest: float = 3.0, machines: int = 9) -> list[Process]:
+    """The same command as often as there are ranks."""
+    return [
+        gathering.elector(f"m{number % machines}", at=gathering.rng.uniform(0, longest))
+        for number in range(gathering.size)
+    ]
+
+
+def by_id(processes: Sequence[Process]) -> list[Process]:
+    """The processes, the one that wins elections first."""
+    return sorted(processes, key=lambda process: process.identity.member)
+
+
+def expect(process: Process, error: type[MingleError], *words: str) -> None:
+    """Demands this failure with these words in its text."""
+    failure = failure_of(process)
+    assert type(failure) is error, f"{process.name}: {failure!r}"
+    for word in words:
+        assert word in str(failure), f"{word!r} is not in {failure}"
+
+
+# --- it forms ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.3, 0.5])
+@pytest.mark.parametrize("size", [2, 4, 9])
+def test_any_order_of_starts(size: int, loss: float) -> None:
+    for seed in SEEDS:
+        gathering = gather(seed, size, loss=loss)
+        gathering.lan.duplicates = 0.2
+        everybody(gathering, longest=gathering.rng.choice((0.0, 0.05, 3.0)))
+        gathering.run()
+        gathering.expect_formed(within=1.0 if not loss else 5.0)
+
+
+@pytest.mark.parametrize("machines", [1, 2, 3])
+def test_ranks_are_contiguous_per_machine(machines: int) -> None:
+    for seed in SEEDS:
+        gathering = gather(seed, 8)
+        processes = everybody(gathering, machines=machines)
+        gathering.run()
+        gathering.expect_formed()
+        ranked = sorted(processes, key=lambda process: outcome_of(process).rank)
+        nodes = [process.machine.name for process in ranked]
+        assert nodes == sorted(nodes, key=nodes.index)
+        for process in ranked:
+            place, here = outcome_of(process), [each for each in ranked if each.machine is process.machine]
+            assert (place.local_rank, place.local_world_size) == (here.index(process), len(here))
+            assert place.num_nodes == machines
+
+
+def test_the_lowest_id_hosts_when_all_start_at_once() -> None:
+    for seed in SEEDS:
+        gathering = gather(seed)
+        processes = everybody(gathering, longest=0.0)
+        gathering.run()
+        gathering.expect_formed()
+        assert outcome_of(by_id(processes)[0]).rank == 0
+
+
+def test_halves_that_are_joined_later() -> None:
+    for seed in SEEDS:
+        gathering = gather(seed, 6)
+        processes = everybody(gathering, longest=1.0)
+        halves = processes[::2], processes[1::2]
+        part(gathering, *halves)
+        gathering.world.run(5.0)
+        assert not gathering.formed()
+        assert all(sum(process.hosts for process in half) == 1 for half in halves)
+        part(gathering, *halves, parted=False)
+        gathering.run()
+        gathering.expect_formed(within=9.0)
+        assert gathering.world.now - 1000.0 < 5.0 + 3.0, "the next OFFER joins them"
+
+
+def part(gathering: Gathering, left: Sequence[Process], right: Sequence[Process], *, parted: bool = True) -> None:
+    """Cuts the network in two, or mends it."""
+    for one in left:
+        for other in right:
+            gathering.network.part(gathering.lan, one.machine, other.machine, parted=parted)
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_one_that_hears_and_is_not_heard_and_the_reverse(hears: bool) -> None:
+    for seed in SEEDS:
+        gathering = gather(seed)
+        one, *others = everybody(gathering)
+        for other in others:
+            pair = (other.machine.name, one.machine.name)
+            gathering.lan.deaf.add(pair[::-1] if hears else pair)
+        gathering.run()
+        gathering.expect_formed(within=5.0)
+
+
+def test_no_multicast_at_all_and_peers_by_name() -> None:
+    for seed in SEEDS:
+        gathering = gather(seed)
+        gathering.lan.multicast = False
+        processes = everybody(gathering)
+        for process in processes:
+            process.peers = [each.machine for each in processes if each is not process]
+        gathering.run()
+        gathering.expect_formed(within=3.0)
+
+
+def test_two_jobs_side_by_side() -> None:
+    for seed in SEEDS:
+        gathering = gather(seed)
+        jobs = {name: [gathering.elector(f"m{n}", job=name) for n in range(4)] for name in ("one", "other")}
+        gathering.run()
+        for processes in jobs.values():
+            gathering.expect_formed(processes)
+
+
+# --- who can't reach whom ------------------------------------------------------------------------------------------
+
+
+def two_sessions(gathering: Gathering) -> tuple[Process, Process, Process, Process]:
+    """Returns a winner with its member and a loser with its member, which don't know of each other yet."""
+    winner, loser, one, other = by_id(everybody(gathering, longest=0.0))
+    part(gathering, [winner, one], [loser, other])
+    gathering.world.run(2.0)
+    assert winner.hosts
+    assert loser.hosts
+    part(gathering, [winner, one], [loser, other], parted=False)
+    return winner, one, loser, other
+
+
+def test_the_loser_stands_where_its_member_does_not_reach_the_winner() -> None:
+    for seed in SEEDS:
+        gathering = gather(seed)
+        winner, _, loser, stranded = two_sessions(gathering)
+        part(gathering, [winner], [stranded])
+        gathering.run()
+        # All of them reach the loser, so it hosts. Only the stranded one can't reach rank 0's rival.
+        gathering.expect_formed(within=12.0)
+        assert outcome_of(loser).rank == 0
+
+
+def test_nobody_is_reached_by_all() -> None:
+    for seed in SEEDS:
+        gathering = gather(seed, timeout=30)
+        gathering.election.disturbed_at = math.inf
+        winner, one, loser, other = two_sessions(gathering)
+        part(gathering, [winner, one], [other])
+        part(gathering, [loser], [one])
+        gathering.run()
+        for process in (winner, loser, one, other):
+            expect(process, DiscoveryTimeoutError, "of 4 ranks joined")
+        expect(winner, DiscoveryTimeoutError, "this host is not reached by everybody")
+        expect(loser, DiscoveryTimeoutError, f"not reached by host {other.machine.name}")
+        expect(other, DiscoveryTimeoutError, f"not reached: {winner.machine.nics[0].address}")
+
+
+def test_nobody_is_reached_by_all_for_a_while() -> None:
+    for seed in SEEDS:
+        gathering = gather(seed)
+        winner, one, loser, other = two_sessions(gathering)
+        part(gathering, [winner, one], [other])
+        part(gathering, [loser], [one])
+        gathering.world.run(gathering.rng.uniform(3, 15))
+        assert not gathering.formed()
+        gathering.network.heal_all()
+        healed_at = gathering.now
+        gathering.run()
+        gathering.expect_formed()
+        assert gathering.now - healed_at < 20.0
+
+
+def test_a_winner_that_hangs_is_not_waited_for() -> None:
+    for seed in SEEDS:
+        gathering = gather(seed, 2)
+        winner, loser = by_id(everybody(gathering, longest=0.0))
+        part(gathering, [winner], [loser])
+        gathering.world.run(2.0)
+        part(gathering, [winner], [loser], parted=False)
+        gathering.world.run(gathering.rng.uniform(0, 0.01))
+        winner.stop()
+        gathering.world.run(5.0)
+        gathering.elector("m5")
+        gathering.run(5.0)
+        assert outcome_of(loser).world_size == 2
+
+
+# --- death ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_host_is_killed_and_replaced(phase: Phase) -> None:
+    for seed in SEEDS:
+        gathering = gather(seed, loss=gathering_loss(seed))
+        processes = everybody(gathering)
+
+        def kill_the_host(processes: list[Process] = processes, gathering: Gathering = gathering) -> None:
+            host = next(process for process in processes if process.hosts)
+            assert host.phase is phase
+            host.kill()
+            processes.remove(host)
+            processes.append(gathering.elector("m4", at=gathering.rng.choice((0.0, 2.0))))
+
+        struck = functools.partial(in_phase, processes, phase)
+        gathering.world.when(struck, kill_the_host)
+        gathering.run()
+        gathering.run()
+        gathering.expect_formed(processes)
+        assert len(gathering.processes) == 5
+
+
+def gathering_loss(seed: int) -> float:
+    """A network that loses datagrams for every third seed."""
+    return 0.3 if seed % 3 == 0 else 0.0
+
+
+def in_phase(processes: list[Process], phase: Phase) -> bool:
+    """Whether one of them hosts a session that stands there, with a member already."""
+    hosts = [process.host for process in processes if process.alive and process.hosts]
+    return any(host.registrar.phase is phase and host.has_members for host in hosts)
+
+
+def test_everybody_is_killed_and_started_again_one_by_one() -> None:
+    for seed in SEEDS:
+        gathering = gather(seed)
+        old = everybody(gathering)
+        gathering.run()
+        new = []
+        for number, process in enumerate(old):
+            gathering.world.after(number * 0.7, process.kill)
+            new.append(gathering.again(process, at=number * 0.7 + gathering.rng.uniform(0.1, 2.0)))
+        gathering.run()
+        gathering.expect_formed(new)
+
+
+# --- errors --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timeout", [12.0, 60.0])
+@pytest.mark.parametrize("late", [True, False])
+def test_one_process_too_many(late: bool, timeout: float) -> None:
+    for seed in SEEDS:
+        gathering = gather(seed, timeout=timeout)
+        everybody(gathering, longest=2.0)
+        gathering.elector("m7", at=4.0 if late else gathering.rng.uniform(0, 2))
+        gathering.run()
+        (surplus,) = [process for process in gathering.processes if process.outcome is None]
+        gathering.expect_formed([process for process in gathering.processes if process is not surplus])
+        expect(surplus, ConflictError, "runs already", "full with 4 ranks", "one process too many")
+        for process in gathering.formed():
+            assert f"pid {process.identity.who.pid}" in str(surplus.failure)
+        assert surplus.elapsed < min(30.0, timeout) + 3.0
+
+
+def test_one_process_too_few() -> None:
+    for seed in SEEDS:
+        gathering = gather(seed, timeout=10)
+        for number in range(3):
+            gathering.elector(f"m{number}", at=gathering.rng.uniform(0, 1))
+        gathering.run()
+        first = min(gathering.processes, key=lambda process: process.started_at)
+        expect(first, DiscoveryTimeoutError, "3 of 4 ranks joined", "within 10 s")
+        for process in gathering.processes:
+            expect(process, DiscoveryTimeoutError, "of 4 ranks joined")
+            assert process.elapsed < 10.1
+
+
+@pytest.mark.parametrize("given_first", [True, False])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_some_with_a_rank_and_some_without(rank: int, given_first: bool) -> None:
+    for seed in SEEDS:
+        gathering = Gathering(seed, timeout=15, duplicates=True)
+        at = (0.0, 2.0) if given_first else (2.0, 0.0)
+        given = gathering.host("m9", at=at[0]) if rank == 0 else gathering.member(1, "m9", at=at[0])
+        without = [gathering.elector(f"m{number}", at=at[1] + 0.1 * number) for number in range(3)]
+        gathering.run()
+        if rank == 0:
+            for process in without:
+                expect(process, ConflictError, "ranks mixed", "has no rank while the host was given one", "host m9")
+            text = str(failure_of(given))
+            assert "ranks mixed" in text, text
+        else:
+            expect(given, ConflictError, "ranks mixed", "was given rank 1 while the host was given none")
+            for process in without:
+                expect(process, DiscoveryTimeoutError, "of 4 ranks joined")
+            refused = "rank 1 on host m9 (10.0.0.1), pid 101: ranks mixed"
+            assert any(refused in str(process.failure) for process in without)
+
+
+def test_different_world_sizes() -> None:
+    for seed in SEEDS:
+        gathering = Gathering(seed, timeout=15, duplicates=True)
+        for number in range(4):
+            gathering.elector(f"m{number}", size=3 if number == 3 else 4, at=gathering.rng.uniform(0, 2))
+        gathering.run()
+        conflicts = [each for each in gathering.processes if isinstance(each.failure, ConflictError)]
+        assert conflicts
+        for process in conflicts:
+            expect(process, ConflictError, "world size", "world_size=3", "world_size=4")
+
+
+@pytest.mark.parametrize("secret", [None, b"another"])
+def test_one_without_the_secret(secret: bytes | None) -> None:
+    for seed in SEEDS:
+        gathering = Gathering(seed, timeout=10, secret=b"secret")
+        others = [gathering.elector(f"m{number}", at=gathering.rng.uniform(0, 2)) for number in range(3)]
+        stranger = gathering.elector("m3", at=gathering.rng.uniform(0, 2), secret=secret)
+        gathering.run()
+        expect(stranger, AuthenticationError)
+        for process in others:
+            assert isinstance(failure_of(process), DiscoveryTimeoutError | AuthenticationError)
+
+
+def test_the_secret_is_proved() -> None:
+    for seed in SEEDS:
+        gathering = gather(seed, secret=b"secret", loss=0.3)
+        everybody(gathering)
+        gathering.run()
+        gathering.expect_formed()

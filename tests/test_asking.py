@@ -1,0 +1,120 @@
+"""What a rank says and hears by datagrams, by itself."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from mingle.asking import Asking
+from mingle.datagrams import Datagram, Kind, List, Offer, Seek
+from mingle.frames import Who
+from mingle.lobby import Lobby
+from mingle.machine import Answer, Effect, Evidence, Identity, Multicast, Source
+from mingle.membership import Membership, Step
+from mingle.protocol import Seeker
+from mingle.proving import Endpoint
+from mingle.sessions import Sessions
+
+HERE = Source(interface="eth0", address="10.0.0.9")
+IDENTITY = Identity(
+    job="job", attempt="2", member=b"M" * 16, rank=1, world_size=2, node="n", who=Who(hostname="h", pid=1)
+)
+
+
+class Alone:
+    def __init__(self, *, secured: bool = False) -> None:
+        self.effects: list[Effect] = []
+        self.evidence = Evidence()
+        rng = random.Random(1)
+        self.sessions = Sessions(IDENTITY, None, itertools.count(1).__next__, self.effects)
+        self.membership = Membership(IDENTITY, self.sessions, self.effects, self.evidence)
+        self.asking = Asking(
+            IDENTITY,
+            self.membership,
+            Seeker(2, 0.0, rng),
+            Lobby(0.0, 60.0, rng),
+            secured,
+            self.effects,
+            self.evidence,
+        )
+
+
+def offer(job: str = "job", attempt: str = "2", kind: Kind = "ranks") -> Offer:
+    return Offer(
+        job=job,
+        attempt=attempt,
+        session=b"S" * 16,
+        host=b"H" * 16,
+        addresses=("10.0.0.1",),
+        port=4000,
+        world_size=2,
+        kind=kind,
+    )
+
+
+def seek(member: bytes = b"N" * 16) -> Seek:
+    return Seek(job="job", attempt="2", member=member, world_size=2, rank=0, hostname="h2", pid=5)
+
+
+def asked(job: str = "job", member: bytes = b"N" * 16) -> List:
+    return List(job=job, attempt="2", member=member, rank=None, hostname="h2", pid=5)
+
+
+def test_only_the_offers_of_its_own_job_are_handed_on() -> None:
+    alone = Alone()
+    assert alone.asking.heard(offer(), HERE, 1.0) == offer()
+    strangers: list[Datagram] = [offer(job="other"), offer(attempt="1"), offer(kind="announcement"), seek(), asked()]
+    assert [alone.asking.heard(each, HERE, 1.0) for each in strangers] == [None] * len(strangers)
+    evidence = alone.evidence
+    assert list(evidence.other_jobs) == ["other"]
+    assert list(evidence.other_attempts) == ["1"]
+    assert len(evidence.announcements) == 1
+    assert list(evidence.seekers) == [b"N" * 16]
+
+
+def test_its_own_words_are_nobodys() -> None:
+    alone = Alone()
+    alone.asking.heard(seek(IDENTITY.member), HERE, 1.0)
+    alone.asking.heard(asked(member=IDENTITY.member), HERE, 1.0)
+    assert not alone.evidence.seekers
+
+
+@pytest.mark.parametrize("secured", [False, True])
+def test_a_signature_is_a_sign_for_who_has_no_secret(secured: bool) -> None:
+    alone = Alone(secured=secured)
+    alone.asking.heard(seek(), Source(interface="eth0", signed=True), 1.0)
+    assert alone.evidence.signed_without_secret == (0 if secured else 1)
+
+
+def test_what_is_not_verified_counts_if_it_is_of_its_own_job() -> None:
+    alone = Alone(secured=True)
+    for message in (seek(), offer(), offer(job="other"), offer(attempt="1")):
+        alone.asking.heard_unverified(message)
+    assert alone.evidence.secret_signs == 2
+
+
+def test_it_answers_in_the_lobby_until_it_has_a_seat() -> None:
+    alone = Alone()
+    by_unicast = Source(interface="eth0", multicast=False)
+    alone.asking.heard(asked(), by_unicast, 1.0)
+    assert alone.effects == [Answer(by_unicast, IDENTITY.seek())]
+    alone.effects.clear()
+    session = alone.sessions.remember(offer(), [Endpoint("10.0.0.1", "eth0")], keep=None)
+    assert session is not None
+    alone.membership.join(session)
+    alone.membership.step = Step.SEATED
+    alone.asking.heard(asked(), by_unicast, 2.0)
+    assert alone.effects == []
+
+
+def test_it_asks_the_group_and_the_lobby_when_that_is_due() -> None:
+    alone = Alone()
+    now = 0.0
+    while now < 10.0:
+        now = min(time for time in alone.asking.timers() if time is not None)
+        alone.asking.handle_timer(now)
+    sent = [effect for effect in alone.effects if isinstance(effect, Multicast)]
+    assert Multicast(IDENTITY.seek()) in sent
+    assert Multicast(IDENTITY.list(), lobby=True) in sent

@@ -1,0 +1,158 @@
+"""Callers: what they are told, and when they are hung up on."""
+
+from __future__ import annotations
+
+import pytest
+
+from mingle import frames
+from mingle.authentication import new_nonce
+from mingle.callers import MAX_UNPROVED, PROOF_SECONDS, Callers
+from mingle.control import HandshakeFailed, HostConversation, MemberConversation
+from mingle.frames import Purpose, Who
+from mingle.machine import Effect, Hangup, Write
+
+SESSION = b"S" * 16
+
+
+class Called:
+    """A port that is called, and its callers' side."""
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+        self.gone: list[int] = []
+        self.callers = Callers(self._converse, self.effects, gone=self.gone.append)
+        self.members: dict[int, MemberConversation] = {}
+        self.said: dict[int, list[frames.AnyFrame]] = {}
+
+    @staticmethod
+    def _converse() -> HostConversation:
+        return HostConversation(job="job", attempt="", session=SESSION, addresses=("10.0.0.1",), port=4000)
+
+    def call(self, conn: int, *, purpose: Purpose = "join", session: bytes = SESSION, now: float = 0.0) -> None:
+        hello = frames.Hello(job="job", member=b"M" * 16, session=session, nonce=new_nonce(), purpose=purpose)
+        self.members[conn], self.said[conn] = MemberConversation(hello, ("10.0.0.1", 4000)), []
+        self.callers.accepted(conn, f"10.0.0.{conn}", now)
+
+    def say(self, conn: int) -> list[frames.AnyFrame]:
+        return self.callers.received(conn, self.members[conn].data_to_send())
+
+    def prove(self, conn: int) -> list[frames.AnyFrame]:
+        self.say(conn)
+        self.carry()
+        return self.say(conn)
+
+    def carry(self) -> list[Effect]:
+        """What was written arrives."""
+        self.callers.flush()
+        done = list(self.effects)
+        self.effects.clear()
+        for effect in done:
+            if isinstance(effect, Write):
+                self.said[effect.conn] += self.members[effect.conn].receive_data(effect.data)
+        return done
+
+
+def test_what_is_said_in_one_round_is_written_in_one_piece_and_in_order_of_connection() -> None:
+    called = Called()
+    for conn in (2, 1):
+        called.call(conn)
+        called.prove(conn)
+    called.carry()
+    for number in (7, 8):
+        for conn in (2, 1):
+            called.callers.tell(conn, frames.Pong(number=number))
+    assert [(type(effect), effect.conn) for effect in called.carry() if isinstance(effect, Write)] == [
+        (Write, 1),
+        (Write, 2),
+    ]
+    assert called.said[1] == [frames.Pong(number=7), frames.Pong(number=8)]
+    assert called.carry() == []
+
+
+def test_who_has_proved_itself_has_no_deadline_any_more() -> None:
+    called = Called()
+    called.call(1, now=1.0)
+    assert called.callers.next_timer() == 1.0 + PROOF_SECONDS
+    called.prove(1)
+    assert called.callers.next_timer() is None
+    called.callers.handle_timer(99.0)
+    assert 1 in called.callers
+
+
+def test_only_those_whose_time_is_over_are_hung_up_on() -> None:
+    called = Called()
+    called.call(1, now=1.0)
+    called.call(2, now=1.5)
+    called.carry()
+    called.callers.handle_timer(1.0 + PROOF_SECONDS)
+    assert called.effects == [Hangup(1)]
+    assert called.callers.connections() == [2]
+    assert called.callers.next_timer() == 1.5 + PROOF_SECONDS
+
+
+def test_a_flood_pushes_out_the_oldest_that_has_proved_nothing_and_nobody_else() -> None:
+    called = Called()
+    called.call(1)
+    called.prove(1)
+    called.carry()
+    for conn in range(2, MAX_UNPROVED + 3):
+        called.callers.accepted(conn, "10.0.0.9", 0.0)
+    assert [effect for effect in called.effects if isinstance(effect, Hangup)] == [Hangup(2)]
+    assert 1 in called.callers
+
+
+def test_what_was_said_is_written_before_the_hangup() -> None:
+    called = Called()
+    called.call(1)
+    called.prove(1)
+    called.carry()
+    called.callers.tell(1, frames.Pong(number=5))
+    called.callers.hang_up(1)
+    assert [type(effect) for effect in called.carry()] == [Write, Hangup]
+    assert called.said[1] == [frames.Pong(number=5)]
+
+
+def test_to_say_something_to_who_is_gone_or_to_hang_up_again_does_nothing() -> None:
+    called = Called()
+    called.call(1)
+    called.callers.forget(1)
+    called.callers.tell(1, frames.Ping())
+    called.callers.hang_up(1)
+    assert called.carry() == []
+    assert 1 not in called.callers
+
+
+def test_however_a_connection_ends_it_is_said_once() -> None:
+    called = Called()
+    for conn in (1, 2, 3):
+        called.call(conn)
+    called.callers.forget(1)
+    called.callers.hang_up(2)
+    called.callers.handle_timer(PROOF_SECONDS)
+    assert called.gone == [1, 2, 3]
+
+
+def test_a_caller_of_another_session_hears_why_it_is_dropped() -> None:
+    called = Called()
+    called.call(1, session=b"T" * 16)
+    with pytest.raises(HandshakeFailed, match="session"):
+        called.say(1)
+    called.callers.hang_up(1)
+    with pytest.raises(HandshakeFailed, match="another session"):
+        called.carry()
+
+
+@pytest.mark.parametrize(("purpose", "asks"), [("probe", True), ("rival", False), ("join", False)])
+def test_who_asks_only_says_so_first(purpose: Purpose, asks: bool) -> None:
+    called = Called()
+    called.call(1, purpose=purpose)
+    assert not called.callers[1].asks_only
+    called.say(1)
+    assert called.callers[1].asks_only is asks
+
+
+def test_a_caller_does_not_choose_the_address_that_others_are_shown() -> None:
+    called = Called()
+    called.call(1)
+    shown = called.callers[1].as_seen(Who(hostname="h", pid=1, address="192.0.2.1"))
+    assert shown == Who(hostname="h", pid=1, address="10.0.0.1")

@@ -1,0 +1,80 @@
+"""A member that is sent from one host to another. Whole elections run in tests/lan."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from mingle.datagrams import Offer
+from mingle.frames import Who
+from mingle.machine import Effect, Evidence, Identity
+from mingle.membership import RETURN_SECONDS, Membership, Step
+from mingle.moving import MOVE_SECONDS, Moving
+from mingle.proving import Endpoint
+from mingle.sessions import RETRY_SECONDS, Session, Sessions
+
+IDENTITY = Identity(
+    job="job", attempt="", member=b"M" * 16, rank=None, world_size=3, node="n", who=Who(hostname="h", pid=1)
+)
+
+
+def offer(name: bytes, host: bytes | None = None) -> Offer:
+    return Offer(job="job", session=name, host=host or name, addresses=("10.0.0.1",), port=4000, world_size=3)
+
+
+class Seated:
+    """A member with a seat, and a second session that was heard of."""
+
+    def __init__(self) -> None:
+        effects: list[Effect] = []
+        self.sessions = Sessions(IDENTITY, None, itertools.count(1).__next__, effects)
+        self.membership = Membership(IDENTITY, self.sessions, effects, Evidence())
+        self.moving = Moving(self.sessions, self.membership)
+        self.old, self.new = self.heard(b"S" * 16), self.heard(b"R" * 16)
+        self.membership.join(self.old)
+        self.membership.step = Step.SEATED
+
+    def heard(self, name: bytes) -> Session:
+        session = self.sessions.remember(offer(name), [Endpoint("10.0.0.1", "eth0")], keep=None)
+        assert session is not None
+        return session
+
+
+def test_the_old_host_is_kept_until_the_new_one_is_reached() -> None:
+    seated = Seated()
+    assert seated.moving.sent_after(seated.new.offer, 1.0)
+    assert (seated.moving.to, seated.moving.until) == (seated.new.name, 1.0 + MOVE_SECONDS)
+    assert seated.membership.current is seated.old
+    seated.moving.arrived(2.0)
+    assert seated.membership.current is None
+    assert seated.old.retry_at == 2.0 + RETURN_SECONDS
+    assert seated.moving.until is None
+
+
+@pytest.mark.parametrize("step", [Step.CONFIRMED, Step.PROVING_STORE, Step.ACKED, Step.FORMED])
+def test_who_has_confirmed_goes_nowhere(step: Step) -> None:
+    seated = Seated()
+    seated.membership.step = step
+    assert not seated.moving.sent_after(seated.new.offer, 1.0)
+    assert seated.moving.to is None
+
+
+@pytest.mark.parametrize("where", [offer(b"S" * 16), offer(b"R" * 16, host=IDENTITY.member)], ids=["here", "to itself"])
+def test_nobody_is_sent_to_where_it_is(where: Offer) -> None:
+    seated = Seated()
+    assert not seated.moving.sent_after(where, 1.0)
+    assert seated.membership.current is seated.old
+
+
+def test_a_host_that_is_not_reached_in_time_is_given_up() -> None:
+    seated = Seated()
+    seated.moving.sent_after(seated.new.offer, 1.0)
+    seated.sessions.race(seated.new, 1.0)
+    seated.moving.handle_timer(0.9 + MOVE_SECONDS)
+    assert seated.new.proving is not None
+    seated.moving.handle_timer(1.0 + MOVE_SECONDS)
+    assert seated.new.proving is None
+    assert seated.new.retry_at == 1.0 + MOVE_SECONDS + RETRY_SECONDS
+    assert seated.moving.to is None
+    assert seated.membership.current is seated.old

@@ -1,0 +1,134 @@
+"""Which sessions are raced for, and when. With hosts at the other end it runs in test_joining."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from mingle.blocking import Blocking
+from mingle.datagrams import Offer, State
+from mingle.frames import Running, Who
+from mingle.machine import Dial, Effect, Evidence, Identity
+from mingle.membership import RETURN_SECONDS, Membership, Step
+from mingle.moving import Moving
+from mingle.protocol import Seeker
+from mingle.proving import ADDRESS_SECONDS
+from mingle.racing import TELL_HOST_SECONDS, Racing
+from mingle.sessions import Session, Sessions
+
+ONE, OTHER = b"S" * 16, b"T" * 16
+
+
+class Race:
+    def __init__(self, rank: int | None = 1) -> None:
+        identity = Identity(
+            job="job", attempt="", member=b"M" * 16, rank=rank, world_size=2, node="n", who=Who(hostname="h", pid=1)
+        )
+        self.effects: list[Effect] = []
+        self.evidence = Evidence()
+        sessions = Sessions(identity, None, itertools.count(1).__next__, self.effects)
+        self.membership = Membership(identity, sessions, self.effects, self.evidence)
+        self.blocking = Blocking(identity, sessions, Seeker(2, 0.0, random.Random(1)), 300.0, self.effects)
+        self.moving = Moving(sessions, self.membership)
+        self.racing = Racing(sessions, self.membership, self.blocking, self.moving, self.evidence)
+        self.sessions = sessions
+
+    def hear(self, name: bytes = ONE, now: float = 1.0, state: State = "open", address: str = "10.0.0.1") -> Session:
+        offer = Offer(
+            job="job", session=name, host=name, addresses=(address,), port=4000, world_size=2, state=state, pid=name[0]
+        )
+        self.racing.offered(offer, "eth0", now)
+        session = self.sessions.get(name)
+        assert session is not None
+        return session
+
+    def dialled(self) -> list[str]:
+        dialled = [effect.address for effect in self.effects if isinstance(effect, Dial)]
+        self.effects.clear()
+        return dialled
+
+
+def test_sessions_are_raced_for_side_by_side_and_each_once() -> None:
+    race = Race()
+    race.hear(ONE, address="10.0.0.1")
+    race.hear(OTHER, address="10.0.0.2")
+    race.hear(ONE, address="10.0.0.1")
+    assert race.dialled() == ["10.0.0.1", "10.0.0.2"]
+    assert race.racing.host_in_sight
+    assert len(race.evidence.hosts) == 2
+
+
+def test_who_has_a_host_races_for_no_other_but_asks_whether_its_own_lives() -> None:
+    race = Race()
+    race.membership.join(race.hear(ONE))
+    race.dialled()
+    race.hear(OTHER, 2.0, address="10.0.0.2")
+    assert race.dialled() == []
+    assert race.membership.doubt_until is not None
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_a_member_without_a_rank_tells_its_host_of_others(rank: int | None) -> None:
+    race = Race(rank)
+    race.membership.join(race.hear(ONE))
+    race.membership.step = Step.SEATED
+    other = race.hear(OTHER, 2.0)
+    assert other.retry_at == (0.0 if rank is not None else 2.0 + TELL_HOST_SECONDS)
+
+
+def test_none_is_joined_while_the_job_runs_elsewhere_but_sealed_ones_are_asked() -> None:
+    race = Race()
+    running = race.hear(ONE, state="sealed")
+    answer = Running(state="running", world_size=2, seconds=1.0, host=Who(hostname="h0", pid=1))
+    race.blocking.says(running, answer, 1.0)
+    race.dialled()
+    race.hear(OTHER, address="10.0.0.2")
+    assert race.dialled() == []
+    race.hear(b"U" * 16, state="sealed", address="10.0.0.3")
+    assert race.dialled() == ["10.0.0.3"]
+
+
+def test_the_session_to_return_to_comes_first_and_has_its_time() -> None:
+    race = Race()
+    session = race.hear(ONE)
+    race.membership.join(session)
+    race.membership.step = Step.CONFIRMED
+    session.hang_up()
+    race.membership.lost(session, 2.0)
+    race.dialled()
+    other = race.hear(OTHER, address="10.0.0.2")
+    assert race.racing.bound_elsewhere(other)
+    assert not race.racing.bound_elsewhere(session)
+    race.racing.handle_timer(2.1)
+    assert race.dialled() == ["10.0.0.1"]
+    race.racing.handle_timer(2.1 + ADDRESS_SECONDS)
+    assert race.membership.return_to is session
+    race.racing.handle_timer(2.0 + RETURN_SECONDS)
+    assert race.membership.return_to is None
+
+
+def test_where_a_member_is_sent_it_may_go_though_it_has_a_host() -> None:
+    race = Race(None)
+    race.membership.join(race.hear(ONE))
+    race.membership.step = Step.SEATED
+    race.dialled()
+    other = race.hear(OTHER, 2.0, address="10.0.0.2")
+    assert race.racing.bound_elsewhere(other)
+    assert race.moving.sent_after(other.offer, 2.0)
+    race.racing.make_for(other.offer, "eth0", 2.0)
+    assert race.dialled() == ["10.0.0.2"]
+
+
+def test_a_race_that_was_lost_is_noted_and_run_again_later() -> None:
+    race = Race()
+    session = race.hear()
+    race.racing.handle_timer(1.0 + ADDRESS_SECONDS)
+    assert session.proving is None
+    assert any("not reached" in text for text in race.evidence.hosts.values())
+    race.dialled()
+    race.hear(now=session.retry_at - 0.01)
+    assert race.dialled() == []
+    race.hear(now=session.retry_at)
+    assert race.dialled() == ["10.0.0.1"]
