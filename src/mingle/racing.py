@@ -113,7 +113,8 @@ class Racing:
             membership.return_to = None
         if proving.purpose == "probe" and proving.verdict is Verdict.SILENT and self.blocking.silent(session, now):
             self.prove(session, now)
-        elif session.blocking_since is not None:
+        if session.proving is None and session.blocking_since is not None:
+            # Dead, or said to take members meanwhile while we have a host: in neither case it is in the way.
             self.blocking.free(session, now)
 
     def timers(self) -> list[float | None]:

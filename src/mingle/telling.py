@@ -56,7 +56,9 @@ class Telling:
         told = self._told.get(offer.session)
         if told is None:
             if len(self._told) >= MAX_TOLD:
-                del self._told[next(iter(self._told))]
+                oldest = self._told.pop(next(iter(self._told)))
+                if oldest.proving is not None:
+                    oldest.proving.abandon()
             told = self._told[offer.session] = _Told(now)
         if told.proving is not None or now < told.again_at:
             return

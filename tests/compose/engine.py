@@ -27,6 +27,10 @@ from .errors import EngineError
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
+# What an image, its layers and the containers take is about 3 GB. On a disk half of the time goes into writing and
+# removing it; so it stays in memory where that leaves enough for everybody else.
+_DATA_BYTES = 8 << 30
+_ENOUGH_BYTES = 16 << 30
 _NAME_SERVER = "10.0.2.3"  # slirp4netns(1)
 
 
@@ -85,12 +89,15 @@ def _daemon(directory: Path, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]
         *("dockerd", "--host", f"unix://{directory}/socket", "--pidfile", f"{directory}/pid"),
         *("--data-root", f"{directory}/data", "--exec-root", f"{directory}/exec", "--dns", _NAME_SERVER),
     ]
+    data = directory / "data"
+    data.mkdir()
+    in_memory = f"mount -t tmpfs -o size={_DATA_BYTES} tmpfs {data};" if _available_bytes() >= _ENOUGH_BYTES else ""
     with subprocess.Popen(
         [
             # The tests may be killed; that ends unshare, and --kill-child what it has started.
             *("setpriv", "--pdeathsig", "KILL"),
             *("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
-            *("sh", "-c", f"echo; exec docker-init -- {shlex.join(dockerd)} >&2"),
+            *("sh", "-ec", f"{in_memory} echo; exec docker-init -- {shlex.join(dockerd)} >&2"),
         ],
         env={**os.environ, "NOTIFY_SOCKET": f"{directory}/ready"},
         stdin=subprocess.DEVNULL,
@@ -129,6 +136,12 @@ def _way_out(child: int, log: IO[bytes]) -> Iterator[None]:
                 yield
             finally:
                 slirp.kill()
+
+
+def _available_bytes() -> int:
+    """How much memory programs can have without others having to leave theirs: proc_meminfo(5)."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024
 
 
 def _wait_for_byte(reader: int, whose: str) -> None:

@@ -34,6 +34,8 @@ class ElectionSchedule(Schedule):
             self._cut_one_way()
         for _ in range(rng.choice((0, 0, 1, 3))):
             self._plan_strike_at_competition()
+        if rng.random() < 0.1:
+            self._plan_a_new_crew()
         self.election.disturbed_at = self.healed_at
 
     def _gather(self, seed: int, *, tracing: bool) -> Gathering:
@@ -90,6 +92,30 @@ class ElectionSchedule(Schedule):
             lambda: world.after(delay, functools.partial(self._unless_healed, strike, 0)),
         )
 
+    def _plan_a_new_crew(self) -> None:
+        """Once the job runs, everybody but its host is started again, and one more: enough for a second job."""
+        delay = self.rng.choice((0.5, 10.0))
+        self.gathering.world.when(
+            lambda: any(self.current[index].outcome is not None for index in self._hosts()),
+            lambda: self.gathering.world.after(delay, self._renew_the_crew),
+        )
+
+    def _renew_the_crew(self) -> None:
+        gathering, world = self.gathering, self.gathering.world
+        running = self.election.living(gathering.job)
+        if not running or world.now >= self.healed_at:
+            return
+        host = running[0]
+        for index, process in list(self.current.items()):
+            if process is not host and process.alive:
+                process.kill()
+                self._restart(index, self.rng.uniform(0, 1))
+            elif process is host:
+                extra = self._begin(index, process.machine.name, at=self.rng.uniform(0, 1), ready_after=0.2)
+                self.current[index] = extra
+        if self.rng.random() < 0.5:
+            world.after(self.rng.uniform(0, 15), host.close)
+
     def _competing(self) -> bool:
         return len(self._hosts()) > 1
 
@@ -104,10 +130,12 @@ class ElectionSchedule(Schedule):
         gathering, world = self.gathering, self.gathering.world
         world.run(self.chaos, until=None)
         world.run(HEALED_SECONDS, until=self._over)
+        running = self.election.living(gathering.job)
         if gathering.timeout == TIMEOUT_SECONDS:
             assert self.election.sessions, f"no GO {HEALED_SECONDS:.0f} s after the end of the chaos"
-        running = self.election.living(gathering.job)
-        late = [process.name for process in self._expected(running) if process.outcome is None]
-        assert not late or not running, f"without GO {HEALED_SECONDS:.0f} s after the end of the chaos: {late}"
+            late = [process.name for process in self._expected(running) if process.outcome is None]
+            assert not late or not running, f"without GO {HEALED_SECONDS:.0f} s after the end of the chaos: {late}"
+        waiting = [process.name for process in self.current.values() if process.alive and not process.finished]
+        assert running or len(waiting) < gathering.size, f"all are there, and nothing has formed: {waiting}"
         world.run(TIMEOUT_SECONDS + 25.0, until=gathering.settled)
         assert gathering.settled(), "somebody still waits after every deadline"

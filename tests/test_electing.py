@@ -1,0 +1,107 @@
+"""Single rules of a process without a rank; whole elections run in tests/lan/test_election*.py."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+from mingle import frames
+from mingle.datagrams import Offer
+from mingle.electing import Elector
+from mingle.hosting import Host
+from mingle.joining import Joiner
+from mingle.machine import Address, Dial, Effect, Hangup, Identity, Multicast, Source
+
+JOB, LOW, HIGH = "job", bytes(16), b"\xff" * 16
+HERE = Source(interface="eth0", address="10.0.0.9")
+
+
+def elector(member: bytes = HIGH, *, timeout: float = 30.0, world_size: int = 3) -> Elector:
+    identity = Identity(
+        job=JOB,
+        attempt="",
+        member=member,
+        rank=None,
+        world_size=world_size,
+        node="here",
+        who=frames.Who(hostname="here", pid=1),
+    )
+    return Elector(
+        identity,
+        addresses=(Address("10.0.0.1", "eth0", 24),),
+        port=4000,
+        key=None,
+        timeout=timeout,
+        new_id=itertools.count(1).__next__,
+        rng=random.Random(1),
+        now=0.0,
+    )
+
+
+def run(machine: Elector, until: float) -> list[tuple[float, Effect]]:
+    """Lets the clock run; returns what was done when."""
+    done: list[tuple[float, Effect]] = []
+    now = 0.0
+    while (due := machine.next_timer()) is not None and due <= until:
+        now = max(now, due)
+        machine.handle_timer(now)
+        done += [(now, effect) for effect in machine.effects()]
+    return done
+
+
+def offer(host: bytes, **more: Any) -> Offer:
+    fields: dict[str, Any] = {"addresses": ("10.0.0.9",), "port": 4001, "world_size": 3, "assigned": True}
+    return Offer(job=JOB, session=b"other session 16", host=host, **{**fields, **more})
+
+
+def offers(done: list[tuple[float, Effect]]) -> list[float]:
+    return [now for now, effect in done if isinstance(effect, Multicast) and isinstance(effect.message, Offer)]
+
+
+def test_who_hears_of_no_host_becomes_one_and_the_lower_id_sooner() -> None:
+    low, high = elector(LOW), elector(HIGH)
+    first = {name: offers(run(machine, 3.0))[0] for name, machine in (("low", low), ("high", high))}
+    assert 0.1 < first["low"] < first["high"] < 1.0
+    assert isinstance(low.acting, Host)
+    assert not low.finished
+
+
+def test_a_host_in_sight_is_joined_and_nobody_else_becomes_one() -> None:
+    machine = elector(LOW)
+    machine.heard(offer(HIGH), HERE, 0.05)
+    assert any(isinstance(effect, Dial) for effect in machine.effects())
+    assert offers(run(machine, 1.0)) == []
+    assert isinstance(machine.acting, Joiner)
+
+
+def test_a_host_with_the_higher_id_makes_way_and_one_with_the_lower_tells() -> None:
+    for member, other in ((HIGH, LOW), (LOW, HIGH)):
+        machine = elector(member)
+        run(machine, 1.0)
+        machine.heard(offer(other), HERE, 1.5)
+        dialled = [effect for effect in machine.effects() if isinstance(effect, Dial)]
+        assert [(effect.address, effect.port) for effect in dialled] == [("10.0.0.9", 4001)]
+        assert machine.stage().startswith("making way") is (member == HIGH)
+
+
+def test_a_sealed_session_wins_nobody_over() -> None:
+    machine = elector(HIGH)
+    run(machine, 1.0)
+    machine.heard(offer(LOW, state="sealed"), HERE, 1.5)
+    assert not machine.stage().startswith("making way")
+
+
+def test_before_it_hosts_it_hangs_up_on_callers() -> None:
+    machine = elector()
+    machine.accepted(7, "10.0.0.9", 0.01)
+    assert Hangup(7) in machine.effects()
+
+
+def test_it_ends_at_its_deadline_and_leaves_quietly() -> None:
+    machine = elector(timeout=2.0)
+    run(machine, 1.9)
+    assert not machine.expired(1.9)
+    assert machine.expired(2.0)
+    machine.leave("interrupted")
+    assert not isinstance(machine.acting, Host)

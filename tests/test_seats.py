@@ -1,0 +1,71 @@
+"""What is read of a session's seats; who changes them is shown in test_registrar.py."""
+
+from __future__ import annotations
+
+from mingle import frames
+from mingle.registrar import Registrar
+from mingle.seats import Phase, roster_digest
+
+SESSION, HOST = b"s" * 16, b"h" * 16
+
+
+def applicant(rank: int | None, name: str, address: str) -> frames.Join:
+    path = frames.Path(host_address="10.0.0.1", local_address=address, interface="eth0")
+    who = frames.Who(hostname=name, pid=7, address=address)
+    return frames.Join(world_size=4, rank=rank, node=name, who=who, paths=(path,))
+
+
+def gathered(*ranks: int | None) -> Registrar:
+    """A session of four whose host has the first of these ranks; the others have joined."""
+    first, *others = ranks
+    registrar = Registrar(SESSION, 4, HOST, applicant(first, "node0", "10.0.0.1"), prefix_lengths={"10.0.0.1": 24})
+    for conn, rank in enumerate(others, start=1):
+        member = bytes([conn]) * 16
+        registrar.join(conn, member, applicant(rank, f"node{conn}", f"10.0.0.{conn + 1}"), now=1.0)
+    return registrar
+
+
+def test_missing_are_those_that_never_came_and_departed_those_that_went() -> None:
+    registrar = gathered(0, 1, 3)
+    registrar.lost(1, 2.0, "it crashed")
+    status = registrar.status()
+    assert (status.joined, status.missing, status.departed, status.awaited) == (2, (2,), (1,), (1, 2))
+    assert status.left == ("rank 1 on host node1 (10.0.0.2), pid 7: it crashed",)
+    assert status.phase == "open"
+
+
+def test_a_rank_that_comes_back_has_not_departed() -> None:
+    registrar = gathered(0, 1)
+    registrar.lost(1, 2.0)
+    registrar.join(5, b"n" * 16, applicant(1, "node1", "10.0.0.2"), now=3.0)
+    assert registrar.status().departed == ()
+    assert registrar.missing == (2, 3)
+
+
+def test_nobody_is_missing_by_number_where_ranks_are_assigned() -> None:
+    registrar = gathered(None, None)
+    assert registrar.assigned
+    assert registrar.missing == ()
+    assert registrar.member_connections() == [1]
+
+
+def test_the_crowd_is_named_and_cut() -> None:
+    assert gathered(0, 2).crowd() == "rank 0 on host node0 (10.0.0.1), pid 7; rank 2 on host node1 (10.0.0.2), pid 7"
+    assert [who.rank for who in gathered(0, 3, 1).whos()] == [0, 1, 3]
+
+
+def test_the_roster_gives_the_addresses_on_the_network_that_was_chosen() -> None:
+    registrar = gathered(0, 2, 1, 3)
+    assert registrar.phase is Phase.CONFIRMING
+    for conn, paths in ((1, "10.0.0.2"), (2, "10.0.0.3"), (3, "10.0.0.4")):
+        proved = (frames.Path(host_address="10.0.0.1", local_address=paths, interface="eth0"),)
+        registrar.confirmed(conn, frames.Confirmed(session=SESSION, epoch=1, paths=proved), now=2.0)
+    roster = registrar.roster()
+    assert [(seat.rank, seat.address) for seat in roster] == [
+        (0, "10.0.0.1"),
+        (1, "10.0.0.3"),
+        (2, "10.0.0.2"),
+        (3, "10.0.0.4"),
+    ]
+    assert roster_digest(roster) != roster_digest(roster[:3])
+    assert len(roster_digest(roster)) == 32
