@@ -50,8 +50,7 @@ def measure(hosts: int, rounds: int) -> tuple[list[float], dict[str, list[float]
         machines = [lab.host(network) for _ in range(hosts)]
         for round_ in range(rounds):
             waiting: list[Rank[None]] = [
-                machines[rank].start(discover, f"bench {round_}", rank, hosts, steps=False)
-                for rank in range(1, hosts)
+                machines[rank].start(discover, f"bench {round_}", rank, hosts, steps=False) for rank in range(1, hosts)
             ]
             for rank in waiting:
                 rank.wait_for("waiting")
@@ -91,6 +90,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     # Ranks are forked elsewhere and find their function by the module's name, which here would be "__main__".
-    from benchmarks import last_rank
+    from benchmarks import last_rank  # noqa: PLW0406
 
     last_rank.main()

@@ -49,9 +49,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=128, help="over all ranks (default: %(default)s)")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument(
-        "--bf16", choices=("auto", "on", "off"), default="auto", help="auto: if the GPU has it"
-    )
+    parser.add_argument("--bf16", choices=("auto", "on", "off"), default="auto", help="auto: if the GPU has it")
     parser.add_argument("--snapshot", type=Path, metavar="FILE", help="save to FILE; resume if rank 0 has it")
     parser.add_argument("--snapshot-every", type=int, default=5, metavar="EPOCHS")
     return parser.parse_args()
@@ -191,9 +189,7 @@ def save_snapshot(path: Path, network: nn.Module, optimizer: Optimizer, epoch: i
     partial.replace(path)
 
 
-def load_snapshot(
-    path: Path, network: nn.Module, optimizer: Optimizer, job: mingle.Job, device: torch.device
-) -> int:
+def load_snapshot(path: Path, network: nn.Module, optimizer: Optimizer, job: mingle.Job, device: torch.device) -> int:
     """Bring every rank to the state that rank 0 has saved; return after how many epochs, 0 if none was saved.
 
     Rank 0 alone reads the file and sends it on: the machines need not share a file system, and no two ranks
@@ -213,9 +209,7 @@ def load_snapshot(
 
 
 @torch.no_grad()
-def measure_accuracy(
-    network: nn.Module, test_set: TensorDataset, job: mingle.Job, device: torch.device
-) -> float:
+def measure_accuracy(network: nn.Module, test_set: TensorDataset, job: mingle.Job, device: torch.device) -> float:
     """Return the share of test images that all ranks together got right.
 
     Each rank takes every world_size-th image: DistributedSampler would repeat some, to give all ranks equally

@@ -53,9 +53,7 @@ def main() -> int:
             # On the CPU even where there is a GPU: NCCL lets no two ranks share one.
             arguments = ["--job-id", job_id, "--device", "cpu"]
             print(f"$ {shown} python {script.name} {' '.join(arguments)}", flush=True)
-            ranks[rank] = subprocess.Popen(
-                [sys.executable, str(script), *arguments], env=inherited | settings
-            )
+            ranks[rank] = subprocess.Popen([sys.executable, str(script), *arguments], env=inherited | settings)
         return report(wait(ranks))
     except KeyboardInterrupt:
         return 130

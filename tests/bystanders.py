@@ -112,9 +112,7 @@ class Wire:
             case Dial(conn, target, port, _):
                 self._dial(address, machine, conn, target, port)
             case Write(conn, data):
-                if (end := self._ends.get((address, conn))) is not None and self.machines[end[0]].owns(
-                    end[1]
-                ):
+                if (end := self._ends.get((address, conn))) is not None and self.machines[end[0]].owns(end[1]):
                     self.machines[end[0]].received(end[1], data, self.now)
             case Hangup(conn):
                 if (end := self._ends.pop((address, conn), None)) is not None:
@@ -139,9 +137,7 @@ class Wire:
         machine.connected(conn, address, "eth0", self.now)
 
 
-def a_finder(
-    wire: Wire, job: str | None, *, secret: bytes | None = None, refresh: float | None = None
-) -> Finder:
+def a_finder(wire: Wire, job: str | None, *, secret: bytes | None = None, refresh: float | None = None) -> Finder:
     return Finder(
         job,
         member=bytes(15) + b"F",
@@ -306,9 +302,7 @@ def command_environment(port: int, **variables: str) -> dict[str, str]:
     }
 
 
-def run_command(
-    *arguments: str, port: int, expect: int = 0, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def run_command(*arguments: str, port: int, expect: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `mingle-discover` in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "mingle", *arguments],

@@ -110,9 +110,7 @@ def wait_for_link_local(interface: str) -> None:
         changes.settimeout(10)
         # Address, index, prefix length, scope, flags, name.
         while not any(
-            fields[0].startswith("fe80")
-            and fields[5] == interface
-            and not int(fields[4], 16) & _IFA_F_TENTATIVE
+            fields[0].startswith("fe80") and fields[5] == interface and not int(fields[4], 16) & _IFA_F_TENTATIVE
             for fields in map(str.split, Path("/proc/self/net/if_inet6").read_text().splitlines())
         ):
             changes.recv(65536)

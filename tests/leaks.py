@@ -58,8 +58,7 @@ class Snapshot:
             ),
             *(f"child process {pid}: {_describe_process(pid)}" for pid in now.children - self.children),
             *(
-                f"environment variable {name}: {self.environment.get(name)!r} "
-                f"became {now.environment.get(name)!r}"
+                f"environment variable {name}: {self.environment.get(name)!r} became {now.environment.get(name)!r}"
                 for name in sorted({*self.environment, *now.environment} - _EXPECTED_VARIABLES)
                 if self.environment.get(name) != now.environment.get(name)
             ),
@@ -153,9 +152,7 @@ def _describe_socket(descriptor: int) -> str:
 
 def _describe_process(pid: int) -> str:
     try:
-        command = (
-            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        )
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except (FileNotFoundError, ProcessLookupError):
         return "has ended since"
     return command or "has ended and nobody waited for it"

@@ -63,9 +63,7 @@ def test_it_answers_everybody_together_twice_a_second_at_most(announcement: Anno
 
 
 @pytest.mark.parametrize("question", [SEEK, List(member=b"L" * 16)], ids=["seek", "list"])
-def test_who_asks_by_unicast_is_answered_by_unicast(
-    announcement: Announcement, question: Seek | List
-) -> None:
+def test_who_asks_by_unicast_is_answered_by_unicast(announcement: Announcement, question: Seek | List) -> None:
     announcement.heard(question, UNICAST, START)
     assert Answer(UNICAST, announcement.offer()) in announcement.effects()
 
@@ -98,9 +96,7 @@ def test_it_says_once_that_ranks_look_for_it_and_that_somebody_else_speaks_for_t
     assert "also hosted by host h (10.0.0.8)" in texts[1]
 
 
-def call(
-    announcement: Announcement, purpose: frames.Purpose, *more: frames.AnyFrame
-) -> list[frames.AnyFrame]:
+def call(announcement: Announcement, purpose: frames.Purpose, *more: frames.AnyFrame) -> list[frames.AnyFrame]:
     """The frames it says to a caller after the handshake."""
     hello = frames.Hello(
         job="resnet",

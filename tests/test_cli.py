@@ -108,9 +108,7 @@ def test_help_loads_neither_the_network_nor_rich() -> None:
         "import sys; from mingle.cli import main; main(['--help'], standalone_mode=False); "
         "assert {'torch', 'rich', 'msgspec', 'netifaces', 'multicast_expert'}.isdisjoint(sys.modules)"
     )
-    subprocess.run(
-        [sys.executable, "-c", code], env=command_environment(1), check=True, timeout=60, stdout=-3
-    )
+    subprocess.run([sys.executable, "-c", code], env=command_environment(1), check=True, timeout=60, stdout=-3)
 
 
 def test_help_costs_little_more_than_click() -> None:
@@ -118,9 +116,7 @@ def test_help_costs_little_more_than_click() -> None:
 
     def seconds(*command: str) -> float:
         started = time.perf_counter()
-        subprocess.run(
-            [sys.executable, *command], env=command_environment(1), check=True, stdout=-3, timeout=60
-        )
+        subprocess.run([sys.executable, *command], env=command_environment(1), check=True, stdout=-3, timeout=60)
         return time.perf_counter() - started
 
     pairs = [(seconds("-c", "import click"), seconds("-m", "mingle", "--help")) for _ in range(5)]

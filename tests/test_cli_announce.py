@@ -66,9 +66,7 @@ def test_ranks_that_look_for_the_job_are_told_of_and_do_not_join() -> None:
     assert "wait for a rank 0" in line
 
 
-@pytest.mark.parametrize(
-    "address", ["", "10.0.0.1:80", "fe80::1%eth0", "-x", "a b", "x" * (MAX_ADDRESS_LENGTH + 1)]
-)
+@pytest.mark.parametrize("address", ["", "10.0.0.1:80", "fe80::1%eth0", "-x", "a b", "x" * (MAX_ADDRESS_LENGTH + 1)])
 def test_what_is_no_address_is_not_announced(address: str) -> None:
     arguments = ["announce", "job", "--master-port", "29500", f"--master-addr={address}"]
     result = CliRunner().invoke(main, arguments, env={"MINGLE_PORT": str(free_udp_port())})

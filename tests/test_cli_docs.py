@@ -21,8 +21,7 @@ EXAMPLES = re.findall(r"```console\n\$ (.*)\n((?:.*\n)*?)```", TEXT)
 def matches(expected: str, printed: str) -> bool:
     """Whether the text is the documented one; `…` stands for anything, alone on a line for any lines."""
     lines = (
-        r"(?:.*\n)*" if line == "…" else re.escape(line).replace("…", ".*?") + r"\n"
-        for line in expected.splitlines()
+        r"(?:.*\n)*" if line == "…" else re.escape(line).replace("…", ".*?") + r"\n" for line in expected.splitlines()
     )
     return re.fullmatch("".join(lines), printed) is not None
 

@@ -38,9 +38,7 @@ def port() -> int:
 
 
 def command(*arguments: str, port: int, **variables: str) -> Result:
-    return CliRunner().invoke(
-        main, arguments, env={"MINGLE_PORT": str(port), **variables}, catch_exceptions=False
-    )
+    return CliRunner().invoke(main, arguments, env={"MINGLE_PORT": str(port), **variables}, catch_exceptions=False)
 
 
 def test_nothing_there_is_status_1_and_an_empty_answer(port: int) -> None:

@@ -24,9 +24,7 @@ def run(*arguments: str, timeout: float | None = 3.0, **environ: str) -> tuple[N
     def probe(shared: Shared) -> None:
         seen.append(shared.network(timeout))
 
-    result = CliRunner().invoke(
-        probe, arguments, env={"MINGLE_INTERFACE": None, **environ}, catch_exceptions=False
-    )
+    result = CliRunner().invoke(probe, arguments, env={"MINGLE_INTERFACE": None, **environ}, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return seen[0], result
 
@@ -58,9 +56,7 @@ def test_options_come_before_variables_and_those_before_defaults(tmp_path: Path)
     assert (network.port, network.discovery_timeout, network.family, network.ttl) == (1234, 7.0, "6", 4)
     assert [str(peer) for peer in network.peers] == ["a", "b:5"]
     assert network.secret == b"from the file"
-    network, _ = run(
-        MINGLE_PORT="9", MINGLE_INTERFACE="eth7", MINGLE_SECRET="s", MINGLE_PEERS="c", MINGLE_TTL="2"
-    )
+    network, _ = run(MINGLE_PORT="9", MINGLE_INTERFACE="eth7", MINGLE_SECRET="s", MINGLE_PEERS="c", MINGLE_TTL="2")
     assert (network.port, network.interfaces, network.secret, network.ttl) == (9, ("eth7",), b"s", 2)
     assert [str(peer) for peer in network.peers] == ["c"]
     network, _ = run()

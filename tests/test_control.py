@@ -51,9 +51,7 @@ def new_host(
     addresses: tuple[str, ...] = ADDRESSES,
     key: JobKey | None = None,
 ) -> HostConversation:
-    return HostConversation(
-        job=job, attempt=attempt, session=session, addresses=addresses, port=PORT, key=key
-    )
+    return HostConversation(job=job, attempt=attempt, session=session, addresses=addresses, port=PORT, key=key)
 
 
 @dataclass
@@ -405,9 +403,7 @@ def _told(tampered: int, byte: int, mask: int) -> list[AnyFrame] | str:
 
 
 SAID: list[AnyFrame] = [line.frame for line in STORIES["join"].lines[:2]]
-LENGTHS = [
-    len(golden.data(f"join signed/{name}")) for name in ("hello", "welcome", "prove", "join", "joined")
-]
+LENGTHS = [len(golden.data(f"join signed/{name}")) for name in ("hello", "welcome", "prove", "join", "joined")]
 
 
 def test_short_conversation_without_tampering() -> None:

@@ -106,9 +106,7 @@ def test_the_first_commands_print_what_the_readme_says() -> None:
         named(README, "start"),
         next(each for each in blocks(README) if each.language == "python"),
     )
-    commands = re.findall(
-        r"^\$ ((?:[A-Z_]+=\S+ )+)python train\.py.*\n((?:[^$].*\n)*)", console.text, re.MULTILINE
-    )
+    commands = re.findall(r"^\$ ((?:[A-Z_]+=\S+ )+)python train\.py.*\n((?:[^$].*\n)*)", console.text, re.MULTILINE)
     places = [dict(item.split("=", 1) for item in assignments.split()) for assignments, _ in commands]
     assert len(places) == console.text.count("$") == 2
     results = run_ranks({"start": [Rank(place, script.text) for place in places]})["start"]
@@ -148,9 +146,7 @@ def check_quote(block: Block, printed: str) -> None:
         if comparable(block.text) != comparable(printed):
             rewrite(block, printed)
         return
-    assert comparable(block.text) == comparable(printed), (
-        f"{block} is not what is printed: see this file's head"
-    )
+    assert comparable(block.text) == comparable(printed), f"{block} is not what is printed: see this file's head"
 
 
 def at(rank: int, world_size: int, code: str = Rank.code, **more: str) -> Rank:
@@ -175,9 +171,7 @@ MESSAGES: dict[str, tuple[str, list[Rank]]] = {
 
 @pytest.mark.slow
 def test_messages_are_those_that_ranks_see() -> None:
-    quoted = {
-        block.name for path in OURS for block in blocks(path) if block.language == "text" and block.name
-    }
+    quoted = {block.name for path in OURS for block in blocks(path) if block.language == "text" and block.name}
     assert quoted == set(MESSAGES)
     results = run_ranks({name: ranks for name, (_, ranks) in MESSAGES.items()})
     for name, (sign, _) in MESSAGES.items():
@@ -200,9 +194,7 @@ def _message(output: str) -> str:
 
 @pytest.mark.slow
 def test_the_demo_prints_what_the_readme_says() -> None:
-    pytest.importorskip(
-        "sklearn", reason="the demo trains on scikit-learn's digits: pip install '.[examples]'"
-    )
+    pytest.importorskip("sklearn", reason="the demo trains on scikit-learn's digits: pip install '.[examples]'")
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "demo.py")],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
@@ -253,9 +245,7 @@ def test_the_progress_line_is_that_of_the_source() -> None:
 def test_the_covered_names_are_the_public_ones() -> None:
     text = read(COMPATIBILITY)
     covered = set(re.findall(r"`(\w+)`", text))
-    attributes = {
-        f.name for part in (mingle.Job, mingle.Member) for f in fields(part) if not f.name.startswith("_")
-    }
+    attributes = {f.name for part in (mingle.Job, mingle.Member) for f in fields(part) if not f.name.startswith("_")}
     assert covered >= set(mingle.__all__) | attributes | {
         "members",
         "close",
@@ -324,9 +314,7 @@ def real_imports() -> dict[str, set[str]]:
     needs: dict[str, set[str]] = {}
     for name, path in MODULES.items():
         if name != "mingle":
-            needs.setdefault(part(name), set()).update(
-                part(each) for each in imports(name, path) if each != "mingle"
-            )
+            needs.setdefault(part(name), set()).update(part(each) for each in imports(name, path) if each != "mingle")
     return {name: others - {name} for name, others in needs.items()}
 
 

@@ -7,11 +7,13 @@ import random
 from typing import Any
 
 from mingle import frames
+from mingle.candidacy import STAND_SECONDS
 from mingle.datagrams import Offer
 from mingle.electing import Elector
+from mingle.errors import DiscoveryTimeoutError
 from mingle.hosting import Host
 from mingle.joining import Joiner
-from mingle.machine import Address, Dial, Effect, Hangup, Identity, Multicast, Source
+from mingle.machine import Address, Dial, Effect, Hangup, Identity, Multicast, NetworkFacts, Source
 
 JOB, LOW, HIGH = "job", bytes(16), b"\xff" * 16
 HERE = Source(interface="eth0", address="10.0.0.9")
@@ -105,3 +107,53 @@ def test_it_ends_at_its_deadline_and_leaves_quietly() -> None:
     assert machine.expired(2.0)
     machine.leave("interrupted")
     assert not isinstance(machine.acting, Host)
+
+
+def test_its_own_offers_mean_nothing_to_it() -> None:
+    machine = elector(HIGH)
+    machine.heard(offer(HIGH), HERE, 0.01)
+    run(machine, 1.0)
+    machine.heard(offer(HIGH), HERE, 1.5)
+    assert not any(isinstance(effect, Dial) for effect in machine.effects())
+
+
+def test_a_host_that_was_given_its_rank_is_followed_whatever_its_id() -> None:
+    machine = elector(LOW)
+    run(machine, 1.0)
+    machine.heard(offer(HIGH, assigned=False), HERE, 1.5)
+    assert machine.stage().startswith("making way")
+
+
+def test_while_it_makes_way_it_takes_and_decides_nothing() -> None:
+    machine = elector(HIGH)
+    run(machine, 1.0)
+    machine.heard(offer(LOW), HERE, 1.5)
+    assert offers(run(machine, 2.4)) == []
+    assert machine.calling() is None
+    assert machine.host is not None
+    assert machine.host.registrar.held
+
+
+def test_a_winner_that_is_not_reached_does_not_beat_it_for_a_while() -> None:
+    machine = elector(HIGH)
+    run(machine, 1.0)
+    machine.heard(offer(LOW), HERE, 1.5)
+    (call,) = [effect for effect in machine.effects() if isinstance(effect, Dial)]
+    machine.closed(call.conn, "Connection refused", 1.6)
+    assert isinstance(machine.acting, Host)
+    assert not machine.acting.registrar.held
+    machine.heard(offer(LOW), HERE, 1.7)
+    assert isinstance(machine.acting, Host), "it stands"
+    machine.heard(offer(LOW), HERE, 1.7 + STAND_SECONDS)
+    assert isinstance(machine.acting, Joiner), "it tries again"
+
+
+def test_the_error_of_its_session_stays_when_that_is_gone() -> None:
+    machine = elector(timeout=5.0)
+    run(machine, 4.9)
+    machine.give_up(NetworkFacts())
+    failure = machine.failure
+    assert isinstance(failure, DiscoveryTimeoutError)
+    assert "within 5 s" in str(failure)
+    machine.leave("failed")
+    assert machine.failure is failure

@@ -40,9 +40,7 @@ def test_builtin_bases(error_type: type[MingleError], builtin: type[Exception]) 
 
 
 def test_explain_puts_the_three_parts_below_each_other() -> None:
-    error = ConflictError.explain(
-        "rank 2 is held twice", cause="two nodes, one rank", remedy="unset RANK\nor end it"
-    )
+    error = ConflictError.explain("rank 2 is held twice", cause="two nodes, one rank", remedy="unset RANK\nor end it")
     assert type(error) is ConflictError
     assert str(error) == (
         "rank 2 is held twice\n  likely cause: two nodes, one rank\n  way out: unset RANK\n    or end it"
@@ -65,9 +63,7 @@ def test_plain_message() -> None:
 
 
 @pytest.mark.parametrize("error_type", ALL)
-@pytest.mark.parametrize(
-    "duplicate", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))]
-)
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))])
 def test_parts_survive_pickling_and_copying(error_type: type[MingleError], duplicate) -> None:
     error = error_type.explain("seen", cause="why", remedy="how")
     twin = duplicate(error)

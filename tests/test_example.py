@@ -14,9 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-pytest.importorskip(
-    "sklearn", reason="the example trains on scikit-learn's digits: pip install '.[examples]'"
-)
+pytest.importorskip("sklearn", reason="the example trains on scikit-learn's digits: pip install '.[examples]'")
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "examples" / "ddp_train.py"
@@ -53,9 +51,7 @@ def run_ranks(world_size: int, *arguments: str) -> str:
         for rank in reversed(range(world_size)):
             place = environment(RANK=str(rank), WORLD_SIZE=str(world_size))
             ranks.append(
-                subprocess.Popen(
-                    command, env=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-                )
+                subprocess.Popen(command, env=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             )
         outputs = [rank.communicate(timeout=DEADLINE)[0] for rank in ranks]
     finally:

@@ -45,9 +45,7 @@ def link(fd: int) -> str:
 def test_a_registered_socket_is_closed_in_the_child_and_open_in_the_parent() -> None:
     with forksafe.register(socket.socket()) as kept, socket.socket() as other:
         fd, other_fd = kept.fileno(), other.fileno()
-        assert (
-            in_child(lambda: f"{link(fd)} {kept.fileno()} {link(other_fd)}") == f"closed -1 {link(other_fd)}"
-        )
+        assert in_child(lambda: f"{link(fd)} {kept.fileno()} {link(other_fd)}") == f"closed -1 {link(other_fd)}"
         assert link(fd).startswith("socket:")
 
 

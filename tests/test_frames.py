@@ -63,9 +63,7 @@ LETTERS = pytest.mark.parametrize("letter", ["x", "Ж", "作", "😀"])
 
 
 def who(letter: str) -> frames.Who:
-    return frames.Who(
-        hostname=clip(letter * 64), pid=2**32 - 1, address=clip(letter * 64), rank=MAX_WORLD_SIZE - 1
-    )
+    return frames.Who(hostname=clip(letter * 64), pid=2**32 - 1, address=clip(letter * 64), rank=MAX_WORLD_SIZE - 1)
 
 
 @LETTERS
@@ -179,9 +177,7 @@ SEALED = next(line.frame for line in STORIES["join"].lines if isinstance(line.fr
             id="no address",
         ),
         pytest.param(frames.Roster(first=0, total=1, seats=()), {"seats": [{}] * 257}, id="too many seats"),
-        pytest.param(
-            frames.Status(joined=0, world_size=1), {"missing": list(range(4097))}, id="too many ranks"
-        ),
+        pytest.param(frames.Status(joined=0, world_size=1), {"missing": list(range(4097))}, id="too many ranks"),
     ],
 )
 def test_frame_with_a_wrong_field_is_malformed(frame: AnyFrame, wrong: dict[str, Any]) -> None:
@@ -200,9 +196,7 @@ def test_frame_with_a_wrong_field_is_malformed(frame: AnyFrame, wrong: dict[str,
             "rank 3 on host node-3 (192.0.2.3), pid 7",
             id="all known",
         ),
-        pytest.param(
-            frames.Who(hostname="node-0", pid=7, rank=0), "rank 0 on host node-0, pid 7", id="rank 0"
-        ),
+        pytest.param(frames.Who(hostname="node-0", pid=7, rank=0), "rank 0 on host node-0, pid 7", id="rank 0"),
     ],
 )
 def test_a_process_is_named_as_errors_name_it(named: frames.Who, text: str) -> None:

@@ -66,10 +66,7 @@ WHOLE_ROWS = {"torchrun": TORCHRUN_TASK, "Open MPI": OPEN_MPI_TASK, "Slurm": SRU
 
 def test_nothing_is_detected_where_no_launcher_is() -> None:
     assert detect({}) is None
-    assert (
-        detect({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
-        is None
-    )
+    assert detect({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}) is None
 
 
 def test_a_job_id_alone_is_no_launcher() -> None:
@@ -219,9 +216,7 @@ def test_contradictions(environ: dict[str, str], change: dict[str, str], problem
     assert problem in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "counts"), [("4", [4]), ("2(x3),1", [2, 2, 2, 1]), ("1,2", [1, 2]), ("3(x1)", [3])]
-)
+@pytest.mark.parametrize(("text", "counts"), [("4", [4]), ("2(x3),1", [2, 2, 2, 1]), ("1,2", [1, 2]), ("3(x1)", [3])])
 def test_expand_counts(text: str, counts: list[int]) -> None:
     assert list(expand_counts(text)) == counts
 

@@ -62,9 +62,7 @@ def test_a_child_process_is_shown_with_its_command() -> None:
         pytest.raises(LeakError, match=r"child process \d+: .*import sys; sys\.stdin\.read"),
         leak_check(grace=0.05),
     ):
-        child = subprocess.Popen(
-            [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
-        )
+        child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     child.communicate()
 
 

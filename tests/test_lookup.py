@@ -44,9 +44,7 @@ def test_ranks_that_only_seek_are_seen(network: Network) -> None:
         finder, _ = look_round(dataclasses.replace(network, discovery_timeout=1.0))
         (seeker,) = finder.seekers.values()
         assert (seeker.seek.job, seeker.seek.rank) == ("no host", 1)
-        with pytest.raises(
-            DiscoveryTimeoutError, match=r"looking for it: rank 1[\s\S]*rank 0 was not started"
-        ):
+        with pytest.raises(DiscoveryTimeoutError, match=r"looking for it: rank 1[\s\S]*rank 0 was not started"):
             find("no host", dataclasses.replace(network, discovery_timeout=2.0))
 
 

@@ -66,7 +66,7 @@ class Noting(Loop):
         self._machine = self.notes = Notes()
         super().__init__(network, "a job", None, stack)
 
-    def _decode(self, untrusted: bytes, source: Source) -> Datagram | None:
+    def _decode(self, untrusted: bytes) -> Datagram | None:
         return datagrams.decode(untrusted)
 
     def _ended(self, conn: int, reason: str, now: float) -> None:

@@ -51,9 +51,7 @@ def test_the_two_namespaces_are_not_mixed_up() -> None:
 
 
 def test_without_anything_but_a_name() -> None:
-    key = node.describe(
-        boot_id=None, network_namespace=None, pid_namespace=None, hostname="alpha", machine_id=None
-    )
+    key = node.describe(boot_id=None, network_namespace=None, pid_namespace=None, hostname="alpha", machine_id=None)
     assert key == "host:alpha"
 
 
@@ -103,8 +101,6 @@ class TestOnLinux:
             f"/net:{Path('/proc/self/ns/net').stat().st_ino}/pid:{Path('/proc/self/ns/pid').stat().st_ino}"
         )
 
-    @pytest.mark.skipif(
-        not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to make a namespace"
-    )
+    @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to make a namespace")
     def test_another_network_namespace_is_another_node(self) -> None:
         assert identity_in_a_new_process(own_network=True) != node.identity()

@@ -61,21 +61,13 @@ SRUN_TASK_OF_ONE = {
         pytest.param({**SRUN_TASK, "RANK": "x"}, {}, (3, 4), id="plain is not even read after a launcher"),
         pytest.param(SRUN_TASK, {"rank": 3, "world_size": 4}, (3, 4), id="arguments agree with the launcher"),
         pytest.param({**SRUN_TASK, "MINGLE_RANK": "0"}, {}, (0, 4), id="MINGLE_RANK overrules a launcher"),
-        pytest.param(
-            {**SRUN_TASK, "MINGLE_WORLD_SIZE": "8"}, {}, (3, 8), id="MINGLE_WORLD_SIZE overrules a launcher"
-        ),
-        pytest.param(
-            {**SRUN_TASK, "MINGLE_RANK": "0"}, {"rank": 0}, (0, 4), id="argument agrees with what overrules"
-        ),
+        pytest.param({**SRUN_TASK, "MINGLE_WORLD_SIZE": "8"}, {}, (3, 8), id="MINGLE_WORLD_SIZE overrules a launcher"),
+        pytest.param({**SRUN_TASK, "MINGLE_RANK": "0"}, {"rank": 0}, (0, 4), id="argument agrees with what overrules"),
         pytest.param({}, {"world_size": 4}, (None, 4), id="assigned: argument"),
         pytest.param({"MINGLE_WORLD_SIZE": "4"}, {}, (None, 4), id="assigned: MINGLE_WORLD_SIZE"),
         pytest.param({"WORLD_SIZE": "4"}, {}, (None, 4), id="assigned: WORLD_SIZE"),
-        pytest.param(
-            {"SLURM_JOB_ID": "7"}, {"world_size": 4}, (None, 4), id="assigned: a job id is no launcher"
-        ),
-        pytest.param(
-            {"RANK": "", "MINGLE_RANK": " ", "WORLD_SIZE": "4"}, {}, (None, 4), id="empty counts as unset"
-        ),
+        pytest.param({"SLURM_JOB_ID": "7"}, {"world_size": 4}, (None, 4), id="assigned: a job id is no launcher"),
+        pytest.param({"RANK": "", "MINGLE_RANK": " ", "WORLD_SIZE": "4"}, {}, (None, 4), id="empty counts as unset"),
         pytest.param(SBATCH_BODY, {"rank": 1, "world_size": 2}, (1, 2), id="sbatch body: arguments"),
         pytest.param(
             {**SBATCH_BODY, "MINGLE_RANK": "1", "MINGLE_WORLD_SIZE": "2"},
@@ -83,9 +75,7 @@ SRUN_TASK_OF_ONE = {
             (1, 2),
             id="sbatch body: MINGLE_*",
         ),
-        pytest.param(
-            {**SBATCH_BODY, "RANK": "1", "WORLD_SIZE": "2"}, {}, (1, 2), id="sbatch body: plain pair"
-        ),
+        pytest.param({**SBATCH_BODY, "RANK": "1", "WORLD_SIZE": "2"}, {}, (1, 2), id="sbatch body: plain pair"),
         pytest.param(TORCHRUN_TASK, {}, (5, 8), id="torchrun"),
         pytest.param(TORCHRUN_TASK, {"rank": 5, "world_size": 8}, (5, 8), id="torchrun, arguments agree"),
         pytest.param({**TORCHRUN_TASK, "MINGLE_WORLD_SIZE": "8"}, {}, (5, 8), id="torchrun, MINGLE_* agrees"),
@@ -99,9 +89,7 @@ SRUN_TASK_OF_ONE = {
         ),
     ],
 )
-def test_who_counts(
-    environ: dict[str, str], arguments: dict[str, int], expected: tuple[int | None, int]
-) -> None:
+def test_who_counts(environ: dict[str, str], arguments: dict[str, int], expected: tuple[int | None, int]) -> None:
     placement = place(environ, **arguments)
     assert (placement.rank, placement.world_size) == expected
 
@@ -109,28 +97,20 @@ def test_who_counts(
 @pytest.mark.parametrize(
     ("environ", "arguments", "named"),
     [
-        pytest.param(
-            {"MINGLE_RANK": "2"}, {"rank": 1, "world_size": 4}, ["rank=1", "MINGLE_RANK='2'"], id="rank"
-        ),
+        pytest.param({"MINGLE_RANK": "2"}, {"rank": 1, "world_size": 4}, ["rank=1", "MINGLE_RANK='2'"], id="rank"),
         pytest.param({"WORLD_SIZE": "2"}, {"world_size": 4}, ["world_size=4", "WORLD_SIZE='2'"], id="size"),
         pytest.param({"RANK": "0", "WORLD_SIZE": "4"}, {"rank": 1}, ["rank=1", "RANK='0'"], id="plain rank"),
         pytest.param(SRUN_TASK, {"rank": 1}, ["rank=1", "SLURM_PROCID=3"], id="launcher's rank"),
-        pytest.param(
-            SRUN_TASK, {"world_size": 8}, ["world_size=8", "SLURM_STEP_NUM_TASKS=4"], id="launcher's size"
-        ),
+        pytest.param(SRUN_TASK, {"world_size": 8}, ["world_size=8", "SLURM_STEP_NUM_TASKS=4"], id="launcher's size"),
         pytest.param(TORCHRUN_TASK, {"rank": 1}, ["rank=1", "torchrun's RANK=5"], id="torchrun's rank"),
-        pytest.param(
-            TORCHRUN_TASK, {"world_size": 4}, ["world_size=4", "WORLD_SIZE=8"], id="torchrun's size"
-        ),
+        pytest.param(TORCHRUN_TASK, {"world_size": 4}, ["world_size=4", "WORLD_SIZE=8"], id="torchrun's size"),
         pytest.param(
             {**TORCHRUN_TASK, "MINGLE_RANK": "1"},
             {},
             ["MINGLE_RANK='1'", "torchrun's RANK=5"],
             id="torchrun's own",
         ),
-        pytest.param(
-            {"RANK": "7"}, {"world_size": 4}, ["RANK='7'", "world_size=4"], id="rank beyond the size"
-        ),
+        pytest.param({"RANK": "7"}, {"world_size": 4}, ["RANK='7'", "world_size=4"], id="rank beyond the size"),
         pytest.param({}, {"rank": 4, "world_size": 4}, ["rank=4", "world_size=4"], id="rank counted from 1"),
         pytest.param({"RANK": "x", "WORLD_SIZE": "4"}, {}, ["RANK='x'"], id="no number"),
         pytest.param({"RANK": "-1", "WORLD_SIZE": "4"}, {}, ["RANK='-1'", "negative"], id="negative"),
@@ -159,12 +139,8 @@ def test_what_is_refused(environ: dict[str, str], arguments: dict[str, int], nam
     ("environ", "arguments", "named"),
     [
         pytest.param(SBATCH_BODY, {}, "srun", id="sbatch body"),
-        pytest.param(
-            SBATCH_BODY, {"world_size": 4}, "srun", id="sbatch body: a size does not make ranks assigned"
-        ),
-        pytest.param(
-            {**SBATCH_BODY, "MINGLE_WORLD_SIZE": "4"}, {}, "srun", id="sbatch body: MINGLE_WORLD_SIZE"
-        ),
+        pytest.param(SBATCH_BODY, {"world_size": 4}, "srun", id="sbatch body: a size does not make ranks assigned"),
+        pytest.param({**SBATCH_BODY, "MINGLE_WORLD_SIZE": "4"}, {}, "srun", id="sbatch body: MINGLE_WORLD_SIZE"),
         pytest.param({**SBATCH_BODY, "WORLD_SIZE": "4"}, {}, "srun", id="sbatch body: WORLD_SIZE"),
         pytest.param({**SBATCH_BODY, "RANK": "1"}, {}, "srun", id="sbatch body: half of a pair"),
         pytest.param({"SLURM_NTASKS": "4"}, {}, "srun", id="salloc shell"),
@@ -174,9 +150,7 @@ def test_what_is_refused(environ: dict[str, str], arguments: dict[str, int], nam
             "MASTER_PORT",
             id="partial torchrun, even with arguments",
         ),
-        pytest.param(
-            {**SRUN_TASK_OF_ONE, "WORLD_SIZE": "4"}, {}, "WORLD_SIZE='4'", id="alone against WORLD_SIZE"
-        ),
+        pytest.param({**SRUN_TASK_OF_ONE, "WORLD_SIZE": "4"}, {}, "WORLD_SIZE='4'", id="alone against WORLD_SIZE"),
         pytest.param(
             {**SRUN_TASK_OF_ONE, "RANK": "2", "WORLD_SIZE": "4"},
             {},
@@ -214,9 +188,7 @@ LOCAL = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "NODE_RANK": "1"}
     ("environ", "arguments", "expected"),
     [
         pytest.param({**PLAIN, **LOCAL}, {}, (1, 4, 1), id="all three"),
-        pytest.param(
-            {**PLAIN, "GROUP_RANK": "1"}, {}, (None, None, 1), id="torchrun's name of the node rank"
-        ),
+        pytest.param({**PLAIN, "GROUP_RANK": "1"}, {}, (None, None, 1), id="torchrun's name of the node rank"),
         pytest.param({**PLAIN, "NODE_RANK": "1", "GROUP_RANK": "1"}, {}, (None, None, 1), id="both names"),
         pytest.param({**PLAIN, **LOCAL, "LOCAL_RANK": ""}, {}, (None, 4, 1), id="empty counts as unset"),
         pytest.param(LOCAL, {"rank": 5, "world_size": 8}, (1, 4, 1), id="with arguments"),

@@ -27,9 +27,7 @@ MINUTE = 60.0
 LAN_DELAY_SECONDS = 0.0002
 
 
-def seeks(
-    count: int, *, hearing: bool, delay: float = LAN_DELAY_SECONDS, until: float = MINUTE
-) -> list[float]:
+def seeks(count: int, *, hearing: bool, delay: float = LAN_DELAY_SECONDS, until: float = MINUTE) -> list[float]:
     """Lets so many seekers start together and returns when somebody asked."""
     rng = random.Random(count)
     seekers = [Seeker(count, 0.0, rng) for _ in range(count)]
@@ -73,9 +71,7 @@ def test_one_seeker_asks_often_at_first_and_then_every_second() -> None:
     gaps = [later - earlier for earlier, later in itertools.pairwise(asked)]
     assert asked[0] <= FIRST_SEEK_SECONDS_PER_RANK
     assert 0.75 * SEEK_INTERVAL_SECONDS <= gaps[0] <= 1.25 * SEEK_INTERVAL_SECONDS
-    assert all(
-        0.75 * SEEK_INTERVAL_MAX_SECONDS <= gap <= 1.25 * SEEK_INTERVAL_MAX_SECONDS for gap in gaps[8:]
-    )
+    assert all(0.75 * SEEK_INTERVAL_MAX_SECONDS <= gap <= 1.25 * SEEK_INTERVAL_MAX_SECONDS for gap in gaps[8:])
     assert len([at for at in asked if at < 1]) in range(5, 9)
     assert len(asked) in range(56, 80)
 

@@ -106,8 +106,7 @@ def test_datagram_mac_by_the_document(name: str) -> None:
 
 def test_handshake_and_frame_macs_by_the_document() -> None:
     hello, welcome, prove, join, joined, ping, pong = (
-        golden.data(f"join signed/{name}")
-        for name in ("hello", "welcome", "prove", "join", "joined", "ping", "pong")
+        golden.data(f"join signed/{name}") for name in ("hello", "welcome", "prove", "join", "joined", "ping", "pong")
     )
     parts = [hello[:8], hello[12:], welcome[:8], HOST_NONCE, SESSION, str(PORT).encode()]
     parts += [address.encode() for address in ADDRESSES]
@@ -163,9 +162,7 @@ def test_all_frames_and_their_fields_are_described() -> None:
     for tag, kind in kinds.items():
         speaker = {"Member to host": "member", "Host to": "host", "Either side": "either"}
         assert kind.__doc__
-        assert [described[tag][1]] == [
-            who for start, who in speaker.items() if kind.__doc__.startswith(start)
-        ]
+        assert [described[tag][1]] == [who for start, who in speaker.items() if kind.__doc__.startswith(start)]
         named = set(quoted(described[tag][2]))
         assert set(fields_of(kind)) <= named, tag
 
@@ -184,9 +181,7 @@ def test_all_purposes_kinds_and_states_are_described() -> None:
 
 def test_all_refusals_are_described() -> None:
     table = section("Frame types").partition("A REFUSED's reason")[2]
-    assert {name for cells in rows(table) for name in quoted(cells[0])} == set(
-        typing.get_args(frames.RefusalReason)
-    )
+    assert {name for cells in rows(table) for name in quoted(cells[0])} == set(typing.get_args(frames.RefusalReason))
 
 
 def test_all_rejections_are_described() -> None:
@@ -198,9 +193,7 @@ def test_all_rejections_are_described() -> None:
 
 # --- constants ----------------------------------------------------------------------------------------------
 
-CONSTANTS = {
-    quoted(cells[0])[0]: cells[1] for cells in rows(section("Timers and limits")) if quoted(cells[0])
-}
+CONSTANTS = {quoted(cells[0])[0]: cells[1] for cells in rows(section("Timers and limits")) if quoted(cells[0])}
 
 
 @pytest.mark.parametrize("name", CONSTANTS)

@@ -144,9 +144,7 @@ def _check_nodes(nodes: list[str], places: list[Place]) -> None:
         ),
     ],
 )
-def test_local_ranks_are_the_launchers_only_where_they_fit(
-    applicants: list[Applicant], expected: list[int]
-) -> None:
+def test_local_ranks_are_the_launchers_only_where_they_fit(applicants: list[Applicant], expected: list[int]) -> None:
     assert [at.local_rank for at in place(applicants)] == expected
 
 
@@ -161,9 +159,7 @@ def test_local_ranks_are_the_launchers_only_where_they_fit(
         pytest.param((None, None, None), [0, 0, 1], id="nothing said"),
     ],
 )
-def test_node_ranks_are_the_launchers_only_where_they_fit(
-    told: tuple[int | None, ...], expected: list[int]
-) -> None:
+def test_node_ranks_are_the_launchers_only_where_they_fit(told: tuple[int | None, ...], expected: list[int]) -> None:
     applicants = [
         Applicant(node=node, rank=rank, node_rank=node_rank)
         for rank, (node, node_rank) in enumerate(zip("aab", told, strict=True))

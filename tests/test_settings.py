@@ -96,20 +96,14 @@ def test_every_variable() -> None:
 
 
 def test_the_table_of_variables_is_complete() -> None:
-    source = (
-        Path(settings.__file__).read_text() + Path(settings.__file__).with_name("placement.py").read_text()
-    )
+    source = Path(settings.__file__).read_text() + Path(settings.__file__).with_name("placement.py").read_text()
     assert settings.VARIABLES.keys() == set(re.findall(r'"(MINGLE_[A-Z_]+)"', source))
     assert settings.VARIABLES.keys() == {*BY_VARIABLE, "MINGLE_SECRET_FILE"}
 
 
 def test_arguments_come_before_variables() -> None:
     found = resolve(
-        {
-            name: value
-            for name, value in BY_VARIABLE.items()
-            if name not in {"MINGLE_RANK", "MINGLE_WORLD_SIZE"}
-        },
+        {name: value for name, value in BY_VARIABLE.items() if name not in {"MINGLE_RANK", "MINGLE_WORLD_SIZE"}},
         job_id="k",
         rank=0,
         world_size=3,
@@ -143,9 +137,7 @@ def test_arguments_come_before_variables() -> None:
 
 def test_blank_variables_do_not_count() -> None:
     may_be_blank = settings.VARIABLES.keys() - {"MINGLE_JOB_ID", "MINGLE_SECRET", "MINGLE_SECRET_FILE"}
-    assert resolve(dict.fromkeys(may_be_blank, " "), job_id="j", world_size=2) == resolve(
-        {}, job_id="j", world_size=2
-    )
+    assert resolve(dict.fromkeys(may_be_blank, " "), job_id="j", world_size=2) == resolve({}, job_id="j", world_size=2)
 
 
 @pytest.mark.parametrize(
@@ -281,9 +273,7 @@ def test_no_peers_as_an_argument_leave_the_variables() -> None:
     assert resolve_network({"MINGLE_PEERS": "a"}, peers=()).peers == (Peer("a"),)
 
 
-@pytest.mark.parametrize(
-    ("family", "expected"), [("auto", "auto"), ("4", "4"), ("6", "6"), (4, "4"), (6, "6")]
-)
+@pytest.mark.parametrize(("family", "expected"), [("auto", "auto"), ("4", "4"), ("6", "6"), (4, "4"), (6, "6")])
 def test_family(family: str | int, expected: str) -> None:
     assert resolve_network({}, family=family).family == expected
 
@@ -332,9 +322,7 @@ def test_torchruns_port_is_checked(port: str) -> None:
 
 
 def test_a_foreign_address_alone_does_not_pass_through() -> None:
-    found = resolve(
-        {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}, job_id="j"
-    )
+    found = resolve({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}, job_id="j")
     assert (found.pass_through, found.master_addr, found.master_port) == (False, None, None)
 
 

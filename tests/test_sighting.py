@@ -93,8 +93,7 @@ def test_the_proved_ranks_count_more_than_the_announced_number() -> None:
 
 def test_a_rank_that_is_seated_is_no_seeker() -> None:
     seekers = [
-        Seeking(Seek(job="j", member=bytes([rank]) * 16, world_size=4, rank=rank), "10.0.0.3", False)
-        for rank in (1, 2)
+        Seeking(Seek(job="j", member=bytes([rank]) * 16, world_size=4, rank=rank), "10.0.0.3", False) for rank in (1, 2)
     ]
     left = ranks_seeking(seekers, [sighting(running(joined=(0, 1)))])
     assert [each.seek.rank for each in left] == [2]

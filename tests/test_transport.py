@@ -234,9 +234,7 @@ def test_nothing_to_open(port: int, interfaces: list[Interface]) -> None:
 
 @pytest.mark.skipif(not IS_LINUX, reason="descriptors are counted in /proc")
 @pytest.mark.parametrize("failing", ["open_sender", "open_receiver", "open_unicast", "_prepare"])
-def test_nothing_leaks_when_the_system_refuses(
-    port: int, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
+def test_nothing_leaks_when_the_system_refuses(port: int, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     def refuse(*_: object) -> None:
         raise KeyboardInterrupt
 

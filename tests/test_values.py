@@ -223,9 +223,7 @@ def test_read_secret_file_refuses_content(tmp_path: Path, content: bytes) -> Non
 
 
 @pytest.mark.parametrize("path", ["missing", ".", "a\x00b", ""])
-def test_read_secret_file_that_is_unreadable(
-    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_secret_file_that_is_unreadable(tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match="can't be read"):
         values.read_secret_file(path, "F")

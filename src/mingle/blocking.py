@@ -46,9 +46,7 @@ class Blocking:
 
     def possible(self, candidate: Session | None) -> bool:
         """Whether it does, or may, since a sealed session is just being asked."""
-        return self.known(candidate) or any(
-            each.races_to("probe") and not each.counted_dead for each in self.sessions
-        )
+        return self.known(candidate) or any(each.races_to("probe") and not each.counted_dead for each in self.sessions)
 
     # --- what happens ----------------------------------------------------------------------------------------------
 

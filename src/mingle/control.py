@@ -181,9 +181,7 @@ class HostConversation(Conversation):
             self.send(Refused(reason="session", detail="another session is hosted here"))
             raise HandshakeFailed("session", "the caller looks for another session")
         self.hello = frame
-        welcome = Welcome(
-            session=self._session, nonce=new_nonce(), addresses=self._addresses, port=self._port
-        )
+        welcome = Welcome(session=self._session, nonce=new_nonce(), addresses=self._addresses, port=self._port)
         self._transcript = _transcript(self._reader.preface, self._reader.body, framing.PREFACE, welcome)
         if self._key is not None:
             proof = self._key.mac(b"host proof", self._transcript)

@@ -22,7 +22,7 @@ from mingle.errors import MingleError
 from mingle.hosting import Host
 from mingle.joining import Joiner
 from mingle.loop import Loop, own_addresses
-from mingle.machine import CloseStore, Effect, Formation, Identity, OpenStore, ProveStore, Source
+from mingle.machine import CloseStore, Effect, Formation, Identity, OpenStore, ProveStore
 from mingle.progress import Progress
 from mingle.settings import Settings
 
@@ -159,7 +159,7 @@ class Discovery(Loop):
             # Nobody waits for this thread: without a word its death would be a riddle.
             logger.exception("job %s: the thread that serves the other ranks has failed", self.settings.job_id)
 
-    def _more_timers(self, now: float) -> Iterable[float | None]:
+    def _more_timers(self) -> Iterable[float | None]:
         if self._thread is None:
             return (self._progress.next_timer(),)
         return (self._watch_due if self.watch is not None else None,)
@@ -177,7 +177,7 @@ class Discovery(Loop):
 
     # --- what comes in and goes out --------------------------------------------------------------------------------
 
-    def _decode(self, untrusted: bytes, source: Source) -> datagrams.Datagram | None:
+    def _decode(self, untrusted: bytes) -> datagrams.Datagram | None:
         try:
             return datagrams.decode(untrusted, self._key)
         except datagrams.Rejected as rejected:

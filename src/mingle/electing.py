@@ -68,7 +68,7 @@ class Elector:
         rng: random.Random,
         now: float,
         advertised: tuple[str, ...] = (),
-        new_session: Callable[[], bytes] = functools.partial(secrets.token_bytes, 16),
+        new_session: Callable[[], bytes] | None = None,
     ) -> None:
         self.identity = identity
         self.port = port
@@ -84,7 +84,7 @@ class Elector:
             rng=rng,
             advertised=advertised,
         )
-        self._new_session = new_session
+        self._new_session = new_session or functools.partial(secrets.token_bytes, 16)
         self._timeout = timeout
         self._deadline = now + timeout
         self._failure: MingleError | None = None

@@ -34,9 +34,7 @@ class Environment:
         with self._lock:
             return self._visible()
 
-    def export(
-        self, values: Mapping[str, str], *, keep_if_set: frozenset[str] = SOCKET_INTERFACES
-    ) -> list[str]:
+    def export(self, values: Mapping[str, str], *, keep_if_set: frozenset[str] = SOCKET_INTERFACES) -> list[str]:
         """Writes the values, in the place of all that an earlier export wrote.
 
         Args:
@@ -49,11 +47,7 @@ class Environment:
         """
         with self._lock:
             before = self._visible()
-            wanted = {
-                name: value
-                for name, value in values.items()
-                if name not in keep_if_set or not before.get(name)
-            }
+            wanted = {name: value for name, value in values.items() if name not in keep_if_set or not before.get(name)}
             for name in [name for name in self._written if name not in wanted]:
                 self._put_back(name)
             for name, value in wanted.items():

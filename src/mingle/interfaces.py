@@ -150,8 +150,7 @@ def _addresses(label: str) -> list[IPv4Interface | IPv6Interface]:
     # ("fe80::1%eth0"). The zone is dropped: the index of the interface says the same, and two spellings of
     # one address would not be equal.
     found: list[IPv4Interface | IPv6Interface] = [
-        IPv4Interface(f"{entry['addr']}/{entry.get('netmask', '32')}")
-        for entry in families.get(netifaces.AF_INET, ())
+        IPv4Interface(f"{entry['addr']}/{entry.get('netmask', '32')}") for entry in families.get(netifaces.AF_INET, ())
     ]
     for entry in families.get(netifaces.AF_INET6, ()):
         length = entry.get("netmask", "/128").rpartition("/")[2]
@@ -272,8 +271,7 @@ def owner(interfaces: Iterable[Interface], address: str | IPv4Address | IPv6Addr
     owners = (
         interface
         for interface in interfaces
-        if any(own.ip == wanted for own in interface.addresses)
-        and zone in ("", interface.name, str(interface.index))
+        if any(own.ip == wanted for own in interface.addresses) and zone in ("", interface.name, str(interface.index))
     )
     return min(owners, key=lambda interface: interface.index, default=None)
 

@@ -122,7 +122,7 @@ class Loop:
 
     # --- hooks -----------------------------------------------------------------------------------------------------
 
-    def _decode(self, untrusted: bytes, source: Source) -> Datagram | None:
+    def _decode(self, untrusted: bytes) -> Datagram | None:
         """Returns the message in a datagram, or None when it is rejected (and counted)."""
         raise NotImplementedError
 
@@ -142,7 +142,7 @@ class Loop:
         """Whether anybody is still looked for; if not, there is no house to keep."""
         return self._transport is not None
 
-    def _more_timers(self, now: float) -> Iterable[float | None]:
+    def _more_timers(self) -> Iterable[float | None]:
         """When something else is to be done."""
         return ()
 
@@ -179,7 +179,7 @@ class Loop:
 
     def _wait(self) -> float:
         now = time.monotonic()
-        times = [self._machine.next_timer(), now + LONGEST_WAIT_SECONDS, *self._more_timers(now)]
+        times = [self._machine.next_timer(), now + LONGEST_WAIT_SECONDS, *self._more_timers()]
         if self._seeks():
             times += [self._rescan_due, self._refresh_due]
             if self.network.peers:
@@ -273,7 +273,7 @@ class Loop:
             address=connections.bare_address(received.source[0]),
             reply_to=received,
         )
-        message = self._decode(received.data, source)
+        message = self._decode(received.data)
         if message is not None:
             self._machine.heard(message, source, time.monotonic())
 

@@ -34,8 +34,11 @@ class Moving:
         if membership.has_confirmed or membership.current is None or offer.session == membership.current.name:
             return False
         if offer.host == membership.identity.member:
-            # Each makes way for the other, perhaps in a circle of several. It stays, then, and so do we.
-            membership.send(frames.Stranded(session=offer.session))
+            # Each makes way for the other, perhaps in a circle of several: the lower id hosts again.
+            if membership.identity.member < membership.current.offer.host:
+                membership.move_on(now)
+            else:
+                membership.send(frames.Stranded(session=offer.session))
             return False
         self.to, self.until = offer.session, now + MOVE_SECONDS
         return True

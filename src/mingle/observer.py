@@ -17,7 +17,7 @@ from mingle.authentication import JobKey
 from mingle.datagrams import Datagram
 from mingle.frames import Who
 from mingle.loop import Loop, own_addresses
-from mingle.machine import Effect, Source
+from mingle.machine import Effect
 from mingle.settings import Network
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ logger = logging.getLogger("mingle")
 
 
 class Machine(loop.Machine, Protocol):
-    """What an observer's machine is beside that: :class:`mingle.finding.Finder`, :class:`mingle.announcing.Announcement`."""
+    """What an observer's machine is beside that: a ``Finder`` or an ``Announcement``."""
 
     def accepted(self, conn: int, address: str, now: float, /) -> None:
         """Somebody has connected."""
@@ -99,10 +99,10 @@ class Observer(Loop):
             machine.close(reason)
             self._carry_out()
 
-    def _more_timers(self, now: float) -> Iterable[float | None]:
+    def _more_timers(self) -> Iterable[float | None]:
         return (self._until,)
 
-    def _decode(self, untrusted: bytes, source: Source) -> Datagram | None:
+    def _decode(self, untrusted: bytes) -> Datagram | None:
         try:
             # Without the key on purpose: a signature decides nothing here, and who lacks one shall be named.
             return datagrams.decode(untrusted)

@@ -101,9 +101,7 @@ def place(environ: Mapping[str, str], *, rank: int | None = None, world_size: in
     else:
         said = _Claim(
             _Number(identity.rank, f"{identity.launcher}'s {identity.rank_from}={identity.rank}"),
-            _Number(
-                identity.world_size, f"{identity.launcher}'s {identity.world_size_from}={identity.world_size}"
-            ),
+            _Number(identity.world_size, f"{identity.launcher}'s {identity.world_size_from}={identity.world_size}"),
         )
         if identity.launcher == launchers.TORCHRUN.name:
             # torchrun's ranks have found each other already: there is no other job to ask for by MINGLE_*.

@@ -74,13 +74,15 @@ class Racing:
     def _remember(self, offer: Offer, endpoints: list[Endpoint]) -> Session | None:
         return self.sessions.remember(offer, endpoints, keep=self.membership.return_to)
 
-    def prove(self, session: Session, now: float) -> None:
-        """Starts a race for a session, unless it is one to join and another comes first.
+    def prove(self, session: Session, now: float) -> bool:
+        """Starts a race for a session, unless it is one to join and another comes first. Tells whether it did.
 
         Should that other one end, this one will be heard again.
         """
-        if session.purpose != "join" or not self.bound_elsewhere(session):
-            self.sessions.race(session, now)
+        if session.purpose == "join" and self.bound_elsewhere(session):
+            return False
+        self.sessions.race(session, now)
+        return True
 
     def bound_elsewhere(self, candidate: Session) -> bool:
         """Whether the candidate may not be joined now: we have a host, may have one, or the job runs elsewhere."""
@@ -111,9 +113,9 @@ class Racing:
         if session is membership.return_to and proving.verdict is Verdict.DEAD and membership.outcome is None:
             # Refused everywhere: its process is gone, and there is nothing to come back to.
             membership.return_to = None
-        if proving.purpose == "probe" and proving.verdict is Verdict.SILENT and self.blocking.silent(session, now):
-            self.prove(session, now)
-        if session.proving is None and session.blocking_since is not None:
+        silent = proving.purpose == "probe" and proving.verdict is Verdict.SILENT and self.blocking.silent(session, now)
+        asked_again = silent and self.prove(session, now)
+        if not asked_again and session.blocking_since is not None:
             # Dead, or said to take members meanwhile while we have a host: in neither case it is in the way.
             self.blocking.free(session, now)
 

@@ -35,7 +35,6 @@ RETURN_SECONDS = 5.0
 """How long a member whose connection broke after GO may take to come back."""
 
 
-
 @dataclass(slots=True)
 class Challenge:
     """A newcomer that claims a rank whose member is being asked whether it lives."""
@@ -91,9 +90,7 @@ class Registrar(Seats):
             if holder.conn is None:
                 self._refuse(conn, applicant, self._taken(holder))
             else:
-                self._challenges.append(
-                    Challenge(conn, member, applicant, now + CHALLENGE_SECONDS, seat=holder.member)
-                )
+                self._challenges.append(Challenge(conn, member, applicant, now + CHALLENGE_SECONDS, seat=holder.member))
                 self._decisions.append(Tell(holder.conn, frames.Ping()))
             return
         self._seat(conn, member, applicant)
@@ -117,8 +114,10 @@ class Registrar(Seats):
                 who=host,
             )
         if (applicant.rank is None) != self.assigned:
-            which = "has no rank while the host was given one" if self.own.rank is not None else (
-                f"was given rank {applicant.rank} while the host was given none"
+            which = (
+                "has no rank while the host was given one"
+                if self.own.rank is not None
+                else (f"was given rank {applicant.rank} while the host was given none")
             )
             return frames.Refused(reason="ranks mixed", detail=f"the newcomer {which}", who=host)
         if applicant.rank is not None and applicant.rank >= self.world_size:

@@ -127,8 +127,7 @@ def timeout(
 
 def _incomplete(identity: Identity, status: Status, seconds: float, connected: bool) -> tuple[str, str, str]:
     observation = (
-        f"job {identity.job!r} did not form within {seconds:g} s: "
-        f"{status.joined} of {status.world_size} ranks joined"
+        f"job {identity.job!r} did not form within {seconds:g} s: {status.joined} of {status.world_size} ranks joined"
     )
     if status.missing:
         observation += f", missing ranks: {ranks_text(status.missing)}"

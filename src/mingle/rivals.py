@@ -53,7 +53,6 @@ class _Other:
         """Whether it lives and is sealed."""
         return self.since is not None and self.is_sealed
 
-
     @property
     def may_run(self) -> bool:
         """Whether it is said to be sealed, and just being asked."""
@@ -99,9 +98,7 @@ class Rivals:
     @property
     def any_alive(self) -> bool:
         """Whether another host lives, or may hold a job that runs: then nothing is decided here."""
-        return bool(self._callers) or any(
-            each.since is not None or each.may_run for each in self._others.values()
-        )
+        return bool(self._callers) or any(each.since is not None or each.may_run for each in self._others.values())
 
     def lasting(self, now: float) -> list[frames.Who]:
         """The rivals that have been alive for long enough to be an error."""
@@ -113,9 +110,7 @@ class Rivals:
             and not other.blocks
             and now >= other.since + RIVAL_SECONDS
         }
-        called = {
-            each.member: each.who for each in self._callers.values() if now >= each.since + RIVAL_SECONDS
-        }
+        called = {each.member: each.who for each in self._callers.values() if now >= each.since + RIVAL_SECONDS}
         return list(dict.fromkeys([*self._conceded, *{**called, **dialled}.values()]))
 
     def blockers(self, now: float) -> list[tuple[frames.Running, float, bool]]:
@@ -277,10 +272,13 @@ class Rivals:
     def next_timer(self) -> float | None:
         """When :meth:`handle_timer` has something to do."""
         times = [each.proving.next_timer() for each in self._others.values() if each.proving is not None]
-        times += [each.since + SILENT_SECONDS for each in self._others.values() if each.since is not None and each.is_mute]
+        times += [
+            each.since + SILENT_SECONDS for each in self._others.values() if each.since is not None and each.is_mute
+        ]
         return min((time for time in times if time is not None), default=None)
 
-    def handle_timer(self, now: float) -> None:
+        mute = [each.since for each in self._others.values() if each.since is not None and each.is_mute]
+        times += [since + SILENT_SECONDS for since in mute]
         """Lets the races go on."""
         for other in list(self._others.values()):
             if other.proving is not None:

@@ -70,9 +70,7 @@ def place(applicants: Sequence[Applicant]) -> list[Place]:
     return [places[index] for index in range(len(applicants))]
 
 
-def _told_local_ranks(
-    applicants: Sequence[Applicant], nodes: Sequence[Sequence[int]]
-) -> dict[int, int] | None:
+def _told_local_ranks(applicants: Sequence[Applicant], nodes: Sequence[Sequence[int]]) -> dict[int, int] | None:
     told: dict[int, int] = {}
     for members in nodes:
         here = [applicants[index] for index in members]
@@ -100,8 +98,7 @@ def contiguous(places: Sequence[Place]) -> bool:
     """Tells whether each node holds one unbroken block of ranks, in the order of its local ranks."""
     starts: dict[int, int] = {}
     return all(
-        starts.setdefault(each.node_rank, each.rank - each.local_rank) == each.rank - each.local_rank
-        for each in places
+        starts.setdefault(each.node_rank, each.rank - each.local_rank) == each.rank - each.local_rank for each in places
     )
 
 
@@ -140,8 +137,7 @@ def reach_matrix(own: Sequence[str], members: Sequence[tuple[str, Sequence[Path]
     for name, paths in members:
         reached = {path.host_address: path.interface for path in paths}
         ways = ", ".join(
-            f"{address} through {reached[address]}" if address in reached else f"not {address}"
-            for address in own
+            f"{address} through {reached[address]}" if address in reached else f"not {address}" for address in own
         )
         lines.append(f"  {name}: {ways}")
     return "\n".join(lines)

@@ -42,7 +42,7 @@ class ForeignSession:
     def group_stands(self) -> None:
         """The process group stands; the store is torchrun's."""
 
-    def close(self, *, failing: bool) -> None:  # noqa: ARG002 - nothing here could block
+    def close(self, *, failing: bool) -> None:
         """Restores the environment."""
         if os.getpid() == self._pid:
             self.on_close()
@@ -66,7 +66,7 @@ class LoneSession:
         if self.server is not None:
             self.server.release()
 
-    def close(self, *, failing: bool) -> None:  # noqa: ARG002 - nothing here could block
+    def close(self, *, failing: bool) -> None:
         """Lets go of the store and restores the environment."""
         if os.getpid() != self._pid:
             return

@@ -264,9 +264,7 @@ def _discovery_timeout(environ: Mapping[str, str], argument: float | timedelta |
     return DEFAULT_DISCOVERY_TIMEOUT if text is None else values.seconds(text, "MINGLE_TIMEOUT")
 
 
-def _interfaces(
-    environ: Mapping[str, str], argument: str | Sequence[str] | None
-) -> tuple[tuple[str, ...], str]:
+def _interfaces(environ: Mapping[str, str], argument: str | Sequence[str] | None) -> tuple[tuple[str, ...], str]:
     # An empty sequence is what a repeatable option gives when it is not used: not a choice.
     if argument is not None and (isinstance(argument, str) or len(argument) > 0):
         return values.words(argument, "interface"), "interface="

@@ -304,9 +304,7 @@ class Transport:
         self.received += len(batch)
         return batch
 
-    def _received(
-        self, datagram: udp.Datagram, opened: socket.socket, endpoint: _Endpoint | None
-    ) -> Received:
+    def _received(self, datagram: udp.Datagram, opened: socket.socket, endpoint: _Endpoint | None) -> Received:
         host = datagram.source[0]
         scope = datagram.source[3] if len(datagram.source) == 4 else 0
         return Received(

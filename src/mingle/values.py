@@ -91,9 +91,7 @@ def _within(value: int, written: str, minimum: int, maximum: int, error: type[Mi
     return value
 
 
-def _outside_limits(
-    written: str, problem: str, minimum: int, maximum: int, error: type[MingleError]
-) -> MingleError:
+def _outside_limits(written: str, problem: str, minimum: int, maximum: int, error: type[MingleError]) -> MingleError:
     return error.explain(
         f"{written} {problem}",
         cause="a mistyped value, or a variable that a template did not fill in",

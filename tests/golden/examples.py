@@ -203,7 +203,7 @@ STORIES: dict[str, Story] = {
     "election": Story(
         _hello("join"),
         (
-            Line("member", "join", "a process without a rank asks for a seat", msgspec.structs.replace(_JOIN, rank=None)),
+            Line("member", "join", "a process without a rank asks", msgspec.structs.replace(_JOIN, rank=None)),
             Line("member", "sighting", "another host is there", frames.Sighting(offer=_OTHER_OFFER)),
             Line("host", "moved", "I have joined it; come after me", frames.Moved(offer=_OTHER_OFFER)),
             Line("member", "stranded", "I can't reach it", frames.Stranded(session=_OTHER_OFFER.session)),

@@ -257,9 +257,7 @@ class Host:
         for file in (stdout, stderr):
             file.touch()
         directory = str(cwd or Path(__file__).parents[2])
-        request = Spawn(
-            self.namespace.key, call, command, dict(env or {}), directory, str(stdout), str(stderr)
-        )
+        request = Spawn(self.namespace.key, call, command, dict(env or {}), directory, str(stdout), str(stderr))
         return self._zygote.request(request, Spawned, descriptors).pid, stdout, stderr
 
     def _set_rules(self, rules: list[str]) -> None:

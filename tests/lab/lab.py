@@ -91,9 +91,7 @@ class Lab:
         self.networks.append(network)
         return network
 
-    def host(
-        self, *networks: Network, name: str | None = None, interfaces: Sequence[str] | None = None
-    ) -> Host:
+    def host(self, *networks: Network, name: str | None = None, interfaces: Sequence[str] | None = None) -> Host:
         """Make a host with a NIC on each network, named as told, and its default routes on the first."""
         if self._directory is None:
             raise LabError("a lab makes hosts inside its `with` block only")

@@ -103,9 +103,7 @@ class Network:
         self._one_way: list[_OneWay] = []
         self._partition: list[list[str]] = []
         # Bridged packets are not to pass the inet rules of the bridge's namespace as well (br_netfilter).
-        sysctls = {
-            f"net/bridge/bridge-nf-call-{table}": "0" for table in ("iptables", "ip6tables", "arptables")
-        }
+        sysctls = {f"net/bridge/bridge-nf-call-{table}": "0" for table in ("iptables", "ip6tables", "arptables")}
         self.namespace = NetworkNamespace.make(zygote, f"lan{number}", sysctls if _has_br_netfilter() else {})
         self.namespace.ip(
             f"link add {_BRIDGE} type bridge mcast_snooping {snooping:d} mcast_querier {querier:d}",

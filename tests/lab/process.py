@@ -234,9 +234,7 @@ class Rank(Process, Generic[T]):
         if isinstance(self._outcome, RaisedError):
             return RankFailedError(f"{observed} and raised {self._outcome.name} instead\n{self.describe()}")
         if isinstance(self._outcome, Returned):
-            return RankFailedError(
-                f"{observed} and returned {self._outcome.value!r} instead\n{self.describe()}"
-            )
+            return RankFailedError(f"{observed} and returned {self._outcome.value!r} instead\n{self.describe()}")
         return RankFailedError(f"{observed} and its process ended first\n{self.describe()}")
 
     def _stacks(self) -> str:

@@ -69,9 +69,7 @@ def test_a_job_that_runs_already(lab: Lab) -> None:
     running = [host.start(hold, "busy", rank, 2) for rank, host in enumerate(hosts[:2])]
     for rank in running:
         assert rank.wait_for("running")["sum"] == 3
-    second = [
-        host.start(timed, "busy", rank, 2, discovery_timeout=5) for rank, host in enumerate(hosts[2:])
-    ]
+    second = [host.start(timed, "busy", rank, 2, discovery_timeout=5) for rank, host in enumerate(hosts[2:])]
     for rank in second:
         wait_for_log(rank, "runs already")
         error = failure(rank, 5)

@@ -20,7 +20,7 @@ from . import Host, Lab, report
 from .scenarios import TIMEOUT, check, discover_only, report_log, results, train, wait_for_log
 from .test_timeouts import failure, timed
 
-# --- somebody is killed and started again ----------------------------------------------------------------------------
+# --- somebody is killed and started again ---------------------------------------------------------------------------
 
 
 @pytest.mark.soak
@@ -80,7 +80,7 @@ def hold_after_go(job_id: str, rank: int, world_size: int) -> None:
         threading.Event().wait()
 
 
-# --- what a dead rank 0 leaves behind ----------------------------------------------------------------------------------
+# --- what a dead rank 0 leaves behind ---------------------------------------------------------------------------------
 
 
 def announce_for_ever(job_id: str, address: str, port: int) -> None:
@@ -161,7 +161,7 @@ def test_a_forked_child_of_a_killed_rank_zero(lab: Lab) -> None:
     assert together[0]["elapsed"] < 1
 
 
-# --- links and pauses --------------------------------------------------------------------------------------------------
+# --- links and pauses -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("phase", ["seeking", "gathering"])
@@ -256,7 +256,7 @@ def test_a_worker_is_stopped_and_goes_on(lab: Lab, seed: int) -> None:
     check(results(ranks), hosts, hosts[0])
 
 
-# --- after GO ----------------------------------------------------------------------------------------------------------
+# --- after GO ---------------------------------------------------------------------------------------------------------
 
 
 def initialise_late(job_id: str, rank: int, world_size: int) -> None:

@@ -16,9 +16,7 @@ from . import Host, Lab, Rank
 from .scenarios import check, results, train
 
 
-def start_in_order(
-    hosts: list[Host], job_id: str, order: list[int], gaps: list[float]
-) -> list[Rank[dict[str, Any]]]:
+def start_in_order(hosts: list[Host], job_id: str, order: list[int], gaps: list[float]) -> list[Rank[dict[str, Any]]]:
     """Start rank ``order[0]`` first; ``gaps`` are the seconds before each further one."""
     ranks: dict[int, Rank[dict[str, Any]]] = {}
     pause = threading.Event()
@@ -63,9 +61,7 @@ def test_loss_at_every_receiver(lab: Lab, percent: int, seed: int) -> None:
 def test_two_jobs_at_the_same_time_on_one_network(lab: Lab) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(2)]
-    jobs = [
-        [host.start(train, job_id, rank, 2) for rank, host in enumerate(hosts)] for job_id in ("one", "two")
-    ]
+    jobs = [[host.start(train, job_id, rank, 2) for rank, host in enumerate(hosts)] for job_id in ("one", "two")]
     for ranks in jobs:
         check(results(ranks), hosts, hosts[0])
 
@@ -159,9 +155,7 @@ def test_without_multicast_peers_are_asked(lab: Lab) -> None:
     hosts = [lab.host(network) for _ in range(3)]
     for host in hosts:
         host.drop("ip daddr 224.0.0.0/4")
-    ranks = [
-        host.start(train, "peers", rank, 3, peers=[hosts[0].address()]) for rank, host in enumerate(hosts)
-    ]
+    ranks = [host.start(train, "peers", rank, 3, peers=[hosts[0].address()]) for rank, host in enumerate(hosts)]
     check(results(ranks), hosts, hosts[0])
 
 

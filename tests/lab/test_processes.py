@@ -117,14 +117,10 @@ def environment(*wanted: str) -> list[str | None]:
 
 def test_the_environment_of_the_tests_stays_outside(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     host = lab.host()
-    rank = host.start(
-        environment, "MINGLE_INTERFACE", "RANK", "COLOUR", "HOME", env={"COLOUR": "red", "HOME": None}
-    )
+    rank = host.start(environment, "MINGLE_INTERFACE", "RANK", "COLOUR", "HOME", env={"COLOUR": "red", "HOME": None})
     assert os.environ["MINGLE_INTERFACE"] == "lo"
     assert rank.result() == [None, None, "red", None]
-    command = host.run(
-        ["sh", "-c", "echo $COLOUR; echo $MINGLE_INTERFACE >&2; exit 3"], env={"COLOUR": "blue"}
-    )
+    command = host.run(["sh", "-c", "echo $COLOUR; echo $MINGLE_INTERFACE >&2; exit 3"], env={"COLOUR": "blue"})
     assert command.wait() == 3
     assert (command.stdout, command.stderr) == ("blue\n", "\n")
 

@@ -62,8 +62,7 @@ def test_no_rank_zero(lab: Lab) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(2)]
     ranks = [
-        host.start(timed, "headless", rank, 3, discovery_timeout=3)
-        for rank, host in zip((1, 2), hosts, strict=True)
+        host.start(timed, "headless", rank, 3, discovery_timeout=3) for rank, host in zip((1, 2), hosts, strict=True)
     ]
     for rank, other in zip(ranks, (2, 1), strict=True):
         message = failure(rank, 3).message

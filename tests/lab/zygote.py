@@ -116,9 +116,7 @@ class Zygote:
         self._wakeup, self._wakeup_writer = socket.socketpair()
         self._wakeup.setblocking(False)
         self._wakeup_writer.setblocking(False)
-        signal.signal(
-            signal.SIGCHLD, lambda *_: None
-        )  # without a handler nothing is written to the wakeup socket
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written to the wakeup socket
         signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
         adopt_orphans()
 
@@ -229,9 +227,7 @@ class Zygote:
         deadline = time.monotonic() + KILL_SECONDS
         while kill_processes_in(inodes):
             if time.monotonic() > deadline:
-                raise LabError(
-                    f"processes in the lab's namespaces did not end within {KILL_SECONDS} s of SIGKILL"
-                )
+                raise LabError(f"processes in the lab's namespaces did not end within {KILL_SECONDS} s of SIGKILL")
             # the end of a child, or of an orphan of its own, wakes this up
             with selectors.DefaultSelector() as selector:
                 selector.register(self._wakeup, selectors.EVENT_READ)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from mingle.electing import Elector
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
 from mingle.seats import Phase
 from tests.lan.electing import ElectionGathering
@@ -161,6 +163,18 @@ def test_the_loser_stands_where_its_member_does_not_reach_the_winner() -> None:
         # All of them reach the loser, so it hosts. Only the stranded one can't reach rank 0's rival.
         gathering.expect_formed(within=12.0)
         assert outcome_of(loser).rank == 0
+
+
+def test_two_that_make_way_for_each_other() -> None:
+    for seed in SEEDS:
+        gathering = gather(seed)
+        for one, other in itertools.permutations(two_sessions(gathering)[::2]):
+            assert isinstance(one.core, Elector)
+            one.core._make_way(one.host, other.host.offer(), "eth0", gathering.now)
+            one.core._effects += one.core.joiner.effects()
+        gathering.run()
+        gathering.expect_formed()
+        assert gathering.now - 1000.0 < 8.0
 
 
 def test_nobody_is_reached_by_all() -> None:

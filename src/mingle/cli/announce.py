@@ -30,13 +30,9 @@ MAX_ADDRESS_LENGTH = 64
     metavar="ADDRESS",
     help="The address or host name to announce. Default: the address at which each asker reaches this host.",
 )
-@click.option(
-    "--world-size", type=click.IntRange(1, 1_000_000), metavar="N", help="How many ranks there are."
-)
+@click.option("--world-size", type=click.IntRange(1, 1_000_000), metavar="N", help="How many ranks there are.")
 @shared_options
-def announce(
-    shared: Shared, job: str, master_port: int, master_addr: str | None, world_size: int | None
-) -> None:
+def announce(shared: Shared, job: str, master_port: int, master_addr: str | None, world_size: int | None) -> None:
     """Play JOB's host without torch: `find` and `list` see it, ranks report it and never join it.
 
     It goes on until Ctrl-C, SIGTERM or, if --timeout is given, for so many seconds.
@@ -103,7 +99,6 @@ def _check_address(text: str) -> None:
     if not text or not is_host(text) or len(text) > MAX_ADDRESS_LENGTH:
         raise ConfigurationError.explain(
             f"--master-addr={text!r} can't be announced",
-            cause="a URL, an address with a port or a zone, or a name of more than "
-            f"{MAX_ADDRESS_LENGTH} characters",
+            cause=f"a URL, an address with a port or a zone, or a name of more than {MAX_ADDRESS_LENGTH} characters",
             remedy="give an IP address or a host name, or leave it out to announce this host's own address.",
         )

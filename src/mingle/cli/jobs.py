@@ -41,9 +41,7 @@ def list_command(shared: Shared) -> None:
     sightings: dict[str, list[Sighting]] = {job: [] for job in seekers}
     for sighting in finder.sessions:
         sightings.setdefault(sighting.offer.job, []).append(sighting)
-    jobs = [
-        record for job in sorted(sightings) for record in _records(sightings[job], seekers.get(job, ()), job)
-    ]
+    jobs = [record for job in sorted(sightings) for record in _records(sightings[job], seekers.get(job, ()), job)]
     _tell_facts(shared, facts)
     if shared.json:
         output.answer_json("list", {"jobs": jobs})
@@ -88,14 +86,10 @@ def find_command(shared: Shared, job: str, export: bool) -> None:
     if shared.json:
         output.answer_json("find", _record(sighting))
     elif export:
-        output.answer(
-            f"export MASTER_ADDR={shlex.quote(target.address)} MASTER_PORT={shlex.quote(str(target.port))}"
-        )
+        output.answer(f"export MASTER_ADDR={shlex.quote(target.address)} MASTER_PORT={shlex.quote(str(target.port))}")
     else:
         if target.kind == "control":
-            output.say(
-                f"job {job!r} is still gathering: this is rank 0's control port, its store is not open yet"
-            )
+            output.say(f"job {job!r} is still gathering: this is rank 0's control port, its store is not open yet")
         output.answer(str(target))
 
 
@@ -177,9 +171,7 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
     return (
         record["job"],
         state,
-        "-"
-        if record["host"] is None
-        else f"{record['host']['hostname'] or 'unknown'} pid {record['host']['pid']}",
+        "-" if record["host"] is None else f"{record['host']['hostname'] or 'unknown'} pid {record['host']['pid']}",
         "-" if record["address"] is None else endpoint_text(record["address"], record["port"]),
         "-" if record["joined"] is None else f"{record['joined']}/{size}",
         ranks_text(record["missing"]) if record["missing"] else "-",

@@ -101,9 +101,7 @@ def _interface_row(record: dict[str, Any]) -> tuple[str, ...]:
         state += ", no carrier"
     if not record["multicast"]:
         state += ", no multicast flag"
-    used = (
-        f"{record['preference']}." if record["used"] else f"no: {record['reason'] or 'nothing can be used'}"
-    )
+    used = f"{record['preference']}." if record["used"] else f"no: {record['reason'] or 'nothing can be used'}"
     return record["name"], used, record["kind"], state, ", ".join(record["addresses"]) or "-"
 
 
@@ -139,9 +137,7 @@ def env_command(shared: Shared) -> None:
     else:
         rows = [(each["name"], each["value"] or "", each["meaning"]) for each in variables]
         for launcher in seen:
-            rows += [
-                (name, value, f"set by {launcher['name']}") for name, value in launcher["variables"].items()
-            ]
+            rows += [(name, value, f"set by {launcher['name']}") for name, value in launcher["variables"].items()]
         rows += [
             (f"= {name}", "-" if value is None else str(value), "what mingle makes of it")
             for name, value in resolved.items()
@@ -200,10 +196,7 @@ def _resolve(shared: Shared, environ: Mapping[str, str]) -> tuple[dict[str, Any]
 def _network_record(network: Network) -> dict[str, Any]:
     record = dataclasses.asdict(network)
     return {
-        **{
-            name: record[name]
-            for name in ("discovery_timeout", "port", "ttl", "family", "advertise", "progress")
-        },
+        **{name: record[name] for name in ("discovery_timeout", "port", "ttl", "family", "advertise", "progress")},
         "interfaces": ", ".join(network.interfaces) or None,
         "interfaces_from": _named_by(network),
         "peers": ", ".join(map(str, network.peers)) or None,

@@ -99,8 +99,7 @@ _OPTIONS = (
         "--peers",
         multiple=True,
         metavar="HOST[:PORT]",
-        help="Host to ask by unicast as well, for networks without multicast; may be repeated. Default: "
-        "MINGLE_PEERS.",
+        help="Host to ask by unicast as well, for networks without multicast; may be repeated. Default: MINGLE_PEERS.",
     ),
     click.option(
         "--family",
