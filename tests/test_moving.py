@@ -60,11 +60,19 @@ def test_who_has_confirmed_goes_nowhere(step: Step) -> None:
     assert seated.moving.to is None
 
 
-@pytest.mark.parametrize("where", [offer(b"S" * 16), offer(b"R" * 16, host=IDENTITY.member)], ids=["here", "to itself"])
-def test_nobody_is_sent_to_where_it_is(where: Offer) -> None:
+def test_nobody_is_sent_to_where_it_is() -> None:
     seated = Seated()
-    assert not seated.moving.sent_after(where, 1.0)
+    assert not seated.moving.sent_after(offer(b"S" * 16), 1.0)
     assert seated.membership.current is seated.old
+
+
+@pytest.mark.parametrize("host", [b"S" * 16, b"A" * 16], ids=["the higher id", "the lower id"])
+def test_of_two_that_make_way_for_each_other_the_lower_id_hosts_again(host: bytes) -> None:
+    seated = Seated()
+    seated.old.offer = offer(b"S" * 16, host=host)
+    assert not seated.moving.sent_after(offer(b"R" * 16, host=IDENTITY.member), 1.0)
+    assert seated.moving.to is None
+    assert (seated.membership.current is seated.old) is (host < IDENTITY.member)
 
 
 def test_a_host_that_is_not_reached_in_time_is_given_up() -> None:

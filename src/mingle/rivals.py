@@ -277,8 +277,7 @@ class Rivals:
         ]
         return min((time for time in times if time is not None), default=None)
 
-        mute = [each.since for each in self._others.values() if each.since is not None and each.is_mute]
-        times += [since + SILENT_SECONDS for since in mute]
+    def handle_timer(self, now: float) -> None:
         """Lets the races go on."""
         for other in list(self._others.values()):
             if other.proving is not None:
