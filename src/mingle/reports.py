@@ -68,7 +68,7 @@ def _heard(evidence: Evidence) -> str:
     if evidence.announcements:
         lines.append(f"  announced by mingle-discover, which no rank can join: {_few(evidence.announcements)}")
     if evidence.seekers:
-        lines.append(f"  others that look for the same job: {_few(evidence.seekers.values(), '; ')}")
+        lines.append(f"  others that look for the same job: {_few(sorted(evidence.seekers.values()), '; ')}")
     if evidence.other_attempts:
         others = (f"{attempt!r} by {who}" for attempt, who in evidence.other_attempts.items())
         lines.append(f"  the same job in other attempts: {_few(others, '; ')}")
