@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -24,6 +25,9 @@ _OF_THE_TESTS = ("MINGLE_LAB_", "MINGLE_SOAK")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep discovery on the loopback interface, free of settings, from before test modules are imported."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts what it runs in the background so, and every command that a test interrupts would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     patch = pytest.MonkeyPatch()
     config.add_cleanup(patch.undo)
     for name in list(os.environ):

@@ -95,7 +95,9 @@ def test_an_interface_that_cannot_be_used_is_status_1_and_all_are_shown() -> Non
     assert len(record["interfaces"]) == 4
 
 
-def test_a_plain_shell_has_no_conflicts() -> None:
+def test_a_plain_shell_has_no_conflicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MINGLE_LAB_REQUIRED", "MINGLE_SOAK"):  # the tests' own, which no user has
+        monkeypatch.delenv(name, raising=False)
     result = command("env")
     assert (result.exit_code, result.stderr) == (0, "")
     record = answer("env")

@@ -157,7 +157,7 @@ def at(rank: int, world_size: int, code: str = Rank.code, **more: str) -> Rank:
 MISTYPED = 'import mingle; mingle.discover("resent")'
 WITHOUT_IMPORT = 'import torch.distributed as dist; dist.init_process_group(init_method="mingle://resnet")'
 MESSAGES: dict[str, tuple[str, list[Rank]]] = {
-    "missing-rank": ("joined, missing ranks: 2.\n", [at(0, 4), at(1, 4), at(3, 4)]),
+    "missing-rank": ("joined, missing ranks: 2.\n", [at(0, 4, MINGLE_TIMEOUT="4"), at(1, 4), at(3, 4)]),
     "not-found": ("rank 0 was not found", [at(1, 2)]),
     "mistyped": ("a mistyped job id", [at(0, 2), at(1, 2, MISTYPED)]),
     "rank-taken": ("was refused by rank 1", [at(0, 3), at(1, 3), at(1, 3)]),

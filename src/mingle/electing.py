@@ -133,7 +133,8 @@ class Elector:
         if self._joining:
             times.append(self.joiner.next_timer())
         if self._yield is not None:
-            times.append(self._yield.empty_by if self._yield.seated else self._yield.until)
+            # While it follows the winner to another one it has no seat for a moment.
+            times.append(self._yield.until if self.joiner.seat is None else self._yield.empty_by)
         times.append(self._telling.next_timer())
         if self.finished:
             return self.acting.next_timer()

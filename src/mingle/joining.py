@@ -212,6 +212,7 @@ class Joiner:
         if proving.purpose != "join":
             self._blocking.lives(session, now)
             return
+        self._blocking.unblock(session)
         if self._racing.bound_elsewhere(session):
             # Another session was quicker, or the job runs elsewhere: this one will be heard again.
             session.hang_up()
@@ -237,8 +238,6 @@ class Joiner:
         elif ours and isinstance(frame, frames.Closed):
             self._closed_by_host(session, frame)
         elif ours:
-            if isinstance(frame, frames.Joined):
-                self._blocking.unblock(session)
             self.membership.received(frame, now)
 
     def _refused(self, session: Session, frame: frames.Refused, now: float) -> None:

@@ -80,6 +80,8 @@ class Racing:
         Should that other one end, this one will be heard again.
         """
         if session.purpose == "join" and self.bound_elsewhere(session):
+            # It is said to take members by now: then it does not run without us.
+            self.blocking.unblock(session)
             return False
         self.sessions.race(session, now)
         return True

@@ -27,6 +27,7 @@ class ElectionSchedule(Schedule):
             at = rng.uniform(0, 3) if rng.random() < 0.5 else rng.uniform(0, self.chaos)
             machine = f"m{rng.randrange(gathering.size)}"
             self.current[gathering.size] = self._begin(gathering.size, machine, at=at, ready_after=0.2)
+        self._ending: set[Process] = set()
         self.one_way: set[tuple[str, str]] = set()
         if rng.random() < 0.3:
             self._halve()
@@ -37,6 +38,7 @@ class ElectionSchedule(Schedule):
         if rng.random() < 0.1:
             self._plan_a_new_crew()
         self.election.disturbed_at = self.healed_at
+        gathering.world.watchers.append(self._end_without_store)
 
     def _gather(self, seed: int, *, tracing: bool) -> Gathering:
         gathering = ElectionGathering(seed, timeout=TIMEOUT_SECONDS, tracing=tracing)
@@ -47,6 +49,12 @@ class ElectionSchedule(Schedule):
 
     def _begin(self, rank: int, machine: str, *, at: float, ready_after: float) -> Process:
         return self.gathering.elector(machine, at=at, ready_after=ready_after)
+
+    def _end_without_store(self, process: Process) -> None:
+        """Whose store is closed can't get its process group, and ends."""
+        if process.closed_stores and process not in self._ending:
+            self._ending.add(process)
+            self.gathering.world.after(self.rng.uniform(0.1, 2.0), process.kill)
 
     # --- bad luck --------------------------------------------------------------------------------------------------
 
