@@ -11,8 +11,9 @@ from typing import TypeGuard
 from mingle.datagrams import Datagram, Offer
 from mingle.machine import Identity
 
-ELECT_AFTER_SECONDS = 0.2
-"""How long everybody looks for a host before the first becomes one: a few questions, so that one may be lost."""
+ELECT_AFTER_SECONDS = 0.6
+"""How long everybody looks for a host before the first becomes one: a few questions, so that one may be lost, and
+longer than a job that runs already keeps back its next answer (:data:`mingle.protocol.SEALED_ANSWER_GAP_SECONDS`)."""
 ELECT_SPREAD_SECONDS = 0.3
 """Over how long after that they become hosts, by their member ids …"""
 ELECT_SPREAD_SECONDS_PER_RANK = 0.0005

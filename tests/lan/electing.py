@@ -57,7 +57,7 @@ class ElectionInvariants(Invariants):
     def _check_elector(self, process: Process, elector: Elector) -> None:
         joiner, host = elector.joiner, elector.host
         for session in joiner._sessions:
-            asked = session.blocking_since is None or session.proving is not None
+            asked = session.blocking_since is None or session.proving is not None or joiner.finished
             assert asked, f"{process.name} waits for {session.host_name}, of which it will never hear"
         if joiner.step is not Step.CONFIRMED or joiner.seat is None:
             return
