@@ -35,6 +35,8 @@ class Identity:
     node_rank: int | None = None
     kind: Kind = "ranks"
     versions: dict[str, str] = field(default_factory=dict)
+    minimum: int | None = None
+    """Agents only: how many nodes there must be; ``world_size`` is how many there may be."""
 
     def seek(self) -> Seek:
         """The question this process asks."""
