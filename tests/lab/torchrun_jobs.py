@@ -109,6 +109,10 @@ class Job:
                 raise AssertionError(f"{what} did not come in {seconds:g} s\n{self.describe()}")
             threading.Event().wait(0.1)
 
+    def leave_file(self, host: Host) -> Path:
+        """The file that tells the workers of one host to stop."""
+        return self.stop_file.with_suffix(f".{host.name}")
+
     def store_host(self, hosts: Sequence[Host]) -> Host:
         """The host that holds the agents' store, by the last word of its agents."""
         found = [

@@ -40,7 +40,8 @@ def main() -> None:
     about = {"rank": rank, "size": size, "hosts": hosts, "attempt": attempt}
     say("started", pid=os.getpid(), environment={name: os.environ.get(name) for name in names}, **about)
     while True:
-        stop = arguments.until.exists()
+        # With the host's name appended the file is for one host alone.
+        stop = arguments.until.exists() or arguments.until.with_suffix(f".{here}").exists()
         if not arguments.alone:
             numbers = torch.tensor([rank + 1, int(stop)])
             dist.all_reduce(numbers)
