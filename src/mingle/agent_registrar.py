@@ -73,6 +73,7 @@ class AgentsRegistrar(Registrar):
         self._store = ("", 0, "")
         self._questioned: list[frames.Node] = []
         self._questioned_until = now
+        self._refused_since: dict[bytes, float] = {}
 
     # --- what is known ---------------------------------------------------------------------------------------------
 
@@ -232,11 +233,15 @@ class AgentsRegistrar(Registrar):
     def _claims(self, member: bytes, applicant: frames.Join, now: float) -> frames.Refused | None:
         """A newcomer was in a later generation than ours: is that one certainly over?
 
-        If it were not, the newcomer might give us a majority that others have without it.
+        If it were not, the newcomer might give us a majority that others have without it. As for a gathering, it is
+        enough after a last call that all others of that session are dead, its host among them.
         """
         present = {*self.seats, member}
         views = [each for each in (applicant.settled, applicant.proposed) if each and each.generation > self.generation]
-        if self._survives(views, present, now):
+        since = self._refused_since.setdefault(member, now)
+        lone = all(may_survive(view, present, self.dead.keys()) for view in views)
+        if self._survives(views, present, now) or (lone and now >= since + self._last_call):
+            del self._refused_since[member]
             return None
         self._questioned = [node for view in views for node in view.nodes if node.member not in present]
         self._questioned_until = now + QUESTIONED_SECONDS
