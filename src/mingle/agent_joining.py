@@ -109,14 +109,7 @@ class AgentJoiner(Joiner):
             self._heard_at = now
             if self.outcome is not None:
                 self._standing.heard(now)
-        had_formed = self.outcome is not None
         super().received(conn, untrusted, now)
-        if self.outcome is not None and not had_formed:
-            self._heard_at = now
-            self._standing.heard(now)
-            self._standing.go(self.outcome.session)
-            # Whoever loses this host looks for any: there is no process group for which it would have to come back.
-            self.ready()
 
     def _frame(self, session: Session, frame: frames.AnyFrame, now: float) -> None:
         ours = session is self.membership.current
@@ -128,7 +121,18 @@ class AgentJoiner(Joiner):
         if self.outcome is not None and isinstance(frame, frames.Moved):
             self.moved_to = frame.offer
             return
+        had_formed = self.outcome is not None
         super()._frame(session, frame, now)
+        if self.outcome is not None and not had_formed:
+            self._go(self.outcome.session, now)
+
+    def _go(self, session: bytes, now: float) -> None:
+        self._heard_at = now
+        self._standing.heard(now)
+        # At once: what the host says next, perhaps in the same breath, is of a later view.
+        self._standing.go(session)
+        # Whoever loses this host looks for any: there is no process group for which it would have to come back.
+        self.ready()
 
     def _closed_by_host(self, session: Session, frame: frames.Closed) -> None:
         if self.outcome is None:
