@@ -120,7 +120,7 @@ class Discovery(Loop):
             self._carry_out()
             while not machine.finished:
                 if machine.expired(time.monotonic()):
-                    machine.give_up(self.facts())
+                    machine.give_up(self.facts(diagnosed=True))
                     break
                 self._turn()
         except KeyboardInterrupt:
