@@ -23,7 +23,7 @@ from mingle.interfaces import Interface, Kind
 
 TOOL_SECONDS = 2.0
 NAME_SECONDS = 2.0
-"""How long a look-up of this host's own name may take before it is given up."""
+"""How long a look-up may take before it is given up."""
 _PROC = Path("/proc")
 
 
@@ -54,7 +54,7 @@ def gather(observed: Observed, environ: Mapping[str, str] | None = None) -> Fact
     """
     names = [each.name for each in observed.used]
     problem = observed.interface_problem
-    addresses, why = ([], "") if environ is None else own_addresses(socket.gethostname())
+    addresses, why = ([], "") if environ is None else resolve(socket.gethostname())
     return Facts(
         port=observed.port,
         group=observed.group,
@@ -126,8 +126,8 @@ def default_route() -> bool | None:
     return any(row[0] == "0" * 32 and row[1] == "00" and row[-1] != "lo" for row in rows)
 
 
-def own_addresses(hostname: str) -> tuple[list[str], str]:
-    """Returns what this host's own name resolves to, and why it does not; a resolver that hangs is abandoned."""
+def resolve(hostname: str) -> tuple[list[str], str]:
+    """Returns what a name resolves to, and why it does not; a resolver that hangs is abandoned."""
     result: list[tuple[list[str], str]] = []
 
     def look_up() -> None:

@@ -34,6 +34,7 @@ class Pinger(Loop):
         job: the job to ping about; empty: none.
         interval: seconds between two rounds.
         count: how many rounds; None: no end.
+        overheard: a job whose group is listened to as well, to hear who speaks another version there.
 
     Raises:
         InterfaceError: no interface can be used.
@@ -41,14 +42,22 @@ class Pinger(Loop):
 
     _machine: Any  # a Pinging, whose messages and effects are not those of a rank
 
-    def __init__(self, network: Network, job: str = "", *, interval: float = 1.0, count: int | None = None) -> None:
+    def __init__(
+        self,
+        network: Network,
+        job: str = "",
+        *,
+        interval: float = 1.0,
+        count: int | None = None,
+        overheard: str = "",
+    ) -> None:
         key = None if network.secret is None else JobKey(network.secret, job)
         self.versions: dict[str, str] = {}
         """Other major versions of mingle that were heard, each with the address of a speaker."""
         self._cast_group = echo.ping_group(job)
         groups = [self._cast_group, echo.LINK_GROUP, LOBBY]
-        if job:
-            groups.append(job_group(job))  # to hear who speaks another version there
+        if overheard:
+            groups.append(job_group(overheard))
         with contextlib.ExitStack() as stack:
             super().__init__(network, job or None, key, stack, groups=groups)
             own = own_addresses(self._usable, network.family)
