@@ -157,7 +157,7 @@ def _port(facts: Facts) -> Iterator[Finding]:
             f"end that program, or set MINGLE_PORT to another port on every host; "
             f"ss -ulpn 'sport = :{facts.port}' shows it",
         )
-    elif strangers:
+    elif strangers and facts.interface_problem is None:
         yield Finding(
             "port",
             Status.WARN,

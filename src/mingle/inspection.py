@@ -58,7 +58,7 @@ def gather(observed: Observed, environ: Mapping[str, str] | None = None) -> Fact
     return Facts(
         port=observed.port,
         group=observed.group,
-        interface_problem=None if problem is None else (problem.observation, problem.remedy or ""),
+        interface_problem=None if problem is None else (_in_one(problem), problem.remedy or ""),
         used=[str(each) for each in observed.used],
         used_names=names,
         networks=_networks(observed.used),
@@ -70,7 +70,7 @@ def gather(observed: Observed, environ: Mapping[str, str] | None = None) -> Fact
         send_errors=observed.send_errors,
         holders=holders(observed.port),
         default_route=default_route(),
-        memberships=_number(_PROC / "sys/net/ipv4/igmp_max_memberships"),
+        memberships=membership_limit(),
         rp_filter=_reverse_path_filters(names),
         rp_drops=max(0, reverse_path_drops() - observed.rp_drops_before),
         hostname=socket.gethostname(),
@@ -94,6 +94,11 @@ def _networks(used: Iterable[Interface]) -> list[str]:
 def _could_be_meant(interface: Interface, used: Sequence[str]) -> bool:
     routable = any(not address.is_link_local for address in interface.addresses)
     return interface.name not in used and interface.up and routable and interface.kind < Kind.VIRTUAL
+
+
+def membership_limit() -> int | None:
+    """Returns how many multicast groups one IPv4 socket may join; None where the system does not say."""
+    return _number(_PROC / "sys/net/ipv4/igmp_max_memberships")
 
 
 def reverse_path_drops() -> int:
@@ -190,9 +195,12 @@ def _environment_problems(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     try:
         place(environ)
     except MingleError as error:
-        cause = f"; likely cause: {error.cause}" if error.cause else ""
-        return [(f"{error.observation}{cause}", error.remedy or "")]
+        return [(_in_one(error), error.remedy or "")]
     return []
+
+
+def _in_one(error: MingleError) -> str:
+    return f"{error.observation}; likely cause: {error.cause}" if error.cause else error.observation
 
 
 def _number(path: Path) -> int | None:

@@ -15,6 +15,7 @@ from mingle.pinging import Pinging
 ENOUGH = 2
 """So many PINGs must have been sent before their total loss says anything."""
 LOSS_WARNED = 0.05
+_WORDS = {"multicast": "multicast", "unicast": "unicast", "tcp": "TCP"}
 
 
 def judge(
@@ -84,12 +85,13 @@ class _Judge:
         judged = [row for row in peer.rows.values() if row.sent]
         if not judged:
             return []
+        ways = [_WORDS[way] for way, row in peer.rows.items() if row.sent and way in _WORDS]
         best = min((time for row in judged for time in row.times), default=0.0)
         return [
             Finding(
                 str(peer),
                 Status.PASS,
-                f"{peer}: multicast, unicast and TCP pass both ways, round trips from {best * 1000:.2f} ms",
+                f"{peer}: {', '.join(ways)} pass, round trips from {best * 1000:.2f} ms",
             )
         ]
 

@@ -22,6 +22,8 @@ from mingle.machine import Dial, Hangup, NewId, Write
 
 WAIT_SECONDS = 1.0
 """How long an answer may take before it counts as lost."""
+GRACE_SECONDS = 0.25
+"""How old an unanswered PING must be to count as lost when its peer stops."""
 MAX_PEERS = 256
 MAX_ACCEPTED = 256
 """Connections of others at once; bounded against somebody who opens them for fun."""
@@ -256,7 +258,7 @@ class Pinging:
         if peer is None:
             return
         if isinstance(message, Gone):
-            self._leave(peer)
+            self._leave(peer, now)
         elif isinstance(message, Pong):
             if message.asker == self._pinger and message.way != "tcp":
                 peer.rows[message.way].answered(message.number, now)
@@ -286,9 +288,12 @@ class Pinging:
             self.peers[message.pinger] = peer
         return peer
 
-    def _leave(self, peer: Peer) -> None:
+    @staticmethod
+    def _leave(peer: Peer, now: float) -> None:
         peer.gone = True
         for row in peer.rows.values():
+            # What was sent just now may have come too late; what was sent before that is lost.
+            row.expire(now - GRACE_SECONDS)
             row.pending.clear()
 
     def _may_answer(self, address: str, now: float) -> bool:

@@ -162,6 +162,8 @@ def _incomplete(
             "comes from here, or ours drops their TCP connections"
         )
         remedy = "run `mingle-discover doctor` on both hosts, or `mingle-discover ping` on all of them at once."
+    elif facts.findings:
+        cause, remedy = facts.findings[0].observation, f"{facts.findings[0].remedy}."
     else:
         cause = (
             "the missing ranks were never started, run under another job id (see below), "

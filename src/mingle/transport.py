@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from multicast_expert import McastRxSocket, McastTxSocket
 
-from mingle import diagnosis, udp
+from mingle import diagnosis, inspection, udp
 from mingle.diagnosis import Facts
 from mingle.errors import InterfaceError
 from mingle.findings import Status
@@ -270,7 +270,12 @@ class Transport:
     def _nothing_opened(self) -> InterfaceError:
         reasons = [f"{what}: {why}" for what, why in self.failures.items()] or ["no interface was given"]
         observation = f"nothing could be opened for discovery on UDP port {self.port} ({'; '.join(reasons)})"
-        facts = Facts(port=self.port, failures=self.failures, holders=holders(self.port))
+        facts = Facts(
+            port=self.port,
+            failures=self.failures,
+            holders=holders(self.port),
+            memberships=inspection.membership_limit(),
+        )
         for finding in diagnosis.troubles(facts):
             if finding.status is Status.FAIL:
                 return InterfaceError.explain(observation, cause=finding.observation, remedy=finding.remedy)
