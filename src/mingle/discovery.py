@@ -116,7 +116,7 @@ class Discovery(StoreLoop):
             self._carry_out()
             while not machine.finished:
                 if machine.expired(time.monotonic()):
-                    machine.give_up(self.facts())
+                    machine.give_up(self.facts(diagnosed=True))
                     break
                 self._turn()
         except KeyboardInterrupt:
