@@ -258,13 +258,13 @@ class AgentHost(Host):
         while True:
             if roll.settle(present, gone):
                 self._tell_members(lambda: frames.Members(view=roll.settled, settled=True))
-            if not roll.change(registrar.present_nodes()):
+            if not roll.change(registrar.present_nodes(), registrar.generation):
                 break
             self._tell_members(lambda: frames.Members(view=roll.latest))
             # On one connection the answer to this comes after the view was read.
             self._tell_members(lambda: frames.Ping(number=roll.latest.number))
         absent = [node for node in roll.absent(present) if node.member not in gone]
-        self._obituaries.inquire(absent, now)
+        self._obituaries.inquire([*absent, *registrar.questioned(now)], now)
         if self._allow_minority or roll.holds(present, self._dead | registrar.left_on_purpose):
             self._lacking_since = None
         elif self._lacking_since is None:

@@ -42,9 +42,8 @@ class AgentCandidacy(Candidacy):
     A sealed session with a free seat comes before an open one, then the higher generation, then the lower host id.
     """
 
-    def __init__(self, identity: Identity, standing: Standing, generation: Callable[[], int]) -> None:
+    def __init__(self, identity: Identity, generation: Callable[[], int]) -> None:
         super().__init__(identity)
-        self._standing = standing
         self._generation = generation
 
     def competes(self, message: Datagram) -> TypeGuard[Offer]:
@@ -55,7 +54,6 @@ class AgentCandidacy(Candidacy):
             and message.kind == self._identity.kind
             and message.host != self._identity.member
             and message.takes_members
-            and (message.state == "open" or message.generation >= self._standing.generation)
         )
 
     def loses_to(self, offer: Offer, *, stands: bool, now: float) -> bool:
@@ -154,7 +152,7 @@ class Agent:
             self.part = self._elector(now=now, candidacy=self._candidacy())
 
     def _candidacy(self) -> AgentCandidacy:
-        return AgentCandidacy(self.identity, self.standing, self._own_generation)
+        return AgentCandidacy(self.identity, self._own_generation)
 
     def _own_generation(self) -> int:
         """That of the session that we host, or would."""

@@ -245,7 +245,7 @@ class Joiner:
         if self.outcome is not None:
             return
         note(self.evidence.hosts, session.host_name, f"refused us: {frame.reason}")
-        if frame.reason in ("session", "ended", "secret", "network"):
+        if frame.reason in ("session", "ended", "secret", "network", "generation"):
             session.retry_later(now)
             self._seeker.resume(now)
         elif frame.reason in ("running", "full"):
