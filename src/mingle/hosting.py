@@ -93,14 +93,7 @@ class Host:
             port=self.port,
             started=self.started,
         )
-        self.registrar = Registrar(
-            self.session,
-            identity.world_size,
-            identity.member,
-            introduction.join(),
-            prefix_lengths=introduction.prefix_lengths(),
-            kind=identity.kind,
-        )
+        self.registrar = self._make_registrar(introduction)
         self._presence = Presence(
             introduction,
             self.offer,
@@ -113,6 +106,16 @@ class Host:
         self.rivals = Rivals(introduction.hello, self.key, self.new_id, self._effects, competes=identity.rank is None)
         converse = functools.partial(introduction.conversation, self.key)
         self._callers = Callers(converse, self._effects, gone=self.rivals.caller_gone)
+
+    def _make_registrar(self, introduction: Introduction) -> Registrar:
+        return Registrar(
+            self.session,
+            self.identity.world_size,
+            self.identity.member,
+            introduction.join(),
+            prefix_lengths=introduction.prefix_lengths(),
+            kind=self.identity.kind,
+        )
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 
@@ -400,9 +403,11 @@ class Host:
         if not self.closed:
             self._end(reason, conflict=False)
 
-    def _end(self, reason: str, *, conflict: bool, network: bool = False) -> None:
+    def _end(self, reason: str, *, conflict: bool, network: bool = False, regather: bool = False) -> None:
         self.closed = True
-        farewell = frames.Closed(session=self.session, reason=reason[:2048], conflict=conflict, network=network)
+        farewell = frames.Closed(
+            session=self.session, reason=reason[:2048], conflict=conflict, network=network, regather=regather
+        )
         status = self.registrar.status() if self.outcome is None else None
         for conn in self._callers.connections():
             if self._callers[conn].conversation.proved:

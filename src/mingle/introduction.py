@@ -80,6 +80,8 @@ class Introduction:
             kind=identity.kind,
             versions=identity.versions,
             paths=self.paths(),
+            minimum=identity.minimum,
+            port=self.port if identity.kind == "agents" else 0,
         )
 
     def conversation(self, key: JobKey | None) -> HostConversation:

@@ -20,13 +20,14 @@ from typing import Protocol
 
 import msgspec
 
-from mingle import connections, datagrams, forksafe, interfaces
+from mingle import connections, datagrams, forksafe, inspection, interfaces
 from mingle.authentication import JobKey
 from mingle.connections import Connections
 from mingle.datagrams import Datagram, Offer
 from mingle.errors import InterfaceError
 from mingle.groups import LOBBY, Group, job_group
 from mingle.machine import Address, Answer, Dial, Effect, Hangup, Multicast, NetworkFacts, Notice, Source, Write
+from mingle.network_facts import Seen, network_facts
 from mingle.peers import PeerSchedule, Resolver
 from mingle.settings import Network
 from mingle.transport import Received, Transport
@@ -80,6 +81,7 @@ class Loop:
         job: the job whose group is listened to beside the lobby; None: only the lobby is.
         key: signs what is sent.
         stack: what is to be closed at the end goes there, also if this constructor fails.
+        groups: the multicast groups to join in place of the job's and the lobby.
 
     Raises:
         InterfaceError: no interface can be used.
@@ -87,13 +89,23 @@ class Loop:
 
     _machine: Machine
 
-    def __init__(self, network: Network, job: str | None, key: JobKey | None, stack: contextlib.ExitStack) -> None:
+    def __init__(
+        self,
+        network: Network,
+        job: str | None,
+        key: JobKey | None,
+        stack: contextlib.ExitStack,
+        *,
+        groups: Sequence[Group] = (),
+    ) -> None:
         self.network = network
         self.new_id = connections.counter()
         self.rng = random.Random()
         self._key = key
         self._group: Group | None = None if job is None else job_group(job)
         self._rejected: Counter[str] = Counter()
+        self._multicasts_on: set[str] = set()
+        self._rp_drops = inspection.reverse_path_drops()
         self._dialled: dict[int, str] = {}
         self._calls: deque[Callable[[], None]] = deque()
         self._found = interfaces.scan()
@@ -105,7 +117,7 @@ class Loop:
             forksafe.register(end).setblocking(False)
             stack.callback(end.close)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, self._run_calls)
-        groups = (LOBBY,) if self._group is None else (self._group, LOBBY)
+        groups = groups or ((LOBBY,) if self._group is None else (self._group, LOBBY))
         self._transport: Transport | None = Transport(
             self._usable, groups=groups, port=network.port, ttl=network.ttl, family=network.family
         )
@@ -265,7 +277,13 @@ class Loop:
                 self._datagram(received)
         return []
 
+    def _note_multicast(self, received: Received) -> None:
+        """Notes where multicasts arrive. Our own come back, too, unless this host's own firewall drops them."""
+        if received.multicast:
+            self._multicasts_on.add(received.interface)
+
     def _datagram(self, received: Received) -> None:
+        self._note_multicast(received)
         source = Source(
             interface=received.interface,
             multicast=received.multicast,
@@ -346,27 +364,28 @@ class Loop:
 
     # --- what a report says ----------------------------------------------------------------------------------------
 
-    def facts(self) -> NetworkFacts:
-        """What a report says of the network."""
-        network, transport = self.network, self._transport
-        families = {network.family} if network.family != "auto" else {"4", "6"}
-        group = self._group or LOBBY
-        groups = [group.ipv4] if "4" in families else []
-        if "6" in families and any(each.of_family("6") for each in self._usable):
-            groups.append(group.ipv6(network.ttl))
-        failures = [f"{what}: {why}" for what, why in transport.failures.items()] if transport else []
-        failures += [f"{host} did not resolve: {why}" for host, why in self._resolver.failures.items()]
-        return NetworkFacts(
-            interfaces=[str(each) for each in self._usable],
-            groups=groups,
-            port=network.port,
-            peers=[str(peer) for peer in network.peers],
-            sent=transport.sent if transport else 0,
-            received=transport.received if transport else 0,
+    @property
+    def seen(self) -> Seen:
+        """What the sockets have shown."""
+        return Seen(
+            network=self.network,
+            group=self._group or LOBBY,
+            found=self._found,
+            usable=self._usable,
+            transport=self._transport,
+            unresolved=self._resolver.failures,
             rejected=self._rejected,
-            send_errors=transport.send_errors if transport else Counter(),
-            failures=failures,
+            multicasts_on=frozenset(self._multicasts_on),
+            rp_drops_before=self._rp_drops,
         )
+
+    def facts(self, *, diagnosed: bool = False) -> NetworkFacts:
+        """What a report says of the network.
+
+        Args:
+            diagnosed: whether to look for what is wrong with this machine, too; it takes a moment.
+        """
+        return network_facts(self.seen, diagnosed=diagnosed)
 
 
 def own_addresses(usable: Iterable[interfaces.Interface], family: interfaces.Family) -> tuple[Address, ...]:

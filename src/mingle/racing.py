@@ -42,7 +42,7 @@ class Racing:
                 return
         session.offer = offer
         if session.proving is not None:
-            reopened = session.proving.purpose == "probe" and offer.state == "open"
+            reopened = session.proving.purpose == "probe" and offer.takes_members
             if not reopened or session.proving.verdict is Verdict.RACING or now < session.retry_at:
                 session.proving.add(endpoints)
                 return
@@ -54,7 +54,7 @@ class Racing:
             return
         session.endpoints = endpoints
         current = self.membership.current
-        if current is not None and session is not current and offer.state == "open":
+        if current is not None and session is not current and offer.takes_members:
             self.membership.doubt(now)
             if self.membership.seated and self.membership.identity.rank is None and now >= session.retry_at:
                 # Our host may not hear the other's datagrams.
