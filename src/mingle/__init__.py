@@ -21,7 +21,8 @@ machines (pure)       ``joining`` (a rank), ``hosting`` (rank 0), ``electing`` (
 network               ``interfaces``, ``transport``, ``udp``, ``connections``, ``peers``, ``forksafe``
 settings              ``settings``, ``placement``, ``launchers``, ``values``, ``node``, ``errors``
 where they meet       ``discovery`` (the loop), ``progress``
-torch                 ``store``, ``rendezvous``, ``environment``, ``process_group``, ``url_scheme``, ``job``
+torch                 ``store``, ``rendezvous``, ``environment``, ``process_group``, ``url_scheme``, ``job``,
+                      ``torch_threads``
 command line          ``cli``
 ====================  ==============================================================================
 """
