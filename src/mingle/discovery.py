@@ -21,7 +21,7 @@ from mingle.electing import Elector
 from mingle.errors import MingleError
 from mingle.hosting import Host
 from mingle.joining import Joiner
-from mingle.loop import Loop, own_addresses
+from mingle.loop import Loop
 from mingle.machine import CloseStore, Effect, Formation, Identity, OpenStore, ProveStore
 from mingle.progress import Progress
 from mingle.settings import Settings
@@ -77,10 +77,11 @@ class Discovery(Loop):
                 rng=self.rng,
                 now=now,
             )
-        addresses = own_addresses(self._usable, settings.family)
+        addresses = self._nics.addresses()
         if settings.master_port is not None:
             store.check_port(settings.master_port, [each.address for each in addresses])
-        self._connections.listen([(each.address, each.index) for each in addresses])
+        ready = self._connections.listen([(each.address, each.index) for each in addresses])
+        addresses = tuple(each for each in addresses if (each.address, each.index) in ready)
         advertised = (settings.advertise,) if settings.advertise else ()
         if identity.rank is None:
             return Elector(
@@ -93,6 +94,7 @@ class Discovery(Loop):
                 rng=self.rng,
                 now=now,
                 advertised=advertised,
+                named=bool(settings.interfaces),
             )
         return Host(
             identity,
@@ -105,7 +107,20 @@ class Discovery(Loop):
             self.rng,
             now,
             advertised=advertised,
+            named=bool(settings.interfaces),
         )
+
+    def _interfaces_looked_at(self, now: float, *, changed: bool) -> None:
+        machine = self._machine
+        if changed and not isinstance(machine, Host):
+            machine.rewired(now)
+        if isinstance(machine, Joiner):
+            return
+        wanted = self._nics.addresses()
+        ready = self._connections.listen_also([(each.address, each.index) for each in wanted])
+        addresses = tuple(each for each in wanted if (each.address, each.index) in ready)
+        if addresses and addresses != machine.addresses:
+            machine.readdress(addresses, now)
 
     # --- running ---------------------------------------------------------------------------------------------------
 
