@@ -18,11 +18,13 @@ machines (pure)       ``joining`` (a rank), ``hosting`` (rank 0), ``electing`` (
 … of a rank           ``asking``, ``sessions``, ``racing``, ``membership``, ``blocking``, ``moving``
 … of the host         ``callers``, ``introduction``, ``presence``, ``rivals``
 … of the elector      ``candidacy``, ``telling``
-network               ``interfaces``, ``transport``, ``udp``, ``connections``, ``peers``, ``forksafe``
+network               ``interfaces``, ``transport``, ``udp``, ``siblings``, ``connections``, ``peers``, ``forksafe``
 settings              ``settings``, ``placement``, ``launchers``, ``values``, ``node``, ``errors``, ``abandonable``
-where they meet       ``discovery`` (the loop), ``progress``
-torch                 ``store``, ``rendezvous``, ``environment``, ``process_group``, ``url_scheme``, ``job``
-torchrun              ``torchrun``, ``agent_settings``, ``agent_handler``, ``agent_rounds``, ``agent_store``
+where they meet       ``discovery``, ``loop``, ``nics``, ``progress``
+torch                 ``store``, ``rendezvous``, ``environment``, ``process_group``, ``url_scheme``, ``job``,
+                      ``torch_threads``
+torchrun              ``torchrun``, ``agent_settings``, ``agent_handler``, ``agent_rounds``, ``agent_store``,
+                      ``agent_absentees``
 command line          ``cli``
 ====================  ==============================================================================
 """

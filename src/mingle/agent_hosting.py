@@ -68,6 +68,7 @@ class AgentHost(Host):
         dead: dict[bytes, float],
         evidence: Evidence | None = None,
         advertised: tuple[str, ...] = (),
+        named: bool = False,
     ) -> None:
         self.dissolved: str | None = None
         self.moved_to: Offer | None = None
@@ -97,6 +98,7 @@ class AgentHost(Host):
             rng,
             started,
             advertised,
+            named,
             evidence=evidence if evidence is not None else Evidence(),
         )
         self.rivals.longest_wait = timeout
@@ -110,6 +112,8 @@ class AgentHost(Host):
             self.identity.member,
             introduction.join(),
             prefix_lengths=introduction.prefix_lengths(),
+            last_resort=introduction.last_resort(),
+            named=self.named,
             nodes=self._nodes,
             last_call=self._last_call,
             allow_minority=self._allow_minority,
@@ -168,7 +172,7 @@ class AgentHost(Host):
         """Tells whether a connection is this machine's."""
         return super().owns(conn) or self._obituaries.owns(conn) or self._superseding.owns(conn)
 
-    def connected(self, conn: int, local_address: str, interface: str, now: float) -> None:
+    def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
         """A connection that was dialled stands."""
         if self._obituaries.owns(conn):
             self._obituaries.connected(conn)
@@ -176,7 +180,7 @@ class AgentHost(Host):
         elif self._superseding.owns(conn):
             self._superseding.connected(conn, local_address, interface)
         else:
-            super().connected(conn, local_address, interface, now)
+            super().connected(conn, local_address, interface, now, weak=weak)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
         """Bytes came in on a connection."""

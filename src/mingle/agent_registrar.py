@@ -47,6 +47,8 @@ class AgentsRegistrar(Registrar):
         own: frames.Join,
         *,
         prefix_lengths: Mapping[str, int],
+        last_resort: frozenset[str] = frozenset(),
+        named: bool = False,
         nodes: Nodes,
         last_call: float,
         allow_minority: bool,
@@ -54,7 +56,16 @@ class AgentsRegistrar(Registrar):
         dead: Mapping[bytes, float],
         now: float,
     ) -> None:
-        super().__init__(session, nodes.maximum, own_member, own, prefix_lengths=prefix_lengths, kind="agents")
+        super().__init__(
+            session,
+            nodes.maximum,
+            own_member,
+            own,
+            prefix_lengths=prefix_lengths,
+            last_resort=last_resort,
+            named=named,
+            kind="agents",
+        )
         self.nodes = nodes
         self.dead = dead
         self.left_on_purpose: set[bytes] = set()

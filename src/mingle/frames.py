@@ -45,6 +45,8 @@ class Path(Struct, frozen=True, kw_only=True, omit_defaults=True):
     local_address: Address
     interface: ShortText
     """The member's interface that owns ``local_address``."""
+    weak: bool = False
+    """It says nothing about the network that ``host_address`` is on: see :func:`mingle.interfaces.reached_weakly`."""
 
     def __post_init__(self) -> None:
         check_address(self.host_address)

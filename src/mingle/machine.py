@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from mingle.datagrams import Datagram, Kind, List, Offer, Seek
+from mingle.findings import Finding
 from mingle.frames import Who
 
 # Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
@@ -72,6 +73,8 @@ class Address:
     prefix_length: int
     index: int = 0
     """The kernel's number of the interface, which is the scope of a link-local address."""
+    last_resort: bool = False
+    """On a tunnel, or on a bridge inside this machine: not to be used where all share something better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +204,8 @@ class NetworkFacts:
     rejected: Counter[str] = field(default_factory=Counter)
     send_errors: Counter[str] = field(default_factory=Counter)
     failures: Sequence[str] = ()
+    findings: Sequence[Finding] = ()
+    """What is wrong with this machine, worst first; read when something has failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class Job:
         return tuple(sorted(set(steps[-1]["hosts"]))) if steps else ()
 
     def wait_for_group(self, hosts: Sequence[Host], since: float = 0.0, seconds: float = SECONDS) -> float:
-        """Wait until each of these hosts has made a step with exactly these ones after ``since``; return when."""
+        """Wait until each of these hosts has stepped after ``since`` with exactly these; when the last did it."""
         wanted = tuple(sorted(host.name for host in hosts))
         firsts: dict[Host, float] = {}
 
