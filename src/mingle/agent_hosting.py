@@ -207,6 +207,12 @@ class AgentHost(Host):
             self._leases.answered(caller.hello.member)
         super()._frame(conn, caller, frame, now)
 
+    def _hold(self, now: float) -> None:
+        # Whoever runs without the majority that we have began anew, and makes way once we run.
+        others = self.rivals.any_alive and not self.registrar.leads(now)
+        self.registrar.hold(others or self._making_way, now)
+        self._decide(now)
+
     def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
         """The store listens."""
         super().store_opened(epoch, port, token, now)

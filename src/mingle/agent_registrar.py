@@ -111,6 +111,10 @@ class AgentsRegistrar(Registrar):
     def _has_majority(self, now: float) -> bool:
         return self._survives(self.views(), self.seats.keys(), now)
 
+    def leads(self, now: float) -> bool:
+        """Whether this gathering goes on with a session of before, and nobody else may."""
+        return bool(self.views()) and self._has_majority(now)
+
     def _survives(self, views: Iterable[frames.View], present: AbstractSet[bytes], now: float) -> bool:
         bound = {**self._bound_until, self.own_member: self._standing.bound_until}
         return all(survives(view, present, bound_until=bound, dead=self.dead, now=now) for view in views)
