@@ -19,9 +19,10 @@ machines (pure)       ``joining`` (a rank), ``hosting`` (rank 0), ``electing`` (
 … of the host         ``callers``, ``introduction``, ``presence``, ``rivals``
 … of the elector      ``candidacy``, ``telling``
 network               ``interfaces``, ``transport``, ``udp``, ``connections``, ``peers``, ``forksafe``
-settings              ``settings``, ``placement``, ``launchers``, ``values``, ``node``, ``errors``
+settings              ``settings``, ``placement``, ``launchers``, ``launcher``, ``values``, ``node``, ``errors``
 where they meet       ``discovery`` (the loop), ``progress``
 torch                 ``store``, ``rendezvous``, ``environment``, ``process_group``, ``url_scheme``, ``job``
+frameworks            ``lightning`` (a plug-in for it)
 command line          ``cli``
 ====================  ==============================================================================
 """

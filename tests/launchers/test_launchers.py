@@ -15,7 +15,7 @@ from .slurm import Slurm
 
 def test_open_mpi(cluster: Cluster) -> None:
     as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    output = cluster.run("mpirun.openmpi", "--host", "node1:2,node2:2", "-n", "4", *train(), **as_root)
+    output = cluster.run("mpirun.openmpi", "--host", "node1:2,node2:2", "-n", "4", *train(), variables=as_root)
     assert places(output) == BLOCKS
 
 
