@@ -1,6 +1,6 @@
 """Frameworks on top of mingle: they find the ranks in their places, train, and end with one set of weights.
 
-All programs run at once, on processes that are forked from one which has imported torch.
+All programs run at once, on processes that are forked from one which has imported torch and the frameworks.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
             "lightning": ranks("lightning_after_discover", given(2)),
             "accelerate": ranks("accelerate_after_discover", given(2)),
             "fsdp2": ranks("fsdp2_mesh", assigned(4)),
-        }
+        },
+        preload=["lightning.pytorch", "lightning.pytorch.demos.boring_classes", "accelerate"],
     )
 
 
