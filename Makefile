@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXAMPLES_READY := $(VENV)/.examples-ready
 DEV_READY := $(VENV)/.dev-ready
+FRAMEWORKS_READY := $(VENV)/.frameworks-ready
 
 # The environment variable, unlike --constraint, also binds the isolated environments in which sources are built;
 # newer versions of pip read the second one for those.
@@ -21,7 +22,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 .PHONY: help
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target purpose; do \
-		printf '  make %-8s %s\n' "$$target" "$$purpose"; done
+		printf '  make %-16s %s\n' "$$target" "$$purpose"; done
 
 .PHONY: demo
 demo: $(EXAMPLES_READY) ## train on 4 ranks of this machine that were told no address
@@ -48,6 +49,14 @@ compose-demo: ## train on 4 containers that were told neither an address nor a r
 .PHONY: test-compose
 test-compose: $(DEV_READY) ## run docker-compose.yml for real, as root also where no Docker runs
 	$(BIN)/python -m pytest tests/compose --durations=0 $(PYTEST_ARGS)
+
+.PHONY: test-launchers
+test-launchers: $(DEV_READY) ## start the example by mpirun, mpiexec, srun, sbatch and pdsh, installed if missing (as root)
+	$(BIN)/python -m pytest tests/launchers --durations=0 $(PYTEST_ARGS)
+
+.PHONY: test-frameworks
+test-frameworks: $(FRAMEWORKS_READY) ## train with Lightning, Accelerate and FSDP2 on top of mingle
+	$(BIN)/python -m pytest tests/frameworks --durations=0 $(PYTEST_ARGS)
 
 .PHONY: bench
 bench: $(DEV_READY) ## measure how long jobs take to start, torchrun's beside stock c10d (needs root, like the lab)
@@ -100,3 +109,8 @@ $(DEV_READY): pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "installing into $(VENV): the first time this takes a few minutes"
 	$(INSTALL) --editable '.[dev]'
 	@touch $@ $(EXAMPLES_READY)
+
+$(FRAMEWORKS_READY): $(DEV_READY)
+	@echo "installing Lightning and Accelerate into $(VENV)"
+	$(INSTALL) --editable '.[dev,frameworks]'
+	@touch $@
