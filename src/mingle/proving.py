@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from mingle.authentication import JobKey
 from mingle.control import HandshakeFailed, MemberConversation
-from mingle.datagrams import Rejected
+from mingle.datagrams import MAX_ADDRESSES, Offer, Rejected
 from mingle.frames import AnyFrame, Hello, Path
 from mingle.machine import Dial, Effect, Hangup, NewId, Write
 
@@ -21,14 +21,33 @@ STAGGER_SECONDS = 0.05
 """How long after one address the next is tried."""
 ADDRESS_SECONDS = 1.0
 """How long one address may take, connection and proof together."""
+MAX_ENDPOINTS = 2 * MAX_ADDRESSES
+"""How many are tried for one session: what its host named last, and what somebody else claims of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address and the interface on which it was heard."""
+    """An address, the interface on which it was heard, and the control port that was named with it."""
 
     address: str
     interface: str
+    port: int = 0
+    """0: the one that the race was begun with."""
+
+
+def named(offer: Offer, interface: str) -> list[Endpoint]:
+    """Returns where an OFFER, heard on that interface, says that its session is."""
+    return [Endpoint(address, interface, offer.port) for address in offer.addresses]
+
+
+def merged(new: Sequence[Endpoint], known: Sequence[Endpoint]) -> list[Endpoint]:
+    """Returns where to look for a session: what was named last, then what was named before.
+
+    An OFFER can be forged, with the id of a session that is there. What its host said is therefore not forgotten for
+    what somebody says after it.
+    """
+    places = {(each.address, each.port) for each in new}
+    return [*new, *(each for each in known if (each.address, each.port) not in places)][:MAX_ENDPOINTS]
 
 
 @dataclass(slots=True)
@@ -78,7 +97,7 @@ class Proving:
         self._effects = effects
         self._all_ways = all_ways
         self._waiting = list(endpoints)
-        self._endpoints = {endpoint.address: endpoint for endpoint in endpoints}
+        self._endpoints = {self._place(endpoint): endpoint for endpoint in endpoints}
         self._attempts: dict[int, _Attempt] = {}
         self._next_start = now
         self._was_silent = False
@@ -107,9 +126,13 @@ class Proving:
         if self.winner is not None and not self._all_ways:
             return
         for endpoint in endpoints:
-            if endpoint.address not in self._endpoints:
-                self._endpoints[endpoint.address] = endpoint
+            # Whoever invents addresses for a session that is there does not make the race endless.
+            if self._place(endpoint) not in self._endpoints and len(self._endpoints) < MAX_ENDPOINTS:
+                self._endpoints[self._place(endpoint)] = endpoint
                 self._waiting.append(endpoint)
+
+    def _place(self, endpoint: Endpoint) -> tuple[str, int]:
+        return endpoint.address, endpoint.port or self._port
 
     def prove_again(self, now: float) -> None:
         """Forgets every way but the winner's and tries all addresses once more."""
@@ -117,8 +140,8 @@ class Proving:
             return
         winning = self._attempts[self.winner].endpoint.address
         self.paths = {winning: self.paths[winning]}
-        under_way = {attempt.endpoint.address for attempt in self._attempts.values()}
-        self._waiting = [each for each in self._endpoints.values() if each.address not in under_way]
+        under_way = {self._place(attempt.endpoint) for attempt in self._attempts.values()}
+        self._waiting = [each for place, each in self._endpoints.items() if place not in under_way]
         self._next_start = now
         self.handle_timer(now)
 
@@ -142,9 +165,10 @@ class Proving:
 
     def _start(self, endpoint: Endpoint, now: float) -> None:
         conn = self._new_id()
-        conversation = MemberConversation(self._hello(), (endpoint.address, self._port), self._key)
+        port = endpoint.port or self._port
+        conversation = MemberConversation(self._hello(), (endpoint.address, port), self._key)
         self._attempts[conn] = _Attempt(endpoint, conversation, now + ADDRESS_SECONDS)
-        self._effects.append(Dial(conn, endpoint.address, self._port, endpoint.interface))
+        self._effects.append(Dial(conn, endpoint.address, port, endpoint.interface))
 
     def connected(self, conn: int, local_address: str, interface: str) -> None:
         """A connection stands; ``interface`` owns its local address."""

@@ -115,7 +115,7 @@ def timeout(
 ) -> MingleError:
     """Returns the error of a rank whose time is up."""
     if status is not None:
-        observation, cause, remedy = _incomplete(identity, status, seconds, connected)
+        observation, cause, remedy = _incomplete(identity, evidence, status, seconds, connected)
     elif connected:
         observation, cause, remedy = _hushed(identity, seconds)
     else:
@@ -125,7 +125,9 @@ def timeout(
     )
 
 
-def _incomplete(identity: Identity, status: Status, seconds: float, connected: bool) -> tuple[str, str, str]:
+def _incomplete(
+    identity: Identity, evidence: Evidence, status: Status, seconds: float, connected: bool
+) -> tuple[str, str, str]:
     observation = (
         f"job {identity.job!r} did not form within {seconds:g} s: {status.joined} of {status.world_size} ranks joined"
     )
@@ -142,12 +144,21 @@ def _incomplete(identity: Identity, status: Status, seconds: float, connected: b
         observation += f"\n  came and went: {_few(status.left, '; ')}"
     if status.refused:
         observation += f"\n  refused: {_few(status.refused, '; ')}"
+    if evidence.secret_failures:
+        observation += f"\n  did not prove the secret: {_few(evidence.secret_failures, '; ')}"
     if status.refused:
         cause = "a rank was started with settings that contradict the others (see what was refused)"
     elif status.left and not status.missing:
         cause = "a rank crashed or was stopped while it waited for the others"
     elif status.unconfirmed:
         cause = "those processes are stopped, or their network was cut while the job formed"
+    elif evidence.secret_failures or evidence.secret_signs:
+        cause = (
+            "the missing ranks were started without a secret or with another one (somebody speaks of this job and has "
+            "not ours), or were never started"
+        )
+        remedy = "give every rank the same MINGLE_SECRET or MINGLE_SECRET_FILE; a stranger can be ignored."
+        return observation, cause, remedy
     else:
         cause = (
             "the missing ranks were never started, run under another job id (see below), "
