@@ -37,6 +37,7 @@ from mingle.machine import (
     Source,
     note,
     note_name,
+    scoped,
 )
 from mingle.presence import Presence
 from mingle.proving import Endpoint
@@ -295,7 +296,8 @@ class Host:
                 case decisions.OpenStore(epoch, address):
                     self._presence.seal()
                     self._sealed_since = now
-                    self._effects.append(OpenStore(epoch, self._introduction.path(address).local_address))
+                    path = self._introduction.path(address)
+                    self._effects.append(OpenStore(epoch, scoped(path.local_address, path.interface)))
                 case decisions.NoCommonNetwork(matrix):
                     self._fail(reports.no_common_network(self.identity, matrix), conflict=True)
                 case decisions.Reopened(reason):

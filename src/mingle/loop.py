@@ -313,6 +313,10 @@ class Loop:
 
     def _connected(self, event: connections.Connected, now: float) -> None:
         dialled = self._dialled.pop(event.conn)
+        if event.local_address not in self._nics.bare_addresses():
+            self._rescan(now)  # an interface that has come since we looked
+            if not self._machine.owns(event.conn):
+                return
         owner = self._nics.owner(event.local_address, dialled.interface)
         if not self._nics.in_use(owner):
             self._connections.hang_up(event.conn)
