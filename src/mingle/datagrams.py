@@ -112,9 +112,19 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer", omit_defaults=True)
     generation: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     """How many hosts of this job have been lost before this one (agents only)."""
 
+    @property
+    def takes_members(self) -> bool:
+        """Whether it has room: a session of ranks until it is sealed, one of agents as long as a seat is free."""
+        return self.state == "open" or (self.kind == "agents" and self.joined < self.world_size)
+
     def __post_init__(self) -> None:
         for address in self.addresses:
             check_address(address)
+
+    @property
+    def host_name(self) -> str:
+        """Who sent it, for reports."""
+        return f"host {self.hostname or 'unknown'} ({self.addresses[0]}:{self.port}), pid {self.pid}"
 
 
 class Bye(Message, frozen=True, kw_only=True, tag="bye", omit_defaults=True):

@@ -70,14 +70,17 @@ class Elector:
         advertised: tuple[str, ...] = (),
         named: bool = False,
         new_session: Callable[[], bytes] | None = None,
+        make_joiner: Callable[..., Joiner] = Joiner,
+        make_host: Callable[..., Host] = Host,
+        candidacy: Candidacy | None = None,
     ) -> None:
         self.identity = identity
         self.port = port
         self.addresses = addresses
-        self.joiner = Joiner(identity, key=key, timeout=timeout, new_id=new_id, rng=rng, now=now)
+        self.joiner = make_joiner(identity, key=key, timeout=timeout, new_id=new_id, rng=rng, now=now)
         self.host: Host | None = None
         self._open_host = functools.partial(
-            Host,
+            make_host,
             identity,
             port=port,
             key=key,
@@ -92,7 +95,7 @@ class Elector:
         self._failure: MingleError | None = None
         """Why our own session failed, once it is gone."""
         self._effects: list[Effect] = []
-        self._candidacy = Candidacy(identity)
+        self._candidacy = candidacy if candidacy is not None else Candidacy(identity)
         self._elect_at: float | None = now + self._candidacy.patience()
         self._yield: _Yield | None = None
         self._telling = Telling(identity, self._own_offer, key=key, new_id=new_id, effects=self._effects)
@@ -341,6 +344,8 @@ class Elector:
         assert host is not None
         if self.joiner.has_confirmed:
             # That job may form with us in it, and is full: whoever is still here has to look for itself.
+            if seat is not None:
+                self._leave_behind(host, seat)
             self._end_host("it has a place in another session")
         elif seat is None:
             if now >= making.until or not self.joiner.host_in_sight:
@@ -358,6 +363,9 @@ class Elector:
             self._end_host("its members were sent to another host")
         if seat is not None:
             making.until = now + YIELD_SECONDS
+
+    def _leave_behind(self, host: Host, seat: bytes) -> None:
+        """Our session ends with members that could not follow us yet."""
 
     def _open_again(self, making: _Yield, now: float, *, stand: bool) -> None:
         """The winner is gone, or not reached by all: be host again of whoever is still here."""

@@ -97,7 +97,7 @@ class Host:
             port=self.port,
             started=self.started,
         )
-        self.registrar = introduction.registrar(named=self.named)
+        self.registrar = self._make_registrar(introduction)
         self._presence = Presence(
             introduction,
             self.offer,
@@ -110,6 +110,9 @@ class Host:
         self.rivals = Rivals(introduction.hello, self.key, self.new_id, self._effects, competes=identity.rank is None)
         converse = functools.partial(introduction.conversation, self.key)
         self._callers = Callers(converse, self._effects, gone=self.rivals.caller_gone)
+
+    def _make_registrar(self, introduction: Introduction) -> Registrar:
+        return introduction.registrar(named=self.named)
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 
@@ -158,9 +161,8 @@ class Host:
     def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
         """Its interfaces have changed: it listens at these addresses. They stay once a store may stand on one."""
         if self.registrar.phase in (Phase.OPEN, Phase.CONFIRMING):
-            self.addresses = self._introduction.addresses = addresses
-            own = self._introduction
-            self.registrar.readdress(own.join(), own.prefix_lengths(), own.last_resort())
+            self.addresses = addresses
+            self._introduction.readdress(addresses, self.registrar)
             self._presence.burst(now)
 
     # --- datagrams -------------------------------------------------------------------------------------------------
@@ -275,9 +277,8 @@ class Host:
         """A member can't reach the host that it was sent to."""
         if self._moved is not None and self._moved.offer.session == session:
             self.stranded = True
-            offer = self._moved.offer
-            there = f"host {offer.hostname or 'unknown'} ({offer.addresses[0]}:{offer.port}), pid {offer.pid}"
-            note(self.evidence.hosts, there, f"not reached by {caller.as_seen(caller.hello.who)}")
+            who = caller.as_seen(caller.hello.who)
+            note(self.evidence.hosts, self._moved.offer.host_name, f"not reached by {who}")
 
     # --- decisions -------------------------------------------------------------------------------------------------
 
@@ -387,11 +388,10 @@ class Host:
         failure = reports.running(identity, *blockers[0][:2]) if blockers else None
         if failure is None and not self.has_members:
             failure = reports.authentication(identity, evidence, facts, secured=self.key is not None)
-        status, seconds = self.registrar.status(), self.timeout
-        self._fail(
-            failure or reports.timeout(identity, evidence, facts, seconds=seconds, status=status, connected=True),
-            conflict=False,
-        )
+        if failure is None:
+            status = self.registrar.status()
+            failure = reports.timeout(identity, evidence, facts, seconds=self.timeout, status=status, connected=True)
+        self._fail(failure, conflict=False)
 
     def _fail(self, error: MingleError, *, conflict: bool) -> None:
         if self.failure is None:
@@ -403,9 +403,11 @@ class Host:
         if not self.closed:
             self._end(reason, conflict=False)
 
-    def _end(self, reason: str, *, conflict: bool, network: bool = False) -> None:
+    def _end(self, reason: str, *, conflict: bool, network: bool = False, regather: bool = False) -> None:
         self.closed = True
-        farewell = frames.Closed(session=self.session, reason=reason[:2048], conflict=conflict, network=network)
+        farewell = frames.Closed(
+            session=self.session, reason=reason[:2048], conflict=conflict, network=network, regather=regather
+        )
         status = self.registrar.status() if self.outcome is None else None
         for conn in self._callers.connections():
             if self._callers[conn].conversation.proved:

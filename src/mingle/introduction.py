@@ -83,6 +83,11 @@ class Introduction:
             kind=identity.kind,
         )
 
+    def readdress(self, addresses: tuple[Address, ...], registrar: Registrar) -> None:
+        """Its interfaces have changed: from now on it is to be found at these, its register is told."""
+        self.addresses = addresses
+        registrar.readdress(self.join(), self.prefix_lengths(), self.last_resort())
+
     # --- on a connection -------------------------------------------------------------------------------------------
 
     def join(self) -> frames.Join:
@@ -99,6 +104,8 @@ class Introduction:
             kind=identity.kind,
             versions=identity.versions,
             paths=self.paths(),
+            minimum=identity.minimum,
+            port=self.port if identity.kind == "agents" else 0,
         )
 
     def conversation(self, key: JobKey | None) -> HostConversation:

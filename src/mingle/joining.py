@@ -249,12 +249,13 @@ class Joiner:
         if self.outcome is not None:
             return
         note(self.evidence.hosts, session.host_name, f"refused us: {frame.reason}")
-        if frame.reason in ("session", "ended", "secret"):
+        if frame.reason in ("session", "ended", "secret", "network", "generation"):
             session.retry_later(now)
             self._seeker.resume(now)
         elif frame.reason in ("running", "full"):
             # Full or sealed without us: wait for its end, like for any other run of the same job.
-            session.offer = msgspec.structs.replace(session.offer, state="sealed")
+            full = session.offer.world_size
+            session.offer = msgspec.structs.replace(session.offer, state="sealed", joined=full)
             self._racing.prove(session, now)
             self._seeker.resume(now)
         else:

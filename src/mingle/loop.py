@@ -20,14 +20,15 @@ from typing import Protocol
 
 import msgspec
 
-from mingle import connections, datagrams, forksafe, interfaces
+from mingle import connections, datagrams, forksafe, inspection, interfaces
 from mingle.authentication import JobKey
 from mingle.connections import Connections
 from mingle.datagrams import Datagram, Offer, Seek
 from mingle.groups import LOBBY, Group, job_group
 from mingle.machine import Answer, Dial, Effect, Hangup, Multicast, NetworkFacts, Notice, Source, Write
+from mingle.network_facts import Seen, network_facts
 from mingle.nics import Nics
-from mingle.peers import PeerSchedule, Resolver
+from mingle.peers import Peers
 from mingle.settings import Network
 from mingle.siblings import Siblings
 from mingle.transport import Received, Transport
@@ -38,8 +39,6 @@ RESCAN_SECONDS = 2.0
 """How often the interfaces are looked at: a NIC may come or go."""
 REFRESH_SECONDS = 30.0
 """How often memberships are renewed: a switch that snoops without a querier forgets them after minutes."""
-RESOLVED_SECONDS = 0.1
-"""How often newly resolved peers are looked for."""
 LONGEST_WAIT_SECONDS = 60.0
 UNICAST_QUESTION_BYTES = 1000
 """A unicast question is padded to this: no answer to it is longer."""
@@ -81,6 +80,7 @@ class Loop:
         job: the job whose group is listened to beside the lobby; None: only the lobby is.
         key: signs what is sent.
         stack: what is to be closed at the end goes there, also if this constructor fails.
+        groups: the multicast groups to join in place of the job's and the lobby.
 
     Raises:
         InterfaceError: no interface can be used.
@@ -88,13 +88,23 @@ class Loop:
 
     _machine: Machine
 
-    def __init__(self, network: Network, job: str | None, key: JobKey | None, stack: contextlib.ExitStack) -> None:
+    def __init__(
+        self,
+        network: Network,
+        job: str | None,
+        key: JobKey | None,
+        stack: contextlib.ExitStack,
+        *,
+        groups: Sequence[Group] = (),
+    ) -> None:
         self.network = network
         self.new_id = connections.counter()
         self.rng = random.Random()
         self._key = key
         self._group: Group | None = None if job is None else job_group(job)
         self._rejected: Counter[str] = Counter()
+        self._multicasts_on: set[str] = set()
+        self._rp_drops = inspection.reverse_path_drops()
         self._dialled: dict[int, Dial] = {}
         self._calls: deque[Callable[[], None]] = deque()
         self._nics = Nics(network)
@@ -105,7 +115,7 @@ class Loop:
             forksafe.register(end).setblocking(False)
             stack.callback(end.close)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, self._run_calls)
-        groups = (LOBBY,) if self._group is None else (self._group, LOBBY)
+        groups = groups or ((LOBBY,) if self._group is None else (self._group, LOBBY))
         self._transport: Transport | None = Transport(
             self._nics.usable, groups=groups, port=network.port, ttl=network.ttl, family=network.family
         )
@@ -117,10 +127,8 @@ class Loop:
             self._selector.register(self._siblings.socket, selectors.EVENT_READ, self._read_siblings)
         self._connections = Connections(self._selector, self.new_id)
         stack.callback(self._connections.close)
-        self._peers = PeerSchedule(self.rng)
-        self._silent = True
-        self._resolver = Resolver(network.peers, network.port, network.family)
-        stack.callback(self._resolver.stop)
+        self._peers = Peers(network.peers, network.port, network.family, self.rng)
+        stack.callback(self._peers.stop)
         now = time.monotonic()
         self._rescan_due = now + RESCAN_SECONDS
         self._refresh_due = now + REFRESH_SECONDS
@@ -189,9 +197,7 @@ class Loop:
         now = time.monotonic()
         times = [self._machine.next_timer(), now + LONGEST_WAIT_SECONDS, *self._more_timers()]
         if self._seeks():
-            times += [self._rescan_due, self._refresh_due]
-            if self.network.peers:
-                times += [self._peers.next_timer(), now + RESOLVED_SECONDS]
+            times += [self._rescan_due, self._refresh_due, self._peers.next_timer(now)]
         return max(0.0, min(time for time in times if time is not None) - now)
 
     def call(self, function: Callable[[], None]) -> None:
@@ -209,16 +215,11 @@ class Loop:
         return []
 
     def _ask_peers(self, now: float) -> None:
-        if not self.network.peers or self._transport is None:
+        if self._transport is None:
             return
-        self._peers.learn(self._resolver.take(), now)
         message = self._machine.calling()
-        if (message is None) != self._silent:
-            self._silent = message is None
-            self._peers.restart(now)  # the host was lost, or nobody hosts: quickly again
-        if message is None:
-            return
-        for address in self._peers.turn(now):
+        for address in self._peers.turn(silent=message is None, now=now):
+            assert message is not None
             if isinstance(message, datagrams.Seek | datagrams.List):
                 data = datagrams.padded(message, UNICAST_QUESTION_BYTES, self._key)
             else:
@@ -284,7 +285,13 @@ class Loop:
         offer = self._machine.calling()
         return isinstance(offer, Offer) and offer.job == job
 
+    def _note_multicast(self, received: Received) -> None:
+        """Notes where multicasts arrive. Our own come back, too, unless this host's own firewall drops them."""
+        if received.multicast:
+            self._multicasts_on.add(received.interface)
+
     def _datagram(self, received: Received) -> Datagram | None:
+        self._note_multicast(received)
         source = Source(
             interface=received.interface,
             multicast=received.multicast,
@@ -370,27 +377,28 @@ class Loop:
 
     # --- what a report says ----------------------------------------------------------------------------------------
 
-    def facts(self) -> NetworkFacts:
-        """What a report says of the network."""
-        network, transport = self.network, self._transport
-        families = {network.family} if network.family != "auto" else {"4", "6"}
-        group = self._group or LOBBY
-        groups = [group.ipv4] if "4" in families else []
-        if "6" in families and any(each.of_family("6") for each in self._nics.usable):
-            groups.append(group.ipv6(network.ttl))
-        failures = [f"{what}: {why}" for what, why in transport.failures.items()] if transport else []
-        failures += [f"{host} did not resolve: {why}" for host, why in self._resolver.failures.items()]
-        return NetworkFacts(
-            interfaces=[str(each) for each in self._nics.usable],
-            groups=groups,
-            port=network.port,
-            peers=[str(peer) for peer in network.peers],
-            sent=transport.sent if transport else 0,
-            received=transport.received if transport else 0,
+    @property
+    def seen(self) -> Seen:
+        """What the sockets have shown."""
+        return Seen(
+            network=self.network,
+            group=self._group or LOBBY,
+            found=self._nics.found,
+            usable=self._nics.usable,
+            transport=self._transport,
+            unresolved=self._peers.failures,
             rejected=self._rejected,
-            send_errors=transport.send_errors if transport else Counter(),
-            failures=failures,
+            multicasts_on=frozenset(self._multicasts_on),
+            rp_drops_before=self._rp_drops,
         )
+
+    def facts(self, *, diagnosed: bool = False) -> NetworkFacts:
+        """What a report says of the network.
+
+        Args:
+            diagnosed: whether to look for what is wrong with this machine, too; it takes a moment.
+        """
+        return network_facts(self.seen, diagnosed=diagnosed)
 
 
 def _with_first(message: Datagram, reached: set[str]) -> Datagram:

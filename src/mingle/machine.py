@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from mingle.datagrams import Datagram, Kind, List, Offer, Seek
+from mingle.findings import Finding
 from mingle.frames import Who
 
 # Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
@@ -35,6 +36,8 @@ class Identity:
     node_rank: int | None = None
     kind: Kind = "ranks"
     versions: dict[str, str] = field(default_factory=dict)
+    minimum: int | None = None
+    """Agents only: how many nodes there must be; ``world_size`` is how many there may be."""
 
     def seek(self) -> Seek:
         """The question this process asks."""
@@ -206,6 +209,8 @@ class NetworkFacts:
     rejected: Counter[str] = field(default_factory=Counter)
     send_errors: Counter[str] = field(default_factory=Counter)
     failures: Sequence[str] = ()
+    findings: Sequence[Finding] = ()
+    """What is wrong with this machine, worst first; read when something has failed."""
 
 
 @dataclass(frozen=True, slots=True)

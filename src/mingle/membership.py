@@ -16,6 +16,7 @@ there, it tries the same session first, since the host may already have decided 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mingle import frames
@@ -66,6 +67,8 @@ class Membership:
     outcome: Formation | None = None
     status: frames.Status | None = None
     roster: list[frames.Seat] = field(default_factory=list)
+    application: Callable[[frames.Join], frames.Join] = lambda join: join
+    """Completes what the host is told of us."""
     _confirm_due: bool = False
     _store_retry_at: float | None = None
     _store_failed: bool = False
@@ -105,20 +108,22 @@ class Membership:
         self.current = session
         if self.outcome is None:
             self.step = Step.JOINING
+        self.send(self.application(self._join()))
+
+    def _join(self) -> frames.Join:
         identity = self.identity
-        self.send(
-            frames.Join(
-                world_size=identity.world_size,
-                rank=identity.rank,
-                node=identity.node,
-                local_rank=identity.local_rank,
-                local_world_size=identity.local_world_size,
-                node_rank=identity.node_rank,
-                who=identity.who,
-                kind=identity.kind,
-                versions=identity.versions,
-                paths=self._paths(),
-            )
+        return frames.Join(
+            world_size=identity.world_size,
+            rank=identity.rank,
+            node=identity.node,
+            local_rank=identity.local_rank,
+            local_world_size=identity.local_world_size,
+            node_rank=identity.node_rank,
+            who=identity.who,
+            kind=identity.kind,
+            versions=identity.versions,
+            paths=self._paths(),
+            minimum=identity.minimum,
         )
 
     def doubt(self, now: float) -> None:

@@ -45,7 +45,7 @@ class Racing:
             if session is self.membership.current and session.proving.address not in offer.addresses:
                 # The address that we are connected to has gone, and TCP would wait for it.
                 self.membership.doubt(now)
-            reopened = session.proving.purpose == "probe" and offer.state == "open"
+            reopened = session.proving.purpose == "probe" and offer.takes_members
             if not reopened or session.proving.verdict is Verdict.RACING or now < session.retry_at:
                 session.proving.add(endpoints)
                 return
@@ -57,7 +57,7 @@ class Racing:
             return
         session.endpoints = endpoints
         current = self.membership.current
-        if current is not None and session is not current and offer.state == "open":
+        if current is not None and session is not current and offer.takes_members:
             self.membership.doubt(now)
             if self.membership.seated and self.membership.identity.rank is None and now >= session.retry_at:
                 # Our host may not hear the other's datagrams.

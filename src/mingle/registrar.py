@@ -298,8 +298,12 @@ class Registrar(Seats):
 
     # --- the way through the phases --------------------------------------------------------------------------------
 
+    def _complete(self, now: float) -> bool:
+        """Whether all are in."""
+        return len(self.seats) == self.world_size
+
     def _advance(self, now: float) -> None:
-        if self.phase is Phase.OPEN and len(self.seats) == self.world_size and not self.held:
+        if self.phase is Phase.OPEN and self._complete(now) and not self.held:
             self.phase = Phase.CONFIRMING
             self.epoch += 1
             self._awaited = set(self.seats) - {self.own_member}

@@ -22,9 +22,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from multicast_expert import McastRxSocket, McastTxSocket
 
-from mingle import udp
+from mingle import diagnosis, inspection, udp
+from mingle.diagnosis import Facts
 from mingle.errors import InterfaceError
+from mingle.findings import Status
 from mingle.groups import Group
+from mingle.holders import holders
 from mingle.interfaces import Family, Interface
 from mingle.udp import MAX_DATAGRAM, SocketAddress, Version
 
@@ -270,12 +273,15 @@ class Transport:
     def _nothing_opened(self) -> InterfaceError:
         reasons = [f"{what}: {why}" for what, why in self.failures.items()] or ["no interface was given"]
         observation = f"nothing could be opened for discovery on UDP port {self.port} ({'; '.join(reasons)})"
-        if any(why.startswith("EADDRINUSE") for why in self.failures.values()):
-            return InterfaceError.explain(
-                observation,
-                cause=f"another program holds UDP port {self.port} and does not share it",
-                remedy=f"find it with: ss -ulpn 'sport = :{self.port}'; or set MINGLE_PORT everywhere",
-            )
+        facts = Facts(
+            port=self.port,
+            failures=self.failures,
+            holders=holders(self.port),
+            memberships=inspection.membership_limit(),
+        )
+        for finding in diagnosis.troubles(facts):
+            if finding.status is Status.FAIL:
+                return InterfaceError.explain(observation, cause=finding.observation, remedy=finding.remedy)
         return InterfaceError.explain(
             observation,
             cause="the interfaces went down or lost their addresses, or the system refuses such sockets",
