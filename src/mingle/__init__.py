@@ -22,7 +22,7 @@ network               ``interfaces``, ``transport``, ``udp``, ``siblings``, ``co
 settings              ``settings``, ``placement``, ``launchers``, ``launcher``, ``values``, ``node``, ``errors``, ``abandonable``
 where they meet       ``discovery``, ``loop``, ``nics``, ``progress``
 torch                 ``store``, ``rendezvous``, ``environment``, ``process_group``, ``url_scheme``, ``job``,
-                      ``torch_threads``
+                      ``gloo``, ``torch_threads``
 torchrun              ``torchrun``, ``agent_settings``, ``agent_handler``, ``agent_rounds``, ``agent_store``,
                       ``agent_absentees``
 frameworks            ``lightning`` (a plug-in for it)
