@@ -12,7 +12,7 @@ from mingle import datagrams, echo
 from mingle.authentication import JobKey
 from mingle.connections import bare_address
 from mingle.groups import LOBBY, job_group
-from mingle.loop import Loop, own_addresses
+from mingle.loop import Loop
 from mingle.machine import Effect
 from mingle.observer import new_name, this_process
 from mingle.pinging import Cast, Pinging, Post, Reply
@@ -60,9 +60,10 @@ class Pinger(Loop):
             groups.append(job_group(overheard))
         with contextlib.ExitStack() as stack:
             super().__init__(network, job or None, key, stack, groups=groups)
-            own = own_addresses(self._usable, network.family)
-            self._connections.listen([(each.address, each.index) for each in own])
-            self.own = frozenset(each.address for each in own)
+            # On link-local addresses, too: a PING may come from one, and its source is what is dialled.
+            own = [(str(address.ip), each.index) for each in self._usable for address in each.of_family(network.family)]
+            self._connections.listen(own)
+            self.own = frozenset(address for address, _ in own)
             self.pinging = self._machine = Pinging(
                 job,
                 pinger=new_name(),
