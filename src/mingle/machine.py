@@ -36,6 +36,8 @@ class Identity:
     node_rank: int | None = None
     kind: Kind = "ranks"
     versions: dict[str, str] = field(default_factory=dict)
+    minimum: int | None = None
+    """Agents only: how many nodes there must be; ``world_size`` is how many there may be."""
 
     def seek(self) -> Seek:
         """The question this process asks."""
@@ -71,6 +73,8 @@ class Address:
     prefix_length: int
     index: int = 0
     """The kernel's number of the interface, which is the scope of a link-local address."""
+    last_resort: bool = False
+    """On a tunnel, or on a bridge inside this machine: not to be used where all share something better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

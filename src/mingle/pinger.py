@@ -61,7 +61,11 @@ class Pinger(Loop):
         with contextlib.ExitStack() as stack:
             super().__init__(network, job or None, key, stack, groups=groups)
             # On link-local addresses, too: a PING may come from one, and its source is what is dialled.
-            own = [(str(address.ip), each.index) for each in self._usable for address in each.of_family(network.family)]
+            own = [
+                (str(address.ip), each.index)
+                for each in self._nics.usable
+                for address in each.of_family(network.family)
+            ]
             self._connections.listen(own)
             self.own = frozenset(address for address, _ in own)
             self.pinging = self._machine = Pinging(
@@ -110,7 +114,7 @@ class Pinger(Loop):
     @property
     def interfaces(self) -> tuple[str, ...]:
         """The names of those that are used."""
-        return tuple(each.name for each in self._usable)
+        return tuple(each.name for each in self._nics.usable)
 
     def _more_timers(self) -> Iterable[float | None]:
         return (self._until, self._call_due)
