@@ -13,9 +13,11 @@ from typing import Any
 
 from tests.lab import Event, Host, Lab, Network, Rank, report
 
+from benchmarks.memory_pages import own_pages
+
 SETTLE_SECONDS = 0.5
 """How long ranks have waited before the one that they wait for is started."""
-TOGETHER_SECONDS = 0.7
+TOGETHER_SECONDS = 2.0
 """How long it takes to start all ranks of a round that begin at one moment."""
 
 
@@ -35,6 +37,7 @@ class Place:
 
     def wait(self) -> float:
         """Waits for the moment to begin, says so, and returns it."""
+        own_pages()
         report("waiting")
         if self.begin is not None:
             time.sleep(max(0.0, self.begin - time.monotonic()))
