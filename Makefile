@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXAMPLES_READY := $(VENV)/.examples-ready
 DEV_READY := $(VENV)/.dev-ready
+BENCH_READY := $(VENV)/.bench-ready
 
 # The environment variable, unlike --constraint, also binds the isolated environments in which sources are built;
 # newer versions of pip read the second one for those.
@@ -21,7 +22,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 .PHONY: help
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target purpose; do \
-		printf '  make %-8s %s\n' "$$target" "$$purpose"; done
+		printf '  make %-12s %s\n' "$$target" "$$purpose"; done
 
 .PHONY: demo
 demo: $(EXAMPLES_READY) ## train on 4 ranks of this machine that were told no address
@@ -50,8 +51,12 @@ test-compose: $(DEV_READY) ## run docker-compose.yml for real, as root also wher
 	$(BIN)/python -m pytest tests/compose --durations=0 $(PYTEST_ARGS)
 
 .PHONY: bench
-bench: $(DEV_READY) ## measure how long 8 hosts take from rank 0's start to GO (needs root, like the lab)
-	@PYTHONPATH=. $(BIN)/python -m benchmarks.last_rank
+bench: $(BENCH_READY) ## measure mingle beside its peers, keep and draw the results (needs root, like the lab)
+	@PYTHONPATH=src:. $(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+.PHONY: bench-quick
+bench-quick: $(BENCH_READY) ## three minutes of it: what got worse since the results were kept?
+	@PYTHONPATH=src:. $(BIN)/python -m benchmarks --quick $(BENCH_ARGS)
 
 .PHONY: lint
 lint: $(DEV_READY) ## check style, format and types
@@ -85,3 +90,7 @@ $(DEV_READY): pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "installing into $(VENV): the first time this takes a few minutes"
 	$(INSTALL) --editable '.[dev]'
 	@touch $@ $(EXAMPLES_READY)
+
+$(BENCH_READY): $(DEV_READY)
+	$(INSTALL) --editable '.[dev,bench]'
+	@touch $@

@@ -35,11 +35,11 @@ def run(place: Place) -> None:
         kept = _host(place, own)
     elif place.rank == place.world_size - 1 and place.option == "late":
         started, cpu = place.wait(), time.process_time()
-        kept = _member(place, own)
+        kept = _member(own)
     else:
         _listen(own)  # who waits has its sockets already
         started, cpu = place.wait(), time.process_time()
-        kept = _member(place, own, listening=True)
+        kept = _member(own, listening=True)
     report("done", started=started, at=time.monotonic(), cpu=time.process_time() - cpu)
     threading.Event().wait()
     del kept
@@ -90,7 +90,7 @@ def _host(place: Place, own: socket.socket) -> object:
     return store, sent
 
 
-def _member(place: Place, own: socket.socket, *, listening: bool = False) -> object:
+def _member(own: socket.socket, *, listening: bool = False) -> object:
     if not listening:
         _listen(own)
         own.sendto(b"?".ljust(MESSAGE_BYTES), GROUP)

@@ -18,10 +18,10 @@ Made by `make bench` (root; Linux) from `benchmarks/results/*.json`, which hold 
 somebody else's machine mean little; what counts is the command that you can run on yours. `make bench-quick` takes less
 than three minutes, compares the ratios with the committed ones, and says what got worse.
 
-Every host is a network namespace with an interface of its own on one bridge, and every rank a process of its own in which
-torch is imported already. All processes of a machine read the same monotonic clock. Contenders take turns, A B A B …, and
-each is the real package or the real torch. Nothing is switched off in mingle for it: all sessions are proved, confirmed
-and acknowledged as they always are.
+Every host is a network namespace with an interface of its own on one bridge, and every rank a process of its own in
+which torch is imported already. All processes of a machine read the same monotonic clock. Contenders take turns,
+A B A B …, and each is the real package or the real torch. Nothing is switched off in mingle for it: all sessions are
+proved, confirmed and acknowledged as they always are.
 """
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.lab import Event, Host, Lab, Network, Rank, report
+from tests.lab import Event, Host, Lab, LabTimeoutError, Network, Rank, report
 
 from benchmarks.memory_pages import own_pages
 
@@ -103,6 +103,37 @@ class Field:
                 rank.wait(60.0)
             return ends
 
+    def everywhere(
+        self, function: Callable[..., None], arguments: Callable[[Place, int], tuple[Any, ...]], timeout: float
+    ) -> list[Event]:
+        """Runs a function on each host that starts several ranks there, and kills what it started afterwards."""
+        self._rounds += 1
+        place = Place(f"bench {self._rounds}", 0, self.size, self.hosts[0].address())
+        try:
+            started = [host.start(function, *arguments(place, index)) for index, host in enumerate(self.hosts)]
+            return _all(started, "done", timeout)
+        finally:
+            for host in self.hosts:
+                host.kill()
+
+    def forms_last(self, function: RankFunction, patience: float) -> bool:
+        """Whether all ranks are done in time, rank 0 started last."""
+        with self._round() as start:
+            waiting = [start(function, rank, option="") for rank in range(1, self.size)]
+            _all(waiting, "waiting", 60.0)
+            time.sleep(SETTLE_SECONDS)
+            return _all_done([start(function, 0, option=""), *waiting], patience)
+
+    def forms_spread(self, function: RankFunction, seconds: float, seed: int, patience: float) -> bool:
+        """Whether all ranks are done in time, started within some seconds in a random order."""
+        rng = random.Random(seed)
+        begin = time.monotonic() + TOGETHER_SECONDS
+        with self._round() as start:
+            ranks = [
+                start(function, rank, option="", begin=begin + rng.uniform(0, seconds)) for rank in range(self.size)
+            ]
+            return _all_done(ranks, begin + seconds - time.monotonic() + patience)
+
     @contextlib.contextmanager
     def _round(self) -> Iterator[Callable[..., Rank[None]]]:
         """Lends a function that starts ranks of a new job; they are killed at the end, whatever happened."""
@@ -129,13 +160,15 @@ class Field:
         """Begins to count UDP packets where they enter the bridge, each once however many hosts it goes to."""
         self.network.namespace.nft(
             "add table bridge bench\ndelete table bridge bench\n"
-            "table bridge bench {\ncounter udp { }\nchain count {\ntype filter hook prerouting priority 0\n"
-            "meta l4proto udp counter name udp\n}\n}\n"
+            "table bridge bench {\ncounter datagrams { }\nchain count {\ntype filter hook prerouting priority 0\n"
+            "meta l4proto udp counter name datagrams\n}\n}\n"
         )
 
     def counted_udp(self) -> tuple[int, int]:
         """Returns the packets and bytes since `count_udp`."""
-        shown = json.loads(self.network.namespace.tool(["nft", "-j", "list", "counter", "bridge", "bench", "udp"]))
+        shown = json.loads(
+            self.network.namespace.tool(["nft", "-j", "list", "counter", "bridge", "bench", "datagrams"])
+        )
         counter: dict[str, Any] = next(each["counter"] for each in shown["nftables"] if "counter" in each)
         return int(counter["packets"]), int(counter["bytes"])
 
@@ -151,14 +184,24 @@ def _all(ranks: list[Rank[None]], event: str, timeout: float) -> list[Event]:
     return [rank.wait_for(event, timeout) for rank in ranks]
 
 
+def _all_done(ranks: list[Rank[None]], patience: float) -> bool:
+    deadline = time.monotonic() + patience
+    try:
+        for rank in ranks:
+            rank.wait_for("done", max(0.0, deadline - time.monotonic()))
+    except LabTimeoutError:
+        return False
+    return True
+
+
 def until_all(ends: list[Event]) -> float:
     """Returns the milliseconds from rank 0's start until the last rank was done."""
-    return (max(end["at"] for end in ends) - ends[0]["started"]) * 1e3
+    return max(float(end["at"]) - float(ends[0]["started"]) for end in ends) * 1e3
 
 
 def from_begin(ends: list[Event]) -> float:
     """Returns the milliseconds from the first start until the last rank was done."""
-    return (max(end["at"] for end in ends) - min(end["started"] for end in ends)) * 1e3
+    return (max(float(end["at"]) for end in ends) - min(float(end["started"]) for end in ends)) * 1e3
 
 
 def alone(end: Event) -> float:

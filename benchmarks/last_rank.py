@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from tests.lab import Event
+
 from benchmarks import bare_ranks, limit, mingle_ranks, zeroconf_ranks
-from benchmarks.hosts import Event, cpu, field, until_all
+from benchmarks.hosts import RankFunction, cpu, field, until_all
 from benchmarks.results import Comparison, Goal
 from benchmarks.samples import alternate, median, ratio
 
@@ -12,11 +14,11 @@ HOSTS = 8
 TEXT = """\
 8 hosts. Seven ranks wait, then rank 0 is started. Measured from rank 0's call of `discover` until the last of the 8 has
 GO: they are confirmed and sealed, and each has reached rank 0's TCPStore. For zeroconf rank 0 makes its `Zeroconf` and
-registers a service, the others browse and resolve it, which gives them an address and no more; most of its time are the
-pauses of RFC 6762's probing. "bare pipeline" is what mingle does with nothing in it: a datagram, connections, as many
-messages of that size, a TCPStore and its clients, and neither proof nor check; seven processes on two cores make it what
-it is. "single steps" is one datagram's way, one connection, the round trips, and one TCPStore client, one after the other
-between two processes that do nothing else. CPU is that of all 8 ranks, in ms."""
+registers a service, the others browse and resolve it, which gives them an address and no more; most of its time are
+the pauses of RFC 6762's probing. "bare pipeline" is what mingle does with nothing in it: a datagram, connections, as
+many messages of that size, a TCPStore and its clients, and neither proof nor check; 8 processes on two cores make it
+what it is. "single steps" is one datagram's way, one connection, the round trips, and one TCPStore client, one after
+the other between two processes that do nothing else. CPU is that of all 8 ranks, their waiting included, in ms."""
 
 
 def run(rounds: int) -> Comparison:
@@ -24,8 +26,8 @@ def run(rounds: int) -> Comparison:
     ends: dict[str, list[list[Event]]] = {"mingle": [], "zeroconf": [], "bare pipeline": []}
     with field(HOSTS) as hosts:
 
-        def one(name: str, function: object) -> float:
-            result = hosts.last(function)  # type: ignore[arg-type]
+        def one(name: str, function: RankFunction) -> float:
+            result = hosts.last(function)
             ends[name].append(result)
             return until_all(result)
 

@@ -16,7 +16,7 @@ from benchmarks.results import Comparison
 from benchmarks.samples import median
 
 ROUND_TRIPS = 4
-"""HELLO and WELCOME; PROVE, JOIN and JOINED; CONFIRM and CONFIRMED; SEALED, ACK and GO, which count for one more half."""
+"""HELLO and WELCOME; PROVE, JOIN and JOINED; CONFIRM and CONFIRMED; SEALED, ACK and GO."""
 
 TEXT = """\
 Between two hosts, each in a process that does nothing else: the way of one multicast datagram, one TCP connection, four

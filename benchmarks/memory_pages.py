@@ -1,7 +1,7 @@
 """Gives a forked process memory of its own, as a process that had imported torch itself would have.
 
-A fork shares its parent's pages until it writes there, and its first write to each costs a fault and a copy. A rank that
-is forked from a process with torch in it would pay for thousands of them while the clock runs, and the more so the
+A fork shares its parent's pages until it writes there, and its first write to each costs a fault and a copy. A rank
+that is forked from a process with torch in it would pay for thousands of them while the clock runs, and the more so the
 more of it is Python, where to look at an object is to write its reference count.
 """
 

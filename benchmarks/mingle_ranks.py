@@ -43,8 +43,6 @@ def _discover(place: Place) -> mingle.Job:
 def init(place: Place) -> None:
     """Makes the process group; the rank stays until it is killed."""
     started, cpu = place.wait(), time.process_time()
-    mingle.init(
-        place.job, rank=place.rank, world_size=place.world_size, backend="gloo", discovery_timeout=TIMEOUT
-    )
+    mingle.init(place.job, rank=place.rank, world_size=place.world_size, backend="gloo", discovery_timeout=TIMEOUT)
     report("done", started=started, at=time.monotonic(), cpu=time.process_time() - cpu)
     threading.Event().wait()

@@ -16,10 +16,10 @@ def draw(comparison: Comparison, folder: Path = PICTURES) -> Path:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot as plt
 
     names = list(comparison.samples)
-    figure, axes = pyplot.subplots(figsize=(6.4, 0.7 + 0.42 * len(names)), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6.4, 0.7 + 0.42 * len(names)), layout="constrained")
     rng = random.Random(0)
     for row, name in enumerate(names):
         values = comparison.samples[name]
@@ -42,5 +42,5 @@ def draw(comparison: Comparison, folder: Path = PICTURES) -> Path:
     path = folder / f"bench-{comparison.name.replace('_', '-')}.png"
     # Without the version of matplotlib in it the same figures give the same file.
     figure.savefig(path, dpi=80, metadata={"Software": None})
-    pyplot.close(figure)
+    plt.close(figure)
     return path

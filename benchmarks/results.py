@@ -62,7 +62,7 @@ def machine() -> dict[str, str]:
     """Returns what the figures depend on: the machine, its load, and the versions."""
     about = {
         "cpu": f"{os.cpu_count()} × {_processor()}",
-        "kernel": f"{platform.system()} {platform.release()}",
+        "kernel": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
         "load": f"{os.getloadavg()[0]:.1f}",
     }

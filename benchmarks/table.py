@@ -24,15 +24,17 @@ def rows(comparison: Comparison) -> list[list[str]]:
     for name, values in comparison.samples.items():
         summary = summarise(values)
         beside: Mapping[str, float] = comparison.extra.get(name, {})
-        table.append([
-            name,
-            number(summary.median),
-            number(summary.low),
-            number(summary.high),
-            str(summary.count),
-            "" if ours is None or name == "mingle" else _standing(summarise(ours).median, summary.median),
-            *(number(beside[column]) if column in beside else "" for column in columns),
-        ])
+        table.append(
+            [
+                name,
+                number(summary.median),
+                number(summary.low),
+                number(summary.high),
+                str(summary.count),
+                "" if ours is None or name == "mingle" else _standing(summarise(ours).median, summary.median),
+                *(number(beside[column]) if column in beside else "" for column in columns),
+            ]
+        )
     return table
 
 

@@ -30,7 +30,9 @@ def find_and_end(place: Place) -> None:
 
 def _find(place: Place) -> zeroconf.Zeroconf:
     name = f"{place.job.replace(' ', '-')}.{TYPE}"
-    info = zeroconf.ServiceInfo(TYPE, name, port=PORT, addresses=[socket.inet_aton(place.address)], server="rank0.local.")
+    info = zeroconf.ServiceInfo(
+        TYPE, name, port=PORT, addresses=[socket.inet_aton(place.address)], server="rank0.local."
+    )
     started, cpu = place.wait(), time.process_time()
     responder = zeroconf.Zeroconf()
     if place.rank == 0:
@@ -47,13 +49,10 @@ def _find(place: Place) -> zeroconf.Zeroconf:
 def _browse(responder: zeroconf.Zeroconf, name: str) -> None:
     seen = threading.Event()
 
-    def changed(
-        zeroconf: zeroconf.Zeroconf, service_type: str, name: str, state_change: zeroconf.ServiceStateChange
-    ) -> None:
-        if name == wanted:
+    def changed(**change: object) -> None:
+        if change["name"] == name:
             seen.set()
 
-    wanted = name
     zeroconf.ServiceBrowser(responder, TYPE, handlers=[changed])
     seen.wait()
     _resolved(responder.get_service_info(TYPE, name, timeout=RESOLVE_MILLISECONDS))

@@ -3,8 +3,8 @@
 A machine never touches a socket or a clock. Its driver (:mod:`mingle.discovery`, or a simulator) tells it what
 happened, each time with the present time, and then carries out its *effects* in order.
 
-What is many and small here are structs of msgspec rather than dataclasses: those cost the import of mingle a millisecond
-for every two or three of them.
+What is many and small here are structs of msgspec rather than dataclasses: of these every two or three cost the import
+of mingle a millisecond.
 """
 
 from __future__ import annotations

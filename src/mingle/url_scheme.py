@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ class _Finder:
         found = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self)
+            spec.loader = cast("Loader", _Loader(spec.loader, self))
         return spec
 
 
