@@ -17,6 +17,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from mingle.datagrams import Datagram, Kind, List, Offer, Seek
+from mingle.findings import Finding
 from mingle.frames import Who
 
 # Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
@@ -40,6 +41,8 @@ class Identity:
     node_rank: int | None = None
     kind: Kind = "ranks"
     versions: dict[str, str] = field(default_factory=dict)
+    minimum: int | None = None
+    """Agents only: how many nodes there must be; ``world_size`` is how many there may be."""
 
     def seek(self) -> Seek:
         """The question this process asks."""
@@ -74,6 +77,8 @@ class Address(Struct, frozen=True):
     prefix_length: int
     index: int = 0
     """The kernel's number of the interface, which is the scope of a link-local address."""
+    last_resort: bool = False
+    """On a tunnel, or on a bridge inside this machine: not to be used where all share something better."""
 
 
 class Source(Struct, frozen=True, kw_only=True):
@@ -193,6 +198,8 @@ class NetworkFacts:
     rejected: Counter[str] = field(default_factory=Counter)
     send_errors: Counter[str] = field(default_factory=Counter)
     failures: Sequence[str] = ()
+    findings: Sequence[Finding] = ()
+    """What is wrong with this machine, worst first; read when something has failed."""
 
 
 class Snapshot(Struct, frozen=True):

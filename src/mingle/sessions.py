@@ -58,7 +58,7 @@ class Session:
     @property
     def purpose(self) -> frames.Purpose:
         """What a race for it is for: to join it, or, when it is sealed without us, to see whether it lives."""
-        return "probe" if self.offer.state == "sealed" and not self.confirmed else "join"
+        return "join" if self.offer.takes_members or self.confirmed else "probe"
 
     def races_to(self, purpose: frames.Purpose) -> bool:
         """Whether a race for that purpose is under way."""

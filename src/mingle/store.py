@@ -53,6 +53,11 @@ class StoreServer:
         """Whether we still hold it."""
         return self._store is not None
 
+    @property
+    def handle(self) -> TCPStore | None:
+        """The store itself, while we hold it."""
+        return self._store
+
     def release(self) -> None:
         """Lets go of the store: it lives on as long as a process group uses it, and ends with that.
 

@@ -1,0 +1,227 @@
+"""What the figures of a ping mean, in words: pure judgements over :class:`~mingle.pinging.Pinging`.
+
+``ping`` and ``doctor --peer`` say the same of the same figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from mingle.figures import Peer, Row
+from mingle.findings import Finding, Status
+from mingle.firewall import Manager, allow_tcp, allow_udp
+from mingle.pinging import Pinging
+
+ENOUGH = 2
+"""So many PINGs must have been sent before their total loss says anything."""
+LOSS_WARNED = 0.05
+_WORDS = {"multicast": "multicast", "unicast": "unicast", "tcp": "TCP"}
+
+
+def judge(
+    pinging: Pinging,
+    *,
+    me: str,
+    port: int,
+    used: Sequence[str],
+    multicasts_on: Collection[str],
+    networks: Sequence[str] = (),
+    manager: Manager = "nft",
+) -> list[Finding]:
+    """Returns what is to be said of each peer, of those that did not answer, and of strangers.
+
+    Args:
+        pinging: the figures.
+        me: this host, as people know it.
+        port: the shared UDP port.
+        used: the interfaces in use.
+        multicasts_on: where any multicast came in, our own included.
+        networks: our subnets.
+        manager: what keeps the firewall's rules.
+    """
+    judged = _Judge(me, port, used, networks, bool(multicasts_on), manager)
+    findings = [finding for peer in pinging.peers.values() for finding in judged.peer(peer)]
+    findings += [
+        Finding(
+            "secret",
+            Status.FAIL,
+            f"{who} pings with another secret than ours, or one side has none",
+            "give both the same MINGLE_SECRET or MINGLE_SECRET_FILE, or none of them any",
+        )
+        for who in pinging.strangers.values()
+    ]
+    known = {address.partition("%")[0] for address in pinging.strangers}
+    for (address, asked_port), answered in pinging.asked.items():
+        if not answered and address not in known:
+            findings.append(judged.silent(address, asked_port))
+    for job, address in pinging.other_jobs.items():
+        findings.append(
+            Finding(
+                "job",
+                Status.WARN,
+                f"{address} pings about {repr(job) if job else 'no job in particular'}, and not with us",
+                "give `mingle-discover ping` the same JOB on every host",
+            )
+        )
+    return findings
+
+
+class _Judge:
+    def __init__(
+        self,
+        me: str,
+        port: int,
+        used: Sequence[str],
+        networks: Sequence[str],
+        multicast_comes: bool,
+        manager: Manager,
+    ) -> None:
+        self.me = me
+        self.port = port
+        self.used = used
+        self.networks = networks
+        self.multicast_comes = multicast_comes
+        self.manager: Manager = manager
+
+    def peer(self, peer: Peer) -> list[Finding]:
+        """Returns what is wrong with the ways to and from a peer; one PASS if nothing is."""
+        found = list(self._faults(peer))
+        if found:
+            return found
+        judged = [row for row in peer.rows.values() if row.sent]
+        if not judged:
+            return []
+        ways = [_WORDS[way] for way, row in peer.rows.items() if row.sent and way in _WORDS]
+        best = min((time for row in judged for time in row.times), default=0.0)
+        return [
+            Finding(
+                str(peer),
+                Status.PASS,
+                f"{peer}: {', '.join(ways)} pass, round trips from {best * 1000:.2f} ms",
+            )
+        ]
+
+    def _faults(self, peer: Peer) -> Iterator[Finding]:
+        multicast, link, unicast, tcp = (peer.rows[way] for way in ("multicast", "link", "unicast", "tcp"))
+        if peer.interface and peer.interface not in self.used:
+            yield Finding(
+                str(peer),
+                Status.FAIL,
+                f"{peer} is reached by {peer.interface}, and {', '.join(self.used)} is all that is used here: "
+                "the hosts do not share the network that was chosen",
+                f"MINGLE_INTERFACE={peer.interface}, or unset it to use every suitable interface",
+            )
+        if all(_lost(row) for row in (multicast, link, tcp)) and not unicast.received:
+            yield self._deaf(peer)
+            return
+        yield from self._multicast(peer, multicast, link, unicast)
+        yield from self._unicast(peer, multicast, unicast)
+        yield from self._tcp(peer, tcp)
+        for way, row in peer.rows.items():
+            if row.received and row.loss > LOSS_WARNED:
+                yield Finding(
+                    str(peer),
+                    Status.WARN,
+                    f"{peer}: {row.loss:.0%} of the {way} pings are lost ({row.sent - row.received} of {row.sent})",
+                    "look for a full queue, a weak radio link, or a rate limit between the two",
+                )
+
+    def _deaf(self, peer: Peer) -> Finding:
+        return Finding(
+            str(peer),
+            Status.FAIL,
+            f"{peer} is heard and hears nothing of us, neither by multicast nor by unicast nor by TCP",
+            f"on {peer.hostname or peer.address} run `mingle-discover doctor`: its firewall drops what comes from "
+            f"{self.me}, or it has no route back",
+        )
+
+    def _multicast(self, peer: Peer, multicast: Row, link: Row, unicast: Row) -> Iterator[Finding]:
+        fine = ", unicast fine" if unicast.received else ""
+        if _lost(multicast) and link.received:
+            yield Finding(
+                str(peer),
+                Status.FAIL,
+                f"multicast to {peer} is lost on 239.x and passes on 224.0.0.x{fine}: a switch or bridge between "
+                "filters multicast (IGMP snooping that does not learn the members, or unknown multicast not flooded)",
+                "enable an IGMP querier on the switch or switch snooping off (Linux bridge: ip link set dev BRIDGE "
+                f"type bridge mcast_snooping 0); or {self._peers(peer)}",
+            )
+        elif _lost(multicast) and unicast.received:
+            where = (
+                f"the firewall of {peer.hostname or peer.address} drops it"
+                if multicast.arrived
+                else "the network between carries none, or a firewall drops it"
+            )
+            yield Finding(
+                str(peer),
+                Status.FAIL,
+                f"multicast to {peer} is lost, unicast fine: {where}",
+                f"on {peer.hostname or peer.address}: {allow_udp(self.port, manager=self.manager)}; "
+                f"or {self._peers(peer)}",
+            )
+        elif _lost(multicast):
+            yield Finding(
+                str(peer),
+                Status.FAIL,
+                f"multicast and unicast UDP to {peer} are lost: the firewall of {peer.hostname or peer.address} "
+                f"drops UDP port {self.port}",
+                f"on {peer.hostname or peer.address}: {allow_udp(self.port, manager=self.manager)}",
+            )
+        elif multicast.received and multicast.sent >= ENOUGH and not multicast.arrived and not link.arrived:
+            why = "" if self.multicast_comes else ", and our own does not come back"
+            yield Finding(
+                str(peer),
+                Status.FAIL,
+                f"multicast from {peer} does not arrive here, though ours arrives there{why}: "
+                "this host's firewall drops it",
+                allow_udp(self.port, manager=self.manager),
+            )
+
+    def _unicast(self, peer: Peer, multicast: Row, unicast: Row) -> Iterator[Finding]:
+        if _lost(unicast) and multicast.received:
+            yield Finding(
+                str(peer),
+                Status.FAIL,
+                f"unicast to UDP port {self.port} of {peer} is lost, multicast fine: another program there holds the "
+                "port as well and swallows it, or a firewall drops it",
+                f"on {peer.hostname or peer.address} run `mingle-discover doctor`, which names the program; "
+                "or set MINGLE_PORT to another port on every host",
+            )
+
+    def _tcp(self, peer: Peer, tcp: Row) -> Iterator[Finding]:
+        if _lost(tcp):
+            why = f" ({tcp.reason})" if tcp.reason else ""
+            yield Finding(
+                str(peer),
+                Status.FAIL,
+                f"TCP from {self.me} to {peer} is filtered{why}, though UDP passes",
+                f"on {peer.hostname or peer.address}: {allow_tcp(self.networks, manager=self.manager)}",
+            )
+        elif tcp.received >= ENOUGH and not tcp.arrived:
+            yield Finding(
+                str(peer),
+                Status.FAIL,
+                f"TCP from {peer} to {self.me} does not arrive, the other way round it does",
+                allow_tcp(self.networks, manager=self.manager),
+            )
+
+    def silent(self, address: str, port: int) -> Finding:
+        """Returns what is to be said of a host that was given and did not answer."""
+        return Finding(
+            address,
+            Status.FAIL,
+            f"{address} did not answer on UDP port {port}: no `mingle-discover ping` (or `doctor --serve`) runs there, "
+            "or a firewall or a missing route keeps them apart",
+            f"start it on {address} while this runs; there: {allow_udp(port, manager=self.manager)}",
+        )
+
+    @staticmethod
+    def _peers(peer: Peer) -> str:
+        return (
+            f"use unicast: MINGLE_PEERS={peer.address} on every host (compose: the service's name; Kubernetes: the "
+            "headless Service's)"
+        )
+
+
+def _lost(row: Row) -> bool:
+    return row.sent >= ENOUGH and row.received == 0

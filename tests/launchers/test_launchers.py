@@ -1,0 +1,72 @@
+"""Each launcher starts examples/ddp_train.py, unchanged, on two hosts: it trains, and every rank has its place.
+
+No host learns an address from anybody: the hosts have a network of their own, with multicast.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from .cluster import BLOCKS, EXAMPLES, Cluster, places, train
+from .slurm import Slurm
+
+
+def test_open_mpi(cluster: Cluster) -> None:
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    output = cluster.run("mpirun.openmpi", "--host", "node1:2,node2:2", "-n", "4", *train(), **as_root)
+    assert places(output) == BLOCKS
+
+
+def test_mpich(cluster: Cluster) -> None:
+    """It gives no job id, so the user does."""
+    output = cluster.run("mpiexec.hydra", "-hosts", "node1:2,node2:2", "-n", "4", *train("--job-id", "digits"))
+    assert places(output) == BLOCKS
+
+
+def test_srun(slurm: Slurm) -> None:
+    """Also where the ranks go round the nodes, of which there is a warning."""
+    output = slurm.run("srun", "-n", "4", "--distribution=cyclic", *train())
+    assert places(output) == [("node1", 0, 0), ("node2", 1, 0), ("node1", 0, 1), ("node2", 1, 1)]
+    assert "not contiguous" in output
+
+
+def test_the_sbatch_example(slurm: Slurm) -> None:
+    log = slurm.directory / "digits.log"
+    options = ["--wait", f"--output={log}"]
+    slurm.run("sbatch", *options, EXAMPLES / "slurm" / "train.sbatch", "--device", "cpu", "--epochs", "12")
+    output = log.read_text()
+    assert places(output) == BLOCKS
+    assert "not contiguous" not in output
+
+
+def test_outside_a_step_of_slurm_there_is_an_error_at_once(slurm: Slurm) -> None:
+    log = slurm.directory / "body.log"
+    slurm.run("sbatch", "--wait", "-n", "4", f"--output={log}", "--wrap", "python -m mingle env", status=1)
+    assert "SLURM_NTASKS='4'" in log.read_text()
+    output = slurm.run("salloc", "-n", "4", "python", "-m", "mingle", "env", status=1)
+    assert "conflict: Slurm has set" in output
+    assert "start it with srun" in output
+
+
+@pytest.mark.parametrize("options", [[], ["--mpi=pmi2"]], ids=["plain", "pmi2"])
+def test_srun_with_and_without_pmi(slurm: Slurm, options: list[str]) -> None:
+    """With PMI the task has PMI_RANK, too, as one of mpiexec has; it is Slurm's all the same."""
+    output = slurm.run("srun", *options, "-n", "2", "python", "-m", "mingle", "env", "--json")
+    resolved = [json.loads(line)["resolved"] for line in output.splitlines() if line.startswith("{")]
+    assert {(each["launcher"], each["world_size"]) for each in resolved} == {("Slurm", 2)}
+    assert sorted(each["rank"] for each in resolved) == [0, 1]
+    assert len({each["job_id"] for each in resolved}) == 1
+
+
+def test_the_pdsh_example(cluster: Cluster) -> None:
+    output = cluster.run(EXAMPLES / "pdsh" / "train.sh", "node[1-2]", "2", "2", "--device", "cpu", "--epochs", "12")
+    found = places(output)
+    assert [(node, local) for _, node, local in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert found[0][0] == found[1][0] != found[2][0] == found[3][0]
+
+
+def test_the_pdsh_example_ends_as_its_ranks_do(cluster: Cluster) -> None:
+    output = cluster.run(EXAMPLES / "pdsh" / "train.sh", "node[1-2]", "2", cwd=cluster.directory, status=123)
+    assert output.count("can't open file") == 2
