@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 EXAMPLES_READY := $(VENV)/.examples-ready
 DEV_READY := $(VENV)/.dev-ready
 FRAMEWORKS_READY := $(VENV)/.frameworks-ready
+BENCH_READY := $(VENV)/.bench-ready
 
 # The environment variable, unlike --constraint, also binds the isolated environments in which sources are built;
 # newer versions of pip read the second one for those.
@@ -59,9 +60,12 @@ test-frameworks: $(FRAMEWORKS_READY) ## train with Lightning, Accelerate and FSD
 	$(BIN)/python -m pytest tests/frameworks --durations=0 $(PYTEST_ARGS)
 
 .PHONY: bench
-bench: $(DEV_READY) ## measure how long jobs take to start, torchrun's beside stock c10d (needs root, like the lab)
-	@PYTHONPATH=. $(BIN)/python -m benchmarks.last_rank
-	@PYTHONPATH=. $(BIN)/python -m benchmarks.torchrun_first_step
+bench: $(BENCH_READY) ## measure mingle beside its peers, keep and draw the results (needs root, like the lab)
+	@PYTHONPATH=src:. $(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+.PHONY: bench-quick
+bench-quick: $(BENCH_READY) ## three minutes of it: what got worse since the results were kept?
+	@PYTHONPATH=src:. $(BIN)/python -m benchmarks --quick $(BENCH_ARGS)
 
 # The oldest that is supported; another one: make test-torch TORCH=2.15.0
 TORCH ?= 2.6.0
@@ -113,4 +117,8 @@ $(DEV_READY): pyproject.toml constraints.txt | $(BIN)/pip
 $(FRAMEWORKS_READY): $(DEV_READY)
 	@echo "installing Lightning and Accelerate into $(VENV)"
 	$(INSTALL) --editable '.[dev,frameworks]'
+	@touch $@
+
+$(BENCH_READY): $(DEV_READY)
+	$(INSTALL) --editable '.[dev,bench]'
 	@touch $@

@@ -8,7 +8,6 @@ import functools
 import importlib
 import logging
 import os
-import platform
 import secrets
 import socket
 import sys
@@ -28,6 +27,9 @@ from mingle.job import Job, Member
 from mingle.machine import Formation, Identity, scoped
 from mingle.session import ForeignSession, LoneSession, RunningSession
 from mingle.settings import Settings
+
+if sys.platform != "win32":
+    import resource
 
 logger = logging.getLogger("mingle")
 
@@ -172,7 +174,7 @@ def _identity(wanted: Settings) -> Identity:
         versions={
             "mingle": __version__,
             "torch": str(torch.__version__)[:64],
-            "python": platform.python_version()[:64],
+            "python": sys.version.split(maxsplit=1)[0][:64],
         },
     )
 
@@ -184,8 +186,8 @@ def _hostname() -> str:
 
 def _make_room(world_size: int) -> None:
     """Raises the soft limit of open files to the hard one, and says so when that is not enough."""
-    import resource
-
+    if sys.platform == "win32":  # for the type checker: nobody comes here on Windows
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = FILES_PER_MEMBER * world_size + FILES_BESIDE
     if soft != resource.RLIM_INFINITY and soft < needed:
