@@ -6,15 +6,13 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from ipaddress import ip_interface
 from typing import Any
 
 import pytest
 
 from mingle import datagrams
 from mingle.datagrams import Bye, Datagram, Offer, Seek
-from mingle.interfaces import Interface
-from mingle.loop import Loop, own_addresses
+from mingle.loop import Loop
 from mingle.machine import Dial, Effect, Hangup, Multicast, Source, Write
 from mingle.settings import Network
 from mingle.values import Peer
@@ -52,7 +50,7 @@ class Notes:
     def owns(self, conn: int) -> bool:
         return conn < 1000
 
-    def connected(self, conn: int, local_address: str, interface: str, now: float) -> None:
+    def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
         self.told.append(("connected", local_address, interface))
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
@@ -144,13 +142,3 @@ def test_peers_are_asked_with_a_padded_question() -> None:
         loop.notes.says = Bye(job="a job", session=SESSION)
         while loop.turn_until("heard")[1] != loop.notes.says:
             loop.notes.told.clear()
-
-
-def test_the_addresses_to_listen_on() -> None:
-    dual = Interface("eth0", 2, tuple(map(ip_interface, ("10.0.0.1/24", "fd00::1/64", "fe80::1/64"))))
-    lonely = Interface("eth1", 3, tuple(map(ip_interface, ("fe80::2/64", "fe80::3/64"))))
-    found = [(each.address, each.interface, each.index) for each in own_addresses([dual, lonely], "auto")]
-    assert found == [("10.0.0.1", "eth0", 2), ("fd00::1", "eth0", 2), ("fe80::2", "eth1", 3)]
-    assert [each.address for each in own_addresses([dual], "6")] == ["fd00::1"]
-    many = Interface("eth2", 4, tuple(ip_interface(f"10.0.1.{number}/24") for number in range(1, 40)))
-    assert len(own_addresses([many], "auto")) == datagrams.MAX_ADDRESSES

@@ -18,10 +18,11 @@ machines (pure)       ``joining`` (a rank), ``hosting`` (rank 0), ``electing`` (
 … of a rank           ``asking``, ``sessions``, ``racing``, ``membership``, ``blocking``, ``moving``
 … of the host         ``callers``, ``introduction``, ``presence``, ``rivals``
 … of the elector      ``candidacy``, ``telling``
-network               ``interfaces``, ``transport``, ``udp``, ``connections``, ``peers``, ``forksafe``
+network               ``interfaces``, ``transport``, ``udp``, ``siblings``, ``connections``, ``peers``, ``forksafe``
 settings              ``settings``, ``placement``, ``launchers``, ``launcher``, ``values``, ``node``, ``errors``
-where they meet       ``discovery`` (the loop), ``progress``
-torch                 ``store``, ``rendezvous``, ``environment``, ``process_group``, ``url_scheme``, ``job``
+where they meet       ``discovery``, ``loop``, ``nics``, ``progress``
+torch                 ``store``, ``rendezvous``, ``environment``, ``process_group``, ``url_scheme``, ``job``,
+                      ``torch_threads``
 frameworks            ``lightning`` (a plug-in for it)
 command line          ``cli``
 ====================  ==============================================================================

@@ -68,6 +68,7 @@ class AgentHost(Host):
         dead: set[bytes],
         evidence: Evidence | None = None,
         advertised: tuple[str, ...] = (),
+        named: bool = False,
     ) -> None:
         self.dissolved: str | None = None
         self.moved_to: Offer | None = None
@@ -93,6 +94,7 @@ class AgentHost(Host):
             rng,
             started,
             advertised,
+            named,
             evidence=evidence if evidence is not None else Evidence(),
         )
         self.rivals.longest_wait = timeout
@@ -106,6 +108,8 @@ class AgentHost(Host):
             self.identity.member,
             introduction.join(),
             prefix_lengths=introduction.prefix_lengths(),
+            last_resort=introduction.last_resort(),
+            named=self.named,
             nodes=self._nodes,
             last_call=self._last_call,
             allow_minority=self._allow_minority,
@@ -163,7 +167,7 @@ class AgentHost(Host):
         """Tells whether a connection is this machine's."""
         return super().owns(conn) or self._obituaries.owns(conn) or self._superseding.owns(conn)
 
-    def connected(self, conn: int, local_address: str, interface: str, now: float) -> None:
+    def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
         """A connection that was dialled stands."""
         if self._obituaries.owns(conn):
             self._obituaries.connected(conn)
@@ -171,7 +175,7 @@ class AgentHost(Host):
         elif self._superseding.owns(conn):
             self._superseding.connected(conn, local_address, interface)
         else:
-            super().connected(conn, local_address, interface, now)
+            super().connected(conn, local_address, interface, now, weak=weak)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
         """Bytes came in on a connection."""
@@ -258,13 +262,13 @@ class AgentHost(Host):
         while True:
             if roll.settle(present, gone):
                 self._tell_members(lambda: frames.Members(view=roll.settled, settled=True))
-            if not roll.change(registrar.present_nodes()):
+            if not roll.change(registrar.present_nodes(), registrar.generation):
                 break
             self._tell_members(lambda: frames.Members(view=roll.latest))
             # On one connection the answer to this comes after the view was read.
             self._tell_members(lambda: frames.Ping(number=roll.latest.number))
         absent = [node for node in roll.absent(present) if node.member not in gone]
-        self._obituaries.inquire(absent, now)
+        self._obituaries.inquire([*absent, *registrar.questioned(now)], now)
         if self._allow_minority or roll.holds(present, self._dead | registrar.left_on_purpose):
             self._lacking_since = None
         elif self._lacking_since is None:

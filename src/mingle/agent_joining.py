@@ -82,12 +82,8 @@ class AgentJoiner(Joiner):
         """A valid datagram came in."""
         if self.outcome is not None:
             self._heard_while_running(message, now)
-        elif not isinstance(message, Offer) or self.acceptable(message):
+        else:
             super().heard(message, source, now)
-
-    def acceptable(self, offer: Offer) -> bool:
-        """Whether that session may be joined: not one that runs from before the last that we were in."""
-        return offer.state == "open" or offer.generation >= self._standing.generation
 
     def _heard_while_running(self, message: Datagram, now: float) -> None:
         """Our host may not hear the other's datagrams."""

@@ -13,7 +13,6 @@ from mingle import store
 from mingle.agent_hosting import AgentHost
 from mingle.authentication import JobKey
 from mingle.generations import Agent
-from mingle.loop import own_addresses
 from mingle.machine import CloseStore, Effect, Identity, OpenStore, ProveStore
 from mingle.progress import Progress
 from mingle.quorum import Nodes
@@ -59,14 +58,12 @@ class AgentLoop(StoreLoop):
         key = JobKey(settings.secret, settings.job_id) if settings.secret is not None else None
         with contextlib.ExitStack() as stack:
             super().__init__(settings, settings.job_id, key, stack)
-            addresses = own_addresses(self._usable, settings.family)
-            self._connections.listen([(each.address, each.index) for each in addresses])
             self._machine = Agent(
                 identity,
                 nodes=nodes,
                 last_call=last_call,
                 allow_minority=allow_minority,
-                addresses=addresses,
+                addresses=self._listen(),
                 port=self._connections.port,
                 key=self._key,
                 timeout=settings.discovery_timeout,
@@ -74,10 +71,18 @@ class AgentLoop(StoreLoop):
                 rng=self.rng,
                 now=time.monotonic(),
                 advertised=(settings.advertise,) if settings.advertise else (),
+                named=bool(settings.interfaces),
             )
             self._stack = stack.pop_all()
         self._thread = threading.Thread(target=self._serve, name="mingle-agent", daemon=True)
         self._thread.start()
+
+    def _interfaces_looked_at(self, now: float, *, changed: bool) -> None:
+        if changed:
+            self._machine.rewired(now)
+        addresses = self._listen_also()
+        if addresses and addresses != self._machine.addresses:
+            self._machine.readdress(addresses, now)
 
     @property
     def agent(self) -> Agent:

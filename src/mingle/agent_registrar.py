@@ -24,6 +24,9 @@ from mingle.registrar import Registrar
 from mingle.seating import Place
 from mingle.seats import REMEMBERED_TEXT, Phase, Seated, roster_digest
 
+QUESTIONED_SECONDS = 10.0
+"""How long the host of a running session looks whether those are dead of whom a refused newcomer told."""
+
 
 class AgentsRegistrar(Registrar):
     """The one decider of a session of agents.
@@ -42,6 +45,8 @@ class AgentsRegistrar(Registrar):
         own: frames.Join,
         *,
         prefix_lengths: Mapping[str, int],
+        last_resort: frozenset[str] = frozenset(),
+        named: bool = False,
         nodes: Nodes,
         last_call: float,
         allow_minority: bool,
@@ -49,7 +54,16 @@ class AgentsRegistrar(Registrar):
         gone: set[bytes],
         now: float,
     ) -> None:
-        super().__init__(session, nodes.maximum, own_member, own, prefix_lengths=prefix_lengths, kind="agents")
+        super().__init__(
+            session,
+            nodes.maximum,
+            own_member,
+            own,
+            prefix_lengths=prefix_lengths,
+            last_resort=last_resort,
+            named=named,
+            kind="agents",
+        )
         self.nodes = nodes
         self.gone = gone
         self.left_on_purpose: set[bytes] = set()
@@ -63,6 +77,8 @@ class AgentsRegistrar(Registrar):
         self._newcomer_at = now
         self._generation = 0
         self._store = ("", 0, "")
+        self._questioned: list[frames.Node] = []
+        self._questioned_until = now
 
     # --- what is known ---------------------------------------------------------------------------------------------
 
@@ -175,7 +191,7 @@ class AgentsRegistrar(Registrar):
                 # The same agent on another connection: its old one is dead, whether or not we have noticed.
                 self._decisions.append(Drop(seat.conn))
                 self.lost(seat.conn, now, "it came back on another connection")
-        refusal = self._refusal(applicant)
+        refusal = self._refusal(applicant) or self._claims(member, applicant, now)
         if refusal is not None:
             self._refuse(conn, applicant, refusal)
             return
@@ -210,6 +226,27 @@ class AgentsRegistrar(Registrar):
     def _seat_at(self, conn: int) -> Seated | None:
         member = self._conns.get(conn)
         return None if member is None else self.seats.get(member)
+
+    def _claims(self, member: bytes, applicant: frames.Join, now: float) -> frames.Refused | None:
+        """A newcomer was in a later generation than ours: is that one certainly over?
+
+        If it were not, the newcomer might give us a majority that others have without it.
+        """
+        present = {*self.seats, member}
+        views = [each for each in (applicant.settled, applicant.proposed) if each and each.generation > self.generation]
+        if all(holds(view, present, self.gone) for view in views):
+            return None
+        self._questioned = [node for view in views for node in view.nodes if node.member not in present]
+        self._questioned_until = now + QUESTIONED_SECONDS
+        return frames.Refused(
+            reason="generation",
+            detail="the newcomer was in a later session of this job, which may still run",
+            who=self.own.who,
+        )
+
+    def questioned(self, now: float) -> list[frames.Node]:
+        """Those who may still run a later session, of which a newcomer told; are they dead?"""
+        return self._questioned if now < self._questioned_until else []
 
     def _admit(self, conn: int) -> None:
         self._decisions.append(Tell(conn, frames.Confirm(session=self.session, epoch=self.epoch)))
@@ -261,6 +298,9 @@ class AgentsRegistrar(Registrar):
         elif self.phase is Phase.RUNNING and epoch == self.epoch and late.member in self.places:
             late.acked = epoch
             self.seats[late.member] = self.latecomers.pop(late.member)
+            known = [each.generation for each in (late.applicant.settled, late.applicant.proposed) if each]
+            if max(known, default=-1) > self._generation:
+                self._generation = max(known) + 1
             self._decisions.append(Tell(conn, frames.Go(session=self.session, epoch=epoch)))
 
     def _drop_latecomer(self, conn: int) -> None:

@@ -6,7 +6,7 @@ TCP (:mod:`mingle.control`). ``docs/protocol.md`` holds the same table with gold
     0      4  magic "MNGL"
     4      1  major version: another one is rejected and named
     5      1  minor version: a higher one is accepted
-    6      1  flags: bit 0 signed, bit 1 repeated on this host's loopback; unknown bits are ignored
+    6      1  flags: bit 0 signed, bit 1 repeated within this host; unknown bits are ignored
     7      1  reserved, zero
     8      …  one MessagePack map (msgspec), its key "type" says which message it is; unknown keys are ignored
     …     32  with bit 0: HMAC-SHA256 over all that comes before, with bit 1 taken as zero
@@ -217,8 +217,13 @@ def is_signed(data: bytes) -> bool:
     return len(data) >= HEADER_BYTES and bool(data[6] & FLAG_SIGNED)
 
 
+def is_one(untrusted: bytes) -> bool:
+    """Tells whether bytes look like a datagram of ours, whatever is in it and whoever signed it."""
+    return HEADER_BYTES < len(untrusted) <= MAX_BYTES and untrusted[:4] == MAGIC
+
+
 def is_repeated(data: bytes) -> bool:
-    """Tells whether a process of this host repeated the datagram on loopback; it is not repeated again."""
+    """Tells whether another process of this host has repeated the datagram; it is not repeated again."""
     return len(data) >= HEADER_BYTES and bool(data[6] & FLAG_REPEATED)
 
 

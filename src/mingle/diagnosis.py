@@ -67,7 +67,6 @@ class Facts:
     """Other major versions that were heard, with an address."""
     chains: Sequence[Chain] = ()
     manager: Manager = "nft"
-    container: bool = False
 
 
 def examine(facts: Facts) -> list[Finding]:

@@ -21,7 +21,6 @@ from mingle.electing import Elector
 from mingle.errors import MingleError
 from mingle.hosting import Host
 from mingle.joining import Joiner
-from mingle.loop import own_addresses
 from mingle.machine import CloseStore, Effect, Formation, Identity, OpenStore, ProveStore
 from mingle.progress import Progress
 from mingle.settings import Settings
@@ -73,10 +72,9 @@ class Discovery(StoreLoop):
                 rng=self.rng,
                 now=now,
             )
-        addresses = own_addresses(self._usable, settings.family)
         if settings.master_port is not None:
-            store.check_port(settings.master_port, [each.address for each in addresses])
-        self._connections.listen([(each.address, each.index) for each in addresses])
+            store.check_port(settings.master_port, [each.address for each in self._nics.addresses()])
+        addresses = self._listen()
         advertised = (settings.advertise,) if settings.advertise else ()
         if identity.rank is None:
             return Elector(
@@ -89,6 +87,7 @@ class Discovery(StoreLoop):
                 rng=self.rng,
                 now=now,
                 advertised=advertised,
+                named=bool(settings.interfaces),
             )
         return Host(
             identity,
@@ -101,7 +100,18 @@ class Discovery(StoreLoop):
             self.rng,
             now,
             advertised=advertised,
+            named=bool(settings.interfaces),
         )
+
+    def _interfaces_looked_at(self, now: float, *, changed: bool) -> None:
+        machine = self._machine
+        if changed and not isinstance(machine, Host):
+            machine.rewired(now)
+        if isinstance(machine, Joiner):
+            return
+        addresses = self._listen_also()
+        if addresses and addresses != machine.addresses:
+            machine.readdress(addresses, now)
 
     # --- running ---------------------------------------------------------------------------------------------------
 

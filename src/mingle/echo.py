@@ -23,7 +23,7 @@ MINOR_VERSION = 0
 FLAG_SIGNED = 0x01
 
 PING_BYTES = 640
-"""Every PING is padded to this: no PONG is longer, so a forged source gains no amplification."""
+"""Every PING is padded to this, or a byte more: no PONG is longer, so a forged source gains no amplification."""
 LENGTH_BYTES = 2
 """On TCP each message comes after its length, big endian."""
 
@@ -91,8 +91,8 @@ def encode(message: Message, key: JobKey | None = None) -> bytes:
     trailer = 0 if key is None else DATAGRAM_MAC_BYTES
     body = _encoder.encode(message)
     if isinstance(message, Ping):
-        # The key "padding" and a header of three bytes: from 256 bytes on a binary has its length in two.
-        room = PING_BYTES - HEADER_BYTES - trailer - len(body) - 11
+        # The key "padding" and a header of two bytes, or three from 256 bytes on: it may be a byte longer.
+        room = PING_BYTES - HEADER_BYTES - trailer - len(body) - 10
         body = _encoder.encode(msgspec.structs.replace(message, padding=bytes(max(0, room))))
     data = header + body
     return data if key is None else data + key.mac(b"echo", data)

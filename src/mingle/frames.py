@@ -45,6 +45,8 @@ class Path(Struct, frozen=True, kw_only=True, omit_defaults=True):
     local_address: Address
     interface: ShortText
     """The member's interface that owns ``local_address``."""
+    weak: bool = False
+    """It says nothing about the network that ``host_address`` is on: see :func:`mingle.interfaces.reached_weakly`."""
 
     def __post_init__(self) -> None:
         check_address(self.host_address)
@@ -72,15 +74,15 @@ class Node(Struct, frozen=True, array_like=True):
     """One agent in a view: who it is, and where its control port refuses once its process is dead."""
 
     member: Identifier
-    address: Annotated[str, Meta(max_length=45)]
-    """As its host sees it; empty: not known."""
+    address: Address
+    """As its host sees it."""
     port: Annotated[int, Meta(ge=0, le=65535)]
+    """0: not known."""
     machine: Annotated[bytes, Meta(max_length=8)]
     """The beginning of a hash of its node key: an address of one's own may be another machine's as well."""
 
     def __post_init__(self) -> None:
-        if self.address:
-            check_address(self.address)
+        check_address(self.address)
 
 
 class View(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -177,6 +179,7 @@ RefusalReason: TypeAlias = Literal[
     "session",
     "ended",
     "network",
+    "generation",
 ]
 
 

@@ -42,9 +42,8 @@ class AgentCandidacy(Candidacy):
     A sealed session with a free seat comes before an open one, then the higher generation, then the lower host id.
     """
 
-    def __init__(self, identity: Identity, standing: Standing, generation: Callable[[], int]) -> None:
+    def __init__(self, identity: Identity, generation: Callable[[], int]) -> None:
         super().__init__(identity)
-        self._standing = standing
         self._generation = generation
 
     def competes(self, message: Datagram) -> TypeGuard[Offer]:
@@ -55,7 +54,6 @@ class AgentCandidacy(Candidacy):
             and message.kind == self._identity.kind
             and message.host != self._identity.member
             and message.takes_members
-            and (message.state == "open" or message.generation >= self._standing.generation)
         )
 
     def loses_to(self, offer: Offer, *, stands: bool, now: float) -> bool:
@@ -104,10 +102,12 @@ class Agent:
         rng: random.Random,
         now: float,
         advertised: tuple[str, ...] = (),
+        named: bool = False,
         new_session: Callable[[], bytes] | None = None,
     ) -> None:
         self.identity = identity
         self.port = port
+        self.addresses = addresses
         self.timeout = timeout
         self.standing = Standing()
         self.dead: set[bytes] = set()
@@ -123,13 +123,13 @@ class Agent:
         self._elector = functools.partial(
             AgentElector,
             identity,
-            addresses=addresses,
             port=port,
             key=key,
             timeout=timeout,
             new_id=new_id,
             rng=rng,
             advertised=advertised,
+            named=named,
             new_session=new_session,
             make_joiner=functools.partial(AgentJoiner, nodes=nodes, control_port=port, standing=self.standing),
             make_host=functools.partial(
@@ -151,10 +151,10 @@ class Agent:
         """Looks for a session, unless it is in one, looks already, or the job has ended."""
         if self.part is None and not self.closed and self.ended is None:
             self.failure = None
-            self.part = self._elector(now=now, candidacy=self._candidacy())
+            self.part = self._elector(addresses=self.addresses, now=now, candidacy=self._candidacy())
 
     def _candidacy(self) -> AgentCandidacy:
-        return AgentCandidacy(self.identity, self.standing, self._own_generation)
+        return AgentCandidacy(self.identity, self._own_generation)
 
     def _own_generation(self) -> int:
         """That of the session that we host, or would."""
@@ -167,6 +167,17 @@ class Agent:
         if isinstance(part, AgentHost):
             return part.registrar.generation
         return part.generation if isinstance(part, AgentJoiner) else max(self.standing.generation, 0)
+
+    def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
+        """Our interfaces have changed: a session of ours listens at these addresses."""
+        self.addresses = addresses
+        if isinstance(self.part, Elector | AgentHost):
+            self.part.readdress(addresses, now)
+
+    def rewired(self, now: float) -> None:
+        """Likewise, as one that joins."""
+        if isinstance(self.part, Elector | AgentJoiner):
+            self.part.rewired(now)
 
     def rest(self) -> None:
         """Its workers are done: from now on it looks for nobody when its session is lost."""
@@ -257,10 +268,10 @@ class Agent:
         """Tells whether a connection is this machine's."""
         return self.part is not None and self.part.owns(conn)
 
-    def connected(self, conn: int, local_address: str, interface: str, now: float) -> None:
+    def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
         """A connection that was dialled stands."""
         assert self.part is not None
-        self.part.connected(conn, local_address, interface, now)
+        self.part.connected(conn, local_address, interface, now, weak=weak)
         self._look(now)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:

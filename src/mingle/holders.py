@@ -48,11 +48,12 @@ def holders(port: int, proc: Path = Path("/proc")) -> tuple[Holder, ...]:
     """Returns who else holds a UDP port in this network namespace; this process is left out."""
     if sys.platform != "linux":
         return ()
-    tables = [_read(proc / "self" / "net" / name) for name in ("udp", "udp6")]
-    inodes = sockets_on(port, *tables)
+    inodes = _sockets(port, proc)
     if not inodes:
         return ()
     owners = _owners(frozenset(inodes), proc)
+    # A process that ended meanwhile is no riddle: its sockets are gone from the table, too.
+    inodes = {inode: user for inode, user in _sockets(port, proc).items() if inode in inodes}
     found: dict[int | None, Holder] = {}
     for inode, user in inodes.items():
         pids = owners.get(inode, ())
@@ -62,6 +63,10 @@ def holders(port: int, proc: Path = Path("/proc")) -> tuple[Holder, ...]:
         if not pids:
             found.setdefault(None, Holder(None, user=user))
     return tuple(found.values())
+
+
+def _sockets(port: int, proc: Path) -> dict[int, int]:
+    return sockets_on(port, *(_read(proc / "self" / "net" / name) for name in ("udp", "udp6")))
 
 
 def _owners(inodes: frozenset[int], proc: Path) -> dict[int, list[int]]:
@@ -90,7 +95,7 @@ def _links(directory: Path) -> Iterable[str]:
 
 
 def _command(directory: Path) -> str:
-    words = _read(directory / "cmdline").replace("\0", " ").strip()
+    words = " ".join(_read(directory / "cmdline").replace("\0", " ").split())
     return (words or _read(directory / "comm").strip())[:120]
 
 

@@ -42,6 +42,7 @@ from mingle.presence import Presence
 from mingle.proving import Endpoint
 from mingle.registrar import Registrar
 from mingle.rivals import Rivals
+from mingle.seats import Phase
 
 # Reports of other hosts, handed out after each frame; bounded against a member that sends many at once.
 MAX_SIGHTINGS = 64
@@ -63,6 +64,8 @@ class Host:
     started: float
     advertised: tuple[str, ...] = ()
     """Addresses that are announced beside the own ones because NAT hides those."""
+    named: bool = False
+    """The user named the interfaces."""
     outcome: Formation | None = None
     failure: MingleError | None = None
     evidence: Evidence = field(default_factory=Evidence)
@@ -108,14 +111,7 @@ class Host:
         self._callers = Callers(converse, self._effects, gone=self.rivals.caller_gone)
 
     def _make_registrar(self, introduction: Introduction) -> Registrar:
-        return Registrar(
-            self.session,
-            self.identity.world_size,
-            self.identity.member,
-            introduction.join(),
-            prefix_lengths=introduction.prefix_lengths(),
-            kind=self.identity.kind,
-        )
+        return introduction.registrar(named=self.named)
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 
@@ -161,6 +157,14 @@ class Host:
         """What this host says of itself."""
         return self._introduction.offer(self.registrar)
 
+    def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
+        """Its interfaces have changed: it listens at these addresses. They stay once a store may stand on one."""
+        if self.registrar.phase in (Phase.OPEN, Phase.CONFIRMING):
+            self.addresses = self._introduction.addresses = addresses
+            own = self._introduction
+            self.registrar.readdress(own.join(), own.prefix_lengths(), own.last_resort())
+            self._presence.burst(now)
+
     # --- datagrams -------------------------------------------------------------------------------------------------
 
     def heard(self, message: Datagram, source: Source, now: float) -> None:
@@ -186,7 +190,7 @@ class Host:
         """Tells whether a connection is this machine's."""
         return conn in self._callers or self.rivals.owns(conn)
 
-    def connected(self, conn: int, local_address: str, interface: str, now: float) -> None:
+    def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
         """A connection to another host stands."""
         self.rivals.connected(conn, local_address, interface)
 
@@ -380,18 +384,15 @@ class Host:
 
     def give_up(self, facts: NetworkFacts) -> None:
         """Ends at the deadline with the error that explains it."""
-        blockers = self.rivals.blockers(self._deadline)
-        failure = None
-        if blockers:
-            failure = reports.running(self.identity, *blockers[0][:2])
-        elif not self.has_members:
-            failure = reports.authentication(self.identity, self.evidence, facts, secured=self.key is not None)
-        if failure is None:
-            status = self.registrar.status()
-            failure = reports.timeout(
-                self.identity, self.evidence, facts, seconds=self.timeout, status=status, connected=True
-            )
-        self._fail(failure, conflict=False)
+        identity, evidence, blockers = self.identity, self.evidence, self.rivals.blockers(self._deadline)
+        failure = reports.running(identity, *blockers[0][:2]) if blockers else None
+        if failure is None and not self.has_members:
+            failure = reports.authentication(identity, evidence, facts, secured=self.key is not None)
+        status, seconds = self.registrar.status(), self.timeout
+        self._fail(
+            failure or reports.timeout(identity, evidence, facts, seconds=seconds, status=status, connected=True),
+            conflict=False,
+        )
 
     def _fail(self, error: MingleError, *, conflict: bool) -> None:
         if self.failure is None:

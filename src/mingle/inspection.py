@@ -82,7 +82,6 @@ def gather(observed: Observed, environ: Mapping[str, str] | None = None) -> Fact
         versions=observed.versions,
         chains=firewall_chains(),
         manager=firewall_manager(),
-        container=in_container(),
     )
 
 
@@ -170,12 +169,6 @@ def firewall_manager() -> Manager:
         return "firewalld"
     path = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
     return "iptables" if shutil.which("nft", path=path) is None and shutil.which("iptables", path=path) else "nft"
-
-
-def in_container() -> bool:
-    """Tells whether this is a container of Docker, Podman or Kubernetes."""
-    markers = ("/.dockerenv", "/run/.containerenv")
-    return "KUBERNETES_SERVICE_HOST" in os.environ or any(Path(marker).exists() for marker in markers)
 
 
 def _master(environ: Mapping[str, str]) -> str:

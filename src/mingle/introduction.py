@@ -15,6 +15,7 @@ from mingle.authentication import JobKey, new_nonce
 from mingle.control import HostConversation
 from mingle.datagrams import MAX_ADDRESSES, Bye, Offer
 from mingle.machine import Address, Formation, Identity
+from mingle.registrar import Registrar
 from mingle.seats import Phase, Seats, roster_digest
 
 # The longest names (four bytes a character) of so many seats still fit into one frame.
@@ -22,9 +23,9 @@ SEATS_PER_FRAME = 128
 _SEALED_PHASES = (Phase.SEALING, Phase.SEALED, Phase.RUNNING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Introduction:
-    """Who a host is, and the messages made of it."""
+    """Who a host is, and the messages made of it. Only its addresses ever change."""
 
     identity: Identity
     session: bytes
@@ -63,6 +64,24 @@ class Introduction:
         """The prefix length of each address; nothing is on the subnet of an advertised one."""
         own = {each.address: each.prefix_length for each in self.addresses}
         return {**dict.fromkeys(self.advertised, 0), **own}
+
+    def last_resort(self) -> frozenset[str]:
+        """The addresses on tunnels and on bridges inside its machine."""
+        return frozenset(each.address for each in self.addresses if each.last_resort)
+
+    def registrar(self, *, named: bool) -> Registrar:
+        """Opens the session's register, with its own seat in it. ``named``: the user named the interfaces."""
+        identity = self.identity
+        return Registrar(
+            self.session,
+            identity.world_size,
+            identity.member,
+            self.join(),
+            prefix_lengths=self.prefix_lengths(),
+            last_resort=self.last_resort(),
+            named=named,
+            kind=identity.kind,
+        )
 
     # --- on a connection -------------------------------------------------------------------------------------------
 

@@ -23,13 +23,14 @@ import msgspec
 from mingle import connections, datagrams, forksafe, inspection, interfaces
 from mingle.authentication import JobKey
 from mingle.connections import Connections
-from mingle.datagrams import Datagram, Offer
-from mingle.errors import InterfaceError
+from mingle.datagrams import Datagram, Offer, Seek
 from mingle.groups import LOBBY, Group, job_group
-from mingle.machine import Address, Answer, Dial, Effect, Hangup, Multicast, NetworkFacts, Notice, Source, Write
+from mingle.machine import Answer, Dial, Effect, Hangup, Multicast, NetworkFacts, Notice, Source, Write
 from mingle.network_facts import Seen, network_facts
+from mingle.nics import Nics
 from mingle.peers import PeerSchedule, Resolver
 from mingle.settings import Network
+from mingle.siblings import Siblings
 from mingle.transport import Received, Transport
 
 logger = logging.getLogger("mingle")
@@ -66,8 +67,8 @@ class Machine(Protocol):
     def owns(self, conn: int, /) -> bool:
         """Tells whether a connection is this machine's."""
 
-    def connected(self, conn: int, local_address: str, interface: str, now: float, /) -> None:
-        """A connection that was dialled stands."""
+    def connected(self, conn: int, local_address: str, interface: str, now: float, /, *, weak: bool = False) -> None:
+        """A connection that was dialled stands; ``weak``: it says nothing about the network of the other end."""
 
     def received(self, conn: int, untrusted: bytes, now: float, /) -> None:
         """Bytes came in on a connection."""
@@ -106,10 +107,9 @@ class Loop:
         self._rejected: Counter[str] = Counter()
         self._multicasts_on: set[str] = set()
         self._rp_drops = inspection.reverse_path_drops()
-        self._dialled: dict[int, str] = {}
+        self._dialled: dict[int, Dial] = {}
         self._calls: deque[Callable[[], None]] = deque()
-        self._found = interfaces.scan()
-        self._usable = interfaces.choose(self._found, named=network.interfaces, family=network.family).usable
+        self._nics = Nics(network)
         self._selector = forksafe.register(selectors.DefaultSelector())
         stack.callback(self._selector.close)
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -119,14 +119,19 @@ class Loop:
         self._selector.register(self._wake_reader, selectors.EVENT_READ, self._run_calls)
         groups = groups or ((LOBBY,) if self._group is None else (self._group, LOBBY))
         self._transport: Transport | None = Transport(
-            self._usable, groups=groups, port=network.port, ttl=network.ttl, family=network.family
+            self._nics.usable, groups=groups, port=network.port, ttl=network.ttl, family=network.family
         )
         stack.callback(self._close_transport)
         self._watch_sockets(self._transport.sockets())
+        self._siblings = Siblings(network.port)
+        stack.callback(self._siblings.close)
+        if self._siblings.socket is not None:
+            self._selector.register(self._siblings.socket, selectors.EVENT_READ, self._read_siblings)
         self._connections = Connections(self._selector, self.new_id)
         stack.callback(self._connections.close)
         self._peers = PeerSchedule(self.rng)
-        self._resolver = Resolver(network.peers, network.port, network.family, exclude=frozenset())
+        self._silent = True
+        self._resolver = Resolver(network.peers, network.port, network.family)
         stack.callback(self._resolver.stop)
         now = time.monotonic()
         self._rescan_due = now + RESCAN_SECONDS
@@ -150,6 +155,9 @@ class Loop:
         """Carries out an effect that has nothing to do with sockets."""
         raise NotImplementedError
 
+    def _interfaces_looked_at(self, now: float, *, changed: bool) -> None:
+        """The interfaces were looked at; also an unchanged one may be ready only now."""
+
     def _seeks(self) -> bool:
         """Whether anybody is still looked for; if not, there is no house to keep."""
         return self._transport is not None
@@ -163,7 +171,7 @@ class Loop:
         self._ask_peers(now)
         if now >= self._rescan_due:
             self._rescan_due = now + RESCAN_SECONDS
-            self._rescan()
+            self._rescan(now)
         if now >= self._refresh_due and self._transport is not None:
             self._refresh_due = now + REFRESH_SECONDS
             change = self._transport.refresh()
@@ -217,6 +225,9 @@ class Loop:
             return
         self._peers.learn(self._resolver.take(), now)
         message = self._machine.calling()
+        if (message is None) != self._silent:
+            self._silent = message is None
+            self._peers.restart(now)  # the host was lost, or nobody hosts: quickly again
         if message is None:
             return
         for address in self._peers.turn(now):
@@ -228,20 +239,18 @@ class Loop:
 
     # --- interfaces ------------------------------------------------------------------------------------------------
 
-    def _rescan(self) -> None:
-        """Looks whether an interface has come or gone; named ones are waited for."""
-        found = interfaces.scan()
-        if found == self._found or self._transport is None:
+    def _rescan(self, now: float) -> None:
+        """Looks whether an interface has come or gone."""
+        if self._transport is None:
             return
-        self._found = found
-        try:
-            choice = interfaces.choose(found, named=self.network.interfaces, family=self.network.family)
-        except InterfaceError as error:
-            logger.debug("%s", error.observation)
-            return
-        self._usable = choice.usable
-        change = self._transport.update(self._usable)
-        self._apply(change.added, change.removed)
+        changed = self._nics.look()
+        if changed:
+            change = self._transport.update(self._nics.usable)
+            self._apply(change.added, change.removed)
+            self._peers.restart(now)
+            for event in self._connections.drop_strays(self._nics.bare_addresses()):
+                self._tcp_event(event)
+        self._interfaces_looked_at(now, changed=changed)
 
     def _apply(self, added: Iterable[socket.socket], removed: Sequence[socket.socket]) -> None:
         # The removed ones are closed, so the kernel has forgotten them; the selector's own table has not.
@@ -262,27 +271,37 @@ class Loop:
                 self._selector.unregister(sock)
         self._transport.close()
         self._transport = None
-
-    def _index(self, interface_name: str) -> int:
-        """Returns an interface's index; where none is named and only one can be meant, that one's."""
-        if not interface_name and len(self._usable) == 1:
-            return self._usable[0].index
-        return next((each.index for each in self._found if each.name == interface_name), 0)
+        if self._siblings.socket is not None:
+            self._selector.unregister(self._siblings.socket)
+            self._siblings.close()
 
     # --- what comes in ---------------------------------------------------------------------------------------------
 
     def _read_datagrams(self, sock: socket.socket, _mask: int) -> list[connections.Event]:
         if self._transport is not None:
             for received in self._transport.receive(sock):
-                self._datagram(received)
+                message = self._datagram(received)
+                # A question for us is answered by us; who else there is may be asked for anything else.
+                if received.shared and not (isinstance(message, Seek) and self._hosts(message.job)):
+                    self._siblings.hand_on(received, time.monotonic())
         return []
+
+    def _read_siblings(self, _mask: int) -> list[connections.Event]:
+        for received in self._siblings.receive():
+            self._datagram(received)
+        return []
+
+    def _hosts(self, job: str) -> bool:
+        """Whether this process hosts a job that is forming."""
+        offer = self._machine.calling()
+        return isinstance(offer, Offer) and offer.job == job
 
     def _note_multicast(self, received: Received) -> None:
         """Notes where multicasts arrive. Our own come back, too, unless this host's own firewall drops them."""
         if received.multicast:
             self._multicasts_on.add(received.interface)
 
-    def _datagram(self, received: Received) -> None:
+    def _datagram(self, received: Received) -> Datagram | None:
         self._note_multicast(received)
         source = Source(
             interface=received.interface,
@@ -294,6 +313,7 @@ class Loop:
         message = self._decode(received.data)
         if message is not None:
             self._machine.heard(message, source, time.monotonic())
+        return message
 
     def _tcp_event(self, event: connections.Event) -> None:
         machine, now = self._machine, time.monotonic()
@@ -302,19 +322,22 @@ class Loop:
         elif not machine.owns(event.conn):
             return
         elif isinstance(event, connections.Connected):
-            machine.connected(event.conn, event.local_address, self._owner(event), now)
+            self._connected(event, now)
         elif isinstance(event, connections.Data):
             machine.received(event.conn, event.data, now)
         else:
+            self._dialled.pop(event.conn, None)
             self._ended(event.conn, event.reason, now)
 
-    def _owner(self, event: connections.Connected) -> str:
-        """Returns the interface that owns a connection's local address."""
-        dialled = self._dialled.pop(event.conn, "")
-        if event.local_address.startswith("fe80:"):
-            return dialled
-        owner = interfaces.owner(self._found, event.local_address)
-        return dialled if owner is None else owner.name
+    def _connected(self, event: connections.Connected, now: float) -> None:
+        dialled = self._dialled.pop(event.conn)
+        owner = self._nics.owner(event.local_address, dialled.interface)
+        if not self._nics.in_use(owner):
+            self._connections.hang_up(event.conn)
+            self._ended(event.conn, f"is reached through {owner}, and other interfaces were named", now)
+            return
+        weak = interfaces.reached_weakly(self._nics.found, event.local_address, dialled.address)
+        self._machine.connected(event.conn, event.local_address, owner, now, weak=weak)
 
     # --- what goes out ---------------------------------------------------------------------------------------------
 
@@ -330,10 +353,12 @@ class Loop:
                 self._multicast(message, LOBBY if lobby else self._group)
             case Answer(source, message):
                 if self._transport is not None and isinstance(source.reply_to, Received):
-                    self._transport.reply(source.reply_to, datagrams.encode(message, self._key))
+                    asked_at = {source.reply_to.destination}
+                    answer = datagrams.encode(_with_first(message, asked_at), self._key)
+                    self._transport.reply(source.reply_to, answer)
             case Dial(conn, address, port, interface):
-                self._dialled[conn] = interface
-                events = self._connections.dial(conn, address, port, self._index(interface))
+                self._dialled[conn] = effect
+                events = self._connections.dial(conn, address, port, self._nics.index(interface))
             case Write(conn, data):
                 events = self._connections.write(conn, data)
             case Hangup(conn):
@@ -354,12 +379,7 @@ class Loop:
         if self._transport is None or group is None:
             return
         for interface in self._transport.interfaces:
-            toward = message
-            if isinstance(message, Offer):
-                # Who hears it there can most likely reach the address of that very interface.
-                own = {str(each.ip) for each in interface.addresses}
-                first = sorted(message.addresses, key=lambda address: address not in own)
-                toward = msgspec.structs.replace(message, addresses=tuple(first))
+            toward = _with_first(message, {str(each.ip) for each in interface.addresses})
             self._transport.multicast(interface.name, datagrams.encode(toward, self._key), group)
 
     # --- what a report says ----------------------------------------------------------------------------------------
@@ -370,8 +390,8 @@ class Loop:
         return Seen(
             network=self.network,
             group=self._group or LOBBY,
-            found=self._found,
-            usable=self._usable,
+            found=self._nics.found,
+            usable=self._nics.usable,
             transport=self._transport,
             unresolved=self._resolver.failures,
             rejected=self._rejected,
@@ -388,14 +408,10 @@ class Loop:
         return network_facts(self.seen, diagnosed=diagnosed)
 
 
-def own_addresses(usable: Iterable[interfaces.Interface], family: interfaces.Family) -> tuple[Address, ...]:
-    """Returns every address to listen on, best first. A link-local one counts only where an interface has no other."""
-    found: list[Address] = []
-    for interface in usable:
-        every = interface.of_family(family)
-        routable = [each for each in every if not each.is_link_local]
-        found += [
-            Address(str(each.ip), interface.name, each.network.prefixlen, interface.index)
-            for each in routable or every[:1]
-        ]
-    return tuple(found[: datagrams.MAX_ADDRESSES])
+def _with_first(message: Datagram, reached: set[str]) -> Datagram:
+    """Returns an OFFER with these addresses first: who hears it at one of them can most likely connect to it."""
+    if not isinstance(message, Offer):
+        return message
+    return msgspec.structs.replace(
+        message, addresses=tuple(sorted(message.addresses, key=lambda address: address not in reached))
+    )

@@ -73,6 +73,8 @@ class Address:
     prefix_length: int
     index: int = 0
     """The kernel's number of the interface, which is the scope of a link-local address."""
+    last_resort: bool = False
+    """On a tunnel, or on a bridge inside this machine: not to be used where all share something better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -224,9 +224,12 @@ class Membership:
     def _confirm(self, frame: frames.Confirm, now: float) -> None:
         self.epoch, self.step, self._confirm_due = frame.epoch, Step.SEATED, True
         self.sealed = self._store_retry_at = None
-        if self._store_failed and self.current is not None and self.current.proving is not None:
-            # A way that was proved once, and over which the store was not reached, may be broken by now.
-            self.current.proving.prove_again(now)
+        if self.current is not None and self.current.proving is not None:
+            if self._store_failed:
+                # A way that was proved once, and over which the store was not reached, may be broken by now.
+                self.current.proving.prove_again(now)
+            else:
+                self.current.proving.try_again(now)
         self._store_failed = False
 
     @property

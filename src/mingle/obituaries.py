@@ -53,8 +53,8 @@ class Obituaries:
         self.handle_timer(now)
 
     def _can_be_asked(self, node: Node) -> bool:
-        known = bool(node.address and node.port) and node.member not in self.dead
-        return known and (node.address not in self.own_addresses or node.machine == self.machine)
+        asked = node.port > 0 and node.member not in self.dead
+        return asked and (node.address not in self.own_addresses or node.machine == self.machine)
 
     @property
     def pending(self) -> bool:

@@ -25,8 +25,8 @@ def judge(
     port: int,
     used: Sequence[str],
     multicasts_on: Collection[str],
+    networks: Sequence[str] = (),
     manager: Manager = "nft",
-    container: bool = False,
 ) -> list[Finding]:
     """Returns what is to be said of each peer, of those that did not answer, and of strangers.
 
@@ -36,10 +36,10 @@ def judge(
         port: the shared UDP port.
         used: the interfaces in use.
         multicasts_on: where any multicast came in, our own included.
+        networks: our subnets.
         manager: what keeps the firewall's rules.
-        container: whether this runs in one.
     """
-    judged = _Judge(me, port, used, bool(multicasts_on), manager, container)
+    judged = _Judge(me, port, used, networks, bool(multicasts_on), manager)
     findings = [finding for peer in pinging.peers.values() for finding in judged.peer(peer)]
     findings += [
         Finding(
@@ -68,14 +68,20 @@ def judge(
 
 class _Judge:
     def __init__(
-        self, me: str, port: int, used: Sequence[str], multicast_comes: bool, manager: Manager, container: bool
+        self,
+        me: str,
+        port: int,
+        used: Sequence[str],
+        networks: Sequence[str],
+        multicast_comes: bool,
+        manager: Manager,
     ) -> None:
         self.me = me
         self.port = port
         self.used = used
+        self.networks = networks
         self.multicast_comes = multicast_comes
         self.manager: Manager = manager
-        self.container = container
 
     def peer(self, peer: Peer) -> list[Finding]:
         """Returns what is wrong with the ways to and from a peer; one PASS if nothing is."""
@@ -189,14 +195,14 @@ class _Judge:
                 str(peer),
                 Status.FAIL,
                 f"TCP from {self.me} to {peer} is filtered{why}, though UDP passes",
-                f"on {peer.hostname or peer.address}: {allow_tcp([], manager=self.manager)}",
+                f"on {peer.hostname or peer.address}: {allow_tcp(self.networks, manager=self.manager)}",
             )
         elif tcp.received >= ENOUGH and not tcp.arrived:
             yield Finding(
                 str(peer),
                 Status.FAIL,
                 f"TCP from {peer} to {self.me} does not arrive, the other way round it does",
-                allow_tcp([], manager=self.manager),
+                allow_tcp(self.networks, manager=self.manager),
             )
 
     def silent(self, address: str, port: int) -> Finding:
@@ -209,13 +215,12 @@ class _Judge:
             f"start it on {address} while this runs; there: {allow_udp(port, manager=self.manager)}",
         )
 
-    def _peers(self, peer: Peer) -> str:
-        if self.container:
-            return (
-                "use unicast: MINGLE_PEERS=SERVICE in compose (the service's name), or the headless Service's name "
-                "in Kubernetes"
-            )
-        return f"use unicast: MINGLE_PEERS={peer.address} on every host"
+    @staticmethod
+    def _peers(peer: Peer) -> str:
+        return (
+            f"use unicast: MINGLE_PEERS={peer.address} on every host (compose: the service's name; Kubernetes: the "
+            "headless Service's)"
+        )
 
 
 def _lost(row: Row) -> bool:

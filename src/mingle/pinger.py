@@ -12,7 +12,7 @@ from mingle import datagrams, echo
 from mingle.authentication import JobKey
 from mingle.connections import bare_address
 from mingle.groups import LOBBY, job_group
-from mingle.loop import Loop, own_addresses
+from mingle.loop import Loop
 from mingle.machine import Effect
 from mingle.observer import new_name, this_process
 from mingle.pinging import Cast, Pinging, Post, Reply
@@ -60,7 +60,7 @@ class Pinger(Loop):
             groups.append(job_group(overheard))
         with contextlib.ExitStack() as stack:
             super().__init__(network, job or None, key, stack, groups=groups)
-            own = own_addresses(self._usable, network.family)
+            own = self._nics.addresses()
             self._connections.listen([(each.address, each.index) for each in own])
             self.own = frozenset(each.address for each in own)
             self.pinging = self._machine = Pinging(
@@ -109,7 +109,7 @@ class Pinger(Loop):
     @property
     def interfaces(self) -> tuple[str, ...]:
         """The names of those that are used."""
-        return tuple(each.name for each in self._usable)
+        return tuple(each.name for each in self._nics.usable)
 
     def _more_timers(self) -> Iterable[float | None]:
         return (self._until, self._call_due)

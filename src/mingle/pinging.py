@@ -327,7 +327,7 @@ class Pinging:
             self._accepted[conn] = (address, now + WAIT_SECONDS)
             self._buffers[conn] = b""
 
-    def connected(self, conn: int, local_address: str, interface: str, now: float) -> None:
+    def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
         """A connection that was dialled stands."""
         self._buffers[conn] = b""
         self._say(conn, self._ping(self._dialled[conn].number, "tcp"))

@@ -21,6 +21,8 @@ STAGGER_SECONDS = 0.05
 """How long after one address the next is tried."""
 ADDRESS_SECONDS = 1.0
 """How long one address may take, connection and proof together."""
+FAILURE_SECONDS = 5.0
+"""How old a failure must be for the address to be tried again when the ways are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class _Attempt:
     deadline: float
     local_address: str = ""
     interface: str = ""
+    weak: bool = False
 
 
 class Verdict(enum.Enum):
@@ -82,6 +85,7 @@ class Proving:
         self._attempts: dict[int, _Attempt] = {}
         self._next_start = now
         self._was_silent = False
+        self._failed_at: dict[str, float] = {}
         self.handle_timer(now)
 
     @property
@@ -92,6 +96,11 @@ class Proving:
         if self._waiting or self._attempts:
             return Verdict.RACING
         return Verdict.SILENT if self._was_silent else Verdict.DEAD
+
+    @property
+    def address(self) -> str | None:
+        """The host's address on the winner's connection."""
+        return None if self.winner is None else self._attempts[self.winner].endpoint.address
 
     @property
     def pending(self) -> bool:
@@ -115,11 +124,19 @@ class Proving:
         """Forgets every way but the winner's and tries all addresses once more."""
         if self.winner is None:
             return
-        winning = self._attempts[self.winner].endpoint.address
-        self.paths = {winning: self.paths[winning]}
+        self.paths = {address: path for address, path in self.paths.items() if address == self.address}
         under_way = {attempt.endpoint.address for attempt in self._attempts.values()}
         self._waiting = [each for each in self._endpoints.values() if each.address not in under_way]
+        self._failed_at.clear()
         self._next_start = now
+        self.handle_timer(now)
+
+    def try_again(self, now: float) -> None:
+        """Tries the addresses once more that failed a while ago: the way may be open by now, and it counts."""
+        late = [address for address, at in self._failed_at.items() if now - at >= FAILURE_SECONDS]
+        for address in late:
+            del self._failed_at[address]
+            self._waiting.append(self._endpoints[address])
         self.handle_timer(now)
 
     def next_timer(self) -> float | None:
@@ -134,7 +151,7 @@ class Proving:
         for conn, attempt in list(self._attempts.items()):
             if conn != self.winner and now >= attempt.deadline:
                 self._was_silent = True
-                self._give_up(conn, f"no proof within {ADDRESS_SECONDS:.0f} s")
+                self._give_up(conn, f"no proof within {ADDRESS_SECONDS:.0f} s", now)
         while self._waiting and now >= self._next_start:
             self._start(self._waiting.pop(0), now)
             if self.winner is None:
@@ -146,10 +163,10 @@ class Proving:
         self._attempts[conn] = _Attempt(endpoint, conversation, now + ADDRESS_SECONDS)
         self._effects.append(Dial(conn, endpoint.address, self._port, endpoint.interface))
 
-    def connected(self, conn: int, local_address: str, interface: str) -> None:
+    def connected(self, conn: int, local_address: str, interface: str, *, weak: bool = False) -> None:
         """A connection stands; ``interface`` owns its local address."""
         attempt = self._attempts[conn]
-        attempt.local_address, attempt.interface = local_address, interface
+        attempt.local_address, attempt.interface, attempt.weak = local_address, interface, weak
         self._effects.append(Write(conn, attempt.conversation.data_to_send()))
 
     def received(self, conn: int, untrusted: bytes, now: float) -> list[AnyFrame]:
@@ -164,14 +181,17 @@ class Proving:
         try:
             received = attempt.conversation.receive_data(untrusted)
         except (Rejected, HandshakeFailed) as failure:
-            self._give_up(conn, str(failure))
+            self._give_up(conn, str(failure), now)
             self._hurry(now)
             return []
         if attempt.conversation.welcome is None:
             return []
         address = attempt.endpoint.address
         self.paths[address] = Path(
-            host_address=address, local_address=attempt.local_address, interface=attempt.interface[:64]
+            host_address=address,
+            local_address=attempt.local_address,
+            interface=attempt.interface[:64],
+            weak=attempt.weak,
         )
         if self.winner is not None:
             del self._attempts[conn]
@@ -188,7 +208,7 @@ class Proving:
     def closed(self, conn: int, reason: str, now: float) -> None:
         """A connection ended, or never came to be."""
         attempt = self._attempts.pop(conn)
-        self.failures[attempt.endpoint.address] = reason
+        self._fail(attempt.endpoint.address, reason, now)
         if conn == self.winner:
             self.winner = self.conversation = None
         self._hurry(now)
@@ -204,7 +224,8 @@ class Proving:
         """Gives up every address but the winner's."""
         self._waiting.clear()
         for conn in [each for each in self._attempts if each != self.winner]:
-            self._give_up(conn, "not needed any more")
+            self.failures[self._attempts.pop(conn).endpoint.address] = "not needed any more"
+            self._effects.append(Hangup(conn))
 
     def abandon(self) -> None:
         """Hangs up everywhere."""
@@ -214,9 +235,11 @@ class Proving:
         self._waiting.clear()
         self.winner = self.conversation = None
 
-    def _give_up(self, conn: int, reason: str) -> None:
-        attempt = self._attempts.pop(conn)
-        self.failures[attempt.endpoint.address] = reason
+    def _fail(self, address: str, reason: str, now: float) -> None:
+        self.failures[address], self._failed_at[address] = reason, now
+
+    def _give_up(self, conn: int, reason: str, now: float) -> None:
+        self._fail(self._attempts.pop(conn).endpoint.address, reason, now)
         self._effects.append(Hangup(conn))
 
     def _hurry(self, now: float) -> None:

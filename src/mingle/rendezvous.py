@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from mingle import environment, node, progress, settings, store
+from mingle import environment, node, progress, settings, store, torch_threads
 from mingle._version import __version__
 from mingle.datagrams import clip
 from mingle.discovery import Discovery
@@ -272,3 +272,4 @@ def _at_exit() -> None:
     """Says good-bye at the interpreter's exit, so that nobody takes a finished rank for a crashed one."""
     with contextlib.suppress(MingleError):
         end_session()
+    torch_threads.settle()

@@ -26,12 +26,14 @@ class Roll:
         """The one that members are told."""
         return self.proposed or self.settled
 
-    def change(self, nodes: Sequence[Node]) -> bool:
+    def change(self, nodes: Sequence[Node], generation: int) -> bool:
         """Proposes who is in now, if that is new and nothing else is proposed; tells whether it did."""
         now_in = frozenset(node.member for node in nodes)
         if self.proposed is not None or now_in == members_of(self.settled):
             return False
-        self.proposed = msgspec.structs.replace(self.settled, number=self.settled.number + 1, nodes=tuple(nodes))
+        self.proposed = msgspec.structs.replace(
+            self.settled, generation=generation, number=self.settled.number + 1, nodes=tuple(nodes)
+        )
         return True
 
     def acknowledged(self, member: bytes, number: int) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 from mingle import datagrams, store
 from mingle.errors import MingleError
 from mingle.loop import Loop, Machine
+from mingle.machine import Address
 from mingle.settings import Settings
 
 LOOKED_AT_UNVERIFIED = 256
@@ -29,6 +30,18 @@ class StoreLoop(Loop):
     settings: Settings
     store_server: store.StoreServer | None = None
     _closed: bool = False
+
+    def _listen(self) -> tuple[Address, ...]:
+        """Opens the control port and returns the addresses at which it listens, best first."""
+        wanted = self._nics.addresses()
+        ready = self._connections.listen([(each.address, each.index) for each in wanted])
+        return tuple(each for each in wanted if (each.address, each.index) in ready)
+
+    def _listen_also(self) -> tuple[Address, ...]:
+        """Opens it on addresses that have come since, and returns those at which it listens now."""
+        wanted = self._nics.addresses()
+        ready = self._connections.listen_also([(each.address, each.index) for each in wanted])
+        return tuple(each for each in wanted if (each.address, each.index) in ready)
 
     def _decode(self, untrusted: bytes) -> datagrams.Datagram | None:
         try:

@@ -9,6 +9,7 @@ from .project import MakeProject, Project
 from .training import BRIEFLY, FOREVER, epochs
 
 LOOKS = 20  # of mingle-discover, 2 s each
+PATIENCE_SECONDS = 4  # of one process too many
 
 
 def gathering(project: Project, joined: int) -> str:
@@ -67,10 +68,17 @@ def test_containers_that_restart_one_by_one_form_one_new_job(project: MakeProjec
     assert stores[0] != stores[1]
 
 
-def test_discover_sees_the_job_that_runs(project: MakeProject) -> None:
+def test_a_job_that_runs_is_seen_and_takes_nobody_more(project: MakeProject) -> None:
     two = project(FOREVER, WORLD_SIZE="2")
-    (met, _) = [container.wait_for(MET)[0] for container in two.up()]
+    containers = two.up()
+    (met, _) = [container.wait_for(MET)[0] for container in containers]
     (job,) = two.discover("list")["jobs"]
     assert (job["state"], job["joined"], job["missing"]) == ("running", 2, [])
     found = two.discover("find", job["job"])
     assert (found["endpoint"], f"{found['address']}:{found['port']}") == ("store", met[3])
+    surplus = ["run", "--rm", "-T", "-e", f"MINGLE_TIMEOUT={PATIENCE_SECONDS}", "trainer"]
+    said = two.compose(*surplus, "sh", "-c", "python ddp_train.py 2>&1", accepted=(1,))
+    assert "mingle.errors.ConflictError: " in said
+    assert "full" in said
+    for container in containers:
+        assert container.hostname in said

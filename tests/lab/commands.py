@@ -7,6 +7,7 @@ import io
 import logging
 import socket
 import threading
+from pathlib import Path
 
 import mingle
 from mingle import datagrams
@@ -57,13 +58,5 @@ def speak_another_version(job_id: str) -> None:
             threading.Event().wait(0.1)
 
 
-HOLD_PORT = f"""
-import signal, socket, sys
-held = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-if "shared" in sys.argv:
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-held.bind(("", {PORT}))
-print("holding", flush=True)
-signal.pause()
-"""
-"""A program that is no mingle and has opened the discovery's port."""
+HOLD_PORT = Path(__file__).with_name("hold_port.py")
+"""A program that is no mingle and opens the discovery's port."""

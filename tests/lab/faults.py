@@ -1,16 +1,13 @@
 """The faults that people meet, each made for real, and what they are told then.
 
 Each function makes one fault in a lab and returns what was said, by who said it: ``init`` is the error of
-`mingle.init` (its words are those of `mingle.discover`, which it calls), the others are commands. The table
-`FAULTS` holds the words that must be among it, which name the true cause.
+`mingle.init` (its words are those of `mingle.discover`, which it calls), the others are commands.
 """
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from . import Host, Lab, Rank
 from .commands import HOLD_PORT, attempt, command, speak_another_version
@@ -293,7 +290,7 @@ def workers_tcp(lab: Lab) -> Said:
 
 def port_taken(lab: Lab) -> Said:
     one, _ = two(lab)
-    holder = one.run([sys.executable, "-c", HOLD_PORT])
+    holder = one.run([sys.executable, HOLD_PORT])
     holder.wait_for_output("holding")
     told = {"init": try_rank(one, 1).result(), "doctor": run(one, "doctor")}
     holder.kill()
@@ -305,7 +302,7 @@ def port_shared(lab: Lab) -> Said:
     no_multicast(lab)
     first = try_rank(one, 0)
     first.wait_for("started")
-    holder = one.run([sys.executable, "-c", HOLD_PORT, "shared"])
+    holder = one.run([sys.executable, HOLD_PORT, "shared"])
     holder.wait_for_output("holding")
     second = try_rank(other, 1, peers=one.address())
     told = run(one, "doctor")
@@ -332,183 +329,3 @@ def flooding_off(lab: Lab) -> Said:
     said(serving)
     pinged = pings(one, other, options={0: f"--peers {other.address()}", 1: f"--peers {one.address()}"})[0]
     return {"init": init, "doctor --peer": told, "ping": pinged}
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One row: the words that each must say."""
-
-    title: str
-    make: Callable[[Lab], Said]
-    words: Mapping[str, tuple[str, ...]]
-
-
-FORMED = ("the job has formed",)
-FAULTS = (
-    Fault("a mistyped job id", mistyped_job_id, {"init": ("mistyped job id: 'resnet'",), "list": ("resnet", "resent")}),
-    Fault("a missing rank", missing_rank, {"init": ("missing ranks: 2",), "list": ("2/3\t2\t",)}),
-    Fault("a rank twice", rank_twice, {"init": ("rank taken", "the same rank was started twice"), "list": ("resnet",)}),
-    Fault(
-        "two rank 0s", two_rank_zeros, {"init": ("more than one rank 0", "host1", "host2"), "list": ("host1", "host2")}
-    ),
-    Fault("different world sizes", world_sizes, {"init": ("world_size=2", "different world sizes"), "list": ("1/3",)}),
-    Fault(
-        "multicast dropped by this host's firewall",
-        own_firewall,
-        {
-            "init": ("likely cause: this host's firewall drops multicast", "udp dport 29499 drop"),
-            "doctor": (
-                "FAIL\tmulticast",
-                "udp dport 29499 drop",
-                "nft insert rule inet lab input udp dport 29499 accept",
-            ),
-            "ping": ("multicast from host1 (10.77.0.1) does not arrive here", "this host's firewall"),
-        },
-    ),
-    Fault(
-        "multicast dropped by the other host's firewall",
-        other_firewall,
-        {
-            "init": ("are heard and have not joined", "their host's firewall", "rank 1 on host host2"),
-            "doctor --peer": ("multicast to host2 (10.77.0.2) is lost, unicast fine: the firewall of host2 drops it",),
-            "ping": ("multicast to host2 (10.77.0.2) is lost, unicast fine",),
-        },
-    ),
-    Fault(
-        "rank 0's TCP port filtered: heard, not reachable",
-        rank_zero_tcp,
-        {
-            "init": ("was heard but could not be reached over TCP: a firewall",),
-            "doctor": ("WARN\ttcp", "meta l4proto tcp drop", "saddr 10.77.0.0/24 meta l4proto tcp accept"),
-            "ping": ("TCP from host2 to host1 (10.77.0.1) is filtered",),
-        },
-    ),
-    Fault("the named interface missing", interface_missing, {"init": ("'eth7'", "eth0"), "doctor": ("FAIL", "'eth7'")}),
-    Fault("the named interface down", interface_down, {"init": ("down",), "doctor": ("FAIL\tinterfaces", "down")}),
-    Fault(
-        "the named interface without an address",
-        interface_without_address,
-        {"init": ("no IPv4 or IPv6 address",), "doctor": ("FAIL\tinterfaces", "no IPv4 or IPv6 address")},
-    ),
-    Fault(
-        "the secrets differ",
-        secrets_differ,
-        {"init": ("AuthenticationError", "another one"), "ping": ("host2 (10.77.0.2)", "another secret")},
-    ),
-    Fault(
-        "one side without a secret",
-        secret_on_one_side,
-        {"init": ("AuthenticationError", "has none"), "ping": ("host2 (10.77.0.2)", "one side has none")},
-    ),
-    Fault(
-        "the UDP port held by another program",
-        port_taken,
-        {"init": ("UDP port 29499 is held by pid", "python"), "doctor": ("FAIL", "is held by pid", "python")},
-    ),
-    Fault(
-        "the UDP port shared with a program that swallows unicast",
-        port_shared,
-        {
-            "init": ("is also held by pid", "unicast datagrams reach only one"),
-            "doctor": ("WARN\tport", "is also held by pid", "MINGLE_PEERS may not work"),
-        },
-    ),
-    Fault(
-        "the reverse path filter drops the peer's subnet",
-        reverse_path_filter,
-        {
-            "init": ("the reverse path filter of eth0 has dropped", "net.ipv4.conf.eth0.rp_filter=2"),
-            "doctor": ("FAIL\trp_filter", "sysctl -w net.ipv4.conf.eth0.rp_filter=2"),
-        },
-    ),
-    Fault(
-        "no default route",
-        no_default_route,
-        {"init": ("Network is unreachable (ENETUNREACH)", "ip route add default"), "doctor": ("no default route",)},
-    ),
-    Fault(
-        "only loopback up",
-        only_loopback,
-        {"init": ("only loopback is used",), "doctor": ("WARN\tinterfaces\tonly loopback is used",)},
-    ),
-    Fault(
-        "two networks, and the chosen one is not shared",
-        network_not_shared,
-        {
-            "init": ("MINGLE_INTERFACE names eth0 alone", "eth1 10.88.0.1/24 is up, too"),
-            "doctor": ("host2 (10.88.0.2) is reached by eth1, and eth0 is all that is used here",),
-        },
-    ),
-    Fault(
-        "MASTER_ADDR already set to something else",
-        master_addr,
-        {
-            "init": (*FORMED, "the environment had MASTER_ADDR=10.9.9.9"),
-            "doctor": ("MASTER_ADDR=10.9.9.9", "unset MASTER_ADDR MASTER_PORT"),
-        },
-    ),
-    Fault(
-        "the own hostname resolves to 127.0.1.1",
-        own_name_is_loopback,
-        {"init": FORMED, "doctor": ("WARN\thostname", "resolves to 127.0.1.1")},
-    ),
-    Fault(
-        "the membership limit is reached",
-        membership_limit,
-        {
-            "init": ("limit of multicast memberships", "igmp_max_memberships=1", "sysctl -w"),
-            "doctor": ("FAIL", "igmp_max_memberships=1", "sysctl -w net.ipv4.igmp_max_memberships=20"),
-        },
-    ),
-    Fault(
-        "python in an sbatch body without srun",
-        sbatch_body,
-        {"init": ("LauncherError", "srun"), "doctor": ("FAIL\tenvironment", "srun"), "env": ("conflict:", "srun")},
-    ),
-    Fault(
-        "an incompatible protocol version on the network",
-        another_version,
-        {
-            "init": ("another protocol version 2", "an incompatible mingle"),
-            "doctor": ("WARN\tversion\t10.77.0.1 speaks version 2",),
-            "ping": ("10.77.0.1 speaks version 2",),
-        },
-    ),
-    Fault(
-        "multicast flooding off on the bridge",
-        flooding_off,
-        {
-            "init": ("carries no multicast between the hosts",),
-            "doctor --peer": ("is lost on 239.x and passes on 224.0.0.x", "mcast_snooping 0"),
-            "ping": ("is lost on 239.x and passes on 224.0.0.x, unicast fine",),
-        },
-    ),
-    Fault(
-        "a name in MINGLE_PEERS that does not resolve",
-        peer_without_address,
-        {
-            "init": ("'node-17' in MINGLE_PEERS does not resolve", "getent hosts node-17"),
-            "doctor": ("FAIL\tpeers\t'node-17' in MINGLE_PEERS does not resolve",),
-        },
-    ),
-    Fault(
-        "TCP between two workers filtered while both reach rank 0",
-        workers_tcp,
-        {"init": FORMED, "ping": ("TCP from host2 to host3 (10.77.0.3) is filtered", "though UDP passes")},
-    ),
-)
-
-_VARYING = (
-    (r"pid \d+", "pid …"),
-    (r"\b\d+ (sent|heard|datagrams|packets)\b", r"… \1"),
-    (r"python3?[\d.]*", "python"),
-    (r"\(/\S*/python", "(python"),
-)
-
-
-def quoted(text: str) -> list[str]:
-    """The lines of an answer that matter, with … for what differs each time."""
-    lines = [line for line in text.splitlines() if not line.startswith("PASS")]
-    for pattern, replacement in _VARYING:
-        lines = [re.sub(pattern, replacement, line) for line in lines]
-    return lines

@@ -81,9 +81,9 @@ def _examine(network: Network, peer_hosts: tuple[str, ...]) -> tuple[list[Findin
         me=facts.hostname,
         port=network.port,
         used=facts.used_names,
+        networks=facts.networks,
         multicasts_on=pinger.seen.multicasts_on,
         manager=facts.manager,
-        container=facts.container,
     )
     return findings, [verdicts.peer_record(peer) for peer in pinger.pinging.peers.values()]
 

@@ -67,9 +67,9 @@ def _findings(pinger: Pinger) -> list[Finding]:
         me=facts.hostname,
         port=facts.port,
         used=facts.used_names,
+        networks=facts.networks,
         multicasts_on=pinger.seen.multicasts_on,
         manager=facts.manager,
-        container=facts.container,
     )
     if not pinger.pinging.peers or any(finding.status is not Status.PASS for finding in found):
         found += diagnosis.troubles(facts)

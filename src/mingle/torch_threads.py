@@ -1,0 +1,64 @@
+"""Torch's threads at the interpreter's exit: they must have let go of the last tensors before Python is taken down.
+
+A thread of Gloo drops its tensors only after it has told the waiting Python thread that the work is done. Whoever drops
+a tensor last has to take the interpreter's lock, from C++. If the interpreter is going down by then, CPython before
+3.14 ends that thread by unwinding its stack; the stack has destructors that may not be unwound, so the C++ library
+calls ``std::terminate`` and the process, whose work was done and right, ends with SIGABRT (status 134 in a shell).
+``destroy_process_group`` does not save it: a model in DistributedDataParallel keeps its group, and with it these
+threads, until the process is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+SETTLE_SECONDS = 1.0
+"""A thread that computes for longer than this holds no tensor of a finished work."""
+_LOOK_SECONDS = 0.002
+_QUIET_LOOKS = 2
+_NAME = "pt_gloo_runloop"
+"""What torch calls the threads that carry out Gloo's works."""
+_TASKS = Path("/proc/self/task")
+
+
+def settle() -> None:
+    """Waits, with the interpreter's lock let go of, until no thread of Gloo is at work; a second at most.
+
+    A thread that wants the lock is runnable while this thread is in a system call, so it counts as one at work. Where
+    there is no proc(5) this does nothing.
+    """
+    deadline = time.monotonic() + SETTLE_SECONDS
+    quiet = 0
+    while quiet < _QUIET_LOOKS and time.monotonic() < deadline:
+        states = _states()
+        if not states:
+            return
+        quiet = 0 if "R" in states or "D" in states else quiet + 1
+        time.sleep(_LOOK_SECONDS)
+
+
+def _states() -> set[str]:
+    """The states of Gloo's threads, by the letters of proc(5)."""
+    found: set[str] = set()
+    try:
+        tasks = list(_TASKS.iterdir())
+    except OSError:
+        return found
+    for task in tasks:
+        with contextlib.suppress(OSError):  # it has just ended
+            # One read(2), whose time the kernel gives to whoever waits for the interpreter's lock.
+            name, _, rest = _read(task / "stat").partition("(")[2].rpartition(")")
+            if name == _NAME:
+                found.add(rest.split()[0])
+    return found
+
+
+def _read(path: Path) -> str:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(descriptor, 4096).decode(errors="replace")
+    finally:
+        os.close(descriptor)

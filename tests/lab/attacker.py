@@ -1,0 +1,171 @@
+"""Somebody on the same network who wants the job: functions for processes of a lab host.
+
+They hear everything that is multicast, know the job's id and the format of every message, and send as fast as one core
+can. What they lack, where there is one, is the secret.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import time
+
+from mingle import datagrams
+from mingle.authentication import DATAGRAM_MAC_BYTES
+from mingle.groups import LOBBY, job_group
+
+from .rank import report
+
+PORT = 29_499
+BAIT_PORT = 4_321
+_QUIET_SECONDS = 0.5
+_BATCH = 256
+
+
+def record(job_id: str, address: str) -> list[bytes]:
+    """Return what was multicast for a job, and in the lobby, from ``listening`` to the job's BYE."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        receiver.bind(("", PORT))
+        for group in (job_group(job_id).ipv4, LOBBY.ipv4):
+            request = struct.pack("4s4s", socket.inet_aton(group), socket.inet_aton(address))  # struct ip_mreq
+            receiver.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, request)
+        report("listening")
+        heard: list[bytes] = []
+        while True:
+            try:
+                heard.append(receiver.recv(2048))
+            except TimeoutError:
+                return heard
+            if b"bye" in heard[-1]:
+                receiver.settimeout(_QUIET_SECONDS)
+
+
+def forged_offer(job_id: str, address: str, rng: random.Random) -> bytes:
+    """An OFFER that says that the attacker hosts the job."""
+    offer = datagrams.Offer(
+        job=job_id,
+        session=rng.randbytes(16),
+        host=bytes(16),  # the lowest id there is: in an election it would win
+        addresses=(address,),
+        port=BAIT_PORT,
+        world_size=3,
+        state=rng.choice(("open", "sealed")),
+        assigned=rng.random() < 0.5,
+        hostname="attacker",
+        pid=1,
+    )
+    return datagrams.encode(offer)
+
+
+def _signed_by_nobody(datagram: bytes, rng: random.Random) -> bytes:
+    """The same with a MAC of nobody's."""
+    flagged = bytearray(datagram)
+    flagged[6] |= datagrams.FLAG_SIGNED
+    return bytes(flagged) + rng.randbytes(DATAGRAM_MAC_BYTES)
+
+
+def _unsigned(datagram: bytes) -> bytes:
+    """A recorded datagram without its MAC, as if there were no secret."""
+    if not datagrams.is_signed(datagram):
+        return datagram
+    plain = bytearray(datagram[:-DATAGRAM_MAC_BYTES])
+    plain[6] &= ~datagrams.FLAG_SIGNED
+    return bytes(plain)
+
+
+def ammunition(job_id: str, address: str, recorded: list[bytes], *, offers: bool, seed: int) -> list[bytes]:
+    """Return what an attacker sends, mixed: forgeries, replays, unsigned copies, truncations, garbage."""
+    rng = random.Random(seed)
+    found: list[bytes] = []
+    for _ in range(_BATCH):
+        forged = forged_offer(job_id, address, rng)
+        replay = rng.choice(recorded) if recorded else forged
+        cut = replay[: rng.randrange(len(replay))]
+        turned = bytearray(replay)
+        turned[rng.randrange(len(turned))] ^= 1 << rng.randrange(8)
+        garbage = rng.randbytes(rng.randrange(1200))
+        found += [_signed_by_nobody(forged, rng), cut, garbage, datagrams.MAGIC + garbage[:1190]]
+        if offers:
+            found += [forged, replay, _unsigned(replay), bytes(turned)]
+    return found
+
+
+def attack(job_id: str, address: str, recorded: list[bytes], *, offers: bool = True, seed: int = 0) -> None:
+    """Send to the job's group as fast as possible, until killed; reports ``attacking``, then each second's count."""
+    shots = ammunition(job_id, address, recorded, offers=offers, seed=seed)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(address))
+        sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 0)
+        sender.connect((job_group(job_id).ipv4, PORT))
+        report("attacking")
+        sent, since = 0, time.monotonic()
+        while True:
+            for shot in shots:
+                sender.send(shot)
+            sent += len(shots)
+            if time.monotonic() - since >= 1:
+                report("sent", count=sent, cpu=time.process_time())
+                sent, since = 0, time.monotonic()
+
+
+def bait(address: str) -> None:
+    """Listen where forged OFFERs lead; report what each caller says first as ``bitten``."""
+    with socket.create_server((address, BAIT_PORT), backlog=1024) as server:
+        report("listening")
+        while True:
+            caller, peer = server.accept()
+            with caller:
+                caller.settimeout(0.2)
+                try:
+                    said = caller.recv(4096)
+                except OSError:
+                    said = b""
+            report("bitten", peer=peer[0], said=said)
+
+
+def flood_port(address: str, port: int, count: int) -> int:
+    """Open and drop connections to a control port, with rubbish on every second; return how many stood."""
+    stood = 0
+    rng = random.Random(count)
+    for number in range(count):
+        try:
+            with socket.create_connection((address, port), timeout=2) as caller:
+                stood += 1
+                if number % 2:
+                    caller.sendall(rng.choice((b"GET / HTTP/1.1\r\n\r\n", os.urandom(64), b"MNGL\x01\x00\x00\x00")))
+        except OSError:
+            continue
+        if number == count // 10:
+            report("flooding")
+    return stood
+
+
+def stay_silent(address: str, port: int, count: int) -> None:
+    """Hold so many connections to a control port and say nothing; each that is closed is opened anew."""
+    held: list[socket.socket] = []
+    reported = False
+    while True:
+        for caller in [each for each in held if _closed(each)]:
+            held.remove(caller)
+            caller.close()
+        while len(held) < count:
+            try:
+                held.append(socket.create_connection((address, port), timeout=2))
+            except OSError:
+                break
+        if not reported and len(held) == count:
+            report("silent")
+            reported = True
+        time.sleep(0.05)
+
+
+def _closed(caller: socket.socket) -> bool:
+    try:
+        return caller.recv(65536, socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

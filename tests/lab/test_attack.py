@@ -1,0 +1,90 @@
+"""Somebody on the network sends whatever harms most, as fast as one core can: the job forms, with the right host."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.soak import repeated
+
+from . import Host, Lab, Rank
+from .attacker import attack, bait, record
+from .scenarios import check, results, train
+from .test_election import assigned
+from .test_election import check as check_election
+from .test_timeouts import failure, timed
+
+SECRET = "correct horse battery staple"
+SLOWER = 3.0
+"""How many times the undisturbed time a job may take to form …"""
+SCHEDULING_SECONDS = 1.5
+"""… and what a machine on which the attacker takes a core from the ranks may add to that."""
+
+
+def form(hosts: list[Host], job_id: str, **arguments: Any) -> tuple[list[dict[str, Any]], float]:
+    """Start the ranks, rank 0 last; return their results and the longest time that one took."""
+    ranks: list[Rank[dict[str, Any]]] = [
+        hosts[rank].start(train, job_id, rank, len(hosts), **arguments) for rank in reversed(range(len(hosts)))
+    ]
+    found = results(list(reversed(ranks)))
+    return found, max(result["elapsed"] for result in found)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=50))
+def test_an_attacker_without_the_secret(lab: Lab, seed: int) -> None:
+    """Forged OFFERs, replays of an earlier run with this id and secret, unsigned copies, truncations, garbage."""
+    network = lab.network()
+    enemy, *hosts = [lab.host(network) for _ in range(4)]
+    recorder = enemy.start(record, "attacked", enemy.address())
+    recorder.wait_for("listening")
+    found, undisturbed = form(hosts, "attacked", secret=SECRET)
+    check(found, hosts, hosts[0])
+    recorded = recorder.result()
+    trap = enemy.start(bait, enemy.address())
+    trap.wait_for("listening")
+    storm = enemy.start(attack, "attacked", enemy.address(), recorded, seed=seed)
+    storm.wait_for("sent")
+    found, disturbed = form(hosts, "attacked", secret=SECRET)
+    check(found, hosts, hosts[0])
+    counts = [event["count"] for event in storm.events if event.name == "sent"]
+    print(f"undisturbed {undisturbed:.3f} s, disturbed {disturbed:.3f} s, at {max(counts)} datagrams per second")
+    assert disturbed < SLOWER * undisturbed + SCHEDULING_SECONDS
+    assert [event for event in trap.events if event.name == "bitten"] == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=50))
+def test_an_attacker_on_an_election(lab: Lab, seed: int) -> None:
+    """Its OFFERs name the lowest member id there is: unsigned, it wins nothing."""
+    network = lab.network()
+    enemy, *hosts = [lab.host(network) for _ in range(4)]
+    trap = enemy.start(bait, enemy.address())
+    trap.wait_for("listening")
+    enemy.start(attack, "elected", enemy.address(), [], seed=seed).wait_for("sent")
+    ranks = [host.start(assigned, "elected", len(hosts), secret=SECRET) for host in hosts]
+    check_election(results(ranks), hosts)
+    assert [event for event in trap.events if event.name == "bitten"] == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=20))
+def test_garbage_harms_nothing_without_a_secret_either(lab: Lab, seed: int) -> None:
+    network = lab.network()
+    enemy, *hosts = [lab.host(network) for _ in range(3)]
+    enemy.start(attack, "garbage", enemy.address(), [], offers=False, seed=seed).wait_for("sent")
+    found, _ = form(hosts, "garbage")
+    check(found, hosts, hosts[0])
+
+
+def test_what_was_rejected_is_counted_by_reason(lab: Lab) -> None:
+    """A rank whose host never comes says at its deadline what it heard instead, and never hangs past it."""
+    network = lab.network()
+    enemy, host = [lab.host(network) for _ in range(2)]
+    enemy.start(attack, "lonely", enemy.address(), []).wait_for("sent")
+    error = failure(host.start(timed, "lonely", 1, 2, discovery_timeout=3, secret=SECRET), 3)
+    for reason in ("magic", "signature", "size", "unsigned"):
+        assert re.search(rf"\d+ {reason}|{reason}[:\s]+\d+", error.message), error.message
+    assert SECRET not in error.message
