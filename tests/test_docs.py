@@ -29,7 +29,8 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 COMPATIBILITY = ROOT / "docs" / "compatibility.md"
-OURS = (README, ARCHITECTURE, COMPATIBILITY)
+TORCHRUN = ROOT / "docs" / "torchrun.md"
+OURS = (README, ARCHITECTURE, COMPATIBILITY, TORCHRUN)
 # Their programs need more than the tests of this file do: see tests/frameworks and tests/launchers.
 ELSEWHERE = tuple(ROOT / "docs" / f"{name}.md" for name in ("frameworks", "kubernetes", "launchers"))
 UPDATE = bool(os.environ.get("UPDATE_DOCS"))
