@@ -116,7 +116,7 @@ FLUX = Launcher(
 )
 
 HYDRA = Launcher(
-    name="MPICH",
+    name="Hydra (MPICH, Intel MPI)",
     # PMI_RANK is no mark here: srun --mpi=pmi2 sets it too. Where mpiexec runs inside a Slurm job, its
     # proxies are Slurm's tasks, so SLURM_PROCID counts nodes: hence before Slurm.
     marks=("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -124,6 +124,8 @@ HYDRA = Launcher(
     world_size=("PMI_SIZE",),
     local_rank=("MPI_LOCALRANKID",),
     local_world_size=("MPI_LOCALNRANKS",),
+    # Intel's; MPICH has none.
+    job_id=(("I_MPI_HYDRA_UUID",),),
     outside=_PART,
     start=f"start it with mpiexec, {_BY_HAND}",
 )

@@ -29,6 +29,15 @@ def assigned(world_size: int) -> list[dict[str, str]]:
     return [{"WORLD_SIZE": str(world_size)}] * world_size
 
 
+def launched() -> list[dict[str, str]]:
+    """Four tasks on two nodes, as srun would start them; it is mingle that tells Lightning of both."""
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
+    return [
+        {**step, "SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank // 2), "SLURM_LOCALID": str(rank % 2)}
+        for rank in range(4)
+    ]
+
+
 def ranks(program: str, places: list[dict[str, str]], **settings: str) -> list[Rank]:
     """Ranks that run a program of the directory beside this file."""
     code = (_PROGRAMS / f"{program}.py").read_text(encoding="utf-8")
@@ -57,6 +66,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
             **quoted(tmp_path_factory.mktemp("quoted")),
             "plugin, ranks given": ranks("lightning_plugin", given(2), DEVICES="2"),
             "plugin, ranks assigned": ranks("lightning_plugin", assigned(2), DEVICES="2"),
+            "plugin, two nodes": ranks("lightning_plugin", launched(), DEVICES="2", NODES="2"),
             "plugin, wrong devices": ranks("lightning_plugin", given(2), DEVICES="1"),
             "lightning": ranks("lightning_after_discover", given(2)),
             "accelerate": ranks("accelerate_after_discover", given(2)),
@@ -91,6 +101,14 @@ def test_lightning_with_the_plugin(results: Results, who: str) -> None:
         assert record["job"] == record["local_rank"] == record["rank"]
         assert (record["world_size"], record["backend"]) == (2, "gloo")
         assert record["weights"] == found[0]["weights"] == pytest.approx([3, 1], abs=0.1)
+
+
+def test_lightning_on_two_nodes_of_a_launcher(results: Results) -> None:
+    found = records(results, "plugin, two nodes")
+    assert [(record["node_rank"], record["local_rank"]) for record in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert {record["world_size"] for record in found} == {4}
+    assert len({point for record in found for point in record["first epoch"]}) == 16, "each rank has a quarter"
+    assert len({tuple(record["weights"]) for record in found}) == 1
 
 
 def test_lightning_with_the_wrong_number_of_devices_says_the_right_one(results: Results) -> None:
