@@ -69,6 +69,7 @@ def test_a_healthy_peer() -> None:
         a_peer(multicast=(0, 0, 0), link=(0, 0, 0), unicast=(0, 0, 0), tcp=(0, 0, 0)),
         a_peer(multicast=(1, 0, 0)),  # one lost ping says nothing
         a_peer(unicast=(0, 0, 0)),  # on our own host
+        a_peer(multicast=(8, 8, 0), link=(8, 8, 0), unicast=(8, 8, 1), tcp=(8, 8, 0)),  # it pings less often than we do
         a_peer(multicast=(100, 97, 99)),
     ],
 )

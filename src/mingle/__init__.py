@@ -19,10 +19,14 @@ machines (pure)       ``joining`` (a rank), ``hosting`` (rank 0), ``electing`` (
 … of the host         ``callers``, ``introduction``, ``presence``, ``rivals``
 … of the elector      ``candidacy``, ``telling``
 network               ``interfaces``, ``transport``, ``udp``, ``siblings``, ``connections``, ``peers``, ``forksafe``
-settings              ``settings``, ``placement``, ``launchers``, ``values``, ``node``, ``errors``
+settings              ``settings``, ``placement``, ``launchers``, ``launcher``, ``values``, ``node``, ``errors``,
+                      ``abandonable``
 where they meet       ``discovery``, ``loop``, ``nics``, ``progress``
 torch                 ``store``, ``rendezvous``, ``environment``, ``process_group``, ``url_scheme``, ``job``,
                       ``gloo``, ``torch_threads``
+torchrun              ``torchrun``, ``agent_settings``, ``agent_handler``, ``agent_rounds``, ``agent_store``,
+                      ``agent_absentees``
+frameworks            ``lightning`` (a plug-in for it)
 command line          ``cli``
 ====================  ==============================================================================
 """

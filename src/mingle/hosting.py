@@ -40,7 +40,7 @@ from mingle.machine import (
     scoped,
 )
 from mingle.presence import Presence
-from mingle.proving import Endpoint
+from mingle.proving import named
 from mingle.registrar import Registrar
 from mingle.rivals import Rivals
 from mingle.seats import Phase
@@ -173,8 +173,7 @@ class Host:
             return
         other = self._presence.heard(message, source, now)
         if other is not None and not self.finished:
-            endpoints = [Endpoint(address, source.interface) for address in other.addresses]
-            self.rivals.heard(other, endpoints, now)
+            self.rivals.heard(other, named(other, source.interface), now)
 
     def heard_unverified(self, message: Datagram) -> None:
         """A datagram came in whose signature is missing or wrong: a hint for the report, and no more than that."""

@@ -167,7 +167,7 @@ class _Judge:
                 f"drops UDP port {self.port}",
                 f"on {peer.hostname or peer.address}: {allow_udp(self.port, manager=self.manager)}",
             )
-        elif multicast.received and multicast.sent >= ENOUGH and not multicast.arrived and not link.arrived:
+        elif multicast.received and _tries(peer) and not multicast.arrived and not link.arrived:
             why = "" if self.multicast_comes else ", and our own does not come back"
             yield Finding(
                 str(peer),
@@ -197,7 +197,7 @@ class _Judge:
                 f"TCP from {self.me} to {peer} is filtered{why}, though UDP passes",
                 f"on {peer.hostname or peer.address}: {allow_tcp(self.networks, manager=self.manager)}",
             )
-        elif tcp.received >= ENOUGH and not tcp.arrived:
+        elif tcp.received and _tries(peer) and not tcp.arrived:
             yield Finding(
                 str(peer),
                 Status.FAIL,
@@ -221,6 +221,11 @@ class _Judge:
             f"use unicast: MINGLE_PEERS={peer.address} on every host (compose: the service's name; Kubernetes: the "
             "headless Service's)"
         )
+
+
+def _tries(peer: Peer) -> bool:
+    """Whether the other one is known to ping us: only then is it telling that something of its does not arrive."""
+    return max(peer.rows["unicast"].arrived, peer.rows["tcp"].arrived) >= ENOUGH
 
 
 def _lost(row: Row) -> bool:

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from mingle.values import Peer
 
 ROUNDS = 4
-ROUNDS_WITH_PEER = 8
 INTERVAL_SECONDS = 0.2
+ROUNDS_WITH_PEER = 14
+SERVING_INTERVAL_SECONDS = 0.5
+"""Those who serve ping, too, so that the way back is judged: several times while a --peer looks on."""
 
 
 @click.command("doctor", context_settings=HELP)
@@ -122,7 +124,7 @@ def _version(address: str) -> str:
 def _serve(network: Network, seconds: float | None) -> None:
     from mingle.pinger import Pinger
 
-    with Pinger(dataclasses.replace(network, peers=())) as pinger:
+    with Pinger(dataclasses.replace(network, peers=()), interval=SERVING_INTERVAL_SECONDS) as pinger:
         output.say(
             f"serving `mingle-discover doctor --peer` of others on {', '.join(pinger.interfaces)}, UDP port "
             f"{network.port}, until interrupted (Ctrl-C)"
