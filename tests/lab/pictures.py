@@ -15,8 +15,10 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, RenderableType
 from rich.terminal_theme import MONOKAI
 
-from mingle.cli import doctor, overview, verdicts, watch
-from mingle.cli import ping as ping_command
+from mingle.cli import overview, verdicts
+from mingle.cli.doctor import examine
+from mingle.cli.ping import findings_of
+from mingle.cli.watch import jobs_table
 from mingle.lookup import look_round
 from mingle.pinger import Pinger
 from mingle.settings import Network
@@ -44,19 +46,19 @@ def watch_picture() -> str:
     records = {
         (each["job"], each["session"]): each for each in overview.records(finder.sessions, finder.seekers.values())
     }
-    return picture("mingle-discover watch", watch.jobs_table(records))
+    return picture("mingle-discover watch", jobs_table(records))
 
 
 def ping_picture(count: int = 12) -> str:
     with Pinger(Network(), "resnet", interval=0.2, count=count) as pinger:
         pinger.run(until=time.monotonic() + 20)
-        findings = ping_command.findings_of(pinger)
+        findings = findings_of(pinger)
     peers = sorted(pinger.pinging.peers.values(), key=str)
     return picture("mingle-discover ping resnet", verdicts.ping_table(peers), verdicts.findings_table(findings))
 
 
 def doctor_picture() -> str:
-    findings, _ = doctor.examine(Network(), ())
+    findings, _ = examine(Network(), ())
     return picture("mingle-discover doctor", verdicts.findings_table(findings))
 
 
@@ -84,9 +86,9 @@ def pinged(lab: Lab) -> Host:
 
 def examined(lab: Lab) -> Host:
     """A firewall that drops the discovery, and a name that leads to loopback."""
-    host = lab.host(lab.network(link_local=False), name="node1")
+    host = lab.host(lab.network("10.78.0.0/24", link_local=False), name="node7")
     host.drop("udp dport 29499")
-    host.hosts_file.write_text("127.0.0.1 localhost\n127.0.1.1 node1\n")
+    host.hosts_file.write_text("127.0.0.1 localhost\n127.0.1.1 node7\n")
     return host
 
 
@@ -106,4 +108,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # By its real name: what runs on a host is imported there, and this module is `__main__` here alone.
+    from tests.lab import pictures as this_module
+
+    this_module.main()
