@@ -44,6 +44,8 @@ def test_round_trip(message: Message, key: JobKey | None) -> None:
     assert echo.is_trusted(data, key)
     assert not echo.is_trusted(data, OTHER if key else KEY)
     assert echo.is_trusted(data, None) == (key is None)
+    assert echo.is_one(data)
+    assert echo.is_trusted(datagrams.as_repeated(data), key)
 
 
 @pytest.mark.parametrize("key", [None, KEY])
