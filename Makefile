@@ -49,6 +49,15 @@ compose-demo: ## train on 4 containers that were told neither an address nor a r
 test-compose: $(DEV_READY) ## run docker-compose.yml for real, as root also where no Docker runs
 	$(BIN)/python -m pytest tests/compose --durations=0 $(PYTEST_ARGS)
 
+# Half of the time guided by coverage, where atheris can be installed.
+FUZZ_SECONDS ?= 300
+.PHONY: fuzz
+fuzz: $(DEV_READY) ## give hostile bytes to the decoders and the machines for FUZZ_SECONDS
+	PYTHONPATH=. $(BIN)/python -m tests.fuzz --seconds $$(($(FUZZ_SECONDS) / 2)) --seed $$RANDOM
+	$(INSTALL) --editable '.[fuzz]'
+	if $(BIN)/python -c 'import atheris' 2>/dev/null; then for target in plain-datagram signed-datagram frames called calling; do \
+		PYTHONPATH=. $(BIN)/python -m tests.fuzz --guided $$target --seconds $$(($(FUZZ_SECONDS) / 10)); done; fi
+
 .PHONY: bench
 bench: $(DEV_READY) ## measure how long 8 hosts take from rank 0's start to GO (needs root, like the lab)
 	@PYTHONPATH=. $(BIN)/python -m benchmarks.last_rank
