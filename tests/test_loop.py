@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from mingle import datagrams
 from mingle.datagrams import Bye, Datagram, Offer, Seek
 from mingle.interfaces import Interface
 from mingle.loop import Loop, own_addresses
-from mingle.machine import Dial, Effect, Hangup, Multicast, Source, Write
+from mingle.machine import Answer, Dial, Effect, Hangup, Multicast, Source, Write
 from mingle.settings import Network
 from mingle.values import Peer
 from tests.bystanders import free_udp_port
@@ -144,6 +145,30 @@ def test_peers_are_asked_with_a_padded_question() -> None:
         loop.notes.says = Bye(job="a job", session=SESSION)
         while loop.turn_until("heard")[1] != loop.notes.says:
             loop.notes.told.clear()
+
+
+def test_a_question_shorter_than_its_answer_gets_none() -> None:
+    """Whoever forges the sender of a question makes us send no more bytes there than it sends itself."""
+    port = free_udp_port()
+    offer = Offer(job="a job", session=SESSION, host=MEMBER, addresses=("127.0.0.1",), port=9, world_size=2)
+    with contextlib.ExitStack() as stack:
+        loop = Noting(Network(interfaces=("lo",), port=port, family="4"), stack)
+        asking = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        asking.bind(("127.0.0.1", 0))
+        seek, answer = Seek(job="a job", member=MEMBER, world_size=2), datagrams.encode(offer)
+        for length in (len(answer) - 1, len(answer) + 20):
+            asking.sendto(datagrams.padded(seek, length), ("127.0.0.1", port))
+            _, message, source = loop.turn_until("heard")
+            loop.notes.told.clear()
+            assert message.member == MEMBER
+            loop.notes.to_do.append(Answer(source, offer))
+            loop._carry_out()
+        asking.settimeout(10)
+        assert asking.recv(2000) == answer
+        asking.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            asking.recv(2000)
+        assert loop.facts().rejected["unpadded"] == 1
 
 
 def test_the_addresses_to_listen_on() -> None:
