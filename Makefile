@@ -59,6 +59,15 @@ test-launchers: $(DEV_READY) ## start the example by mpirun, mpiexec, srun, sbat
 test-frameworks: $(FRAMEWORKS_READY) ## train with Lightning, Accelerate and FSDP2 on top of mingle
 	$(BIN)/python -m pytest tests/frameworks --durations=0 $(PYTEST_ARGS)
 
+# Half of the time guided by coverage, where atheris can be installed.
+FUZZ_SECONDS ?= 300
+.PHONY: fuzz
+fuzz: $(DEV_READY) ## give hostile bytes to the decoders and the machines for FUZZ_SECONDS
+	PYTHONPATH=. $(BIN)/python -m tests.fuzz --seconds $$(($(FUZZ_SECONDS) / 2)) --seed $$RANDOM
+	$(INSTALL) --editable '.[fuzz]'
+	if $(BIN)/python -c 'import atheris' 2>/dev/null; then for target in plain-datagram signed-datagram frames called calling; do \
+		PYTHONPATH=. $(BIN)/python -m tests.fuzz --guided $$target --seconds $$(($(FUZZ_SECONDS) / 10)); done; fi
+
 .PHONY: bench
 bench: $(BENCH_READY) ## measure mingle beside its peers, keep and draw the results (needs root, like the lab)
 	@PYTHONPATH=src:. $(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -162,7 +162,7 @@ def test_a_unicast_question_reaches_every_process_of_the_host_and_is_answered_on
         asker.settimeout(5)
         if hosted_by in loops:
             loops[hosted_by].notes.says = offer
-        asker.sendto(datagrams.encode(seek), ("127.0.0.1", network.port))
+        asker.sendto(datagrams.padded(seek, datagrams.MAX_BYTES), ("127.0.0.1", network.port))
         told = loops["last"].turn_until("heard")  # who opened the port last receives it
         if hosted_by == "last":
             for name in ("first", "middle"):  # it will be answered: nobody else is asked
@@ -192,3 +192,27 @@ def test_connections_through_interfaces_that_were_not_named_are_not_used(
     _, reason = loop.turn_until("ended")
     assert "eth7" in reason
     assert not any(told[0] == "connected" for told in loop.notes.told)
+
+
+def test_a_question_shorter_than_its_answer_gets_none() -> None:
+    """Whoever forges the sender of a question makes us send no more bytes there than it sends itself."""
+    port = free_udp_port()
+    offer = Offer(job="a job", session=SESSION, host=MEMBER, addresses=("127.0.0.1",), port=9, world_size=2)
+    with contextlib.ExitStack() as stack:
+        loop = Noting(Network(interfaces=("lo",), port=port, family="4"), stack)
+        asking = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        asking.bind(("127.0.0.1", 0))
+        seek, answer = Seek(job="a job", member=MEMBER, world_size=2), datagrams.encode(offer)
+        for length in (len(answer) - 1, len(answer) + 20):
+            asking.sendto(datagrams.padded(seek, length), ("127.0.0.1", port))
+            _, message, source = loop.turn_until("heard")
+            loop.notes.told.clear()
+            assert message.member == MEMBER
+            loop.notes.to_do.append(Answer(source, offer))
+            loop._carry_out()
+        asking.settimeout(10)
+        assert asking.recv(2000) == answer
+        asking.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            asking.recv(2000)
+        assert loop.facts().rejected["unpadded"] == 1

@@ -23,9 +23,12 @@ checks                ``findings``, ``diagnosis`` (pure), ``firewall``, ``holder
 pings                 ``echo``, ``figures``, ``pinging`` (pure), ``pathways`` (what they mean), ``pinger``
 settings              ``settings``, ``placement``, ``launchers``, ``launcher``, ``values``, ``node``, ``errors``,
                       ``abandonable``
-where they meet       ``discovery``, ``loop``, ``nics``, ``progress``
+where they meet       ``discovery``, ``loop``, ``nics``, ``progress``, ``store_loop``
 torch                 ``store``, ``rendezvous``, ``environment``, ``process_group``, ``url_scheme``, ``job``,
                       ``gloo``, ``torch_threads``
+agents                ``agents``, ``agent_loop``; ``generations``, ``agent_registrar``, ``agent_hosting``,
+                      ``agent_joining``, ``quorum``, ``roll``, ``heartbeat``, ``obituaries``, ``superseding``,
+                      ``agent_reports`` (pure)
 torchrun              ``torchrun``, ``agent_settings``, ``agent_handler``, ``agent_rounds``, ``agent_store``,
                       ``agent_absentees``
 frameworks            ``lightning`` (a plug-in for it)

@@ -40,8 +40,8 @@ RESCAN_SECONDS = 2.0
 REFRESH_SECONDS = 30.0
 """How often memberships are renewed: a switch that snoops without a querier forgets them after minutes."""
 LONGEST_WAIT_SECONDS = 60.0
-UNICAST_QUESTION_BYTES = 1000
-"""A unicast question is padded to this: no answer to it is longer."""
+UNICAST_QUESTION_BYTES = datagrams.MAX_BYTES
+"""A unicast question is padded to this, so that no answer is longer; one that is shorter than its answer gets none."""
 
 
 class Machine(Protocol):
@@ -345,10 +345,7 @@ class Loop:
             case Multicast(message, lobby):
                 self._multicast(message, LOBBY if lobby else self._group)
             case Answer(source, message):
-                if self._transport is not None and isinstance(source.reply_to, Received):
-                    asked_at = {source.reply_to.destination}
-                    answer = datagrams.encode(_with_first(message, asked_at), self._key)
-                    self._transport.reply(source.reply_to, answer)
+                self._answer(source, message)
             case Dial(conn, address, port, interface):
                 self._dialled[conn] = effect
                 events = self._connections.dial(conn, address, port, self._nics.index(interface))
@@ -363,6 +360,16 @@ class Loop:
                 self._perform_more(effect)
         for event in events:
             self._tcp_event(event)
+
+    def _answer(self, source: Source, message: Datagram) -> None:
+        """Answers by unicast with no more bytes than were asked with: a forged source gains nothing by asking us."""
+        if self._transport is None or not isinstance(source.reply_to, Received):
+            return
+        data = datagrams.encode(_with_first(message, {source.reply_to.destination}), self._key)
+        if len(data) > len(source.reply_to.data):
+            self._rejected["unpadded"] += 1
+            return
+        self._transport.reply(source.reply_to, data)
 
     def _say(self, level: int, text: str) -> None:
         """Says something to people."""
