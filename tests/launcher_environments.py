@@ -170,7 +170,7 @@ LEADER_WORKER_SET = {
     "LWS_GROUP_SIZE": "4",
     "LWS_WORKER_INDEX": "2",
 }
-# the operator's first version
+# the operator's first version; "auto" is its default
 PYTORCH_JOB = {
     "MASTER_ADDR": "trainer-master-0",
     "MASTER_PORT": "23456",
@@ -178,6 +178,7 @@ PYTORCH_JOB = {
     "PET_MASTER_PORT": "23456",
     "PET_NNODES": "4",
     "PET_NODE_RANK": "2",
+    "PET_NPROC_PER_NODE": "auto",
     "RANK": "2",
     "WORLD_SIZE": "4",
 }

@@ -262,7 +262,8 @@ def test_sagemaker_hosts_that_do_not_hold_this_one(change: dict[str, str]) -> No
 @pytest.mark.parametrize(
     ("environ", "variable"),
     [
-        (recorded.PYTORCH_JOB_OF_8_PER_POD, "PET_NPROC_PER_NODE='8'"),
+        (recorded.PYTORCH_JOB_OF_8_PER_POD, "WORLD_SIZE / PET_NNODES='8'"),
+        ({**recorded.PYTORCH_JOB_OF_8_PER_POD, "WORLD_SIZE": "33"}, "PET_NPROC_PER_NODE='8'"),
         ({**recorded.TRAIN_JOB, "PET_NPROC_PER_NODE": "gpu"}, "PET_NPROC_PER_NODE='gpu'"),
         ({**recorded.SAGEMAKER, "SM_NUM_GPUS": "8"}, "SM_NUM_GPUS='8'"),
         ({**recorded.SKYPILOT, "SKYPILOT_NUM_GPUS_PER_NODE": "4"}, "SKYPILOT_NUM_GPUS_PER_NODE='4'"),

@@ -21,10 +21,14 @@ machines (pure)       ``joining`` (a rank), ``hosting`` (rank 0), ``electing`` (
 network               ``interfaces``, ``transport``, ``udp``, ``siblings``, ``connections``, ``peers``, ``forksafe``
 checks                ``findings``, ``diagnosis`` (pure), ``firewall``, ``holders``, ``inspection``, ``network_facts``
 pings                 ``echo``, ``figures``, ``pinging`` (pure), ``pathways`` (what they mean), ``pinger``
-settings              ``settings``, ``placement``, ``launchers``, ``values``, ``node``, ``errors``
+settings              ``settings``, ``placement``, ``launchers``, ``launcher``, ``values``, ``node``, ``errors``,
+                      ``abandonable``
 where they meet       ``discovery``, ``loop``, ``nics``, ``progress``
 torch                 ``store``, ``rendezvous``, ``environment``, ``process_group``, ``url_scheme``, ``job``,
-                      ``torch_threads``
+                      ``gloo``, ``torch_threads``
+torchrun              ``torchrun``, ``agent_settings``, ``agent_handler``, ``agent_rounds``, ``agent_store``,
+                      ``agent_absentees``
+frameworks            ``lightning`` (a plug-in for it)
 command line          ``cli``
 ====================  ==============================================================================
 """

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
+from msgspec import Struct
+
 from mingle import forksafe
 from mingle.errors import InterfaceError
 
@@ -31,32 +33,28 @@ MAX_UNSENT_BYTES = 32 * 1024 * 1024
 _PORT_TRIES = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(Struct, frozen=True):
     """Somebody connected to us."""
 
     conn: int
     address: str
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
+class Connected(Struct, frozen=True):
     """What we dialled stands."""
 
     conn: int
     local_address: str
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
+class Data(Struct, frozen=True):
     """Bytes came in."""
 
     conn: int
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(Struct, frozen=True):
     """The connection ended, or never came to be."""
 
     conn: int

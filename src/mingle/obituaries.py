@@ -32,14 +32,14 @@ class _Inquiry:
 
 @dataclass(slots=True)
 class Obituaries:
-    """Tries those that are missed. ``dead`` gathers the member ids that are proved dead."""
+    """Tries those that are missed. ``dead`` gathers who is proved dead, by member id, and since when."""
 
     new_id: NewId
     effects: list[Effect]
     own_addresses: frozenset[str]
     machine: bytes
     """Our own mark: an address of ours in a view of another machine is that machine's, and says nothing here."""
-    dead: set[bytes] = field(default_factory=set)
+    dead: dict[bytes, float] = field(default_factory=dict)
     _inquiries: dict[bytes, _Inquiry] = field(default_factory=dict)
 
     def inquire(self, missed: Iterable[Node], now: float) -> None:
@@ -80,14 +80,14 @@ class Obituaries:
             inquiry.asked = True
             self._stop(inquiry)
 
-    def closed(self, conn: int, reason: str) -> None:
+    def closed(self, conn: int, reason: str, now: float) -> None:
         """It refused, or could not be reached."""
         inquiry = self._at(conn)
         if inquiry is None:
             return
         inquiry.conn, inquiry.asked = None, True
         if REFUSED in reason:
-            self.dead.add(inquiry.node.member)
+            self.dead[inquiry.node.member] = now
             del self._inquiries[inquiry.node.member]
 
     def next_timer(self) -> float | None:

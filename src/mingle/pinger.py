@@ -120,7 +120,7 @@ class Pinger(Loop):
         return (self._until, self._call_due)
 
     def _ask_peers(self, now: float) -> None:
-        self.pinging.learn([each for each in self._resolver.take() if each[0] not in self.own])
+        self.pinging.learn([each for each in self._peers.take() if each[0] not in self.own])
 
     def _datagram(self, received: Received) -> None:
         self._note_multicast(received)

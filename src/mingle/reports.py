@@ -147,6 +147,8 @@ def _incomplete(
         observation += f"\n  came and went: {_few(status.left, '; ')}"
     if status.refused:
         observation += f"\n  refused: {_few(status.refused, '; ')}"
+    if evidence.secret_failures:
+        observation += f"\n  did not prove the secret: {_few(evidence.secret_failures, '; ')}"
     remedy = "look at the output of the missing ranks; `mingle-discover list` shows who is there."
     if status.refused:
         cause = "a rank was started with settings that contradict the others (see what was refused)"
@@ -156,6 +158,12 @@ def _incomplete(
         cause = "those processes are stopped, or their network was cut while the job formed"
     elif failing := _failing(facts):
         cause, remedy = failing.observation, f"{failing.remedy}."
+    elif evidence.secret_failures or evidence.secret_signs:
+        cause = (
+            "the missing ranks were started without a secret or with another one (somebody speaks of this job and has "
+            "not ours), or were never started"
+        )
+        remedy = "give every rank the same MINGLE_SECRET or MINGLE_SECRET_FILE; a stranger can be ignored."
     elif outside := _outside(evidence, status):
         cause = (
             f"{_few(outside, '; ')}: heard, and has not joined. Its host's firewall drops what comes from here, or "

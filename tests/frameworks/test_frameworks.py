@@ -1,6 +1,6 @@
 """Frameworks on top of mingle: they find the ranks in their places, train, and end with one set of weights.
 
-All programs run at once, on processes that are forked from one which has imported torch.
+All programs run at once, on processes that are forked from one which has imported torch and the frameworks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import pytest
 
 from tests.forked_ranks import Rank, run_ranks
 from tests.loopback import job_name
+from tests.test_docs import ROOT, blocks
 
+_DOCUMENT = ROOT / "docs" / "frameworks.md"
 _PROGRAMS = Path(__file__).parent / "programs"
 pytestmark = pytest.mark.timeout(180)
 Results = dict[str, list[tuple[int, str]]]
@@ -34,18 +36,33 @@ def ranks(program: str, places: list[dict[str, str]], **settings: str) -> list[R
     return [Rank({**common, **place}, code, f"{program}.py") for place in places]
 
 
+def quoted(directory: Path) -> dict[str, list[Rank]]:
+    """Two ranks for each program of the document, which may leave files in a directory."""
+    settings = {"MINGLE_TIMEOUT": "100", "MINGLE_PROGRESS": "off"}
+    return {
+        str(block): [
+            Rank({**settings, **place}, f"import os; os.chdir({str(directory)!r})\n{block.text}", str(block))
+            for place in given(2)
+        ]
+        for block in blocks(_DOCUMENT)
+        if block.language == "python"
+    }
+
+
 @pytest.fixture(scope="module")
-def results() -> Results:
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What the ranks of every program have ended with and have printed."""
     return run_ranks(
         {
+            **quoted(tmp_path_factory.mktemp("quoted")),
             "plugin, ranks given": ranks("lightning_plugin", given(2), DEVICES="2"),
             "plugin, ranks assigned": ranks("lightning_plugin", assigned(2), DEVICES="2"),
             "plugin, wrong devices": ranks("lightning_plugin", given(2), DEVICES="1"),
             "lightning": ranks("lightning_after_discover", given(2)),
             "accelerate": ranks("accelerate_after_discover", given(2)),
             "fsdp2": ranks("fsdp2_mesh", assigned(4)),
-        }
+        },
+        preload=["lightning.pytorch", "lightning.pytorch.demos.boring_classes", "accelerate"],
     )
 
 
@@ -57,6 +74,13 @@ def records(results: Results, group: str) -> list[dict[str, Any]]:
     found.sort(key=lambda record: int(record["rank"]))
     assert [record["rank"] for record in found] == list(range(len(outputs)))
     return found
+
+
+def test_the_programs_of_the_document_run(results: Results) -> None:
+    programs = [name for name in results if name.startswith(_DOCUMENT.name)]
+    assert len(programs) == 4
+    for name in programs:
+        assert [status for status, _ in results[name]] == [0, 0], "\n".join(output for _, output in results[name])
 
 
 @pytest.mark.parametrize("who", ["given", "assigned"])
