@@ -29,8 +29,9 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 COMPATIBILITY = ROOT / "docs" / "compatibility.md"
+NETWORKS = ROOT / "docs" / "networks.md"
 TORCHRUN = ROOT / "docs" / "torchrun.md"
-OURS = (README, ARCHITECTURE, COMPATIBILITY, TORCHRUN)
+OURS = (README, ARCHITECTURE, COMPATIBILITY, NETWORKS, TORCHRUN)
 # Their programs need more than the tests of this file do: see tests/frameworks and tests/launchers.
 ELSEWHERE = tuple(ROOT / "docs" / f"{name}.md" for name in ("frameworks", "kubernetes", "launchers"))
 UPDATE = bool(os.environ.get("UPDATE_DOCS"))

@@ -89,7 +89,7 @@ def test_it_is_undone(wrong_interface: None) -> None:
     undo()
     undo()
     assert dist.ProcessGroupGloo.__init__ is before
-    with pytest.raises(RuntimeError, match=r"nonexistent0|ifa"):
+    with pytest.raises(RuntimeError, match="ifa"):
         alone()
 
 

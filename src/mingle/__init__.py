@@ -19,6 +19,8 @@ machines (pure)       ``joining`` (a rank), ``hosting`` (rank 0), ``electing`` (
 … of the host         ``callers``, ``introduction``, ``presence``, ``rivals``
 … of the elector      ``candidacy``, ``telling``
 network               ``interfaces``, ``transport``, ``udp``, ``siblings``, ``connections``, ``peers``, ``forksafe``
+checks                ``findings``, ``diagnosis`` (pure), ``firewall``, ``holders``, ``inspection``, ``network_facts``
+pings                 ``echo``, ``figures``, ``pinging`` (pure), ``pathways`` (what they mean), ``pinger``
 settings              ``settings``, ``placement``, ``launchers``, ``launcher``, ``values``, ``node``, ``errors``,
                       ``abandonable``
 where they meet       ``discovery``, ``loop``, ``nics``, ``progress``

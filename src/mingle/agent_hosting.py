@@ -290,6 +290,7 @@ class AgentHost(Host):
             self._tell_members(lambda: frames.Members(view=roll.latest))
             # On one connection the answer to this comes after the view was read.
             self._ask([seat.member for seat in registrar.seats.values()], now)
+        registrar.counted = roll.counted
         absent = [node for node in roll.absent(present) if node.member not in gone]
         self._obituaries.inquire([*absent, *registrar.questioned(now)], now)
         if self._allow_minority or roll.holds(present, gone):

@@ -64,12 +64,13 @@ class AgentJoiner(Joiner):
 
     def _complete(self, join: frames.Join) -> frames.Join:
         standing = self._standing
+        bound = standing.bound_until - self._now
         return msgspec.structs.replace(
             join,
             port=self._control_port,
             settled=standing.settled,
             proposed=standing.proposed,
-            bound=max(-MAX_BOUND_SECONDS, standing.bound_until - self._now),
+            bound=bound if bound > -MAX_BOUND_SECONDS else None,
         )
 
     @property

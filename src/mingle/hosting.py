@@ -45,8 +45,7 @@ from mingle.registrar import Registrar
 from mingle.rivals import Rivals
 from mingle.seats import Phase
 
-# Reports of other hosts, handed out after each frame; bounded against a member that sends many at once.
-MAX_SIGHTINGS = 64
+MAX_SIGHTINGS = 64  # reports of other hosts, handed out after each frame; bounded against a member that sends many
 
 
 @dataclass(slots=True)

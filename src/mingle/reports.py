@@ -164,10 +164,10 @@ def _incomplete(
             "not ours), or were never started"
         )
         remedy = "give every rank the same MINGLE_SECRET or MINGLE_SECRET_FILE; a stranger can be ignored."
-    elif evidence.seekers:
+    elif outside := _outside(evidence, status):
         cause = (
-            "ranks that look for this job are heard and have not joined (see below): their host's firewall drops what "
-            "comes from here, or ours drops their TCP connections"
+            f"{_few(outside, '; ')}: heard, and has not joined. Its host's firewall drops what comes from here, or "
+            "ours drops its TCP connections"
         )
         remedy = "run `mingle-discover doctor` on both hosts, or `mingle-discover ping` on all of them at once."
     elif facts.findings:
@@ -178,6 +178,11 @@ def _incomplete(
             "or their network does not reach rank 0"
         )
     return observation, cause, remedy
+
+
+def _outside(evidence: Evidence, status: Status) -> list[str]:
+    """Returns the missing ranks that were heard to look for the job."""
+    return [text for text in evidence.seekers.values() if any(text.startswith(f"rank {n} ") for n in status.missing)]
 
 
 def _failing(facts: NetworkFacts) -> Finding | None:
@@ -232,8 +237,10 @@ def _no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, second
     return (
         observation,
         "rank 0 was not started, or this network carries no multicast between the hosts (many clouds and "
-        "Kubernetes networks don't), or a firewall drops it",
-        f"check rank 0's output; allow UDP port {facts.port}; without multicast set MINGLE_PEERS=<rank 0's host>.",
+        "Kubernetes networks don't, and a switch that snoops on IGMP without a querier filters it), or a firewall "
+        "drops it",
+        f"check rank 0's output; allow UDP port {facts.port}; without multicast set MINGLE_PEERS=<rank 0's host>; "
+        "`mingle-discover ping` on both hosts tells which.",
     )
 
 

@@ -46,7 +46,7 @@ def doctor(shared: Shared, peer_hosts: tuple[str, ...], serve: bool) -> None:
     from mingle.findings import Status, worst
 
     network = shared.network(1.0)
-    findings, peers = _examine(network, peer_hosts)
+    findings, peers = examine(network, peer_hosts)
     if shared.json:
         fields = {"checks": [verdicts.finding_record(finding) for finding in findings], "peers": peers}
         output.answer_json("doctor", fields)
@@ -58,7 +58,8 @@ def doctor(shared: Shared, peer_hosts: tuple[str, ...], serve: bool) -> None:
         click.get_current_context().exit(FAILED)
 
 
-def _examine(network: Network, peer_hosts: tuple[str, ...]) -> tuple[list[Finding], list[dict[str, Any]]]:
+def examine(network: Network, peer_hosts: tuple[str, ...]) -> tuple[list[Finding], list[dict[str, Any]]]:
+    """Returns the findings, and the figures of the peers as they stand in JSON."""
     from mingle import diagnosis, inspection, pathways
     from mingle.cli import verdicts
     from mingle.network_facts import observed
@@ -78,15 +79,7 @@ def _examine(network: Network, peer_hosts: tuple[str, ...]) -> tuple[list[Findin
         return diagnosis.examine(inspection.gather(seen, os.environ)), []
     facts = inspection.gather(seen, os.environ)
     findings = diagnosis.examine(facts)
-    findings += pathways.judge(
-        pinger.pinging,
-        me=facts.hostname,
-        port=network.port,
-        used=facts.used_names,
-        networks=facts.networks,
-        multicasts_on=pinger.seen.multicasts_on,
-        manager=facts.manager,
-    )
+    findings += pathways.judge(pinger.pinging, facts)
     return findings, [verdicts.peer_record(peer) for peer in pinger.pinging.peers.values()]
 
 
