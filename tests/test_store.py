@@ -148,24 +148,6 @@ def test_a_store_without_the_sessions_key(server: StoreServer, monkeypatch: pyte
     assert "\n" not in str(caught.value)
 
 
-def test_a_store_that_speaks_another_dialect_is_asked_by_torchs_own_client(
-    server: StoreServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clients: list[str] = []
-    ask_client = store._ask_client
-
-    def ask(address: str, port: int, key: str) -> bytes:
-        clients.append(key)
-        return ask_client(address, port, key)
-
-    monkeypatch.setattr(store, "_ask_client", ask)
-    prove(server.address, server.port, SESSION, server.token)
-    assert clients == [], "this torch's store is read without a client"
-    monkeypatch.setattr(store, "_QUERY_GET", 200)
-    prove(server.address, server.port, SESSION, server.token)
-    assert clients == [store.KEY_PREFIX + SESSION.hex()]
-
-
 def test_a_server_that_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "PROVE_SECONDS", 1)
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -9,7 +9,7 @@ gathered anew; ``dissolved`` holds the reason.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -19,7 +19,7 @@ from mingle.authentication import JobKey
 from mingle.callers import Caller
 from mingle.datagrams import Datagram, Offer
 from mingle.errors import MingleError
-from mingle.heartbeat import MEMBER_SILENT_SECONDS, Heartbeat
+from mingle.heartbeat import MEMBER_SILENT_SECONDS, Heartbeat, Leases
 from mingle.hosting import Host
 from mingle.introduction import Introduction
 from mingle.machine import Address, CloseStore, Evidence, Identity, Multicast, NetworkFacts, NewId, Notice, Source
@@ -32,7 +32,7 @@ from mingle.superseding import Superseding
 
 LOOK_AROUND_SECONDS = 3.0
 """How often a running host asks the network for other sessions of its job, give or take a third."""
-MINORITY_SECONDS = 2.0
+MINORITY_SECONDS = 1.5
 """How long it may lack the majority: so long it may take to prove that those who are missed are dead."""
 
 
@@ -44,7 +44,7 @@ class AgentHost(Host):
         last_call: how long a gathering without a majority waits for one more, in seconds.
         allow_minority: whether it may go on although others may have the majority.
         standing: what this agent knows of earlier sessions.
-        dead: the member ids that are proved dead; what is proved here is added.
+        dead: who is proved dead, and since when; what is proved here is added.
     """
 
     registrar: AgentsRegistrar
@@ -65,7 +65,7 @@ class AgentHost(Host):
         last_call: float,
         allow_minority: bool,
         standing: Standing,
-        dead: set[bytes],
+        dead: dict[bytes, float],
         evidence: Evidence | None = None,
         advertised: tuple[str, ...] = (),
         named: bool = False,
@@ -80,8 +80,12 @@ class AgentHost(Host):
         self._dead = dead
         self.roll: Roll | None = None
         self._heartbeat = Heartbeat(MEMBER_SILENT_SECONDS)
+        self._leases = Leases()
+        self._nodes_seen: dict[bytes, frames.Node] = {}
+        """Everybody who was in this session and may still count."""
         self._look_at = float("inf")
         self._lacking_since: float | None = None
+        self._looked_at = started
         self._counted_dead = len(dead)
         super().__init__(
             identity,
@@ -114,7 +118,7 @@ class AgentHost(Host):
             last_call=self._last_call,
             allow_minority=self._allow_minority,
             standing=self._standing,
-            gone=self._dead,
+            dead=self._dead,
             now=self.started,
         )
 
@@ -131,6 +135,7 @@ class AgentHost(Host):
             times += [self._heartbeat.next_timer(pings=True), self._look_at]
             if self._lacking_since is not None:
                 times.append(self._lacking_since + MINORITY_SECONDS)
+            times.append(self._leases.next_timer(self._lost_members(), self._looked_at))
         return min((time for time in times if time is not None), default=None)
 
     def calling(self) -> Datagram | None:
@@ -189,7 +194,7 @@ class AgentHost(Host):
     def lost(self, conn: int, reason: str, now: float) -> None:
         """A connection ended."""
         if self._obituaries.owns(conn):
-            self._obituaries.closed(conn, reason)
+            self._obituaries.closed(conn, reason, now)
         elif self._superseding.owns(conn):
             self._superseding.closed(conn, reason, now)
         else:
@@ -199,7 +204,14 @@ class AgentHost(Host):
     def _frame(self, conn: int, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
         if isinstance(frame, frames.Pong) and self.roll is not None:
             self.roll.acknowledged(caller.hello.member, frame.number)
+            self._leases.answered(caller.hello.member)
         super()._frame(conn, caller, frame, now)
+
+    def _hold(self, now: float) -> None:
+        # Whoever runs without the majority that we have began anew, and makes way once we run.
+        others = self.rivals.any_alive and not self.registrar.leads(now)
+        self.registrar.hold(others or self._making_way, now)
+        self._decide(now)
 
     def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
         """The store listens."""
@@ -247,34 +259,70 @@ class AgentHost(Host):
         """GO was decided: everybody has acknowledged the view that came before SEALED."""
         self.roll = Roll(self.registrar.view(self.registrar.epoch))
         self._look_at = now + LOOK_AROUND_SECONDS * self.rng.uniform(0.3, 1.3)
+        joined = len(self.registrar.seats)
         if self.registrar.small:
-            text = agent_reports.small(self.identity, self._nodes, len(self.registrar.seats))
-            self._effects.append(Notice(text))
+            self._effects.append(Notice(agent_reports.small(self.identity, self._nodes, joined)))
+        elif self.registrar.unsure:
+            self._effects.append(Notice(agent_reports.unsure(self.identity, joined)))
+
+    def _lost_members(self) -> list[bytes]:
+        return [member for member in self._nodes_seen if member not in self.registrar.seats]
+
+    def _gone(self) -> set[bytes]:
+        """Who has left on purpose, or has certainly died as a member of this session."""
+        died = {member for member, at in self._dead.items() if self._leases.died_bound(member, at)}
+        return died | self.registrar.left_on_purpose
 
     def _keep_roll(self, now: float) -> None:
         roll, registrar = self.roll, self.registrar
         assert roll is not None
-        present = set(registrar.seats)
-        gone = self._dead | registrar.left_on_purpose
-        for seat in registrar.seats.values():
-            if seat.conn is not None:
-                self._heartbeat.watch(seat.conn, now)
+        self._looked_at = now
+        self._welcome(roll, now)
+        present, gone = set(registrar.seats), self._gone()
+        bound = {member for member in self._lost_members() if self._leases.bound(member, now)}
+        for member in [each for each in self._lost_members() if each in gone or each not in bound]:
+            del self._nodes_seen[member]
         while True:
-            if roll.settle(present, gone):
+            if roll.settle(present, gone, bound):
                 self._tell_members(lambda: frames.Members(view=roll.settled, settled=True))
-            if not roll.change(registrar.present_nodes(), registrar.generation):
+            if not roll.change(list(self._nodes_seen.values()), registrar.generation):
                 break
             self._tell_members(lambda: frames.Members(view=roll.latest))
             # On one connection the answer to this comes after the view was read.
-            self._tell_members(lambda: frames.Ping(number=roll.latest.number))
+            self._ask([seat.member for seat in registrar.seats.values()], now)
+        registrar.counted = roll.counted
         absent = [node for node in roll.absent(present) if node.member not in gone]
         self._obituaries.inquire([*absent, *registrar.questioned(now)], now)
-        if self._allow_minority or roll.holds(present, self._dead | registrar.left_on_purpose):
+        if self._allow_minority or roll.holds(present, gone):
             self._lacking_since = None
         elif self._lacking_since is None:
             self._lacking_since = now
         elif now >= self._lacking_since + MINORITY_SECONDS:
             self._dissolve(agent_reports.minority(self.identity, roll.settled, len(present)), None)
+
+    def _welcome(self, roll: Roll, now: float) -> None:
+        """Whoever is new is watched from now on, and told who was in before."""
+        registrar = self.registrar
+        for node in registrar.present_nodes():
+            seat = registrar.seats[node.member]
+            if node.member in self._nodes_seen and (seat.conn is None or self._heartbeat.watches(seat.conn)):
+                continue
+            self._nodes_seen[node.member] = node
+            if seat.conn is not None:
+                self._heartbeat.watch(seat.conn, now)
+                self._leases.begin(node.member, now)
+                self._callers.tell(seat.conn, frames.Members(view=roll.settled, settled=True))
+                if roll.proposed is not None:
+                    self._callers.tell(seat.conn, frames.Members(view=roll.proposed))
+                    self._ask([node.member], now)
+
+    def _ask(self, members: Iterable[bytes], now: float) -> None:
+        """Asks members whether they live, and by that whether they know the latest view."""
+        for member in members:
+            seat = self.registrar.seats.get(member)
+            if seat is not None and seat.conn is not None and self.roll is not None:
+                self._leases.asked(member, now)
+                self._callers.tell(seat.conn, frames.Ping(number=self.roll.latest.number))
 
     def _tell_members(self, frame: Callable[[], frames.AnyFrame]) -> None:
         said = frame()
@@ -283,8 +331,7 @@ class AgentHost(Host):
                 self._callers.tell(seat.conn, said)
 
     def _keep_in_touch(self, now: float) -> None:
-        roll = self.roll
-        seated = {seat.conn for seat in self.registrar.seats.values()}
+        seated = {seat.conn: seat.member for seat in self.registrar.seats.values()}
         for conn in self._heartbeat.silent(now):
             self._heartbeat.forget(conn)
             if conn in seated:
@@ -293,8 +340,8 @@ class AgentHost(Host):
         for conn in self._heartbeat.due(now):
             if conn not in seated:
                 self._heartbeat.forget(conn)
-            elif roll is not None:
-                self._callers.tell(conn, frames.Ping(number=roll.latest.number))
+            else:
+                self._ask([seated[conn]], now)
         if now >= self._look_at:
             self._look_at = now + LOOK_AROUND_SECONDS * self.rng.uniform(0.7, 1.3)
             self._effects.append(Multicast(self.identity.seek()))

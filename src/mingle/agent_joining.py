@@ -20,6 +20,8 @@ from mingle.machine import Identity, NetworkFacts, NewId, Source
 from mingle.quorum import Nodes, Standing
 from mingle.sessions import Session
 
+MAX_BOUND_SECONDS = 3600.0
+"""What JOIN can say of the time since we were bound to a host."""
 TELL_HOST_SECONDS = 1.0
 """How often at most a running member tells its host of another session of the job."""
 
@@ -55,15 +57,20 @@ class AgentJoiner(Joiner):
         self._nodes = nodes
         self._control_port = control_port
         self._standing = standing
-        self._heard_at = now
+        self._heard_at = self._now = now
         self._tell_at = now
         self._blocking.patience = timeout
         self.membership.application = self._complete
 
     def _complete(self, join: frames.Join) -> frames.Join:
         standing = self._standing
+        bound = standing.bound_until - self._now
         return msgspec.structs.replace(
-            join, port=self._control_port, settled=standing.settled, proposed=standing.proposed
+            join,
+            port=self._control_port,
+            settled=standing.settled,
+            proposed=standing.proposed,
+            bound=bound if bound > -MAX_BOUND_SECONDS else None,
         )
 
     @property
@@ -97,16 +104,13 @@ class AgentJoiner(Joiner):
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
         """Bytes came in on a connection."""
+        self._now = now
         session, proving = self._sessions.owner(conn)
         if conn == proving.winner and session is self.membership.current:
             self._heard_at = now
-        had_formed = self.outcome is not None
+            if self.outcome is not None:
+                self._standing.heard(now)
         super().received(conn, untrusted, now)
-        if self.outcome is not None and not had_formed:
-            self._heard_at = now
-            self._standing.go(self.outcome.session)
-            # Whoever loses this host looks for any: there is no process group for which it would have to come back.
-            self.ready()
 
     def _frame(self, session: Session, frame: frames.AnyFrame, now: float) -> None:
         ours = session is self.membership.current
@@ -118,14 +122,27 @@ class AgentJoiner(Joiner):
         if self.outcome is not None and isinstance(frame, frames.Moved):
             self.moved_to = frame.offer
             return
+        had_formed = self.outcome is not None
         super()._frame(session, frame, now)
+        if self.outcome is not None and not had_formed:
+            self._go(self.outcome.session, now)
+
+    def _go(self, session: bytes, now: float) -> None:
+        self._heard_at = now
+        self._standing.heard(now)
+        # At once: what the host says next, perhaps in the same breath, is of a later view.
+        self._standing.go(session)
+        # Whoever loses this host looks for any: there is no process group for which it would have to come back.
+        self.ready()
 
     def _closed_by_host(self, session: Session, frame: frames.Closed) -> None:
         if self.outcome is None:
             if frame.regather:
                 self._standing.withdraw(session.name)
+                self._standing.release()
             super()._closed_by_host(session, frame)
         elif frame.regather:
+            self._standing.release()
             self.lost = frame.reason or "its host gave it up"
         else:
             self.ended = frame.reason or "its host closed it"

@@ -5,7 +5,8 @@ What differs from ranks, whose rules are those of :mod:`mingle.registrar`:
 * The first gathering is sealed as soon as no other half can have as many (:attr:`mingle.quorum.Nodes.at_once`); with
   fewer, but MIN, only when a whole last call went by without a newcomer.
 * If anybody in it was in a session before, it is sealed as soon as it holds the majority of those views
-  (:mod:`mingle.quorum`) and MIN nodes; no last call is waited for, since others are admitted later.
+  (:mod:`mingle.quorum`) and MIN nodes; no last call is waited for, since others are admitted later. Without that
+  majority it is sealed only after a last call, and only if the host that was lost is proved dead or the user allows it.
 * A session that is sealed takes members as long as a seat is free. A latecomer goes through the same steps (CONFIRM,
   SEALED, ACK, GO) by itself and voids nothing.
 * After GO a lost member is no reason to end anything: its seat is free again.
@@ -13,13 +14,14 @@ What differs from ranks, whose rules are those of :mod:`mingle.registrar`:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
 from mingle import frames
 from mingle.decisions import Drop, Tell
-from mingle.quorum import Nodes, Standing, holds, in_force, machine_of
+from mingle.quorum import Nodes, Standing, in_force, machine_of, may_survive, members_of, survives
 from mingle.registrar import Registrar
 from mingle.seating import Place
 from mingle.seats import REMEMBERED_TEXT, Phase, Seated, roster_digest
@@ -35,7 +37,7 @@ class AgentsRegistrar(Registrar):
         last_call: how long, in seconds, a gathering without a majority waits for one more.
         allow_minority: whether such a gathering goes on also if others may have a majority without it.
         standing: what the host knows of earlier sessions.
-        gone: the member ids that are proved dead; somebody else adds to it.
+        dead: who is proved dead, and since when; somebody else adds to it.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class AgentsRegistrar(Registrar):
         last_call: float,
         allow_minority: bool,
         standing: Standing,
-        gone: set[bytes],
+        dead: Mapping[bytes, float],
         now: float,
     ) -> None:
         super().__init__(
@@ -65,20 +67,26 @@ class AgentsRegistrar(Registrar):
             kind="agents",
         )
         self.nodes = nodes
-        self.gone = gone
+        self.dead = dead
         self.left_on_purpose: set[bytes] = set()
         self.latecomers: dict[bytes, Seated] = {}
         """Seated, and not in the job yet: they came when the session was on its way to GO, or after that."""
+        self.counted: AbstractSet[bytes] = frozenset()
+        """Once it runs, who counts for its majority; somebody else keeps this."""
         self.small = False
         """Whether it was sealed after a last call, with so few that another half could have as many."""
+        self.unsure = False
+        """Whether it was sealed after a last call, without the majority of the session before."""
         self._last_call = last_call
         self._allow_minority = allow_minority
         self._standing = standing
-        self._newcomer_at = now
+        self._newcomer_at = self._looked_at = now
+        self._bound_until: dict[bytes, float] = {}
         self._generation = 0
         self._store = ("", 0, "")
         self._questioned: list[frames.Node] = []
         self._questioned_until = now
+        self._refused_since: dict[bytes, float] = {}
 
     # --- what is known ---------------------------------------------------------------------------------------------
 
@@ -102,9 +110,16 @@ class AgentsRegistrar(Registrar):
         nodes = {node.member: node for view in self.views() for node in view.nodes}
         return [node for member, node in nodes.items() if member not in self.seats]
 
-    def _has_majority(self) -> bool:
-        present = self.seats.keys()
-        return all(holds(view, present, self.gone) for view in self.views())
+    def _has_majority(self, now: float) -> bool:
+        return self._survives(self.views(), self.seats.keys(), now)
+
+    def leads(self, now: float) -> bool:
+        """Whether this gathering goes on with a session of before, and nobody else may."""
+        return bool(self.views()) and self._has_majority(now)
+
+    def _survives(self, views: Iterable[frames.View], present: AbstractSet[bytes], now: float) -> bool:
+        bound = {**self._bound_until, self.own_member: self._standing.bound_until}
+        return all(survives(view, present, bound_until=bound, dead=self.dead, now=now) for view in views)
 
     def view(self, number: int) -> frames.View:
         """Returns who is in this session now."""
@@ -129,8 +144,8 @@ class AgentsRegistrar(Registrar):
         joined = len(self.seats)
         if joined < self.nodes.minimum:
             return f"{self.nodes.minimum - joined} more node(s): {self.nodes} are wanted"
-        if self.views() and not self._has_majority():
-            held = [f"{len(_ids(view) & self.seats.keys())} of {len(_ids(view))}" for view in self.views()]
+        if self.views() and not self._has_majority(self._looked_at):
+            held = [f"{len(members_of(view) & self.seats.keys())} of {len(view.nodes)}" for view in self.views()]
             return (
                 f"a majority of the nodes that were in the job before ({'; '.join(held)}): "
                 "the others may be cut off, and go on without us"
@@ -151,8 +166,11 @@ class AgentsRegistrar(Registrar):
         if joined < self.nodes.minimum:
             return False
         called = now >= self._newcomer_at + self._last_call
-        if self.views():
-            return self._has_majority() or (self._allow_minority and called)
+        views = self.views()
+        if views:
+            self.unsure = not self._has_majority(now)
+            lone = all(may_survive(view, self.seats.keys(), self.dead.keys()) for view in views)
+            return not self.unsure or (called and (lone or self._allow_minority))
         self.small = joined < self.nodes.at_once
         return not self.small or called
 
@@ -163,13 +181,14 @@ class AgentsRegistrar(Registrar):
     def next_timer(self) -> float | None:
         """The time at which :meth:`handle_timer` has something to do."""
         times = [super().next_timer()]
-        waits = self.phase is Phase.OPEN and not self.held and len(self.seats) >= self.nodes.minimum
-        if waits and (not self.views() or self._allow_minority):
-            times.append(self._newcomer_at + self._last_call)
+        if self.phase is Phase.OPEN and not self.held and len(self.seats) >= self.nodes.minimum:
+            later = [self._newcomer_at + self._last_call, self._standing.bound_until, *self._bound_until.values()]
+            times += [time for time in later if time > self._looked_at]
         return min((time for time in times if time is not None), default=None)
 
     def handle_timer(self, now: float) -> None:
         """Does what the clock demands."""
+        self._looked_at = now
         super().handle_timer(now)
         self._advance(now)
 
@@ -177,6 +196,7 @@ class AgentsRegistrar(Registrar):
 
     def join(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
         """A proved connection asks for a seat."""
+        self._bound_until[member] = float("-inf") if applicant.bound is None else now + applicant.bound
         if self.phase is Phase.OPEN:
             if member not in self.seats:
                 self._newcomer_at = now
@@ -228,13 +248,19 @@ class AgentsRegistrar(Registrar):
         return None if member is None else self.seats.get(member)
 
     def _claims(self, member: bytes, applicant: frames.Join, now: float) -> frames.Refused | None:
-        """A newcomer was in a later generation than ours: is that one certainly over?
+        """A newcomer who counts in our views was in a later generation than ours: is that one certainly over?
 
-        If it were not, the newcomer might give us a majority that others have without it.
+        If it were not, the newcomer might give us a majority that others have without it. As for a gathering, it is
+        enough after a last call that all others of that session are dead, its host among them.
         """
+        if member not in self.counted:
+            return None
         present = {*self.seats, member}
         views = [each for each in (applicant.settled, applicant.proposed) if each and each.generation > self.generation]
-        if all(holds(view, present, self.gone) for view in views):
+        since = self._refused_since.setdefault(member, now)
+        lone = all(may_survive(view, present, self.dead.keys()) for view in views)
+        if self._survives(views, present, now) or (lone and now >= since + self._last_call):
+            del self._refused_since[member]
             return None
         self._questioned = [node for view in views for node in view.nodes if node.member not in present]
         self._questioned_until = now + QUESTIONED_SECONDS
@@ -353,7 +379,3 @@ class AgentsRegistrar(Registrar):
             for late in self.latecomers.values():
                 if late.conn is not None:
                     self._admit(late.conn)
-
-
-def _ids(view: frames.View) -> set[bytes]:
-    return {node.member for node in view.nodes}

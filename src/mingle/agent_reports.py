@@ -39,6 +39,14 @@ def small(identity: Identity, nodes: Nodes, joined: int) -> str:
     )
 
 
+def unsure(identity: Identity, joined: int) -> str:
+    """A warning: the job goes on without the majority that was in it before."""
+    return (
+        f"job {identity.job!r} goes on with {joined} node(s), less than half of those before, since nobody else came. "
+        "Should the others have gone on as well, the two become one as soon as they meet."
+    )
+
+
 def minority(identity: Identity, view: View, present: int) -> str:
     """Why a host gives its session up: the others may go on without it."""
     return (

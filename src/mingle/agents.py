@@ -79,6 +79,7 @@ class Gathering:
         self._lock = threading.Condition()
         self._gathered: Gathered | None = None
         self._store: Any | None = None
+        self._present: frozenset[bytes] | None = None
         self._lost: str | None = None
         self._ended: str | None = None
         self._failure: MingleError | None = None
@@ -92,6 +93,17 @@ class Gathering:
         """The ``TCPStore`` on the host: the server, whose port is never let go of. None elsewhere."""
         with self._lock:
             return self._store
+
+    @property
+    def member(self) -> bytes:
+        """This agent's own member id, the same in all its sessions."""
+        return self._identity.member
+
+    @property
+    def present(self) -> frozenset[bytes] | None:
+        """On the host, the member ids of all that are in the session now, its own included; None elsewhere."""
+        with self._lock:
+            return self._present
 
     @property
     def lost(self) -> str | None:
@@ -157,7 +169,7 @@ class Gathering:
         with self._lock:
             self._closed = True
             loop, self._loop = self._loop, None
-            self._gathered = self._store = None
+            self._gathered = self._store = self._present = None
             self._lock.notify_all()
         if loop is not None:
             loop.stop(reason)
@@ -204,16 +216,17 @@ class Gathering:
                 self._ended = agent.ended
                 self.disturbed.set()
             self._failure = agent.failure
+            hosting = agent.part if isinstance(agent.part, AgentHost) and outcome is not None else None
+            self._present = None if hosting is None else frozenset(hosting.registrar.seats)
             if outcome is None:
                 self._gathered = self._store = None
             elif self._gathered is None or self._gathered.session != outcome.session:
-                hosts = isinstance(agent.part, AgentHost)
                 server = loop.store_server
-                self._store = server.handle if hosts and server is not None else None
+                self._store = server.handle if hosting is not None and server is not None else None
                 self._gathered = Gathered(
                     session=outcome.session,
                     generation=max(agent.generation, 0),
-                    is_host=hosts,
+                    is_host=hosting is not None,
                     store_address=outcome.store_address,
                     store_port=outcome.store_port,
                     interface=outcome.interface,

@@ -125,6 +125,11 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer", omit_defaults=True)
         for address in self.addresses:
             check_address(address)
 
+    @property
+    def host_name(self) -> str:
+        """Who sent it, for reports."""
+        return f"host {self.hostname or 'unknown'} ({self.addresses[0]}:{self.port}), pid {self.pid}"
+
 
 class Bye(Message, frozen=True, kw_only=True, tag="bye", omit_defaults=True):
     """This session is over: don't look for it any more."""

@@ -110,7 +110,7 @@ class Agent:
         self.addresses = addresses
         self.timeout = timeout
         self.standing = Standing()
-        self.dead: set[bytes] = set()
+        self.dead: dict[bytes, float] = {}
         self.outcome: Formation | None = None
         self.lost: str | None = None
         self.losses = 0
@@ -307,6 +307,7 @@ class Agent:
         """The store of the session that we joined was reached."""
         if part is self.part and isinstance(self.part, Elector):
             self.part.store_proved(epoch)
+            self.standing.acknowledged(now)
             self._look(now)
 
     def store_unreachable(self, part: object, epoch: int, reason: str, now: float) -> None:

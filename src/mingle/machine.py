@@ -81,6 +81,11 @@ class Address(Struct, frozen=True):
     """On a tunnel, or on a bridge inside this machine: not to be used where all share something better."""
 
 
+def scoped(address: str, interface: str) -> str:
+    """Returns an address as torch and the kernel need it here: a link-local one with the interface it is reached by."""
+    return f"{address}%{interface}" if address.startswith("fe80:") else address
+
+
 class Source(Struct, frozen=True, kw_only=True):
     """Where a datagram came from."""
 

@@ -27,19 +27,18 @@ class _Inquiry:
     again_at: float
     conn: int | None = None
     deadline: float = 0.0
-    asked: bool = False
 
 
 @dataclass(slots=True)
 class Obituaries:
-    """Tries those that are missed. ``dead`` gathers the member ids that are proved dead."""
+    """Tries those that are missed. ``dead`` gathers who is proved dead, by member id, and since when."""
 
     new_id: NewId
     effects: list[Effect]
     own_addresses: frozenset[str]
     machine: bytes
     """Our own mark: an address of ours in a view of another machine is that machine's, and says nothing here."""
-    dead: set[bytes] = field(default_factory=set)
+    dead: dict[bytes, float] = field(default_factory=dict)
     _inquiries: dict[bytes, _Inquiry] = field(default_factory=dict)
 
     def inquire(self, missed: Iterable[Node], now: float) -> None:
@@ -55,11 +54,6 @@ class Obituaries:
     def _can_be_asked(self, node: Node) -> bool:
         asked = node.port > 0 and node.member not in self.dead
         return asked and (node.address not in self.own_addresses or node.machine == self.machine)
-
-    @property
-    def pending(self) -> bool:
-        """Whether somebody who is missed has not been tried yet."""
-        return any(not inquiry.asked for inquiry in self._inquiries.values())
 
     def _stop(self, inquiry: _Inquiry) -> None:
         if inquiry.conn is not None:
@@ -77,17 +71,16 @@ class Obituaries:
         """It lives, or somebody does at its port."""
         inquiry = self._at(conn)
         if inquiry is not None:
-            inquiry.asked = True
             self._stop(inquiry)
 
-    def closed(self, conn: int, reason: str) -> None:
+    def closed(self, conn: int, reason: str, now: float) -> None:
         """It refused, or could not be reached."""
         inquiry = self._at(conn)
         if inquiry is None:
             return
-        inquiry.conn, inquiry.asked = None, True
+        inquiry.conn = None
         if REFUSED in reason:
-            self.dead.add(inquiry.node.member)
+            self.dead[inquiry.node.member] = now
             del self._inquiries[inquiry.node.member]
 
     def next_timer(self) -> float | None:
@@ -99,7 +92,6 @@ class Obituaries:
         """Gives up what took too long and tries those that are due."""
         for inquiry in self._inquiries.values():
             if inquiry.conn is not None and now >= inquiry.deadline:
-                inquiry.asked = True
                 self._stop(inquiry)
             if inquiry.conn is None and now >= inquiry.again_at:
                 inquiry.conn, inquiry.deadline = self.new_id(), now + ANSWER_SECONDS

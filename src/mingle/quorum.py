@@ -3,22 +3,28 @@
 A *view* is the list of who was in a session at one time. The theory is dynamic linear voting (Jajodia and Mutchler,
 "Dynamic voting algorithms for maintaining the consistency of a replicated database", ACM TODS 15(2), 1990):
 
-* A group may act if it holds more than half of the latest view; of exactly half, the half with the host in it, or,
-  without the host, the one with the lowest member id. Two disjoint groups can't both do so.
+* A group may act if it holds more than half of the latest view, or exactly half with the host in it. Two disjoint
+  groups can't both do so.
 * A new view replaces the old one only when a group that may act knows of it. Until then whoever has heard of it needs
   a majority of both, as in the joint consensus of Raft.
-* Whoever is *gone*, that is left on purpose or is proved dead, counts in no half.
+* Whoever has left on purpose counts in no half; nor does who is proved dead, if that is certain: a process that was
+  lost may have helped others to a majority before it died. So members are *bound* to their host for
+  :data:`LEASE_SECONDS` after they have last heard it. While they are, they help nobody else, unless their host is dead
+  or has given up; and their host takes them out of no view. A death that is proved in that time is certain.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from mingle import frames
 from mingle.errors import ConfigurationError
+
+LEASE_SECONDS = 10.0
+"""How long a member is bound to its host after it has last heard it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +66,50 @@ def holds(view: frames.View, present: AbstractSet[bytes], gone: AbstractSet[byte
     Args:
         view: the view.
         present: the member ids of the group.
-        gone: who has left on purpose or is proved dead.
+        gone: who has left on purpose or has certainly died as a member of that session.
     """
     rest = members_of(view) - (gone - present)
-    if not rest:
-        return True
     held = len(rest & present)
-    chair = view.host if view.host in rest else min(rest)
-    return 2 * held > len(rest) or (2 * held == len(rest) and chair in present)
+    return 2 * held > len(rest) or (2 * held == len(rest) and view.host in present) or not rest
+
+
+def survives(
+    view: frames.View,
+    present: AbstractSet[bytes],
+    *,
+    bound_until: Mapping[bytes, float],
+    dead: Mapping[bytes, float],
+    now: float,
+) -> bool:
+    """Tells whether a new gathering may go on for a view.
+
+    Args:
+        view: who was in the session before.
+        present: the member ids of the gathering.
+        bound_until: until when those present are bound to the host of that session.
+        dead: who is proved dead, and since when.
+        now: the present time.
+    """
+    here = members_of(view) & present
+    if view.host in present:
+        return holds(view, present, frozenset())
+    died_at = dead.get(view.host)
+    if died_at is not None and all(bound_until.get(member, died_at) > died_at for member in here):
+        return 2 * len(here) > len(view.nodes) - 1 or len(view.nodes) == 1
+    return 2 * len(here) > len(view.nodes) and all(bound_until.get(member, now) <= now for member in here)
+
+
+def may_survive(view: frames.View, present: AbstractSet[bytes], dead: AbstractSet[bytes]) -> bool:
+    """Tells whether a gathering may go on for a view when nobody else was heard for long.
+
+    The dead count for nothing, and one of them must be the host: that it refuses shows that we are not cut off from
+    it. What this can't exclude is that it had gone on without us, with others that live and from which we are cut off.
+    """
+    rest = members_of(view) - (dead - present)
+    held = len(rest & present)
+    chair = held > 0 and min(rest) in present
+    enough = 2 * held > len(rest) or (2 * held == len(rest) and chair) or not rest
+    return enough and (view.host in dead or view.host in present)
 
 
 def machine_of(node: str) -> bytes:
@@ -81,6 +123,21 @@ class Standing:
 
     settled: frames.View | None = None
     proposed: frames.View | None = None
+    bound_until: float = float("-inf")
+    """Until when it is bound to the host of that session."""
+    _bound_before: float = float("-inf")
+
+    def heard(self, now: float) -> None:
+        """That host has spoken."""
+        self.bound_until = self._bound_before = now + LEASE_SECONDS
+
+    def acknowledged(self, now: float) -> None:
+        """The host of a session that may form hears that it can count on us."""
+        self.bound_until = max(self.bound_until, now + LEASE_SECONDS)
+
+    def release(self) -> None:
+        """That host has given its session up."""
+        self.bound_until = self._bound_before = float("-inf")
 
     @property
     def generation(self) -> int:
@@ -103,6 +160,7 @@ class Standing:
         """The host of a session that has not formed says that it will not with this view."""
         if self.proposed is not None and self.proposed.session == session:
             self.proposed = None
+            self.bound_until = self._bound_before
 
 
 def in_force(settled: Iterable[frames.View], proposed: Iterable[frames.View]) -> list[frames.View]:

@@ -26,6 +26,11 @@ class Roll:
         """The one that members are told."""
         return self.proposed or self.settled
 
+    @property
+    def counted(self) -> frozenset[bytes]:
+        """Who counts for a majority."""
+        return members_of(self.settled) | members_of(self.latest)
+
     def change(self, nodes: Sequence[Node], generation: int) -> bool:
         """Proposes who is in now, if that is new and nothing else is proposed; tells whether it did."""
         now_in = frozenset(node.member for node in nodes)
@@ -40,13 +45,20 @@ class Roll:
         """A member has received the view of that number."""
         self._known[member] = max(number, self._known.get(member, 0))
 
-    def settle(self, present: AbstractSet[bytes], gone: AbstractSet[bytes]) -> bool:
-        """Puts the proposed view in force if enough of the one before know of it; tells whether it did."""
+    def settle(self, present: AbstractSet[bytes], gone: AbstractSet[bytes], bound: AbstractSet[bytes]) -> bool:
+        """Puts the proposed view in force if enough of the one before know of it; tells whether it did.
+
+        Half of them, with the host, are enough only if none of the others is bound to us: one who is counts us out
+        when we are proved dead.
+        """
         proposed = self.proposed
         if proposed is None:
             return False
-        aware = {member for member in present if self._known.get(member, 0) >= proposed.number} | {self.settled.host}
-        if not holds(self.settled, aware, gone):
+        known = {member for member in present if self._known.get(member, 0) >= proposed.number}
+        aware = known | {self.settled.host}
+        rest = members_of(self.settled) - gone
+        tie = 2 * len(rest & aware) == len(rest)
+        if not holds(self.settled, aware, gone) or (tie and (rest - aware) & bound):
             return False
         self.settled, self.proposed = proposed, None
         return True

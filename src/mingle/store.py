@@ -12,7 +12,6 @@ import os
 import secrets
 import socket
 import stat
-import struct
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -30,11 +29,6 @@ PROVE_SECONDS = 10.0
 """Longer than the host waits for the proof helps nobody, and shorter fails where reverse look-ups stall (5 s each)."""
 OPERATION_SECONDS = 30.0
 KEY_PREFIX = "mingle/"
-
-# Of torch/csrc/distributed/c10d/TCPStoreBackend.hpp.
-_QUERY_VALIDATE = 0
-_QUERY_GET = 3
-_VALIDATION_MAGIC = 0x3C85F7CE
 
 
 @dataclass(slots=True)
@@ -159,21 +153,26 @@ def _bind_failed(address: str, port: int | None, error: OSError) -> MingleError:
 def prove(address: str, port: int, session: bytes, token: str) -> None:
     """Connects to the store and reads the session's token there. May block for long: call it in a thread.
 
-    The token is asked for in the store's own few bytes first, on a plain connection: that costs a tenth of a client,
-    and a client's constructor blocks for a minute or more where nobody answers. Only a store that answers these in
-    another way than expected is asked by a client of torch's.
+    A plain connection goes first: TCPStore's constructor blocks for a minute or more where nobody answers.
 
     Raises:
         OSError: it was not reached, or holds another token.
     """
-    key = KEY_PREFIX + session.hex()
-    with _connect(address, port) as connection:
-        try:
-            found = _read_key(connection, key, len(token))
-        except (OSError, _OtherProtocolError):
-            found = None
-    if found is None:
-        found = _ask_client(address, port, key)
+    from torch.distributed import TCPStore
+
+    _connect(address, port).close()
+    try:
+        # Its bytes on the wire are torch's own business: only a client of torch's proves that one will be served.
+        store = TCPStore(
+            address,
+            port,
+            is_master=False,
+            timeout=timedelta(seconds=PROVE_SECONDS),
+            wait_for_workers=False,
+        )
+        found = store.get(KEY_PREFIX + session.hex())
+    except RuntimeError as error:  # every error of torch's C++ side is one
+        raise OSError(f"the store at {address}:{port} failed: {str(error).splitlines()[0]}") from error
     if found != token.encode():
         raise OSError(f"the store at {address}:{port} belongs to another session")
 
@@ -191,61 +190,6 @@ def _connect(address: str, port: int) -> socket.socket:
         connection.close()
         raise
     return connection
-
-
-class _OtherProtocolError(Exception):
-    """The store does not speak as torch's TCPStore has spoken so far."""
-
-
-def _read_key(connection: socket.socket, key: str, length: int) -> bytes:
-    """Reads a value of this length from a TCPStore.
-
-    The bytes are those of torch/csrc/distributed/c10d/TCPStoreBackend.hpp (VALIDATE, GET) and TCPStore.cpp (the slash
-    before every key), numbers in the machine's own order; unchanged at least from torch 2.6 to 2.13.
-
-    Raises:
-        OSError: the connection failed.
-        _OtherProtocolError: something else came back.
-    """
-    name = f"/{key}".encode()
-    validate = struct.pack("=BI", _QUERY_VALIDATE, _VALIDATION_MAGIC)
-    connection.sendall(validate + struct.pack("=BQ", _QUERY_GET, len(name)) + name)
-    (found,) = struct.unpack("=Q", _receive(connection, 8))
-    if found != length:
-        raise _OtherProtocolError(f"{found} bytes")
-    return _receive(connection, length)
-
-
-def _receive(connection: socket.socket, length: int) -> bytes:
-    received = bytearray()
-    while len(received) < length:
-        part = connection.recv(length - len(received))
-        if not part:
-            raise _OtherProtocolError("the store hung up")
-        received += part
-    return bytes(received)
-
-
-def _ask_client(address: str, port: int, key: str) -> bytes:
-    """Reads a key through a client of torch's.
-
-    Raises:
-        OSError: it failed.
-    """
-    from torch.distributed import TCPStore
-
-    try:
-        store = TCPStore(
-            address,
-            port,
-            is_master=False,
-            timeout=timedelta(seconds=PROVE_SECONDS),
-            wait_for_workers=False,
-        )
-        found: bytes = store.get(key)
-    except RuntimeError as error:  # every error of torch's C++ side is one
-        raise OSError(f"the store at {address}:{port} failed: {str(error).splitlines()[0]}") from error
-    return found
 
 
 def _libuv_takes_descriptors() -> bool:

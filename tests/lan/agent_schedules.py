@@ -37,10 +37,9 @@ class AgentSchedule:
         for number in range(self.count):
             at = rng.uniform(0, 3) if rng.random() < 0.8 else rng.uniform(0, self.chaos)
             self.current[number] = gathering.start(f"m{number}", at=at)
-        self._checked_disturbances = 0
         if rng.random() < 0.3:
             self._halve(0)
-        for _ in range(rng.randint(0, 8)):
+        for _ in range(rng.choice((0, 2, 5, 9, 14))):
             self._plan_strike()
         gathering.world.after(self.chaos, self._heal)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,8 @@ from mingle.authentication import JobKey
 from mingle.frames import Who
 from mingle.generations import Agent
 from mingle.machine import Address, Formation, Identity
-from mingle.quorum import Nodes
+from mingle.quorum import Nodes, holds
+from mingle.seats import Phase
 from tests.lan.network import Machine, Network
 from tests.lan.process import STORE_SECONDS, STORE_SILENT_SECONDS, Process
 from tests.lan.tcp import Connection, End
@@ -29,6 +31,14 @@ class AgentProcess(Process):
     """One agent. It goes on until it is closed, killed, or has failed."""
 
     core: Agent | None  # type: ignore[assignment]
+    died_in: bytes | None = None
+    """The session that it was in when it was killed."""
+
+    def kill(self) -> None:
+        """Ends at once, without a word."""
+        if self.alive and self.outcome is not None:
+            self.died_in = self.outcome.session
+        super().kill()
 
     @property
     def name(self) -> str:
@@ -164,8 +174,15 @@ class AgentInvariants:
         self._minority_since: dict[bytes, float] = {}
         self.sessions: dict[bytes, AgentHost] = {}
         """Every session that has formed."""
-        self.twice: set[bytes] = set()
-        """Sessions that began beside another one, where so few came that this may be."""
+        self._claims: dict[bytes, set[bytes]] = {}
+        """Of each session about to form the earlier ones that it goes on with."""
+        self._lineages: dict[bytes, set[bytes]] = {}
+        """Of each session that has formed all earlier ones that it goes on with, and itself.
+
+        A job that began in two halves, or anew while the last agent of its first run had not noticed that all others
+        are gone, has two lineages until they meet; so has one that went on without a majority, as it may after a last
+        call.
+        """
         world.watchers.append(self.check)
 
     def agents(self) -> list[AgentProcess]:
@@ -193,10 +210,14 @@ class AgentInvariants:
         if isinstance(part, AgentJoiner) and part.outcome is not None:
             assert part.outcome.session in self.sessions, "a member is in a session that has not formed"
         running = self.running()
-        for session, host in running.items():
+        host = process.agent.host
+        if host is not None and host.registrar.phase in (Phase.SEALING, Phase.SEALED):
+            unsure = host.registrar.unsure
+            self._claims[host.session] = set() if unsure else {view.session for view in host.registrar.views()}
+        for session, begun in running.items():
             if session not in self.sessions:
-                self._begins(host, running)
-                self.sessions[session] = host
+                self._begins(begun)
+                self.sessions[session] = begun
         self._check_majorities(running)
 
     def _check_generation(self, process: AgentProcess) -> None:
@@ -206,24 +227,24 @@ class AgentInvariants:
         assert generation >= self._generations.get(member, 0), f"{process.name} went back to generation {generation}"
         self._generations[member] = generation
 
-    def _begins(self, host: AgentHost, running: dict[bytes, AgentHost]) -> None:
+    def _begins(self, host: AgentHost) -> None:
         registrar = host.registrar
         assert registrar.nodes.minimum <= len(registrar.seats) <= registrar.nodes.maximum
-        if registrar.generation == 0 and registrar.small:
-            self.twice.add(host.session)
-            self.twice.update(running)
+        earlier = (self._lineages.get(session, {session}) for session in self._claims[host.session])
+        self._lineages[host.session] = {host.session}.union(*earlier)
 
     def _check_majorities(self, running: dict[bytes, AgentHost]) -> None:
-        dead = {
-            each.identity.member
-            for each in self.world.processes
-            if isinstance(each, AgentProcess) and each.core is not None and not each.alive
-        }
         held = []
         for session, host in running.items():
             roll = host.roll
             assert roll is not None
-            if roll.holds(self.members(session), dead):
+            dead = {
+                each.identity.member
+                for each in self.world.processes
+                if isinstance(each, AgentProcess) and each.died_in == session
+            }
+            views = [view for view in (roll.settled, roll.proposed) if view is not None]
+            if all(holds(view, self.members(session), dead | host.registrar.left_on_purpose) for view in views):
                 self._minority_since.pop(session, None)
                 held.append(host)
                 continue
@@ -232,8 +253,9 @@ class AgentInvariants:
             assert late < MINORITY_SECONDS, f"{host.identity.who} has no majority for {late:.1f} s and goes on"
         for session in [each for each in self._minority_since if each not in running]:
             del self._minority_since[session]
-        related = [host for host in held if host.session not in self.twice]
-        assert len(related) < 2, f"two halves have a majority: {[str(host.identity.who) for host in related]}"
+        for one, other in itertools.combinations(held, 2):
+            related = self._lineages[one.session] & self._lineages[other.session]
+            assert not related, f"two halves have a majority: {one.identity.who} and {other.identity.who}"
 
 
 class AgentGathering:
