@@ -6,6 +6,6 @@ shown              ``table``, ``plots``, ``document``
 lab                ``hosts`` (rounds on hosts of the lab, datagrams on their bridge)
 contenders         ``mingle_ranks``, ``zeroconf_ranks``, ``bare_ranks``, ``original_ranks``, ``torch_ranks``
 comparisons        ``last_rank``, ``late_rank``, ``limit``, ``known_address``, ``one_datagram``, ``loss``, ``wire``,
-                   ``scale``, ``start_up``, ``memory``, ``micro``, ``torchrun_first_step``
+                   ``scale``, ``start_up``, ``memory``, ``micro``, ``torchrun``, ``torchrun_recovery``
 =================  ==========================================================================================
 """

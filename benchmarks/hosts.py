@@ -7,7 +7,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,6 +171,13 @@ class Field:
         )
         counter: dict[str, Any] = next(each["counter"] for each in shown["nftables"] if "counter" in each)
         return int(counter["packets"]), int(counter["bytes"])
+
+
+def name_each_other(hosts: Sequence[Host]) -> None:
+    """Lets hosts resolve each other's names, as a name server would: c10d tells the others of rank 0 by its name."""
+    lines = "".join(f"{host.address()} {host.name}\n" for host in hosts)
+    for host in hosts:
+        host.hosts_file.write_text(f"127.0.0.1 localhost\n{lines}", encoding="utf-8")
 
 
 @contextlib.contextmanager
