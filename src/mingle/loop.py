@@ -218,7 +218,12 @@ class Loop:
 
     def _rescan(self) -> None:
         """Looks whether an interface has come or gone; named ones are waited for."""
-        found = interfaces.scan()
+        try:
+            found = interfaces.scan()
+        except OSError as error:
+            # Out of descriptors, for example: what was there stays, and it is looked again.
+            logger.debug("the interfaces can't be looked at: %s", error)
+            return
         if found == self._found or self._transport is None:
             return
         self._found = found
