@@ -12,6 +12,7 @@ import random
 import msgspec
 
 from mingle import agent_reports, frames, reports
+from mingle.agent_reports import Attendance
 from mingle.authentication import JobKey
 from mingle.datagrams import Datagram, Offer
 from mingle.heartbeat import HOST_SILENT_SECONDS
@@ -33,6 +34,7 @@ class AgentJoiner(Joiner):
         nodes: how many nodes the job may have.
         control_port: where this process can be asked whether it lives.
         standing: what it knows of earlier sessions; what it learns is added.
+        attendance: how many were there at most, for the report.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class AgentJoiner(Joiner):
         nodes: Nodes,
         control_port: int,
         standing: Standing,
+        attendance: Attendance,
     ) -> None:
         super().__init__(identity, key=key, timeout=timeout, new_id=new_id, rng=rng, now=now)
         self.lost: str | None = None
@@ -57,6 +60,7 @@ class AgentJoiner(Joiner):
         self._nodes = nodes
         self._control_port = control_port
         self._standing = standing
+        self._attendance = attendance
         self._heard_at = self._now = now
         self._tell_at = now
         self._blocking.patience = timeout
@@ -64,12 +68,13 @@ class AgentJoiner(Joiner):
 
     def _complete(self, join: frames.Join) -> frames.Join:
         standing = self._standing
+        bound = standing.bound_until - self._now
         return msgspec.structs.replace(
             join,
             port=self._control_port,
             settled=standing.settled,
             proposed=standing.proposed,
-            bound=max(-MAX_BOUND_SECONDS, standing.bound_until - self._now),
+            bound=bound if bound > -MAX_BOUND_SECONDS else None,
         )
 
     @property
@@ -121,6 +126,8 @@ class AgentJoiner(Joiner):
         if self.outcome is not None and isinstance(frame, frames.Moved):
             self.moved_to = frame.offer
             return
+        if ours and isinstance(frame, frames.Status) and self.outcome is None:
+            self._attendance.note(frame)
         had_formed = self.outcome is not None
         super()._frame(session, frame, now)
         if self.outcome is not None and not had_formed:
@@ -179,8 +186,9 @@ class AgentJoiner(Joiner):
         failure = self._blocking.failure(self._deadline)
         if failure is None and status is None and self.membership.current is None:
             failure = reports.authentication(self.identity, self.evidence, facts, secured=self._secured)
+        status = status or self._attendance.best
         if failure is None and status is not None:
-            failure = agent_reports.incomplete(self.identity, self._nodes, status, self.timeout)
+            failure = agent_reports.incomplete(self.identity, self._nodes, status, self.timeout, self._attendance)
         self.failure = failure
         if failure is None:
             super().give_up(facts)

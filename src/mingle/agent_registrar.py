@@ -71,6 +71,8 @@ class AgentsRegistrar(Registrar):
         self.left_on_purpose: set[bytes] = set()
         self.latecomers: dict[bytes, Seated] = {}
         """Seated, and not in the job yet: they came when the session was on its way to GO, or after that."""
+        self.counted: AbstractSet[bytes] = frozenset()
+        """Once it runs, who counts for its majority; somebody else keeps this."""
         self.small = False
         """Whether it was sealed after a last call, with so few that another half could have as many."""
         self.unsure = False
@@ -110,6 +112,10 @@ class AgentsRegistrar(Registrar):
 
     def _has_majority(self, now: float) -> bool:
         return self._survives(self.views(), self.seats.keys(), now)
+
+    def leads(self, now: float) -> bool:
+        """Whether this gathering goes on with a session of before, and nobody else may."""
+        return bool(self.views()) and self._has_majority(now)
 
     def _survives(self, views: Iterable[frames.View], present: AbstractSet[bytes], now: float) -> bool:
         bound = {**self._bound_until, self.own_member: self._standing.bound_until}
@@ -190,7 +196,7 @@ class AgentsRegistrar(Registrar):
 
     def join(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
         """A proved connection asks for a seat."""
-        self._bound_until[member] = now + applicant.bound
+        self._bound_until[member] = float("-inf") if applicant.bound is None else now + applicant.bound
         if self.phase is Phase.OPEN:
             if member not in self.seats:
                 self._newcomer_at = now
@@ -242,11 +248,13 @@ class AgentsRegistrar(Registrar):
         return None if member is None else self.seats.get(member)
 
     def _claims(self, member: bytes, applicant: frames.Join, now: float) -> frames.Refused | None:
-        """A newcomer was in a later generation than ours: is that one certainly over?
+        """A newcomer who counts in our views was in a later generation than ours: is that one certainly over?
 
         If it were not, the newcomer might give us a majority that others have without it. As for a gathering, it is
         enough after a last call that all others of that session are dead, its host among them.
         """
+        if member not in self.counted:
+            return None
         present = {*self.seats, member}
         views = [each for each in (applicant.settled, applicant.proposed) if each and each.generation > self.generation]
         since = self._refused_since.setdefault(member, now)

@@ -158,8 +158,8 @@ class Join(Frame, frozen=True, kw_only=True, tag="join", omit_defaults=True):
     """Agents only: the last view that it knows to have been in force."""
     proposed: View | None = None
     """Agents only: a later one that may be in force."""
-    bound: Annotated[float, Meta(ge=-3600, le=3600)] = -3600.0
-    """Agents only: for how many seconds it is still bound to the host of that one, or since when it is not."""
+    bound: Annotated[float, Meta(ge=-3600, le=3600)] | None = None
+    """Agents only: for how many seconds it is still bound to the host of that one; below zero: since when it is not."""
 
 
 class Joined(Frame, frozen=True, kw_only=True, tag="joined", omit_defaults=True):

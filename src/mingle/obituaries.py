@@ -27,7 +27,6 @@ class _Inquiry:
     again_at: float
     conn: int | None = None
     deadline: float = 0.0
-    asked: bool = False
 
 
 @dataclass(slots=True)
@@ -56,11 +55,6 @@ class Obituaries:
         asked = node.port > 0 and node.member not in self.dead
         return asked and (node.address not in self.own_addresses or node.machine == self.machine)
 
-    @property
-    def pending(self) -> bool:
-        """Whether somebody who is missed has not been tried yet."""
-        return any(not inquiry.asked for inquiry in self._inquiries.values())
-
     def _stop(self, inquiry: _Inquiry) -> None:
         if inquiry.conn is not None:
             self.effects.append(Hangup(inquiry.conn))
@@ -77,7 +71,6 @@ class Obituaries:
         """It lives, or somebody does at its port."""
         inquiry = self._at(conn)
         if inquiry is not None:
-            inquiry.asked = True
             self._stop(inquiry)
 
     def closed(self, conn: int, reason: str, now: float) -> None:
@@ -85,7 +78,7 @@ class Obituaries:
         inquiry = self._at(conn)
         if inquiry is None:
             return
-        inquiry.conn, inquiry.asked = None, True
+        inquiry.conn = None
         if REFUSED in reason:
             self.dead[inquiry.node.member] = now
             del self._inquiries[inquiry.node.member]
@@ -99,7 +92,6 @@ class Obituaries:
         """Gives up what took too long and tries those that are due."""
         for inquiry in self._inquiries.values():
             if inquiry.conn is not None and now >= inquiry.deadline:
-                inquiry.asked = True
                 self._stop(inquiry)
             if inquiry.conn is None and now >= inquiry.again_at:
                 inquiry.conn, inquiry.deadline = self.new_id(), now + ANSWER_SECONDS

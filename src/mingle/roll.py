@@ -26,6 +26,11 @@ class Roll:
         """The one that members are told."""
         return self.proposed or self.settled
 
+    @property
+    def counted(self) -> frozenset[bytes]:
+        """Who counts for a majority."""
+        return members_of(self.settled) | members_of(self.latest)
+
     def change(self, nodes: Sequence[Node], generation: int) -> bool:
         """Proposes who is in now, if that is new and nothing else is proposed; tells whether it did."""
         now_in = frozenset(node.member for node in nodes)
