@@ -33,10 +33,10 @@ def loop_of(changed: Any = lambda: None, nodes: Nodes = NODES, **more: Any) -> A
 
 
 def test_an_agent_alone_opens_its_store_and_closes_it() -> None:
-    formed = threading.Event()
-    loop = loop_of(lambda: formed.set() if loop_ready(loop) else None)
-
-    assert formed.wait(10)
+    turns = threading.Event()
+    loop = loop_of(turns.set)
+    assert turns.wait(10)
+    until(lambda: loop.agent.outcome)
     server = loop.store_server
     assert server is not None
     assert server.handle is not None
@@ -47,10 +47,6 @@ def test_an_agent_alone_opens_its_store_and_closes_it() -> None:
     assert not loop.alive
     assert not answers(port)
     assert server.handle is None
-
-
-def loop_ready(loop: AgentLoop) -> bool:
-    return loop.agent.outcome is not None
 
 
 def test_a_store_that_cannot_be_opened_ends_the_gathering(monkeypatch: pytest.MonkeyPatch) -> None:

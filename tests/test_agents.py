@@ -8,9 +8,11 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
+from mingle import agents
 from mingle.agents import Gathered, Gathering, Nodes
 from mingle.errors import ConflictError, DiscoveryTimeoutError, MingleError
 from mingle.settings import Settings
@@ -54,14 +56,14 @@ def job() -> Iterator[Job]:
     made.close()
 
 
-def gather(*agents: Gathering) -> list[Gathered]:
+def gather(*several: Gathering) -> list[Gathered]:
     """Lets all of them gather at once."""
-    with ThreadPoolExecutor(len(agents)) as pool:
-        return list(pool.map(Gathering.gather, agents))
+    with ThreadPoolExecutor(len(several)) as pool:
+        return list(pool.map(Gathering.gather, several))
 
 
-def host_first(agents: list[Gathering], found: list[Gathered]) -> list[Gathering]:
-    return sorted(agents, key=lambda agent: not found[agents.index(agent)].is_host)
+def host_first(several: list[Gathering], found: list[Gathered]) -> list[Gathering]:
+    return sorted(several, key=lambda agent: not found[several.index(agent)].is_host)
 
 
 def kill(agent: Gathering) -> None:
@@ -80,30 +82,31 @@ def kill(agent: Gathering) -> None:
 
 def test_without_torch_it_can_be_imported() -> None:
     code = "import sys, mingle.agents; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    sources = Path(agents.__file__).parents[1]
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={"PYTHONPATH": str(sources)})
 
 
 def test_agents_gather_and_share_a_store(job: Job) -> None:
-    agents = [job.agent() for _ in range(3)]
-    found = gather(*agents)
+    several = [job.agent() for _ in range(3)]
+    found = gather(*several)
     assert len({each.session for each in found}) == 1
     assert [each.is_host for each in found].count(True) == 1
     assert {(each.store_address, each.generation, each.interface) for each in found} == {("127.0.0.1", 0, "lo")}
-    host, *others = host_first(agents, found)
+    host, *others = host_first(several, found)
     assert host.store is not None
     assert all(other.store is None for other in others)
     assert host.store.port == found[0].store_port
     assert host.present is not None
-    assert host.present == {agent.member for agent in agents}
+    assert host.present == {agent.member for agent in several}
     assert others[0].present is None
-    assert gather(*agents) == found, "asked again, it is the same session"
-    assert not any(agent.disturbed.is_set() or agent.lost or agent.ended for agent in agents)
+    assert gather(*several) == found, "asked again, it is the same session"
+    assert not any(agent.disturbed.is_set() or agent.lost or agent.ended for agent in several)
 
 
 def test_the_survivors_gather_again_and_a_new_one_joins_them(job: Job) -> None:
-    agents = [job.agent() for _ in range(3)]
-    found = gather(*agents)
-    host, *others = host_first(agents, found)
+    several = [job.agent() for _ in range(3)]
+    found = gather(*several)
+    host, *others = host_first(several, found)
     kill(host)
     for other in others:
         assert other.disturbed.wait(5)
@@ -121,8 +124,8 @@ def test_the_survivors_gather_again_and_a_new_one_joins_them(job: Job) -> None:
 
 
 def test_a_host_that_ends_for_good_ends_the_job_for_all(job: Job) -> None:
-    agents = [job.agent() for _ in range(2)]
-    host, other = host_first(agents, gather(*agents))
+    several = [job.agent() for _ in range(2)]
+    host, other = host_first(several, gather(*several))
     host.close("its workers failed")
     host.close("a second time")
     assert other.disturbed.wait(5)
@@ -134,16 +137,16 @@ def test_a_host_that_ends_for_good_ends_the_job_for_all(job: Job) -> None:
 
 
 def test_a_member_that_ends_disturbs_nobody(job: Job) -> None:
-    agents = [job.agent(1, 3) for _ in range(3)]
-    host, one, two = host_first(agents, gather(*agents))
+    several = [job.agent(1, 3) for _ in range(3)]
+    host, one, two = host_first(several, gather(*several))
     one.close("its workers are done")
     assert not two.disturbed.wait(0.5)
     assert host.present == {host.member, two.member}
 
 
 def test_whose_workers_are_done_gathers_no_more(job: Job) -> None:
-    agents = [job.agent(1, 2) for _ in range(2)]
-    host, other = host_first(agents, gather(*agents))
+    several = [job.agent(1, 2) for _ in range(2)]
+    host, other = host_first(several, gather(*several))
     other.workers_done()
     kill(host)
     assert other.disturbed.wait(5)

@@ -71,9 +71,9 @@ def test_sealed_comes_before_open_then_the_higher_generation_then_the_lower_id(
 
 def test_from_seeking_to_a_session_and_on_to_the_next() -> None:
     gathering = AgentGathering(5, (1, 2))
-    one, other = agents = gathering.everybody(2)
+    one, other = agents = [gathering.start("m0"), gathering.start("m1")]
     gathering.world.run(0.1)
-    assert isinstance(agents[0].agent.part, Elector | None)
+    assert all(isinstance(each.agent.part, Elector) for each in agents)
     gathering.run_until_together(agents, 12.0)
     assert {type(each.agent.part) for each in agents} == {AgentHost, AgentJoiner}
     host = gathering.host_of(agents)
