@@ -67,6 +67,9 @@ class FixedGathering:
         self.gathered = 0
         self.done = False
         self.closed: str | None = None
+        self.member = secrets.token_bytes(16)
+        self.absent: set[bytes] = set()
+        self._hosts = not place.members
         self._place = place
         self._timeout = timeout
         place.members.append(self)
@@ -83,12 +86,18 @@ class FixedGathering:
         return Gathered(
             session=server.session,
             generation=self._place.generation,
-            is_host=False,
+            is_host=self._hosts,
             store_address=self._address,
             store_port=server.port,
             interface="lo",
             address="127.0.0.1",
         )
+
+    @property
+    def present(self) -> frozenset[bytes] | None:
+        if not self._hosts:
+            return None
+        return frozenset(member.member for member in self._place.members) - self.absent
 
     def workers_done(self) -> None:
         self.done = True

@@ -1,7 +1,8 @@
 """What launchers leave in a process's environment.
 
-Those of Slurm 22.05, Open MPI 4.1 and MPICH 4.0 were printed by a process that the launcher had started, on hosts of
-the lab (tests/launchers starts them again). The others are put together from the launchers' sources and documents.
+Those of Slurm 22.05, Open MPI 4.1 and 5.0, MPICH 4.0 and Intel MPI 2021.18 were printed by a process that the launcher
+had started (tests/launchers starts most of them again). The others are put together from the launchers' sources and
+documents.
 """
 
 from __future__ import annotations
@@ -112,6 +113,19 @@ OPEN_MPI = {
     "PMIX_NAMESPACE": "932315137",
     "PMIX_RANK": "1",
 }
+OPEN_MPI_5 = {
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_NODE_RANK": "1",
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_UNIVERSE_SIZE": "2",
+    "OMPI_WORLD_LOCAL_SIZE": "2",
+    "OMPI_WORLD_SIZE": "2",
+    "PMIX_NAMESPACE": "prterun-vm-19962@1",
+    "PMIX_RANK": "1",
+    "PRTE_LAUNCHED": "1",
+}
 MPICH = {
     "HYDI_CONTROL_FD": "7",
     "MPI_LOCALNRANKS": "2",
@@ -119,6 +133,16 @@ MPICH = {
     "PMI_FD": "8",
     "PMI_RANK": "1",
     "PMI_SIZE": "2",
+}
+INTEL_MPI = {
+    "HYDRA_BSTRAP_NODE_ID": "1",
+    "HYDRA_BSTRAP_PROXY_ID": "1",
+    "I_MPI_HYDRA_UUID": "8c4c0000-875d-9ab7-bc60-060032a30f42",
+    "MPI_LOCALNRANKS": "2",
+    "MPI_LOCALRANKID": "1",
+    "PMI_FD": "11",
+    "PMI_RANK": "3",
+    "PMI_SIZE": "4",
 }
 # mpiexec inside an sbatch script on two nodes: Slurm started one proxy on each, and this one's processes inherit
 MPICH_UNDER_SLURM = {**SRUN, "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"} | {
@@ -170,7 +194,7 @@ LEADER_WORKER_SET = {
     "LWS_GROUP_SIZE": "4",
     "LWS_WORKER_INDEX": "2",
 }
-# the operator's first version
+# the operator's first version; "auto" is its default
 PYTORCH_JOB = {
     "MASTER_ADDR": "trainer-master-0",
     "MASTER_PORT": "23456",
@@ -178,6 +202,7 @@ PYTORCH_JOB = {
     "PET_MASTER_PORT": "23456",
     "PET_NNODES": "4",
     "PET_NODE_RANK": "2",
+    "PET_NPROC_PER_NODE": "auto",
     "RANK": "2",
     "WORLD_SIZE": "4",
 }
@@ -220,7 +245,7 @@ BY_LAUNCHER = {
     "MVAPICH2": MVAPICH2,
     "PALS": PALS,
     "Flux": FLUX,
-    "MPICH": MPICH,
+    "Hydra (MPICH, Intel MPI)": MPICH,
     "Slurm": SRUN,
     "PMI": {"PMI_RANK": "1", "PMI_SIZE": "2"},
     "LeaderWorkerSet": LEADER_WORKER_SET,

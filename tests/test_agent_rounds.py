@@ -37,7 +37,8 @@ def rounds(place: Place) -> Iterator[Rounds]:
 
 def make(place: Place, **config: str) -> Rounds:
     wanted = agent_settings.resolve({}, run_id="rounds", endpoint="", minimum=1, maximum=2, config=config)
-    return Rounds(wanted, FixedGathering(place).gather())
+    gathering = FixedGathering(place)
+    return Rounds(wanted, gathering, gathering.gather())  # type: ignore[arg-type]
 
 
 def test_the_backend_has_the_name_that_torch_compares(rounds: Rounds) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,13 @@ def test_unknown_keys_are_named_with_those_that_are_known() -> None:
     assert error.value.observation == "--rdzv-conf holds intreface, is_host, which mingle does not know."
     for key in (*agent_settings.OWN_KEYS, *agent_settings.TORCH_KEYS):
         assert key in str(error.value.remedy)
+
+
+def test_the_document_lists_every_key_with_its_meaning() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "torchrun.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", text, re.MULTILINE))
+    assert rows == agent_settings.OWN_KEYS
+    assert [key for key in agent_settings.TORCH_KEYS if f"`{key}`" not in text] == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,8 +12,9 @@ from hypothesis import strategies as st
 from mingle import datagrams, echo
 from mingle.authentication import JobKey
 from mingle.datagrams import Rejected
-from mingle.echo import Gone, Message, Ping, Pong
+from mingle.echo import Echo, Gone, Message, Ping, Pong
 from mingle.groups import LOBBY, job_group
+from mingle.pinging import ANSWERS_PER_SECOND
 
 EXAMPLES = settings(derandomize=True, database=None, deadline=None)
 KEY, OTHER = JobKey(b"s3cret", "resnet"), JobKey(b"another", "resnet")
@@ -40,6 +44,8 @@ def test_round_trip(message: Message, key: JobKey | None) -> None:
     assert echo.is_trusted(data, key)
     assert not echo.is_trusted(data, OTHER if key else KEY)
     assert echo.is_trusted(data, None) == (key is None)
+    assert echo.is_one(data)
+    assert echo.is_trusted(datagrams.as_repeated(data), key)
 
 
 @pytest.mark.parametrize("key", [None, KEY])
@@ -95,6 +101,19 @@ def test_ranks_do_not_take_it_for_theirs() -> None:
 def test_the_group_is_one_of_its_own() -> None:
     groups = {echo.ping_group("resnet"), echo.ping_group(""), job_group("resnet"), LOBBY, echo.LINK_GROUP}
     assert len({group.ipv4 for group in groups}) == len(groups)
+
+
+def test_the_document_says_so() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text(encoding="utf-8").partition("\n## Pings\n")[2]
+    for name in Echo.__struct_fields__:
+        assert f"`{name}`" in text
+    for kind in (Ping, Pong, Gone):
+        (row,) = re.findall(rf"^\| `{kind.__struct_config__.tag}` \| (.*) \|$", text, re.MULTILINE)
+        own = set(kind.__struct_fields__) - set(Echo.__struct_fields__)
+        assert own <= set(re.findall(r"`(\w+)`", row))
+    assert all(f"`{way}`" in text for way in echo.WAYS)
+    constants = [echo.MAGIC.hex(" "), echo.LINK_GROUP.ipv4, echo.LINK_GROUP.ipv6_link, str(echo.PING_BYTES)]
+    assert all(each in text for each in [*constants, f"{ANSWERS_PER_SECOND} times"])
 
 
 def test_a_stream_is_cut_into_messages() -> None:

@@ -56,6 +56,17 @@ def test_one_that_may_not_be_seen(tmp_path: Path) -> None:
     assert "may not be seen" in str(found)
 
 
+def test_ranks_of_another_user_are_known_by_their_names(tmp_path: Path) -> None:
+    a_proc(tmp_path, readable=False)
+    names = "Num RefCount Protocol Flags Type St Inode Path\n0: 2 0 0 2 1 31 @mingle/udp-29499/0\n"
+    (tmp_path / "self/net/unix").write_text(names)
+    (found,) = holders(29499, tmp_path)
+    assert found.mingle
+    (tmp_path / "self/net/unix").write_text(names.replace("29499", "29498"))
+    (found,) = holders(29499, tmp_path)
+    assert not found.mingle
+
+
 def test_this_process_is_left_out(tmp_path: Path) -> None:
     assert holders(29499, a_proc(tmp_path, pid=os.getpid())) == ()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:

@@ -12,6 +12,7 @@ from tests import launcher_environments as recorded
 from tests.launcher_environments import BY_LAUNCHER
 
 ROWS = {row.name: row for row in LAUNCHERS}
+HYDRA = "Hydra (MPICH, Intel MPI)"
 BY_NAME = pytest.mark.parametrize("row", LAUNCHERS, ids=lambda row: row.name)
 Place = tuple[int, int, int | None, int | None, int | None, int | None, str | None, str | None]
 
@@ -63,7 +64,7 @@ WHOLE: dict[str, Place] = {
     "MVAPICH2": (3, 4, 1, 2, None, None, None, None),
     "PALS": (13, 24, 1, 12, 1, None, "6e4b28c4-5fc5-4a5b-8b3b-9c4a0d2f3f10", None),
     "Flux": (3, 4, 1, None, None, 2, "ƒ2xVXmy3w", None),
-    "MPICH": (1, 2, 1, 2, None, None, None, None),
+    HYDRA: (1, 2, 1, 2, None, None, None, None),
     "Slurm": (3, 4, 1, 2, 1, 2, "1.0", None),
     "PMI": (1, 2, None, None, None, None, None, None),
     "LeaderWorkerSet": (2, 4, None, None, None, None, "trainer-0.trainer.default", None),
@@ -137,12 +138,12 @@ def test_messages_give_all_three_parts(row: Launcher) -> None:
         ({**recorded.SALLOC_SHELL, **recorded.TORCHRUN}, "torchrun"),
         ({**recorded.SRUN, **recorded.FLUX}, "Flux"),
         ({**recorded.MVAPICH2, **recorded.MPICH}, "MVAPICH2"),
-        ({**recorded.INDEXED_JOB, **recorded.MPICH}, "MPICH"),
+        ({**recorded.INDEXED_JOB, **recorded.MPICH}, HYDRA),
         ({**recorded.TRAIN_JOB, **recorded.TORCHRUN}, "torchrun"),
         ({**recorded.SKYPILOT, **recorded.OPEN_MPI}, "Open MPI"),
         (recorded.JSRUN, "jsrun"),
         (recorded.SRUN_PMI2, "Slurm"),
-        (recorded.MPICH_UNDER_SLURM, "MPICH"),
+        (recorded.MPICH_UNDER_SLURM, HYDRA),
     ],
 )
 def test_the_innermost_launcher_counts(environ: dict[str, str], launcher: str) -> None:
@@ -212,6 +213,19 @@ def test_outside_a_slurm_step_the_way_out_is_srun(environ: dict[str, str]) -> No
 # --- the others' traps ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (recorded.OPEN_MPI_5, (1, 2, 1, 2, None, None, "prterun-vm-19962@1", None)),
+        (recorded.INTEL_MPI, (3, 4, 1, 2, None, None, "8c4c0000-875d-9ab7-bc60-060032a30f42", None)),
+        (recorded.TRAIN_JOB, (2, 4, None, None, 2, 4, None, None)),
+    ],
+    ids=["Open MPI 5", "Intel MPI", "Kubeflow Trainer 2"],
+)
+def test_another_version_of_a_launcher(environ: dict[str, str], expected: Place) -> None:
+    assert place(detect(environ)) == expected
+
+
 def test_open_mpis_node_rank_is_none() -> None:
     assert "OMPI_COMM_WORLD_NODE_RANK" not in ROWS["Open MPI"].variables
 
@@ -262,7 +276,8 @@ def test_sagemaker_hosts_that_do_not_hold_this_one(change: dict[str, str]) -> No
 @pytest.mark.parametrize(
     ("environ", "variable"),
     [
-        (recorded.PYTORCH_JOB_OF_8_PER_POD, "PET_NPROC_PER_NODE='8'"),
+        (recorded.PYTORCH_JOB_OF_8_PER_POD, "WORLD_SIZE / PET_NNODES='8'"),
+        ({**recorded.PYTORCH_JOB_OF_8_PER_POD, "WORLD_SIZE": "33"}, "PET_NPROC_PER_NODE='8'"),
         ({**recorded.TRAIN_JOB, "PET_NPROC_PER_NODE": "gpu"}, "PET_NPROC_PER_NODE='gpu'"),
         ({**recorded.SAGEMAKER, "SM_NUM_GPUS": "8"}, "SM_NUM_GPUS='8'"),
         ({**recorded.SKYPILOT, "SKYPILOT_NUM_GPUS_PER_NODE": "4"}, "SKYPILOT_NUM_GPUS_PER_NODE='4'"),

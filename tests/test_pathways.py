@@ -7,9 +7,11 @@ import itertools
 import pytest
 
 from mingle import pathways
+from mingle.diagnosis import Facts
 from mingle.echo import Way
 from mingle.figures import Peer, Row
 from mingle.findings import Finding, Status
+from mingle.firewall import parse
 from mingle.frames import Who
 from mingle.pinging import Pinging
 
@@ -51,10 +53,17 @@ def pinging(*peers: Peer) -> Pinging:
     return machine
 
 
-def judge(machine: Pinging, multicasts_on: tuple[str, ...] = ("eth0",)) -> list[Finding]:
-    return pathways.judge(
-        machine, me="node1", port=29499, used=["eth0"], multicasts_on=multicasts_on, networks=["10.0.0.0/24"]
+def judge(machine: Pinging, multicasts_on: tuple[str, ...] = ("eth0",), listing: str = "") -> list[Finding]:
+    facts = Facts(
+        port=29499,
+        group="239.192.1.1",
+        hostname="node1",
+        used_names=["eth0"],
+        networks=["10.0.0.0/24"],
+        multicasts_on=frozenset(multicasts_on),
+        chains=parse(listing),
     )
+    return pathways.judge(machine, facts)
 
 
 def test_a_healthy_peer() -> None:
@@ -69,6 +78,7 @@ def test_a_healthy_peer() -> None:
         a_peer(multicast=(0, 0, 0), link=(0, 0, 0), unicast=(0, 0, 0), tcp=(0, 0, 0)),
         a_peer(multicast=(1, 0, 0)),  # one lost ping says nothing
         a_peer(unicast=(0, 0, 0)),  # on our own host
+        a_peer(multicast=(8, 8, 0), link=(8, 8, 0), unicast=(8, 8, 1), tcp=(8, 8, 0)),  # it pings less often than we do
         a_peer(multicast=(100, 97, 99)),
     ],
 )
@@ -130,3 +140,13 @@ def test_who_is_no_peer() -> None:
     assert "doctor --serve" in found["10.0.0.7"].observation
     assert found["job"].status is Status.WARN
     assert "'bert'" in found["job"].observation
+
+
+def test_the_rule_is_named_where_it_is_ours() -> None:
+    listing = "table ip own {\nchain first {\ntype filter hook input priority filter; policy drop;\n}\n}\n"
+    (finding,) = judge(pinging(a_peer(tcp=(8, 8, 0))), listing=listing)
+    assert finding.remedy == "nft insert rule ip own first ip saddr 10.0.0.0/24 meta l4proto tcp accept"
+
+
+def test_two_processes_of_one_host_are_one_finding() -> None:
+    assert len(judge(pinging(a_peer(tcp=LOST), a_peer(tcp=LOST)))) == 1

@@ -8,9 +8,12 @@ import time
 
 import pytest
 
-from mingle import datagrams
+from mingle import datagrams, echo
+from mingle.echo import Ping, Pong
 from mingle.errors import InterfaceError
+from mingle.finding import Finder
 from mingle.groups import LOBBY
+from mingle.observer import Observer, new_name, this_process
 from mingle.pinger import Pinger
 from mingle.settings import Network
 from mingle.values import Peer
@@ -71,6 +74,37 @@ def test_a_host_that_does_not_answer() -> None:
     with Pinger(network, interval=0.05, count=3) as pinger:
         pinger.run(until=time.monotonic() + 5)
     assert list(pinger.pinging.asked.values()) == [False]
+
+
+def test_a_unicast_that_another_process_gets_is_handed_on() -> None:
+    """Whoever opens the port last gets what is sent to it; a rank hands a ping to the process that waits for it."""
+    network = Network(interfaces=("lo",), port=free_udp_port())
+    ping = Ping(pinger=b"s" * 16, number=1, way="unicast")
+    with Pinger(network) as pinger, Observer(network) as rank:
+        finder = a_finder(rank)
+        looking = threading.Thread(target=rank.run, args=(finder,), kwargs={"until": time.monotonic() + 2})
+        looking.start()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+            asker.settimeout(5)
+            asker.connect(("127.0.0.1", network.port))
+            asker.send(echo.encode(ping))
+            pinger.run(until=time.monotonic() + 1)
+            answer = echo.decode(asker.recv(2000))
+        looking.join()
+    assert isinstance(answer, Pong)
+    assert answer.asker == b"s" * 16
+
+
+def a_finder(observer: Observer) -> Finder:
+    return Finder(
+        None,
+        member=new_name(),
+        who=this_process(),
+        secret=None,
+        new_id=observer.new_id,
+        rng=observer.rng,
+        now=time.monotonic(),
+    )
 
 
 def test_no_such_interface() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -71,3 +74,28 @@ def test_one_node_trains_alone() -> None:
     info = handler.next_rendezvous()
     assert (info.rank, info.world_size) == (0, 1)
     assert handler.shutdown()
+
+
+@pytest.mark.slow
+def test_the_example_trains_on_two_agents_in_fresh_interpreters(tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "examples" / "torchrun" / "train.py"
+    line = ["-m", "torch.distributed.run", "--rdzv-backend=mingle", f"--rdzv-id={uuid4()}", "--nnodes=2"]
+    agents = [
+        subprocess.Popen(
+            [sys.executable, *line, "--nproc-per-node=1", script, f"--checkpoint={tmp_path / name}"],
+            env={**os.environ, "MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for name in ("one", "two")
+    ]
+    try:
+        outputs = [agent.communicate(timeout=110)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+    assert [agent.returncode for agent in agents] == [0, 0], outputs
+    for rank in range(2):
+        assert sum(f"rank {rank} of 2 at 127.0.0.1: slope " in output for output in outputs) == 1

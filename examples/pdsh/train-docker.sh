@@ -5,11 +5,12 @@
 #
 # The network of the host, because multicast does not get out of Docker's own networks.
 set -euo pipefail
-hosts=$1 number=$2 each=$3 image=$4
+hosts=${1:?which hosts, as pdsh -w takes them} number=${2:?how many hosts that is}
+each=${3:?how many ranks on each} image=${4:?the image to run}
 shift 4
 job=digits-$(date +%s)-$$
 
 exec pdsh -S -R ssh -w "$hosts" "
     seq $each | xargs -P $each -I{} docker run --rm --network host --ipc host \\
         --env MINGLE_JOB_ID='$job' --env WORLD_SIZE=$((number * each)) \\
-        '$image' python ddp_train.py $*"
+        '$image' python ddp_train.py ${*@Q}"

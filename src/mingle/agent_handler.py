@@ -133,7 +133,7 @@ class AgentHandler(RendezvousHandler):
             gathered.address,
             gathered.interface,
         )
-        self._rounds = Rounds(self._wanted, gathered)
+        self._rounds = Rounds(self._wanted, self._gathering, gathered)
         return self._rounds
 
     def _export(self, interface: str) -> None:

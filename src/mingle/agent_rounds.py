@@ -23,11 +23,12 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, create_handler
 
 from mingle import abandonable, agent_store
+from mingle.agent_absentees import Absentees, sign
 from mingle.store import StoreServer
 
 if TYPE_CHECKING:
     from mingle.agent_settings import AgentSettings
-    from mingle.agents import Gathered
+    from mingle.agents import Gathered, Gathering
 
 logger = logging.getLogger("mingle")
 
@@ -74,11 +75,13 @@ class Rounds:
         watch: what looks at the present round; None between rounds.
     """
 
-    def __init__(self, wanted: AgentSettings, gathered: Gathered) -> None:
+    def __init__(self, wanted: AgentSettings, gathering: Gathering, gathered: Gathered) -> None:
         self.closed = False
         self.watch: Watch | None = None
         self._wanted = wanted
+        self._gathering = gathering
         self._gathered = gathered
+        self._absentees: Absentees | None = None
         self._abandoned = False
         self._inner: DynamicRendezvousHandler | None = None
         self._server: StoreServer | None = None
@@ -122,8 +125,13 @@ class Rounds:
             **dict(self._wanted.torch),
         )
         inner = create_handler(hand, Backend(heart, params.run_id), params)
+        sign(hand, inner, self._gathering.member)
         if self._abandoned:
             raise abandonable.AbandonedError
+        if self._gathered.is_host:
+            eye = agent_store.connect(*where)
+            backend = Backend(eye, params.run_id)
+            self._absentees = Absentees(eye, backend, inner, lambda: self._gathering.present)
         return inner
 
     def _join(self, inner: DynamicRendezvousHandler) -> Round:
@@ -176,6 +184,9 @@ class Rounds:
         if self.watch is not None:
             self.watch.stop(wait=False)
             self.watch = None
+        if self._absentees is not None:
+            self._absentees.stop()
+            self._absentees = None
         if self._inner is not None:
             self._inner._stop_heartbeats()
             self._inner = None

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
+from msgspec import Struct
+
 from mingle import forksafe
 from mingle.errors import InterfaceError
 
@@ -31,32 +33,28 @@ MAX_UNSENT_BYTES = 32 * 1024 * 1024
 _PORT_TRIES = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(Struct, frozen=True):
     """Somebody connected to us."""
 
     conn: int
     address: str
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
+class Connected(Struct, frozen=True):
     """What we dialled stands."""
 
     conn: int
     local_address: str
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
+class Data(Struct, frozen=True):
     """Bytes came in."""
 
     conn: int
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(Struct, frozen=True):
     """The connection ended, or never came to be."""
 
     conn: int
@@ -273,10 +271,13 @@ class Connections:
 
     def _turn_away(self, listener: socket.socket) -> None:
         """Out of descriptors: takes the caller with a spare one and hangs up. Left waiting, it would keep us busy."""
-        os.close(self._spare)
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
         with contextlib.suppress(OSError):
             listener.accept()[0].close()
-        self._spare = os.open(os.devnull, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # another thread was quicker: next time, then
+            self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def _finish_connecting(self, connection: _Connection) -> list[Event]:
         problem = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

@@ -16,7 +16,7 @@ At most :data:`MAX_BYTES` long, so that it is never fragmented (some clouds drop
 
 from __future__ import annotations
 
-import ipaddress
+import socket
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -63,7 +63,11 @@ def check_address(text: str) -> None:
     """
     if "%" in text:
         raise ValueError(f"{text!r} has a zone")
-    ipaddress.ip_address(text)
+    try:
+        # Ten times as fast as the ipaddress module, and one is checked for each rank, twice on rank 0.
+        socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
+    except OSError:
+        raise ValueError(f"{text!r} is no address") from None
 
 
 class Message(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
@@ -120,6 +124,11 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer", omit_defaults=True)
     def __post_init__(self) -> None:
         for address in self.addresses:
             check_address(address)
+
+    @property
+    def host_name(self) -> str:
+        """Who sent it, for reports."""
+        return f"host {self.hostname or 'unknown'} ({self.addresses[0]}:{self.port}), pid {self.pid}"
 
 
 class Bye(Message, frozen=True, kw_only=True, tag="bye", omit_defaults=True):

@@ -18,8 +18,8 @@ STRICT = 1
 MEMBERSHIPS_NEEDED = 2
 """Groups that one IPv4 socket joins: the job's and the lobby."""
 _SHOWN = 6
-# A port of the system's choice, as mingle's TCP ports are (ip(7), ip_local_port_range).
-_ANY_TCP_PORT = 40_000
+ANY_TCP_PORT = 40_000
+"""One of the system's choice, as mingle's TCP ports are (ip(7), ip_local_port_range)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,10 @@ class Facts:
     used: Sequence[str] = ()
     """The interfaces in use, as people read them."""
     used_names: Sequence[str] = ()
+    addresses: Sequence[str] = ()
+    """The addresses of those, IPv4 first."""
     networks: Sequence[str] = ()
-    """The subnets of those, IPv4 first."""
+    """Their subnets, in the same order."""
     unused: Sequence[str] = ()
     """Others that are up and have an address of a network, passed over because the user named another one."""
     named_by: str = ""
@@ -216,7 +218,7 @@ def _multicast(facts: Facts) -> Iterator[Finding]:
 def _tcp(facts: Facts) -> Iterator[Finding]:
     if facts.only_loopback:
         return
-    block = blocked(facts.chains, Packet("tcp", _ANY_TCP_PORT, "", _first(facts.used_names, "")))
+    block = blocked(facts.chains, Packet("tcp", ANY_TCP_PORT, "", _first(facts.used_names, "")))
     if block is not None:
         yield Finding(
             "tcp",
@@ -265,13 +267,12 @@ def _versions(facts: Facts) -> Iterator[Finding]:
 
 
 def _hostname(facts: Facts) -> Iterator[Finding]:
-    if facts.hostname_problem:
+    if facts.hostname_problem and not facts.only_loopback:
         yield Finding(
             "hostname",
             Status.WARN,
             f"this host's own name {facts.hostname!r} does not resolve: {facts.hostname_problem}",
-            f"add it to /etc/hosts: echo '{_first(facts.networks, 'ADDRESS').partition('/')[0]} {facts.hostname}'"
-            " >> /etc/hosts",
+            f"add it to /etc/hosts: echo '{_first(facts.addresses, 'ADDRESS')} {facts.hostname}' >> /etc/hosts",
         )
     loops = [address for address in facts.hostname_addresses if address.startswith("127.") or address == "::1"]
     if loops and not facts.only_loopback:

@@ -145,7 +145,7 @@ class Discovery(StoreLoop):
             self._machine = machine.acting
         if isinstance(self._machine, Joiner):
             self._close_transport()
-        self._resolver.stop()
+        self._peers.stop()
         return machine.outcome
 
     def serve(self) -> None:

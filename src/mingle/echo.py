@@ -21,6 +21,8 @@ MAGIC = b"MNGP"
 MAJOR_VERSION = 1
 MINOR_VERSION = 0
 FLAG_SIGNED = 0x01
+FLAG_REPEATED = 0x02
+"""A sibling on the same machine handed it on (:mod:`mingle.siblings`); not covered by the MAC."""
 
 PING_BYTES = 640
 """Every PING is padded to this, or a byte more: no PONG is longer, so a forged source gains no amplification."""
@@ -117,12 +119,19 @@ def decode(untrusted: bytes) -> Message:
         raise Rejected("malformed") from None
 
 
+def is_one(data: bytes) -> bool:
+    """Tells whether bytes look like one of these."""
+    return HEADER_BYTES < len(data) <= MAX_BYTES and data[:5] == MAGIC + bytes((MAJOR_VERSION,))
+
+
 def is_trusted(untrusted: bytes, key: JobKey | None) -> bool:
     """Tells whether bytes that :func:`decode` took come from somebody with our secret, or, like us, with none."""
     signed = bool(untrusted[6] & FLAG_SIGNED)
     if key is None or not signed:
         return key is None and not signed
-    return key.verify(b"echo", untrusted[:-DATAGRAM_MAC_BYTES], untrusted[-DATAGRAM_MAC_BYTES:])
+    covered = bytearray(untrusted[:-DATAGRAM_MAC_BYTES])
+    covered[6] &= ~FLAG_REPEATED
+    return key.verify(b"echo", bytes(covered), untrusted[-DATAGRAM_MAC_BYTES:])
 
 
 def framed(data: bytes) -> bytes:

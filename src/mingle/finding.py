@@ -15,7 +15,7 @@ from mingle.control import HandshakeFailed
 from mingle.datagrams import Bye, Datagram, List, Offer, Rejected, Seek
 from mingle.machine import Effect, Evidence, Hangup, Multicast, NewId, Source
 from mingle.protocol import Seeker
-from mingle.proving import Endpoint, Proving, Verdict
+from mingle.proving import Proving, Verdict, merged, named
 from mingle.sighting import Seeking, Sighting, is_host
 
 LIST_SECONDS = (0.0, 0.4, 1.0)
@@ -186,7 +186,7 @@ class Finder:
                 self._prove(sighting, now)
 
     def _offered(self, offer: Offer, source: Source, now: float) -> None:
-        endpoints = [Endpoint(address, source.interface) for address in offer.addresses]
+        endpoints = named(offer, source.interface)
         sighting = self._sessions.get(offer.session)
         if sighting is None:
             if len(self._sessions) >= MAX_SESSIONS and not self._forget_one():
@@ -198,8 +198,7 @@ class Finder:
         if sighting.proving is not None:
             sighting.proving.add(endpoints)
             return
-        known = {endpoint.address for endpoint in sighting.endpoints}
-        sighting.endpoints += [endpoint for endpoint in endpoints if endpoint.address not in known]
+        sighting.endpoints = merged(endpoints, sighting.endpoints)
         changed = (offer.state, offer.joined) != (sighting.probed.state, sighting.probed.joined)
         if now >= sighting.retry_at and (changed or not sighting.alive):
             self._prove(sighting, now)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 # A process that discovers has both of these libraries in memory: so mingle's own are told from strangers.
@@ -54,6 +54,7 @@ def holders(port: int, proc: Path = Path("/proc")) -> tuple[Holder, ...]:
     owners = _owners(frozenset(inodes), proc)
     # A process that ended meanwhile is no riddle: its sockets are gone from the table, too.
     inodes = {inode: user for inode, user in _sockets(port, proc).items() if inode in inodes}
+    siblings = _siblings(port, proc)
     found: dict[int | None, Holder] = {}
     for inode, user in inodes.items():
         pids = owners.get(inode, ())
@@ -62,11 +63,21 @@ def holders(port: int, proc: Path = Path("/proc")) -> tuple[Holder, ...]:
                 found.setdefault(pid, Holder(pid, _command(proc / str(pid)), user, _discovers(proc / str(pid))))
         if not pids:
             found.setdefault(None, Holder(None, user=user))
+    known = sum(holder.mingle for holder in found.values()) + any(os.getpid() in pids for pids in owners.values())
+    if None in found and siblings > known:
+        # Another user's, or another container's, ranks: they may not be seen, but their names can.
+        found[None] = replace(found[None], mingle=True)
     return tuple(found.values())
 
 
 def _sockets(port: int, proc: Path) -> dict[int, int]:
     return sockets_on(port, *(_read(proc / "self" / "net" / name) for name in ("udp", "udp6")))
+
+
+def _siblings(port: int, proc: Path) -> int:
+    """How many processes that discover have a name for each other (:mod:`mingle.siblings`)."""
+    names = (line.rpartition(" ")[2] for line in _read(proc / "self" / "net" / "unix").splitlines())
+    return len({name for name in names if name.startswith(f"@mingle/udp-{port}/")})
 
 
 def _owners(inodes: frozenset[int], proc: Path) -> dict[int, list[int]]:

@@ -37,9 +37,10 @@ from mingle.machine import (
     Source,
     note,
     note_name,
+    scoped,
 )
 from mingle.presence import Presence
-from mingle.proving import Endpoint
+from mingle.proving import named
 from mingle.registrar import Registrar
 from mingle.rivals import Rivals
 from mingle.seats import Phase
@@ -159,9 +160,8 @@ class Host:
     def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
         """Its interfaces have changed: it listens at these addresses. They stay once a store may stand on one."""
         if self.registrar.phase in (Phase.OPEN, Phase.CONFIRMING):
-            self.addresses = self._introduction.addresses = addresses
-            own = self._introduction
-            self.registrar.readdress(own.join(), own.prefix_lengths(), own.last_resort())
+            self.addresses = addresses
+            self._introduction.readdress(addresses, self.registrar)
             self._presence.burst(now)
 
     # --- datagrams -------------------------------------------------------------------------------------------------
@@ -172,8 +172,7 @@ class Host:
             return
         other = self._presence.heard(message, source, now)
         if other is not None and not self.finished:
-            endpoints = [Endpoint(address, source.interface) for address in other.addresses]
-            self.rivals.heard(other, endpoints, now)
+            self.rivals.heard(other, named(other, source.interface), now)
 
     def heard_unverified(self, message: Datagram) -> None:
         """A datagram came in whose signature is missing or wrong: a hint for the report, and no more than that."""
@@ -276,9 +275,8 @@ class Host:
         """A member can't reach the host that it was sent to."""
         if self._moved is not None and self._moved.offer.session == session:
             self.stranded = True
-            offer = self._moved.offer
-            there = f"host {offer.hostname or 'unknown'} ({offer.addresses[0]}:{offer.port}), pid {offer.pid}"
-            note(self.evidence.hosts, there, f"not reached by {caller.as_seen(caller.hello.who)}")
+            who = caller.as_seen(caller.hello.who)
+            note(self.evidence.hosts, self._moved.offer.host_name, f"not reached by {who}")
 
     # --- decisions -------------------------------------------------------------------------------------------------
 
@@ -297,7 +295,8 @@ class Host:
                 case decisions.OpenStore(epoch, address):
                     self._presence.seal()
                     self._sealed_since = now
-                    self._effects.append(OpenStore(epoch, self._introduction.path(address).local_address))
+                    path = self._introduction.path(address)
+                    self._effects.append(OpenStore(epoch, scoped(path.local_address, path.interface)))
                 case decisions.NoCommonNetwork(matrix):
                     self._fail(reports.no_common_network(self.identity, matrix), conflict=True)
                 case decisions.Reopened(reason):
@@ -387,11 +386,10 @@ class Host:
         failure = reports.running(identity, *blockers[0][:2]) if blockers else None
         if failure is None and not self.has_members:
             failure = reports.authentication(identity, evidence, facts, secured=self.key is not None)
-        status, seconds = self.registrar.status(), self.timeout
-        self._fail(
-            failure or reports.timeout(identity, evidence, facts, seconds=seconds, status=status, connected=True),
-            conflict=False,
-        )
+        if failure is None:
+            status = self.registrar.status()
+            failure = reports.timeout(identity, evidence, facts, seconds=self.timeout, status=status, connected=True)
+        self._fail(failure, conflict=False)
 
     def _fail(self, error: MingleError, *, conflict: bool) -> None:
         if self.failure is None:

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv4Interface, IPv6Interface
 from pathlib import Path
 
 from mingle.diagnosis import Facts
@@ -53,6 +54,7 @@ def gather(observed: Observed, environ: Mapping[str, str] | None = None) -> Fact
         environ: the environment to look at, and with it this host's own name; None: neither matters.
     """
     names = [each.name for each in observed.used]
+    routable = _routable(observed.used)
     problem = observed.interface_problem
     addresses, why = ([], "") if environ is None else resolve(socket.gethostname())
     return Facts(
@@ -61,7 +63,8 @@ def gather(observed: Observed, environ: Mapping[str, str] | None = None) -> Fact
         interface_problem=None if problem is None else (_in_one(problem), problem.remedy or ""),
         used=[str(each) for each in observed.used],
         used_names=names,
-        networks=_networks(observed.used),
+        addresses=[str(address.ip) for address in routable],
+        networks=[str(address.network) for address in routable],
         unused=[str(each) for each in observed.found if _could_be_meant(each, names)],
         named_by=observed.named_by,
         only_loopback=bool(observed.used) and all(each.loopback for each in observed.used),
@@ -85,9 +88,9 @@ def gather(observed: Observed, environ: Mapping[str, str] | None = None) -> Fact
     )
 
 
-def _networks(used: Iterable[Interface]) -> list[str]:
+def _routable(used: Iterable[Interface]) -> list[IPv4Interface | IPv6Interface]:
     every = [address for each in used for address in each.addresses if not address.is_link_local]
-    return [str(address.network) for address in sorted(every, key=lambda address: address.version)]
+    return sorted(every, key=lambda address: address.version)
 
 
 def _could_be_meant(interface: Interface, used: Sequence[str]) -> bool:

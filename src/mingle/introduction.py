@@ -14,7 +14,7 @@ from mingle import frames
 from mingle.authentication import JobKey, new_nonce
 from mingle.control import HostConversation
 from mingle.datagrams import MAX_ADDRESSES, Bye, Offer
-from mingle.machine import Address, Formation, Identity
+from mingle.machine import Address, Formation, Identity, scoped
 from mingle.registrar import Registrar
 from mingle.seats import Phase, Seats, roster_digest
 
@@ -82,6 +82,11 @@ class Introduction:
             named=named,
             kind=identity.kind,
         )
+
+    def readdress(self, addresses: tuple[Address, ...], registrar: Registrar) -> None:
+        """Its interfaces have changed: from now on it is to be found at these, its register is told."""
+        self.addresses = addresses
+        registrar.readdress(self.join(), self.prefix_lengths(), self.last_resort())
 
     # --- on a connection -------------------------------------------------------------------------------------------
 
@@ -180,7 +185,7 @@ class Introduction:
             local_world_size=where.local_world_size,
             node_rank=where.node_rank,
             num_nodes=where.num_nodes,
-            store_address=path.local_address,
+            store_address=scoped(path.local_address, path.interface),
             store_port=store_port,
             interface=path.interface,
             address=seat.address,

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["LAUNCHERS", "TORCHRUN", "Identity", "Launcher", "detect", "expand_counts", "seen"]
 
 _BY_HAND = "or give this process its place with MINGLE_RANK and MINGLE_WORLD_SIZE"
-_PER_PROCESS = "or give each process its place with MINGLE_RANK and MINGLE_WORLD_SIZE"
 _PART = "this process was started by hand from one of its tasks, or with a part of their environment"
 _ONE_OF_NODE = "this launcher starts one process on each node and leaves the rest to the user"
 
@@ -116,7 +115,7 @@ FLUX = Launcher(
 )
 
 HYDRA = Launcher(
-    name="MPICH",
+    name="Hydra (MPICH, Intel MPI)",
     # PMI_RANK is no mark here: srun --mpi=pmi2 sets it too. Where mpiexec runs inside a Slurm job, its
     # proxies are Slurm's tasks, so SLURM_PROCID counts nodes: hence before Slurm.
     marks=("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -124,6 +123,8 @@ HYDRA = Launcher(
     world_size=("PMI_SIZE",),
     local_rank=("MPI_LOCALRANKID",),
     local_world_size=("MPI_LOCALNRANKS",),
+    # Intel's; MPICH has none.
+    job_id=(("I_MPI_HYDRA_UUID",),),
     outside=_PART,
     start=f"start it with mpiexec, {_BY_HAND}",
 )
@@ -192,20 +193,32 @@ LEADER_WORKER_SET = Launcher(
     start=f"update it, run torchrun in each pod, {_BY_HAND}",
 )
 
+
+def _kubeflow_processes(environ: Mapping[str, str]) -> dict[str, str]:
+    # Version 1 of the operator counts the processes in WORLD_SIZE: one per pod also where nprocPerNode was left at
+    # "auto", its default, which only torchrun could resolve.
+    texts = [text_of(environ, name) or "" for name in ("WORLD_SIZE", "PET_NNODES")]
+    if not all(re.fullmatch(r"[1-9][0-9]{0,8}", text) for text in texts):
+        return {}
+    processes, pods = map(int, texts)
+    return {"WORLD_SIZE / PET_NNODES": str(processes // pods)} if processes % pods == 0 else {}
+
+
 KUBEFLOW = Launcher(
     name="Kubeflow",
-    # The trainer's variables are torchrun's options by another name. Version 1 of the operator sets RANK, the
-    # pod's number, and WORLD_SIZE, the number of processes: a pair that never matches with several per pod.
+    # The variables are torchrun's options by another name. Version 1 of the operator also sets RANK, the pod's
+    # number, and WORLD_SIZE, the number of processes: a pair that does not match with several in a pod.
     marks=("PET_NODE_RANK", "PET_NNODES"),
     yields_to=("LOCAL_RANK",),
     rank=("PET_NODE_RANK",),
     world_size=("PET_NNODES",),
     node_rank=("PET_NODE_RANK",),
     num_nodes=("PET_NNODES",),
-    one_per_node=("PET_NPROC_PER_NODE",),
+    computed=_kubeflow_processes,
+    one_per_node=("WORLD_SIZE / PET_NNODES", "PET_NPROC_PER_NODE"),
     sets_plain_pair=True,
     outside="in a pod of the Kubeflow operators torchrun is meant to start the processes",
-    start=f"run torchrun in the pod in place of python, {_PER_PROCESS}",
+    start=f"run torchrun in the pod in place of python, {_BY_HAND}",
 )
 
 
@@ -236,7 +249,7 @@ SAGEMAKER = Launcher(
     job_id=(("TRAINING_JOB_NAME",),),
     one_per_node=("SM_NUM_GPUS",),
     outside=_ONE_OF_NODE,
-    start=f"run torchrun on each host, {_PER_PROCESS}",
+    start=f"run torchrun on each host, {_BY_HAND}",
 )
 
 SKYPILOT = Launcher(
@@ -252,7 +265,7 @@ SKYPILOT = Launcher(
     job_id=(("SKYPILOT_TASK_ID",),),
     one_per_node=("SKYPILOT_NUM_GPUS_PER_NODE",),
     outside=_ONE_OF_NODE,
-    start=f"run torchrun on each node, {_PER_PROCESS}",
+    start=f"run torchrun on each node, {_BY_HAND}",
 )
 
 
@@ -275,7 +288,7 @@ AWS_BATCH = Launcher(
     job_id=(("AWS_BATCH_JOB_ID before #",),),
     attempt=("AWS_BATCH_JOB_ATTEMPT",),
     outside=_ONE_OF_NODE,
-    start=f"start it as a multi-node parallel job, {_PER_PROCESS}",
+    start=f"start it as a multi-node parallel job, {_BY_HAND}",
 )
 
 # In a JobSet the index is that of the pod in its child Job: with several of those no variable holds the rank.

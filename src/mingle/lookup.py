@@ -38,7 +38,7 @@ def look_round(network: Network) -> tuple[Finder, NetworkFacts]:
             now=now,
         )
         observer.run(finder, until=now + network.discovery_timeout)
-        return finder, observer.facts()
+        return finder, observer.facts(diagnosed=not finder.sessions and not finder.seekers)
 
 
 def find(job: str, network: Network, *, with_store: bool = False) -> tuple[Sighting, NetworkFacts]:

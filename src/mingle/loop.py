@@ -28,7 +28,7 @@ from mingle.groups import LOBBY, Group, job_group
 from mingle.machine import Answer, Dial, Effect, Hangup, Multicast, NetworkFacts, Notice, Source, Write
 from mingle.network_facts import Seen, network_facts
 from mingle.nics import Nics
-from mingle.peers import PeerSchedule, Resolver
+from mingle.peers import Peers
 from mingle.settings import Network
 from mingle.siblings import Siblings
 from mingle.transport import Received, Transport
@@ -39,11 +39,9 @@ RESCAN_SECONDS = 2.0
 """How often the interfaces are looked at: a NIC may come or go."""
 REFRESH_SECONDS = 30.0
 """How often memberships are renewed: a switch that snoops without a querier forgets them after minutes."""
-RESOLVED_SECONDS = 0.1
-"""How often newly resolved peers are looked for."""
 LONGEST_WAIT_SECONDS = 60.0
-UNICAST_QUESTION_BYTES = 1000
-"""A unicast question is padded to this: no answer to it is longer."""
+UNICAST_QUESTION_BYTES = datagrams.MAX_BYTES
+"""A unicast question is padded to this, so that no answer is longer; one that is shorter than its answer gets none."""
 
 
 class Machine(Protocol):
@@ -129,10 +127,8 @@ class Loop:
             self._selector.register(self._siblings.socket, selectors.EVENT_READ, self._read_siblings)
         self._connections = Connections(self._selector, self.new_id)
         stack.callback(self._connections.close)
-        self._peers = PeerSchedule(self.rng)
-        self._silent = True
-        self._resolver = Resolver(network.peers, network.port, network.family)
-        stack.callback(self._resolver.stop)
+        self._peers = Peers(network.peers, network.port, network.family, self.rng)
+        stack.callback(self._peers.stop)
         now = time.monotonic()
         self._rescan_due = now + RESCAN_SECONDS
         self._refresh_due = now + REFRESH_SECONDS
@@ -201,9 +197,7 @@ class Loop:
         now = time.monotonic()
         times = [self._machine.next_timer(), now + LONGEST_WAIT_SECONDS, *self._more_timers()]
         if self._seeks():
-            times += [self._rescan_due, self._refresh_due]
-            if self.network.peers:
-                times += [self._peers.next_timer(), now + RESOLVED_SECONDS]
+            times += [self._rescan_due, self._refresh_due, self._peers.next_timer(now)]
         return max(0.0, min(time for time in times if time is not None) - now)
 
     def call(self, function: Callable[[], None]) -> None:
@@ -221,16 +215,11 @@ class Loop:
         return []
 
     def _ask_peers(self, now: float) -> None:
-        if not self.network.peers or self._transport is None:
+        if self._transport is None:
             return
-        self._peers.learn(self._resolver.take(), now)
         message = self._machine.calling()
-        if (message is None) != self._silent:
-            self._silent = message is None
-            self._peers.restart(now)  # the host was lost, or nobody hosts: quickly again
-        if message is None:
-            return
-        for address in self._peers.turn(now):
+        for address in self._peers.turn(silent=message is None, now=now):
+            assert message is not None
             if isinstance(message, datagrams.Seek | datagrams.List):
                 data = datagrams.padded(message, UNICAST_QUESTION_BYTES, self._key)
             else:
@@ -331,6 +320,10 @@ class Loop:
 
     def _connected(self, event: connections.Connected, now: float) -> None:
         dialled = self._dialled.pop(event.conn)
+        if event.local_address not in self._nics.bare_addresses():
+            self._rescan(now)  # an interface that has come since we looked
+            if not self._machine.owns(event.conn):
+                return
         owner = self._nics.owner(event.local_address, dialled.interface)
         if not self._nics.in_use(owner):
             self._connections.hang_up(event.conn)
@@ -352,10 +345,7 @@ class Loop:
             case Multicast(message, lobby):
                 self._multicast(message, LOBBY if lobby else self._group)
             case Answer(source, message):
-                if self._transport is not None and isinstance(source.reply_to, Received):
-                    asked_at = {source.reply_to.destination}
-                    answer = datagrams.encode(_with_first(message, asked_at), self._key)
-                    self._transport.reply(source.reply_to, answer)
+                self._answer(source, message)
             case Dial(conn, address, port, interface):
                 self._dialled[conn] = effect
                 events = self._connections.dial(conn, address, port, self._nics.index(interface))
@@ -370,6 +360,16 @@ class Loop:
                 self._perform_more(effect)
         for event in events:
             self._tcp_event(event)
+
+    def _answer(self, source: Source, message: Datagram) -> None:
+        """Answers by unicast with no more bytes than were asked with: a forged source gains nothing by asking us."""
+        if self._transport is None or not isinstance(source.reply_to, Received):
+            return
+        data = datagrams.encode(_with_first(message, {source.reply_to.destination}), self._key)
+        if len(data) > len(source.reply_to.data):
+            self._rejected["unpadded"] += 1
+            return
+        self._transport.reply(source.reply_to, data)
 
     def _say(self, level: int, text: str) -> None:
         """Says something to people."""
@@ -393,7 +393,7 @@ class Loop:
             found=self._nics.found,
             usable=self._nics.usable,
             transport=self._transport,
-            unresolved=self._resolver.failures,
+            unresolved=self._peers.failures,
             rejected=self._rejected,
             multicasts_on=frozenset(self._multicasts_on),
             rp_drops_before=self._rp_drops,

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mingle import frames
-from mingle.machine import Effect, Evidence, Formation, Identity, ProveStore, note
+from mingle.machine import Effect, Evidence, Formation, Identity, ProveStore, note, scoped
 from mingle.sessions import Session, Sessions
 
 DOUBT_SECONDS = 2.0
@@ -252,9 +252,8 @@ class Membership:
         self._store_retry_at = None
         address = sealed.store_address
         path = self._path(address)
-        if address.startswith("fe80:") and path is not None:
-            # A link-local address means nothing without the interface it is reached on, and that is ours to add.
-            address = f"{address}%{path.interface}"
+        if path is not None:
+            address = scoped(address, path.interface)
         self.effects.append(ProveStore(sealed.epoch, address, sealed.store_port, sealed.session, sealed.store_token))
 
     def store_proved(self, epoch: int) -> None:
@@ -295,7 +294,7 @@ class Membership:
             local_world_size=sealed.local_world_size,
             node_rank=sealed.node_rank,
             num_nodes=sealed.num_nodes,
-            store_address=sealed.store_address,
+            store_address=scoped(sealed.store_address, path.interface),
             store_port=sealed.store_port,
             interface=path.interface,
             address=path.local_address,

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 
+from mingle.diagnosis import ANY_TCP_PORT, Facts
 from mingle.figures import Peer, Row
 from mingle.findings import Finding, Status
-from mingle.firewall import Manager, allow_tcp, allow_udp
+from mingle.firewall import Packet, allow_tcp, allow_udp, blocked
 from mingle.pinging import Pinging
 
 ENOUGH = 2
@@ -18,28 +19,14 @@ LOSS_WARNED = 0.05
 _WORDS = {"multicast": "multicast", "unicast": "unicast", "tcp": "TCP"}
 
 
-def judge(
-    pinging: Pinging,
-    *,
-    me: str,
-    port: int,
-    used: Sequence[str],
-    multicasts_on: Collection[str],
-    networks: Sequence[str] = (),
-    manager: Manager = "nft",
-) -> list[Finding]:
+def judge(pinging: Pinging, facts: Facts) -> list[Finding]:
     """Returns what is to be said of each peer, of those that did not answer, and of strangers.
 
     Args:
         pinging: the figures.
-        me: this host, as people know it.
-        port: the shared UDP port.
-        used: the interfaces in use.
-        multicasts_on: where any multicast came in, our own included.
-        networks: our subnets.
-        manager: what keeps the firewall's rules.
+        facts: what is known of this machine.
     """
-    judged = _Judge(me, port, used, networks, bool(multicasts_on), manager)
+    judged = _Judge(facts)
     findings = [finding for peer in pinging.peers.values() for finding in judged.peer(peer)]
     findings += [
         Finding(
@@ -63,25 +50,22 @@ def judge(
                 "give `mingle-discover ping` the same JOB on every host",
             )
         )
-    return findings
+    # Two processes of one host have one fault in common.
+    return list(dict.fromkeys(findings))
 
 
 class _Judge:
-    def __init__(
-        self,
-        me: str,
-        port: int,
-        used: Sequence[str],
-        networks: Sequence[str],
-        multicast_comes: bool,
-        manager: Manager,
-    ) -> None:
-        self.me = me
-        self.port = port
-        self.used = used
-        self.networks = networks
-        self.multicast_comes = multicast_comes
-        self.manager: Manager = manager
+    def __init__(self, facts: Facts) -> None:
+        self.me = facts.hostname
+        self.port = facts.port
+        self.used = facts.used_names
+        self.networks = facts.networks
+        self.multicast_comes = bool(facts.multicasts_on)
+        self.manager = facts.manager
+        interface = self.used[0] if self.used else ""
+        udp = Packet("udp", facts.port, facts.group, interface)
+        self.udp_block = blocked(facts.chains, udp) if facts.group else None
+        self.tcp_block = blocked(facts.chains, Packet("tcp", ANY_TCP_PORT, "", interface))
 
     def peer(self, peer: Peer) -> list[Finding]:
         """Returns what is wrong with the ways to and from a peer; one PASS if nothing is."""
@@ -111,6 +95,7 @@ class _Judge:
                 "the hosts do not share the network that was chosen",
                 f"MINGLE_INTERFACE={peer.interface}, or unset it to use every suitable interface",
             )
+            return  # whatever else does not pass follows from it
         if all(_lost(row) for row in (multicast, link, tcp)) and not unicast.received:
             yield self._deaf(peer)
             return
@@ -167,14 +152,14 @@ class _Judge:
                 f"drops UDP port {self.port}",
                 f"on {peer.hostname or peer.address}: {allow_udp(self.port, manager=self.manager)}",
             )
-        elif multicast.received and multicast.sent >= ENOUGH and not multicast.arrived and not link.arrived:
+        elif multicast.received and _tries(peer) and not multicast.arrived and not link.arrived:
             why = "" if self.multicast_comes else ", and our own does not come back"
             yield Finding(
                 str(peer),
                 Status.FAIL,
                 f"multicast from {peer} does not arrive here, though ours arrives there{why}: "
                 "this host's firewall drops it",
-                allow_udp(self.port, manager=self.manager),
+                allow_udp(self.port, manager=self.manager, block=self.udp_block),
             )
 
     def _unicast(self, peer: Peer, multicast: Row, unicast: Row) -> Iterator[Finding]:
@@ -197,12 +182,12 @@ class _Judge:
                 f"TCP from {self.me} to {peer} is filtered{why}, though UDP passes",
                 f"on {peer.hostname or peer.address}: {allow_tcp(self.networks, manager=self.manager)}",
             )
-        elif tcp.received >= ENOUGH and not tcp.arrived:
+        elif tcp.received and _tries(peer) and not tcp.arrived:
             yield Finding(
                 str(peer),
                 Status.FAIL,
                 f"TCP from {peer} to {self.me} does not arrive, the other way round it does",
-                allow_tcp(self.networks, manager=self.manager),
+                allow_tcp(self.networks, manager=self.manager, block=self.tcp_block),
             )
 
     def silent(self, address: str, port: int) -> Finding:
@@ -221,6 +206,11 @@ class _Judge:
             f"use unicast: MINGLE_PEERS={peer.address} on every host (compose: the service's name; Kubernetes: the "
             "headless Service's)"
         )
+
+
+def _tries(peer: Peer) -> bool:
+    """Whether the other one is known to ping us: only then is it telling that something of its does not arrive."""
+    return max(peer.rows["unicast"].arrived, peer.rows["tcp"].arrived) >= ENOUGH
 
 
 def _lost(row: Row) -> bool:

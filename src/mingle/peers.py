@@ -24,6 +24,8 @@ PER_ROUND = 8
 """How many addresses are asked at once; the others have their turn in the next round."""
 ROUND_SECONDS = 0.02
 RESOLVE_SECONDS = 1.0
+RESOLVED_SECONDS = 0.1
+"""How often newly resolved addresses are looked for."""
 MAX_THREADS = 8
 # A name that resolves to more than this is no list of hosts; bounded against a hostile or broken resolver.
 MAX_ADDRESSES = 4096
@@ -133,6 +135,50 @@ class Resolver:
         with self._lock:
             self._failures.pop(host, None)
             self._found += [(address, port) for address in addresses]
+
+
+class Peers:
+    """The peers of one process: where their names lead, and whose turn it is."""
+
+    def __init__(self, peers: Sequence[Peer], default_port: int, family: str, rng: random.Random) -> None:
+        self._any = bool(peers)
+        self._schedule = PeerSchedule(rng)
+        self._resolver = Resolver(peers, default_port, family)
+        self._silent = True
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Names that did not resolve, and why, as of the last try."""
+        return self._resolver.failures
+
+    def take(self) -> list[tuple[str, int]]:
+        """Returns the addresses found since the last call, for who asks them in another rhythm."""
+        return self._resolver.take()
+
+    def turn(self, *, silent: bool, now: float) -> list[tuple[str, int]]:
+        """Returns to whom to speak now. Who has been ``silent`` (there was nothing to say) begins quickly again."""
+        if not self._any:
+            return []
+        self._schedule.learn(self._resolver.take(), now)
+        if silent != self._silent:
+            self._silent = silent
+            self._schedule.restart(now)
+        return [] if silent else self._schedule.turn(now)
+
+    def restart(self, now: float) -> None:
+        """Begins quickly again: there are other interfaces to reach them by."""
+        self._schedule.restart(now)
+
+    def next_timer(self, now: float) -> float | None:
+        """When it is somebody's turn, or new addresses are to be looked for."""
+        if not self._any:
+            return None
+        look, due = now + RESOLVED_SECONDS, self._schedule.next_timer()
+        return look if due is None or self._silent else min(look, due)
+
+    def stop(self) -> None:
+        """Ends the look-ups."""
+        self._resolver.stop()
 
 
 def _literal(answer: tuple[Any, ...]) -> str:

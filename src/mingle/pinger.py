@@ -60,9 +60,14 @@ class Pinger(Loop):
             groups.append(job_group(overheard))
         with contextlib.ExitStack() as stack:
             super().__init__(network, job or None, key, stack, groups=groups)
-            own = self._nics.addresses()
-            self._connections.listen([(each.address, each.index) for each in own])
-            self.own = frozenset(each.address for each in own)
+            # On link-local addresses, too: a PING may come from one, and its source is what is dialled.
+            own = [
+                (str(address.ip), each.index)
+                for each in self._nics.usable
+                for address in each.of_family(network.family)
+            ]
+            self._connections.listen(own)
+            self.own = frozenset(address for address, _ in own)
             self.pinging = self._machine = Pinging(
                 job,
                 pinger=new_name(),
@@ -115,7 +120,7 @@ class Pinger(Loop):
         return (self._until, self._call_due)
 
     def _ask_peers(self, now: float) -> None:
-        self.pinging.learn([each for each in self._resolver.take() if each[0] not in self.own])
+        self.pinging.learn([each for each in self._peers.take() if each[0] not in self.own])
 
     def _datagram(self, received: Received) -> None:
         self._note_multicast(received)

@@ -286,6 +286,9 @@ class Pinging:
                 return None
             peer = Peer(message.pinger, message.hostname, message.pid, address, interface, message.port)
             self.peers[message.pinger] = peer
+        elif peer.address.startswith("fe80:") and not address.startswith("fe80:"):
+            # What people know it by; a link-local address means something on one interface only.
+            peer.address, peer.interface = address, interface
         return peer
 
     @staticmethod

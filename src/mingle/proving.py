@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from mingle.authentication import JobKey
 from mingle.control import HandshakeFailed, MemberConversation
-from mingle.datagrams import Rejected
+from mingle.datagrams import MAX_ADDRESSES, Offer, Rejected
 from mingle.frames import AnyFrame, Hello, Path
 from mingle.machine import Dial, Effect, Hangup, NewId, Write
 
@@ -23,14 +23,33 @@ ADDRESS_SECONDS = 1.0
 """How long one address may take, connection and proof together."""
 FAILURE_SECONDS = 5.0
 """How old a failure must be for the address to be tried again when the ways are counted."""
+MAX_ENDPOINTS = 2 * MAX_ADDRESSES
+"""How many are tried for one session: what its host named last, and what somebody else claims of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address and the interface on which it was heard."""
+    """An address, the interface on which it was heard, and the control port that was named with it."""
 
     address: str
     interface: str
+    port: int = 0
+    """0: the one that the race was begun with."""
+
+
+def named(offer: Offer, interface: str) -> list[Endpoint]:
+    """Returns where an OFFER, heard on that interface, says that its session is."""
+    return [Endpoint(address, interface, offer.port) for address in offer.addresses]
+
+
+def merged(new: Sequence[Endpoint], known: Sequence[Endpoint]) -> list[Endpoint]:
+    """Returns where to look for a session: what was named last, then what was named before.
+
+    An OFFER can be forged, with the id of a session that is there. What its host said is therefore not forgotten for
+    what somebody says after it.
+    """
+    places = {(each.address, each.port) for each in new}
+    return [*new, *(each for each in known if (each.address, each.port) not in places)][:MAX_ENDPOINTS]
 
 
 @dataclass(slots=True)
@@ -81,11 +100,11 @@ class Proving:
         self._effects = effects
         self._all_ways = all_ways
         self._waiting = list(endpoints)
-        self._endpoints = {endpoint.address: endpoint for endpoint in endpoints}
+        self._endpoints = {self._place(endpoint): endpoint for endpoint in endpoints}
         self._attempts: dict[int, _Attempt] = {}
         self._next_start = now
         self._was_silent = False
-        self._failed_at: dict[str, float] = {}
+        self._failed_at: dict[tuple[str, int], float] = {}
         self.handle_timer(now)
 
     @property
@@ -116,27 +135,35 @@ class Proving:
         if self.winner is not None and not self._all_ways:
             return
         for endpoint in endpoints:
-            if endpoint.address not in self._endpoints:
-                self._endpoints[endpoint.address] = endpoint
+            # Whoever invents addresses for a session that is there does not make the race endless.
+            if self._place(endpoint) not in self._endpoints and len(self._endpoints) < MAX_ENDPOINTS:
+                self._endpoints[self._place(endpoint)] = endpoint
                 self._waiting.append(endpoint)
+
+    def _place(self, endpoint: Endpoint) -> tuple[str, int]:
+        return endpoint.address, endpoint.port or self._port
 
     def prove_again(self, now: float) -> None:
         """Forgets every way but the winner's and tries all addresses once more."""
         if self.winner is None:
             return
         self.paths = {address: path for address, path in self.paths.items() if address == self.address}
-        under_way = {attempt.endpoint.address for attempt in self._attempts.values()}
-        self._waiting = [each for each in self._endpoints.values() if each.address not in under_way]
+        # A weak way may be a better one by now, so it is proved beside the connection that stands.
+        weak = any(path.weak for path in self.paths.values())
+        under_way = {
+            self._place(attempt.endpoint) for conn, attempt in self._attempts.items() if conn != self.winner or not weak
+        }
+        self._waiting = [each for place, each in self._endpoints.items() if place not in under_way]
         self._failed_at.clear()
         self._next_start = now
         self.handle_timer(now)
 
     def try_again(self, now: float) -> None:
         """Tries the addresses once more that failed a while ago: the way may be open by now, and it counts."""
-        late = [address for address, at in self._failed_at.items() if now - at >= FAILURE_SECONDS]
-        for address in late:
-            del self._failed_at[address]
-            self._waiting.append(self._endpoints[address])
+        late = [place for place, at in self._failed_at.items() if now - at >= FAILURE_SECONDS]
+        for place in late:
+            del self._failed_at[place]
+            self._waiting.append(self._endpoints[place])
         self.handle_timer(now)
 
     def next_timer(self) -> float | None:
@@ -159,9 +186,10 @@ class Proving:
 
     def _start(self, endpoint: Endpoint, now: float) -> None:
         conn = self._new_id()
-        conversation = MemberConversation(self._hello(), (endpoint.address, self._port), self._key)
+        port = endpoint.port or self._port
+        conversation = MemberConversation(self._hello(), (endpoint.address, port), self._key)
         self._attempts[conn] = _Attempt(endpoint, conversation, now + ADDRESS_SECONDS)
-        self._effects.append(Dial(conn, endpoint.address, self._port, endpoint.interface))
+        self._effects.append(Dial(conn, endpoint.address, port, endpoint.interface))
 
     def connected(self, conn: int, local_address: str, interface: str, *, weak: bool = False) -> None:
         """A connection stands; ``interface`` owns its local address."""
@@ -208,7 +236,7 @@ class Proving:
     def closed(self, conn: int, reason: str, now: float) -> None:
         """A connection ended, or never came to be."""
         attempt = self._attempts.pop(conn)
-        self._fail(attempt.endpoint.address, reason, now)
+        self._fail(attempt.endpoint, reason, now)
         if conn == self.winner:
             self.winner = self.conversation = None
         self._hurry(now)
@@ -235,11 +263,11 @@ class Proving:
         self._waiting.clear()
         self.winner = self.conversation = None
 
-    def _fail(self, address: str, reason: str, now: float) -> None:
-        self.failures[address], self._failed_at[address] = reason, now
+    def _fail(self, endpoint: Endpoint, reason: str, now: float) -> None:
+        self.failures[endpoint.address], self._failed_at[self._place(endpoint)] = reason, now
 
     def _give_up(self, conn: int, reason: str, now: float) -> None:
-        self._fail(self._attempts.pop(conn).endpoint.address, reason, now)
+        self._fail(self._attempts.pop(conn).endpoint, reason, now)
         self._effects.append(Hangup(conn))
 
     def _hurry(self, now: float) -> None:

@@ -14,7 +14,7 @@ from mingle.datagrams import Offer
 from mingle.machine import Evidence, note
 from mingle.membership import Membership
 from mingle.moving import Moving
-from mingle.proving import Endpoint, Verdict
+from mingle.proving import Endpoint, Verdict, merged, named
 from mingle.sessions import Session, Sessions
 
 TELL_HOST_SECONDS = 1.0
@@ -33,8 +33,8 @@ class Racing:
 
     def offered(self, offer: Offer, interface: str, now: float) -> None:
         """A datagram speaks of a host of our job."""
-        endpoints = [Endpoint(address, interface) for address in offer.addresses]
         session = self.sessions.get(offer.session)
+        endpoints = merged(named(offer, interface), () if session is None else session.endpoints)
         if session is None:
             note(self.evidence.hosts, Session(offer, endpoints).host_name, "heard")
             session = self._remember(offer, endpoints)
@@ -68,7 +68,7 @@ class Racing:
 
     def make_for(self, offer: Offer, interface: str, now: float) -> None:
         """Joins that session, without waiting for a datagram of its host."""
-        endpoints = [Endpoint(address, interface) for address in offer.addresses]
+        endpoints = named(offer, interface)
         session = self.sessions.get(offer.session) or self._remember(offer, endpoints)
         if session is not None and session.proving is None:
             session.offer, session.endpoints = offer, endpoints

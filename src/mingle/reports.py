@@ -147,6 +147,8 @@ def _incomplete(
         observation += f"\n  came and went: {_few(status.left, '; ')}"
     if status.refused:
         observation += f"\n  refused: {_few(status.refused, '; ')}"
+    if evidence.secret_failures:
+        observation += f"\n  did not prove the secret: {_few(evidence.secret_failures, '; ')}"
     remedy = "look at the output of the missing ranks; `mingle-discover list` shows who is there."
     if status.refused:
         cause = "a rank was started with settings that contradict the others (see what was refused)"
@@ -156,10 +158,16 @@ def _incomplete(
         cause = "those processes are stopped, or their network was cut while the job formed"
     elif failing := _failing(facts):
         cause, remedy = failing.observation, f"{failing.remedy}."
-    elif evidence.seekers:
+    elif evidence.secret_failures or evidence.secret_signs:
         cause = (
-            "ranks that look for this job are heard and have not joined (see below): their host's firewall drops what "
-            "comes from here, or ours drops their TCP connections"
+            "the missing ranks were started without a secret or with another one (somebody speaks of this job and has "
+            "not ours), or were never started"
+        )
+        remedy = "give every rank the same MINGLE_SECRET or MINGLE_SECRET_FILE; a stranger can be ignored."
+    elif outside := _outside(evidence, status):
+        cause = (
+            f"{_few(outside, '; ')}: heard, and has not joined. Its host's firewall drops what comes from here, or "
+            "ours drops its TCP connections"
         )
         remedy = "run `mingle-discover doctor` on both hosts, or `mingle-discover ping` on all of them at once."
     elif facts.findings:
@@ -170,6 +178,11 @@ def _incomplete(
             "or their network does not reach rank 0"
         )
     return observation, cause, remedy
+
+
+def _outside(evidence: Evidence, status: Status) -> list[str]:
+    """Returns the missing ranks that were heard to look for the job."""
+    return [text for text in evidence.seekers.values() if any(text.startswith(f"rank {n} ") for n in status.missing)]
 
 
 def _failing(facts: NetworkFacts) -> Finding | None:
@@ -224,8 +237,10 @@ def _no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, second
     return (
         observation,
         "rank 0 was not started, or this network carries no multicast between the hosts (many clouds and "
-        "Kubernetes networks don't), or a firewall drops it",
-        f"check rank 0's output; allow UDP port {facts.port}; without multicast set MINGLE_PEERS=<rank 0's host>.",
+        "Kubernetes networks don't, and a switch that snoops on IGMP without a querier filters it), or a firewall "
+        "drops it",
+        f"check rank 0's output; allow UDP port {facts.port}; without multicast set MINGLE_PEERS=<rank 0's host>; "
+        "`mingle-discover ping` on both hosts tells which.",
     )
 
 

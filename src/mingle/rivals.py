@@ -16,7 +16,7 @@ from mingle.authentication import JobKey
 from mingle.control import HandshakeFailed
 from mingle.datagrams import Offer, Rejected
 from mingle.machine import Effect, Hangup, NewId
-from mingle.proving import Endpoint, Proving, Verdict
+from mingle.proving import Endpoint, Proving, Verdict, merged
 
 RIVAL_SECONDS = 2.0
 """How long each of two rank 0s waits for the other to go."""
@@ -155,7 +155,7 @@ class Rivals:
                     return
                 del self._others[idle[0]]
             other = self._others[offer.session] = _Other(offer, endpoints)
-        other.offer, other.endpoints = offer, endpoints
+        other.offer, other.endpoints = offer, merged(endpoints, other.endpoints)
         if now < other.retry_at:
             return
         if other.running is not None and other.is_sealed != (offer.state == "sealed"):

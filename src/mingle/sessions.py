@@ -52,8 +52,7 @@ class Session:
     @property
     def host_name(self) -> str:
         """Its host, for reports."""
-        offer = self.offer
-        return f"host {offer.hostname or 'unknown'} ({offer.addresses[0]}:{offer.port}), pid {offer.pid}"
+        return self.offer.host_name
 
     @property
     def purpose(self) -> frames.Purpose:

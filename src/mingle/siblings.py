@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from mingle import datagrams, forksafe
+from mingle import datagrams, echo, forksafe
 from mingle.transport import Received, SocketAddress, Version
 
 MAX_SIBLINGS = 64
@@ -60,6 +60,10 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Handed)
 
 
+def _is_ours(data: bytes) -> bool:
+    return datagrams.is_one(data) or echo.is_one(data)
+
+
 class Siblings:
     """This process's place among them. ``socket`` is None where there is none to be had."""
 
@@ -89,7 +93,7 @@ class Siblings:
 
     def hand_on(self, received: Received, now: float) -> None:
         """Gives a datagram to all siblings, unless it has been handed on already or there are too many."""
-        if self.socket is None or not datagrams.is_one(received.data) or datagrams.is_repeated(received.data):
+        if self.socket is None or not _is_ours(received.data) or datagrams.is_repeated(received.data):
             return
         self._credit = min(HANDED_AT_ONCE, self._credit + (now - self._credited_at) * HANDED_PER_SECOND)
         self._credited_at = now

@@ -119,7 +119,10 @@ def check_port(port: int, addresses: list[str]) -> None:
 def _listen(address: str, port: int | None) -> socket.socket:
     literal, _, zone = address.partition("%")
     family = socket.AF_INET6 if ":" in literal else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise _bind_failed(address, port, error) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
@@ -143,6 +146,12 @@ def _bind_failed(address: str, port: int | None, error: OSError) -> MingleError:
             cause="another process holds MINGLE_MASTER_PORT (master_port=), perhaps an earlier run of this job",
             remedy=f"find it with `ss -tlnp 'sport = :{port}'`; or leave the port unset, then any free one is taken.",
         )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return MingleError.explain(
+            f"the store can't listen on {where}: {error.strerror}",
+            cause="this process, or the whole system, has no file descriptor left",
+            remedy="look at `ulimit -n` and at what the process holds in /proc/PID/fd.",
+        )
     return MingleError.explain(
         f"the store can't listen on {where}: {error.strerror}",
         cause="the address has just gone from its interface",
@@ -160,9 +169,9 @@ def prove(address: str, port: int, session: bytes, token: str) -> None:
     """
     from torch.distributed import TCPStore
 
-    host, _, zone = address.partition("%")
-    socket.create_connection((f"{host}%{zone}" if zone else host, port), timeout=CONNECT_SECONDS).close()
+    _connect(address, port).close()
     try:
+        # Its bytes on the wire are torch's own business: only a client of torch's proves that one will be served.
         store = TCPStore(
             address,
             port,
@@ -175,6 +184,21 @@ def prove(address: str, port: int, session: bytes, token: str) -> None:
         raise OSError(f"the store at {address}:{port} failed: {str(error).splitlines()[0]}") from error
     if found != token.encode():
         raise OSError(f"the store at {address}:{port} belongs to another session")
+
+
+def _connect(address: str, port: int) -> socket.socket:
+    """Returns a connection to an address literal. Not by create_connection: that loads the codec for names, 2 ms."""
+    literal, _, zone = address.partition("%")
+    family = socket.AF_INET6 if ":" in literal else socket.AF_INET
+    target = (literal, port, 0, socket.if_nametoindex(zone) if zone else 0)
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(CONNECT_SECONDS)
+        connection.connect(target if family == socket.AF_INET6 else target[:2])
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _libuv_takes_descriptors() -> bool:

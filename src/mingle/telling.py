@@ -14,7 +14,7 @@ from mingle.authentication import JobKey, new_nonce
 from mingle.control import HandshakeFailed
 from mingle.datagrams import Offer, Rejected
 from mingle.machine import Effect, Hangup, Identity, NewId
-from mingle.proving import Endpoint, Proving, Verdict
+from mingle.proving import Proving, Verdict, named
 
 TELL_AGAIN_SECONDS = 1.0
 """How long after one call the next to the same host may come."""
@@ -65,7 +65,7 @@ class Telling:
         told.again_at, told.stands = now + TELL_AGAIN_SECONDS, stands
         told.proving = Proving(
             functools.partial(self._hello, offer.session),
-            [Endpoint(address, interface) for address in offer.addresses],
+            named(offer, interface),
             offer.port,
             key=self._key,
             new_id=self._new_id,

@@ -22,7 +22,7 @@ from .errors import EngineError
 
 ROOT = Path(__file__).parents[2]
 UP_SECONDS = 120.0
-FORM_SECONDS = 60.0
+FORM_SECONDS = 120.0
 """For the import of torch in every container at once, on a loaded machine."""
 
 

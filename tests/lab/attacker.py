@@ -6,11 +6,16 @@ can. What they lack, where there is one, is the secret.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import select
 import socket
 import struct
 import time
+from collections.abc import Iterator
+
+import msgspec
 
 from mingle import datagrams
 from mingle.authentication import DATAGRAM_MAC_BYTES
@@ -26,12 +31,7 @@ _BATCH = 256
 
 def record(job_id: str, address: str) -> list[bytes]:
     """Return what was multicast for a job, and in the lobby, from ``listening`` to the job's BYE."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
-        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        receiver.bind(("", PORT))
-        for group in (job_group(job_id).ipv4, LOBBY.ipv4):
-            request = struct.pack("4s4s", socket.inet_aton(group), socket.inet_aton(address))  # struct ip_mreq
-            receiver.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, request)
+    with _hearing(job_id, address) as receiver:
         report("listening")
         heard: list[bytes] = []
         while True:
@@ -169,3 +169,68 @@ def _closed(caller: socket.socket) -> bool:
         return False
     except OSError:
         return True
+
+
+def relay(job_id: str, address: str) -> None:
+    """Stand between the host of a job and its ranks: offer its very session at an address of ours, and pass all on.
+
+    Reports ``relaying`` once, and for each caller ``relayed`` with what it said.
+    """
+    with _hearing(job_id, address) as receiver, socket.create_server((address, BAIT_PORT)) as server:
+        report("listening")
+        offer = _next_offer(receiver)
+        ours = msgspec.structs.replace(offer, addresses=(address,), port=BAIT_PORT)
+        server.settimeout(0.05)
+        report("relaying")
+        while True:
+            receiver.sendto(datagrams.encode(ours), (job_group(job_id).ipv4, PORT))
+            try:
+                caller, _ = server.accept()
+            except TimeoutError:
+                continue
+            with caller, socket.create_connection((offer.addresses[0], offer.port)) as host:
+                report("relayed", said=_pass_on(caller, host))
+
+
+def _pass_on(caller: socket.socket, host: socket.socket) -> bytes:
+    """Pass bytes on both ways until one side has ended; return the caller's."""
+    said = b""
+    while True:
+        readable, _, _ = select.select([caller, host], [], [], 5)
+        for source, target in ((caller, host), (host, caller)):
+            if source in readable:
+                piece = source.recv(65536)
+                if not piece:
+                    return said
+                said += piece if source is caller else b""
+                target.sendall(piece)
+
+
+def locate(job_id: str, address: str) -> tuple[str, int]:
+    """Return where a job's control port is, as its next OFFER says."""
+    with _hearing(job_id, address) as receiver:
+        report("listening")
+        offer = _next_offer(receiver)
+        return offer.addresses[0], offer.port
+
+
+def _next_offer(receiver: socket.socket) -> datagrams.Offer:
+    while True:
+        untrusted = receiver.recv(2048)
+        if b"offer" in untrusted:
+            offer = datagrams.decode(_unsigned(untrusted))
+            assert isinstance(offer, datagrams.Offer)
+            return offer
+
+
+@contextlib.contextmanager
+def _hearing(job_id: str, address: str) -> Iterator[socket.socket]:
+    """A socket that hears what is multicast for a job, and in the lobby."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        receiver.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(address))
+        receiver.bind(("", PORT))
+        for group in (job_group(job_id).ipv4, LOBBY.ipv4):
+            request = struct.pack("4s4s", socket.inet_aton(group), socket.inet_aton(address))  # struct ip_mreq
+            receiver.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, request)
+        yield receiver

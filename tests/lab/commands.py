@@ -15,6 +15,7 @@ from mingle.cli import main
 from mingle.groups import LOBBY, job_group
 
 from . import report
+from .scenarios import report_log
 
 PORT = 29499
 
@@ -25,6 +26,7 @@ def attempt(job_id: str, rank: int, world_size: int, **arguments: object) -> str
     handler = logging.StreamHandler(text)
     handler.setLevel(logging.WARNING)
     logging.getLogger("mingle").addHandler(handler)
+    report_log()
     report("started")
     try:
         with mingle.discover(job_id, rank=rank, world_size=world_size, **arguments):  # type: ignore[arg-type]

@@ -121,7 +121,7 @@ FAULTS = (
         "unheard",
         "Who is heard, and does not join, does not hear us: its own host drops our multicasts.",
         {
-            "init": ("are heard and have not joined", "their host's firewall", "rank 1 on host host2"),
+            "init": ("rank 1 on host host2", "heard, and has not joined", "Its host's firewall"),
             "doctor --peer": ("multicast to host2 (10.77.0.2) is lost, unicast fine: the firewall of host2 drops it",),
             "ping": ("multicast to host2 (10.77.0.2) is lost, unicast fine",),
         },
@@ -276,7 +276,10 @@ FAULTS = (
         "The switch sends a group only where it has seen a member join, and has seen none. 224.0.0.x it must "
         "pass everywhere (RFC 4541), which tells this from a network without multicast.",
         {
-            "init": ("carries no multicast between the hosts",),
+            "init": (
+                "carries no multicast between the hosts",
+                "a switch that snoops on IGMP without a querier filters it",
+            ),
             "doctor --peer": ("is lost on 239.x and passes on 224.0.0.x", "mcast_snooping 0"),
             "ping": ("is lost on 239.x and passes on 224.0.0.x, unicast fine",),
         },

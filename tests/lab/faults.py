@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from . import Host, Lab, Rank
 from .commands import HOLD_PORT, attempt, command, speak_another_version
+from .scenarios import wait_for_log
 
 SECONDS = 3.0
 """The discovery timeout of ranks that shall fail; the lobby is asked 2 s before its end."""
@@ -301,13 +302,14 @@ def port_shared(lab: Lab) -> Said:
     one, other = two(lab)
     no_multicast(lab)
     first = try_rank(one, 0)
-    first.wait_for("started")
+    wait_for_log(first, "job resnet")  # its sockets are open: the other program is the last that opens the port
     holder = one.run([sys.executable, HOLD_PORT, "shared"])
     holder.wait_for_output("holding")
     second = try_rank(other, 1, peers=one.address())
-    told = run(one, "doctor")
     second.result()
     first_said = first.result()
+    # Not before: the doctor is the last that opens the port, and hands to the rank what is meant for it.
+    told = run(one, "doctor")
     holder.kill()
     return {"init": first_said, "doctor": told}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.soak import repeated
+from tests.soak import chosen, repeated
 
 from . import Host, Lab
 from .torchrun_jobs import Job, jobs
@@ -43,7 +43,7 @@ def survivors(job: Job, hosts: list[Host], *, of_host: bool) -> tuple[Host, list
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
-@pytest.mark.parametrize("victim", ["host", "other"])
+@pytest.mark.parametrize("victim", chosen(["host"], soak=["other"]))
 def test_a_host_dies_and_comes_back(lab: Lab, job: MakeJob, victim: str, seed: int) -> None:
     made, hosts = three_in_training(lab, job, f"dies-{victim}-{seed}")
     lost, rest = survivors(made, hosts, of_host=victim == "host")
@@ -61,7 +61,7 @@ def test_a_host_dies_and_comes_back(lab: Lab, job: MakeJob, victim: str, seed: i
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
-@pytest.mark.parametrize("victim", ["host", "other"])
+@pytest.mark.parametrize("victim", chosen(["host"], soak=["other"]))
 def test_a_link_is_cut_and_healed(lab: Lab, job: MakeJob, victim: str, seed: int) -> None:
     made, hosts = three_in_training(lab, job, f"cut-{victim}-{seed}")
     lost, rest = survivors(made, hosts, of_host=victim == "host")
@@ -79,7 +79,7 @@ def test_a_link_is_cut_and_healed(lab: Lab, job: MakeJob, victim: str, seed: int
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
-@pytest.mark.parametrize("how", ["fails", "finishes"])
+@pytest.mark.parametrize("how", chosen(["fails"], soak=["finishes"]))
 def test_a_host_that_ends_for_good_restarts_nobody(lab: Lab, job: MakeJob, how: str, seed: int) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]

@@ -7,7 +7,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -48,8 +48,10 @@ class Job:
         conf: str = "last_call_timeout=3",
         script: Sequence[str] = (),
         options: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
+        self.env = {"MINGLE_PROGRESS": "off", **(env or {})}
         self.stop_file = directory / f"{name}.stop"
         self.fail_file = directory / f"{name}.fail"
         self.agents: dict[Host, Rank[None]] = {}
@@ -71,7 +73,7 @@ class Job:
     def start(self, *hosts: Host) -> None:
         """Run the line on each of these hosts."""
         for host in hosts:
-            agent = host.start(torchrun, self.line, env={"MINGLE_PROGRESS": "off"})
+            agent = host.start(torchrun, self.line, env=self.env)
             self.agents[host] = agent
             self.past.append((host, agent))
 

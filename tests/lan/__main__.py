@@ -9,7 +9,9 @@
 ``python -m tests.lan elect --seeds 10000 [--first 0]``, ``elect --replay SEED``, ``elect --ranks 1000 [--spread 1]``
     the same for processes without a rank: many schedules, one of them, or a whole job and its figures;
 ``python -m tests.lan agents --seeds 10000 [--first 0]``, ``agents --replay SEED``
-    the same for agents: many schedules, or one of them.
+    the same for agents: many schedules, or one of them;
+``python -m tests.lan late --ranks 10000 --loss 0.3 --waiting 60``
+    all ranks wait so long for rank 0: what that sends, and how soon they know it then.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import TypeAlias
 from tests.lan.agent_schedules import AgentSchedule
 from tests.lan.election_schedules import ElectionSchedule
 from tests.lan.gathering import Gathering
+from tests.lan.scale import late_host
 from tests.lan.schedules import Schedule
 
 
@@ -41,6 +44,17 @@ def start(ranks: int, loss: float, seed: int, spread: float) -> None:
         f"  {counts['datagrams']} datagrams sent, {counts['connections']} connections, {counts['bytes']} bytes on them"
     )
     print(f"  {gathering.world.steps} steps in {time.perf_counter() - began:.1f} s of real time")
+
+
+def late(ranks: int, loss: float, waiting: float, seed: int) -> None:
+    """Has everybody wait for rank 0 and prints what it cost."""
+    began = time.perf_counter()
+    figures = late_host(ranks, loss=loss, waiting=waiting, seed=seed)
+    print(f"ranks {ranks}, loss {loss:.0%}, seed {seed}, rank 0 starts {waiting:g} s after the others have settled")
+    print(f"  waiting: {figures.waiting_per_minute:.0f} datagrams per minute from all of them together")
+    shares = ", ".join(f"{share:.0%} {figures.percentile(share):.3f}" for share in (0.5, 0.99, 1.0))
+    print(f"  seconds from its OFFER until they know it: {shares}; GO everywhere: {figures.formed:.3f}")
+    print(f"  {figures.datagrams} datagrams from its OFFER to GO; {time.perf_counter() - began:.0f} s of real time")
 
 
 def elect(ranks: int, loss: float, seed: int, spread: float) -> None:
@@ -105,6 +119,11 @@ def main() -> int:
     starting.add_argument("--loss", type=float, default=0.0)
     starting.add_argument("--seed", type=int, default=0)
     starting.add_argument("--spread", type=float, default=3.0)
+    being_late = commands.add_parser("late")
+    being_late.add_argument("--ranks", type=int, default=1000)
+    being_late.add_argument("--loss", type=float, default=0.3)
+    being_late.add_argument("--waiting", type=float, default=60.0)
+    being_late.add_argument("--seed", type=int, default=0)
     replaying = commands.add_parser("replay")
     replaying.add_argument("seed", type=int)
     soaking = commands.add_parser("soak")
@@ -127,6 +146,9 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.command == "start":
         start(arguments.ranks, arguments.loss, arguments.seed, arguments.spread)
+        return 0
+    if arguments.command == "late":
+        late(arguments.ranks, arguments.loss, arguments.waiting, arguments.seed)
         return 0
     if arguments.command == "replay":
         held = replay(Schedule, arguments.seed)

@@ -6,10 +6,13 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.lab import Host, Lab, Process
+from tests.lab import Lab
+
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+"""What Open MPI wants to read before it does anything for root."""
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 _SECONDS = 240.0  # four ranks need a tenth of it, most of it for importing torch, where nothing else runs
@@ -49,20 +52,17 @@ class Cluster:
         ssh.write_text(_SSH.format(directory=shlex.quote(str(directory))))
         ssh.chmod(0o755)
 
-    @property
-    def first(self) -> Host:
-        """The host on which the user types."""
-        return self.hosts[0]
-
-    def run(self, *command: str | Path, status: int = 0, cwd: Path = EXAMPLES, **variables: str) -> str:
+    def run(
+        self,
+        *command: str | Path,
+        status: int = 0,
+        cwd: Path = EXAMPLES,
+        variables: Mapping[str, str] | None = None,
+    ) -> str:
         """Run a command on the first host until it ends with this status, and return what it wrote."""
-        process = self.start(*command, cwd=cwd, **variables)
+        process = self.hosts[0].run(command, cwd=cwd, env={"PATH": self.path, **(variables or {})})
         assert process.wait(_SECONDS) == status, process.describe()
         return process.output
-
-    def start(self, *command: str | Path, cwd: Path = EXAMPLES, **variables: str) -> Process:
-        """Start a command on the first host."""
-        return self.first.run(command, cwd=cwd, env={"PATH": self.path, **variables})
 
     @property
     def path(self) -> str:

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from tests.lab import Process
 
-from .cluster import Cluster
+from .cluster import AS_ROOT, Cluster
 
 _READY_SECONDS = 60.0
 _CONFIGURATION = """\
@@ -34,6 +34,7 @@ ReturnToService=2
 NodeName={nodes} CPUs=2 State=UNKNOWN
 PartitionName=lab Nodes=ALL Default=YES State=UP
 """
+_MUNGE_FILES = (("socket", "socket"), ("pid-file", "pid"), ("log-file", "log"), ("seed-file", "seed"))
 
 
 class Slurm:
@@ -74,9 +75,10 @@ class Slurm:
             if daemon.exit_code is None:
                 daemon.kill()
 
-    def run(self, *command: str | Path, status: int = 0, **variables: str) -> str:
-        """Run one of Slurm's commands on the first node, and return what it wrote."""
-        return self.cluster.run(*command, status=status, SLURM_CONF=str(self.configuration), **variables)
+    def run(self, *command: str | Path, status: int = 0) -> str:
+        """Run one of Slurm's commands on the first node until it ends with this status; return what it wrote."""
+        variables = {"SLURM_CONF": str(self.configuration), **AS_ROOT}
+        return self.cluster.run(*command, status=status, variables=variables)
 
     def _daemon(self, *command: str | Path, host: int = 0) -> Process:
         daemon = self.cluster.hosts[host].run(command, cwd=self.directory)
@@ -90,6 +92,3 @@ class Slurm:
         ]:
             assert time.monotonic() < deadline, "\n".join(daemon.describe() for daemon in self._daemons)
             pause.wait(0.1)  # Slurm gives no notice
-
-
-_MUNGE_FILES = (("socket", "socket"), ("pid-file", "pid"), ("log-file", "log"), ("seed-file", "seed"))

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from mingle.values import Peer
 
 ROUNDS = 4
-ROUNDS_WITH_PEER = 8
 INTERVAL_SECONDS = 0.2
+ROUNDS_WITH_PEER = 14
+SERVING_INTERVAL_SECONDS = 0.5
+"""Those who serve ping, too, so that the way back is judged: several times while a --peer looks on."""
 
 
 @click.command("doctor", context_settings=HELP)
@@ -44,7 +46,7 @@ def doctor(shared: Shared, peer_hosts: tuple[str, ...], serve: bool) -> None:
     from mingle.findings import Status, worst
 
     network = shared.network(1.0)
-    findings, peers = _examine(network, peer_hosts)
+    findings, peers = examine(network, peer_hosts)
     if shared.json:
         fields = {"checks": [verdicts.finding_record(finding) for finding in findings], "peers": peers}
         output.answer_json("doctor", fields)
@@ -56,7 +58,8 @@ def doctor(shared: Shared, peer_hosts: tuple[str, ...], serve: bool) -> None:
         click.get_current_context().exit(FAILED)
 
 
-def _examine(network: Network, peer_hosts: tuple[str, ...]) -> tuple[list[Finding], list[dict[str, Any]]]:
+def examine(network: Network, peer_hosts: tuple[str, ...]) -> tuple[list[Finding], list[dict[str, Any]]]:
+    """Returns the findings, and the figures of the peers as they stand in JSON."""
     from mingle import diagnosis, inspection, pathways
     from mingle.cli import verdicts
     from mingle.network_facts import observed
@@ -76,15 +79,7 @@ def _examine(network: Network, peer_hosts: tuple[str, ...]) -> tuple[list[Findin
         return diagnosis.examine(inspection.gather(seen, os.environ)), []
     facts = inspection.gather(seen, os.environ)
     findings = diagnosis.examine(facts)
-    findings += pathways.judge(
-        pinger.pinging,
-        me=facts.hostname,
-        port=network.port,
-        used=facts.used_names,
-        networks=facts.networks,
-        multicasts_on=pinger.seen.multicasts_on,
-        manager=facts.manager,
-    )
+    findings += pathways.judge(pinger.pinging, facts)
     return findings, [verdicts.peer_record(peer) for peer in pinger.pinging.peers.values()]
 
 
@@ -122,7 +117,7 @@ def _version(address: str) -> str:
 def _serve(network: Network, seconds: float | None) -> None:
     from mingle.pinger import Pinger
 
-    with Pinger(dataclasses.replace(network, peers=())) as pinger:
+    with Pinger(dataclasses.replace(network, peers=()), interval=SERVING_INTERVAL_SECONDS) as pinger:
         output.say(
             f"serving `mingle-discover doctor --peer` of others on {', '.join(pinger.interfaces)}, UDP port "
             f"{network.port}, until interrupted (Ctrl-C)"

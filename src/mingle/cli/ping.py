@@ -52,25 +52,18 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
         output.say(f"pinging on {', '.join(pinger.interfaces)}, UDP port {network.port}; the same command elsewhere?")
         with _live(shared, pinger) as update, contextlib.suppress(KeyboardInterrupt):
             pinger.run(until=until, each=update)
-        findings = _findings(pinger)
+        findings = findings_of(pinger)
     _show(shared, pinger, job, findings)
 
 
-def _findings(pinger: Pinger) -> list[Finding]:
+def findings_of(pinger: Pinger) -> list[Finding]:
+    """Returns what the figures mean, and where something is lost what is wrong with this machine."""
     from mingle import diagnosis, inspection, pathways
     from mingle.findings import Status
     from mingle.network_facts import observed
 
     facts = inspection.gather(observed(pinger.seen, pinger.versions))
-    found = pathways.judge(
-        pinger.pinging,
-        me=facts.hostname,
-        port=facts.port,
-        used=facts.used_names,
-        networks=facts.networks,
-        multicasts_on=pinger.seen.multicasts_on,
-        manager=facts.manager,
-    )
+    found = pathways.judge(pinger.pinging, facts)
     if not pinger.pinging.peers or any(finding.status is not Status.PASS for finding in found):
         found += diagnosis.troubles(facts)
     return found + [finding for finding in diagnosis.examine(facts) if finding.name == "version"]

@@ -1,4 +1,4 @@
-"""Lightning's Trainer with the plug-in: each rank fits a line to its own half of the points."""
+"""Lightning's Trainer with the plug-in: each rank fits a line to its own share of the points."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ trainer = Trainer(
     strategy="ddp",
     accelerator="cpu",
     devices=int(os.environ["DEVICES"]),
+    num_nodes=int(os.environ.get("NODES", "1")),
     max_epochs=60,
     logger=False,
     enable_checkpointing=False,
@@ -49,9 +50,10 @@ weights = [round(parameter.item(), 6) for parameter in model.parameters()]
 record = {
     "rank": trainer.global_rank,
     "local_rank": trainer.local_rank,
+    "node_rank": trainer.node_rank,
     "world_size": trainer.world_size,
     "job": environment.job.rank,
-    "first epoch": model.seen[:8],
+    "first epoch": model.seen[: 16 // trainer.world_size],
     "weights": weights,
     "backend": torch.distributed.get_backend(),
 }

@@ -1,0 +1,175 @@
+"""The whole machines under fuzz: datagrams, streams and the clock reach a host, a rank and an elector in any order."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import TypeAlias
+
+from mingle import datagrams
+from mingle.electing import Elector
+from mingle.frames import Who
+from mingle.hosting import Host
+from mingle.joining import Joiner
+from mingle.machine import Address, CloseStore, Dial, Hangup, Identity, OpenStore, ProveStore, Source, Write
+from tests.golden.examples import ADDRESSES, HOST, JOB, PORT, SESSION
+
+from . import mutation
+from .peers import WORLD_SIZE, HostPeer, MemberPeer, Peer
+from .targets import DATAGRAMS
+
+Machine: TypeAlias = Host | Joiner | Elector
+
+OWN = (Address("192.0.2.10", "eth0", 24), Address("2001:db8::a", "eth0", 64))
+TIMEOUT_SECONDS = 120.0
+CONNECTIONS = 64
+
+
+class Theatre:
+    """One machine and everybody else, who is not to be trusted.
+
+    Args:
+        kind: ``host``, ``rank`` or ``elector``.
+        rng: decides everything.
+    """
+
+    def __init__(self, kind: str, rng: random.Random) -> None:
+        self._kind, self._rng = kind, rng
+        self._plays = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        rng, self._plays = self._rng, self._plays + 1
+        self._now = 1000.0
+        self._ids = itertools.count(1).__next__
+        self._open: dict[int, Peer] = {}
+        self._honest = rng.choice((0.5, 0.9, 0.99, 1.0))
+        rank = {"host": 0, "rank": 1, "elector": None}[self._kind]
+        identity = Identity(
+            job=JOB,
+            attempt="1",
+            member=HOST if self._kind == "host" else rng.randbytes(16),
+            rank=rank,
+            world_size=WORLD_SIZE,
+            node="node",
+            who=Who(hostname="node-0", pid=1, address=ADDRESSES[0], rank=rank),
+        )
+        dice = random.Random(rng.getrandbits(32))
+        self.machine: Machine
+        if self._kind == "rank":
+            self.machine = Joiner(
+                identity, key=None, timeout=TIMEOUT_SECONDS, new_id=self._ids, rng=dice, now=self._now
+            )
+        elif self._kind == "host":
+            self.machine = Host(identity, SESSION, OWN, PORT, None, TIMEOUT_SECONDS, self._ids, dice, self._now)
+        else:
+            self.machine = Elector(
+                identity,
+                addresses=OWN,
+                port=PORT,
+                key=None,
+                timeout=TIMEOUT_SECONDS,
+                new_id=self._ids,
+                rng=dice,
+                now=self._now,
+            )
+        self._carry_out()
+
+    def step(self) -> None:
+        """Has one thing happen."""
+        rng, machine = self._rng, self.machine
+        if (machine.finished and rng.random() < 0.02) or rng.random() < 0.001:
+            self._begin()
+            return
+        self._now += rng.choice((0.0, 0.001, 0.001, 0.01, 0.3))
+        due = machine.next_timer()
+        if due is not None and due <= self._now:
+            machine.handle_timer(self._now)
+        if rng.random() < 0.3:
+            self._hear(mutation.datagram(rng.choice(DATAGRAMS), rng))
+        else:
+            self._connection()
+        self._carry_out()
+        assert len(self._open) <= CONNECTIONS
+
+    def _hear(self, untrusted: bytes) -> None:
+        source = Source(interface="eth0", multicast=self._rng.random() < 0.8, address="192.0.2.66")
+        try:
+            message = datagrams.decode(untrusted)
+        except datagrams.Rejected:
+            return
+        self.machine.heard(message, source, self._now)
+
+    def _connection(self) -> None:
+        rng, machine = self._rng, self.machine
+        session = self._session()
+        if session is not None and len(self._open) < CONNECTIONS and rng.random() < 0.1:
+            conn = self._ids()
+            machine.accepted(conn, "192.0.2.66", self._now)
+            rank = 1 if self._kind == "host" and rng.random() < 0.9 else None
+            self._open[conn] = MemberPeer(session, rank, rng, self._honest)
+        if not self._open:
+            return
+        conn = rng.choice(list(self._open))
+        if not machine.owns(conn):
+            del self._open[conn]
+        elif rng.random() < 0.02:
+            self._close(conn)
+        else:
+            untrusted = self._open[conn].says()
+            half = rng.randrange(len(untrusted) + 1)
+            for piece in (untrusted[:half], untrusted[half:]):
+                if piece and machine.owns(conn):
+                    machine.received(conn, piece, self._now)
+                    self._carry_out()
+
+    def _session(self) -> bytes | None:
+        """The session that can be joined here."""
+        if self._kind == "host":
+            return SESSION
+        return self.machine.host.session if isinstance(self.machine, Elector) and self.machine.host else None
+
+    def _close(self, conn: int) -> None:
+        self._open.pop(conn, None)
+        if not self.machine.owns(conn):
+            return
+        if isinstance(self.machine, Host):
+            self.machine.lost(conn, "reset", self._now)
+        else:
+            self.machine.closed(conn, "reset", self._now)
+
+    def _carry_out(self) -> None:
+        while effects := self.machine.effects():
+            for effect in effects:
+                self._perform(effect)
+
+    def _perform(self, effect: object) -> None:
+        rng, machine = self._rng, self.machine
+        match effect:
+            case Dial(conn) if not machine.owns(conn):
+                self._open.pop(conn, None)  # given up before it was dialled
+            case Dial(conn):
+                if len(self._open) < CONNECTIONS and rng.random() < 0.8:
+                    self._open[conn] = HostPeer(rng, self._honest)
+                    machine.connected(conn, "192.0.2.13", "eth0", self._now)
+                else:
+                    self._close(conn)
+            case Write(conn, data):
+                if conn in self._open:
+                    self._open[conn].heard(data)
+            case Hangup(conn):
+                self._open.pop(conn, None)
+            case OpenStore(epoch):
+                assert not isinstance(machine, Joiner)
+                machine.store_opened(epoch, 4567, "token", self._now)
+            case ProveStore(epoch=epoch):
+                assert not isinstance(machine, Host)
+                if rng.random() < 0.8:
+                    machine.store_proved(epoch)
+                else:
+                    machine.store_unreachable(epoch, "refused", self._now)
+            case CloseStore():
+                assert machine.finished
+
+
+KINDS = ("host", "rank", "elector")

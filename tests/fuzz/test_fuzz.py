@@ -1,0 +1,79 @@
+"""A few seconds of what ``make fuzz`` does for long, and proof that it would notice."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from mingle import framing
+from mingle.authentication import JobKey
+from mingle.registrar import Registrar
+from tests.soak import soaking
+
+from . import __main__ as fuzzing
+from . import mutation
+from .machines import KINDS, Theatre
+from .targets import TARGETS, story
+
+SECONDS = 60.0 if soaking() else 12.0
+STEPS = 20_000
+
+
+@pytest.mark.soak
+def test_hostile_bytes_break_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    done = fuzzing.fuzz(float("inf"), SECONDS, seed=random.Random(SECONDS).getrandbits(32))
+    assert done > 100 * SECONDS
+    assert "no exception" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_target_accepts_its_corpus_and_the_mutations_differ(name: str) -> None:
+    target, rng = TARGETS[name], random.Random(1)
+    for seed in target.seeds():
+        target.check(seed)
+    said = story(target.speaker) if target.speaker else []
+    made = {mutation.stream(said, rng) if said else mutation.datagram(target.datagrams[0], rng) for _ in range(200)}
+    assert len(made) > 100
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_machines_come_far(kind: str) -> None:
+    """Fuzz that every machine turned away at its door would show little."""
+    stages = _play(Theatre(kind, random.Random(2)))
+    reached = {"host": {"confirming", "sealed", "running"}, "rank": {"seated", "confirmed", "acknowledged", "formed"}}
+    assert stages >= reached.get(kind, {"seeking", "confirming", "running", "formed"})
+
+
+def _decode_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JobKey, "verify", lambda *_: True)
+
+
+def _keep_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framing.FrameReader, "_next_frame", lambda _: None)
+    monkeypatch.setattr(framing, "MAX_FRAME_BYTES", 100)
+
+
+@pytest.mark.parametrize("plant", [_decode_everything, _keep_everything])
+def test_a_planted_bug_of_a_decoder_is_found(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        fuzzing.decoders(STEPS, random.Random(3))
+
+
+def test_a_planted_bug_of_a_machine_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pong(_: Registrar, conn: int) -> None:
+        raise KeyError(conn)  # nobody was asked: no honest peer says it
+
+    monkeypatch.setattr(Registrar, "pong", pong)
+    with pytest.raises(KeyError):
+        _play(Theatre("host", random.Random(4)))
+
+
+def _play(theatre: Theatre) -> set[str]:
+    stages = set()
+    for _ in range(STEPS):
+        theatre.step()
+        stages.add(theatre.machine.stage().partition(",")[0])
+    return stages
