@@ -57,6 +57,10 @@ def main() -> None:
     with Lab() as lab, tempfile.TemporaryDirectory() as directory:
         network = lab.network()
         hosts = [lab.host(network) for _ in range(arguments.hosts)]
+        # Stock c10d needs every node's name to lead to it from everywhere; in the lab that must be arranged.
+        names = "".join(f"{host.address()} {host.name}\n" for host in hosts)
+        for host in hosts:
+            host.hosts_file.write_text(f"127.0.0.1 localhost\n{names}")
         for round_ in range(-1, arguments.rounds):  # the first one warms the file caches, and does not count
             lines = {
                 "c10d": [f"--rdzv-endpoint={hosts[0].address()}:{STOCK_PORT + round_ + 1}", "--rdzv-backend=c10d"],

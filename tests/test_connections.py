@@ -467,6 +467,12 @@ def test_out_of_descriptors_a_caller_is_turned_away() -> None:
                     while True:
                         fillers.append(os.open(os.devnull, os.O_RDONLY))
                 assert key.data(selectors.EVENT_READ) == []
+                # Another thread took the descriptor that was kept for this: once more, without it.
+                os.close(connections._spare)
+                connections._spare = -1
+                fillers.append(os.open(os.devnull, os.O_RDONLY))
+                assert key.data(selectors.EVENT_READ) == []
+                assert connections._spare == -1
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
                 for filler in fillers:

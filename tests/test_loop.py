@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import sys
 import threading
@@ -10,9 +11,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
-from mingle import datagrams
+from mingle import datagrams, interfaces
 from mingle.datagrams import Bye, Datagram, Offer, Seek
 from mingle.loop import Loop
 from mingle.machine import Answer, Dial, Effect, Hangup, Multicast, Source, Write
@@ -171,7 +173,7 @@ def test_a_unicast_question_reaches_every_process_of_the_host_and_is_answered_on
         for name in ("first", "middle"):
             told = loops[name].turn_until("heard")
             _, message, source = told
-            assert message == seek
+            assert msgspec.structs.replace(message, padding=b"") == seek
             assert (source.multicast, source.address) == (False, "127.0.0.1")
         assert loops["last"]._siblings.receive() == []
         loops["middle"].notes.to_do.append(Answer(told[2], offer))
@@ -216,3 +218,18 @@ def test_a_question_shorter_than_its_answer_gets_none() -> None:
         with pytest.raises(BlockingIOError):
             asking.recv(2000)
         assert loop.facts().rejected["unpadded"] == 1
+
+
+def test_interfaces_that_can_not_be_looked_at_stay_as_they_were(loop: Noting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of descriptors for a while: that is no reason to give up the job."""
+
+    def fail() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    before = loop.facts().interfaces
+    monkeypatch.setattr(interfaces, "scan", fail)
+    loop._rescan_due = 0.0
+    loop.notes.due = time.monotonic()
+    loop.turn_until("timer")
+    assert loop._rescan_due > 0.0
+    assert loop.facts().interfaces == before != []

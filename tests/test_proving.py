@@ -220,6 +220,14 @@ def test_a_way_over_another_network_is_marked() -> None:
     race.proving.received(1, host.data_to_send(), 0.1)
     assert race.proving.paths[FIRST].weak
     assert race.proving.address == FIRST
+    race.done()
+    # An interface on that network may have come meanwhile: the way is proved anew, the connection stays.
+    race.proving.prove_again(5.0)
+    assert race.dialled() == [FIRST]
+    assert race.proving.paths[FIRST].weak
+    race.answer(2, 5.1)
+    assert not race.proving.paths[FIRST].weak
+    assert race.winner() == 1
 
 
 def test_one_address_is_tried_at_every_port_that_was_named_with_it() -> None:

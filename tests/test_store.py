@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import sys
@@ -100,6 +101,16 @@ def test_a_fixed_port_that_is_busy_is_told_at_once() -> None:
             assert "MINGLE_MASTER_PORT" in str(caught.value)
             assert f"ss -tlnp 'sport = :{port}'" in str(caught.value)
     assert time.monotonic() - started < 1
+
+
+def test_out_of_descriptors_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(store.socket, "socket", refuse)
+    with pytest.raises(MingleError, match=r"can't listen on 127\.0\.0\.1: Too many open files") as caught:
+        open_server("127.0.0.1", None, SESSION)
+    assert "ulimit -n" in str(caught.value)
 
 
 def test_an_address_that_has_gone() -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from mingle import agent_reports, frames, reports
 from mingle.agent_registrar import AgentsRegistrar
+from mingle.agent_reports import Attendance
 from mingle.authentication import JobKey
 from mingle.callers import Caller
 from mingle.datagrams import Datagram, Offer
@@ -45,6 +46,7 @@ class AgentHost(Host):
         allow_minority: whether it may go on although others may have the majority.
         standing: what this agent knows of earlier sessions.
         dead: who is proved dead, and since when; what is proved here is added.
+        attendance: how many were there at most, for the report.
     """
 
     registrar: AgentsRegistrar
@@ -66,6 +68,7 @@ class AgentHost(Host):
         allow_minority: bool,
         standing: Standing,
         dead: dict[bytes, float],
+        attendance: Attendance,
         evidence: Evidence | None = None,
         advertised: tuple[str, ...] = (),
         named: bool = False,
@@ -78,6 +81,7 @@ class AgentHost(Host):
         self._allow_minority = allow_minority
         self._standing = standing
         self._dead = dead
+        self._attendance = attendance
         self.roll: Roll | None = None
         self._heartbeat = Heartbeat(MEMBER_SILENT_SECONDS)
         self._leases = Leases()
@@ -249,6 +253,8 @@ class AgentHost(Host):
 
     def _look_for_majority(self, now: float) -> None:
         """Nobody else can go on without those that are missed, if they are dead."""
+        if len(self.registrar.seats) > self._attendance.joined:
+            self._attendance.note(self.registrar.status())
         self._obituaries.inquire(self.registrar.missed, now)
         if len(self._dead) > self._counted_dead:
             self._counted_dead = len(self._dead)
@@ -372,5 +378,5 @@ class AgentHost(Host):
             failure = reports.authentication(self.identity, self.evidence, facts, secured=self.key is not None)
         if failure is None:
             status = self.registrar.status()
-            failure = agent_reports.incomplete(self.identity, self._nodes, status, self.timeout)
+            failure = agent_reports.incomplete(self.identity, self._nodes, status, self.timeout, self._attendance)
         self._fail(failure, conflict=False)

@@ -12,6 +12,7 @@ import random
 import msgspec
 
 from mingle import agent_reports, frames, reports
+from mingle.agent_reports import Attendance
 from mingle.authentication import JobKey
 from mingle.datagrams import Datagram, Offer
 from mingle.heartbeat import HOST_SILENT_SECONDS
@@ -33,6 +34,7 @@ class AgentJoiner(Joiner):
         nodes: how many nodes the job may have.
         control_port: where this process can be asked whether it lives.
         standing: what it knows of earlier sessions; what it learns is added.
+        attendance: how many were there at most, for the report.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class AgentJoiner(Joiner):
         nodes: Nodes,
         control_port: int,
         standing: Standing,
+        attendance: Attendance,
     ) -> None:
         super().__init__(identity, key=key, timeout=timeout, new_id=new_id, rng=rng, now=now)
         self.lost: str | None = None
@@ -57,6 +60,8 @@ class AgentJoiner(Joiner):
         self._nodes = nodes
         self._control_port = control_port
         self._standing = standing
+        self._attendance = attendance
+        self._generation = 0
         self._heard_at = self._now = now
         self._tell_at = now
         self._blocking.patience = timeout
@@ -76,12 +81,15 @@ class AgentJoiner(Joiner):
     @property
     def generation(self) -> int:
         """That of the session that we are in."""
+        return max(self._generation, self._said_generation())
+
+    def _said_generation(self) -> int:
         current = self.membership.current
         name = current.name if current is not None else b""
         for view in (self._standing.proposed, self._standing.settled):
             if view is not None and view.session == name:
                 return view.generation
-        return current.offer.generation if current is not None else max(self._standing.generation, 0)
+        return current.offer.generation if current is not None else 0
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
@@ -122,6 +130,8 @@ class AgentJoiner(Joiner):
         if self.outcome is not None and isinstance(frame, frames.Moved):
             self.moved_to = frame.offer
             return
+        if ours and isinstance(frame, frames.Status) and self.outcome is None:
+            self._attendance.note(frame)
         had_formed = self.outcome is not None
         super()._frame(session, frame, now)
         if self.outcome is not None and not had_formed:
@@ -130,6 +140,9 @@ class AgentJoiner(Joiner):
     def _go(self, session: bytes, now: float) -> None:
         self._heard_at = now
         self._standing.heard(now)
+        said, known = self._said_generation(), self._standing.generation
+        # A host that admits somebody from a later session raises its own, and says so in its next view.
+        self._generation = said if said >= known else known + 1
         # At once: what the host says next, perhaps in the same breath, is of a later view.
         self._standing.go(session)
         # Whoever loses this host looks for any: there is no process group for which it would have to come back.
@@ -180,8 +193,9 @@ class AgentJoiner(Joiner):
         failure = self._blocking.failure(self._deadline)
         if failure is None and status is None and self.membership.current is None:
             failure = reports.authentication(self.identity, self.evidence, facts, secured=self._secured)
+        status = status or self._attendance.best
         if failure is None and status is not None:
-            failure = agent_reports.incomplete(self.identity, self._nodes, status, self.timeout)
+            failure = agent_reports.incomplete(self.identity, self._nodes, status, self.timeout, self._attendance)
         self.failure = failure
         if failure is None:
             super().give_up(facts)

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from mingle.errors import DiscoveryTimeoutError, MingleError
 from mingle.frames import Status, View
 from mingle.machine import Identity
 from mingle.quorum import Nodes
 
 
-def incomplete(identity: Identity, nodes: Nodes, status: Status, seconds: float) -> MingleError:
+@dataclass(slots=True)
+class Attendance:
+    """When the most were there: deadlines pass one after another, and whoever is last should name the others, too."""
+
+    best: Status | None = None
+
+    @property
+    def joined(self) -> int:
+        """How many there were."""
+        return 0 if self.best is None else self.best.joined
+
+    def note(self, status: Status) -> None:
+        """Keeps it, unless more were there before."""
+        if status.joined >= self.joined:
+            self.best = status
+
+
+def incomplete(identity: Identity, nodes: Nodes, status: Status, seconds: float, attendance: Attendance) -> MingleError:
     """Returns the error of an agent whose time is up before its session had what it needs."""
-    were = "; ".join(status.present) or str(identity.who)
+    attendance.note(status)
+    most = attendance.best or status
+    were = "; ".join(most.present) or str(identity.who)
     observation = (
-        f"job {identity.job!r} did not start within {seconds:g} s: {status.joined} of {nodes} nodes were there ({were})"
+        f"job {identity.job!r} did not start within {seconds:g} s: {most.joined} of {nodes} nodes were there ({were})"
     )
+    if most.joined > status.joined:
+        observation += f", {status.joined} at the end"
     observation += f", and it lacks {status.lacks}." if status.lacks else f", {status.phase}."
     if status.left:
         observation += f"\n  came and went: {'; '.join(status.left[:8])}"

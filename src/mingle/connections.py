@@ -271,10 +271,13 @@ class Connections:
 
     def _turn_away(self, listener: socket.socket) -> None:
         """Out of descriptors: takes the caller with a spare one and hangs up. Left waiting, it would keep us busy."""
-        os.close(self._spare)
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
         with contextlib.suppress(OSError):
             listener.accept()[0].close()
-        self._spare = os.open(os.devnull, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # another thread was quicker: next time, then
+            self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def _finish_connecting(self, connection: _Connection) -> list[Event]:
         problem = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

@@ -15,6 +15,7 @@ from typing import TypeGuard
 from mingle import agent_reports
 from mingle.agent_hosting import AgentHost
 from mingle.agent_joining import AgentJoiner
+from mingle.agent_reports import Attendance
 from mingle.authentication import JobKey
 from mingle.candidacy import Candidacy
 from mingle.datagrams import Datagram, Offer
@@ -119,6 +120,7 @@ class Agent:
         self.failure: MingleError | None = None
         self.closed = False
         self._resting = False
+        self._attendance = Attendance()
         self._effects: list[Effect] = []
         self._elector = functools.partial(
             AgentElector,
@@ -131,7 +133,9 @@ class Agent:
             advertised=advertised,
             named=named,
             new_session=new_session,
-            make_joiner=functools.partial(AgentJoiner, nodes=nodes, control_port=port, standing=self.standing),
+            make_joiner=functools.partial(
+                AgentJoiner, nodes=nodes, control_port=port, standing=self.standing, attendance=self._attendance
+            ),
             make_host=functools.partial(
                 AgentHost,
                 nodes=nodes,
@@ -139,6 +143,7 @@ class Agent:
                 allow_minority=allow_minority,
                 standing=self.standing,
                 dead=self.dead,
+                attendance=self._attendance,
             ),
         )
         self.part: Elector | AgentHost | AgentJoiner | None = None
@@ -150,7 +155,7 @@ class Agent:
     def gather(self, now: float) -> None:
         """Looks for a session, unless it is in one, looks already, or the job has ended."""
         if self.part is None and not self.closed and self.ended is None:
-            self.failure = None
+            self.failure = self._attendance.best = None
             self.part = self._elector(addresses=self.addresses, now=now, candidacy=self._candidacy())
 
     def _candidacy(self) -> AgentCandidacy:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["LAUNCHERS", "TORCHRUN", "Identity", "Launcher", "detect", "expand_counts", "seen"]
 
 _BY_HAND = "or give this process its place with MINGLE_RANK and MINGLE_WORLD_SIZE"
-_PER_PROCESS = "or give each process its place with MINGLE_RANK and MINGLE_WORLD_SIZE"
 _PART = "this process was started by hand from one of its tasks, or with a part of their environment"
 _ONE_OF_NODE = "this launcher starts one process on each node and leaves the rest to the user"
 
@@ -219,7 +218,7 @@ KUBEFLOW = Launcher(
     one_per_node=("WORLD_SIZE / PET_NNODES", "PET_NPROC_PER_NODE"),
     sets_plain_pair=True,
     outside="in a pod of the Kubeflow operators torchrun is meant to start the processes",
-    start=f"run torchrun in the pod in place of python, {_PER_PROCESS}",
+    start=f"run torchrun in the pod in place of python, {_BY_HAND}",
 )
 
 
@@ -250,7 +249,7 @@ SAGEMAKER = Launcher(
     job_id=(("TRAINING_JOB_NAME",),),
     one_per_node=("SM_NUM_GPUS",),
     outside=_ONE_OF_NODE,
-    start=f"run torchrun on each host, {_PER_PROCESS}",
+    start=f"run torchrun on each host, {_BY_HAND}",
 )
 
 SKYPILOT = Launcher(
@@ -266,7 +265,7 @@ SKYPILOT = Launcher(
     job_id=(("SKYPILOT_TASK_ID",),),
     one_per_node=("SKYPILOT_NUM_GPUS_PER_NODE",),
     outside=_ONE_OF_NODE,
-    start=f"run torchrun on each node, {_PER_PROCESS}",
+    start=f"run torchrun on each node, {_BY_HAND}",
 )
 
 
@@ -289,7 +288,7 @@ AWS_BATCH = Launcher(
     job_id=(("AWS_BATCH_JOB_ID before #",),),
     attempt=("AWS_BATCH_JOB_ATTEMPT",),
     outside=_ONE_OF_NODE,
-    start=f"start it as a multi-node parallel job, {_PER_PROCESS}",
+    start=f"start it as a multi-node parallel job, {_BY_HAND}",
 )
 
 # In a JobSet the index is that of the pod in its child Job: with several of those no variable holds the rank.

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import msgspec
 
-from mingle import connections, datagrams, forksafe, inspection, interfaces
+from mingle import connections, datagrams, echo, forksafe, inspection, interfaces
 from mingle.authentication import JobKey
 from mingle.connections import Connections
 from mingle.datagrams import Datagram, Offer, Seek
@@ -292,6 +292,8 @@ class Loop:
 
     def _datagram(self, received: Received) -> Datagram | None:
         self._note_multicast(received)
+        if echo.is_one(received.data):
+            return None  # a ping: for another process of this machine, to which it is handed on
         source = Source(
             interface=received.interface,
             multicast=received.multicast,

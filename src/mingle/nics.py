@@ -34,7 +34,12 @@ class Nics:
         Named ones that are gone are waited for; so is everything when nothing but loopback is left: a cable that was
         pulled may come back, and what the others know of this machine still holds then.
         """
-        found = interfaces.scan()
+        try:
+            found = interfaces.scan()
+        except OSError as error:
+            # Out of descriptors, for example: what was there stays, and it is looked again.
+            logger.debug("the interfaces can't be looked at: %s", error)
+            return False
         if found == self.found:
             return False
         self.found = found

@@ -148,7 +148,11 @@ class Proving:
         if self.winner is None:
             return
         self.paths = {address: path for address, path in self.paths.items() if address == self.address}
-        under_way = {self._place(attempt.endpoint) for attempt in self._attempts.values()}
+        # A weak way may be a better one by now, so it is proved beside the connection that stands.
+        weak = any(path.weak for path in self.paths.values())
+        under_way = {
+            self._place(attempt.endpoint) for conn, attempt in self._attempts.items() if conn != self.winner or not weak
+        }
         self._waiting = [each for place, each in self._endpoints.items() if place not in under_way]
         self._failed_at.clear()
         self._next_start = now

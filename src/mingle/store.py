@@ -119,7 +119,10 @@ def check_port(port: int, addresses: list[str]) -> None:
 def _listen(address: str, port: int | None) -> socket.socket:
     literal, _, zone = address.partition("%")
     family = socket.AF_INET6 if ":" in literal else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise _bind_failed(address, port, error) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
@@ -142,6 +145,12 @@ def _bind_failed(address: str, port: int | None, error: OSError) -> MingleError:
             f"the store can't listen on {where}:{port}: {error.strerror}",
             cause="another process holds MINGLE_MASTER_PORT (master_port=), perhaps an earlier run of this job",
             remedy=f"find it with `ss -tlnp 'sport = :{port}'`; or leave the port unset, then any free one is taken.",
+        )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return MingleError.explain(
+            f"the store can't listen on {where}: {error.strerror}",
+            cause="this process, or the whole system, has no file descriptor left",
+            remedy="look at `ulimit -n` and at what the process holds in /proc/PID/fd.",
         )
     return MingleError.explain(
         f"the store can't listen on {where}: {error.strerror}",

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.asked_for import leave_out_unless_asked_for
+
 _HERE = Path(__file__).parent
+_TEST_SECONDS = 180  # the first test waits for the ranks of all
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -16,13 +19,4 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark every test of this directory, and leave them out of a run that does not ask for them."""
-    ours = [item for item in items if _HERE in item.path.parents]
-    for item in ours:
-        item.add_marker(pytest.mark.frameworks)
-    named = any(
-        _HERE in (path := config.invocation_params.dir / argument.partition("::")[0]).parents or path == _HERE
-        for argument in config.args
-    )
-    if ours and not named and "frameworks" not in config.option.markexpr:
-        items[:] = [item for item in items if item not in ours]
-        config.hook.pytest_deselected(items=ours)
+    leave_out_unless_asked_for(config, items, _HERE, "frameworks", _TEST_SECONDS)

@@ -17,7 +17,6 @@ from tests.test_docs import ROOT, blocks
 
 _DOCUMENT = ROOT / "docs" / "frameworks.md"
 _PROGRAMS = Path(__file__).parent / "programs"
-pytestmark = pytest.mark.timeout(180)
 Results = dict[str, list[tuple[int, str]]]
 
 

@@ -14,7 +14,7 @@ import pytest
 import mingle
 from mingle import datagrams
 from mingle.groups import job_group
-from tests.soak import repeated
+from tests.soak import repeated, soaking
 
 from . import Host, Lab, report
 from .scenarios import TIMEOUT, check, discover_only, report_log, results, train, wait_for_log
@@ -161,6 +161,8 @@ def test_a_forked_child_of_a_killed_rank_zero(lab: Lab) -> None:
     assert together[0]["elapsed"] < 1
 
 
+AWAY_SECONDS = {"cut": 5.0, "stop": 10.0} if soaking() else {"cut": 2.0, "stop": 2.0}
+
 # --- links and pauses -------------------------------------------------------------------------------------------------
 
 
@@ -176,7 +178,7 @@ def test_rank_zero_is_away_for_a_while(lab: Lab, phase: str, fault: str) -> None
     hosts[0].cut() if fault == "cut" else host_zero.stop()
     last = hosts[2].start(train, "away", 2, 3)
     wait_for_log(last, "seeking")
-    threading.Event().wait(2)
+    threading.Event().wait(AWAY_SECONDS[fault])
     hosts[0].heal() if fault == "cut" else host_zero.resume()
     check(results([host_zero, worker, last]), hosts, hosts[0])
 
@@ -192,7 +194,7 @@ def test_rank_zero_is_away_while_the_job_seals(lab: Lab, fault: str, seed: int) 
     ranks.append(hosts[2].start(train, f"pause {seed}", 2, 3))
     threading.Event().wait(random.Random(seed).uniform(0, 0.03))
     hosts[0].cut() if fault == "cut" else ranks[0].stop()
-    threading.Event().wait(2)
+    threading.Event().wait(AWAY_SECONDS[fault])
     hosts[0].heal() if fault == "cut" else ranks[0].resume()
     check(results(ranks), hosts, hosts[0])
 
@@ -259,12 +261,12 @@ def test_a_worker_is_stopped_and_goes_on(lab: Lab, seed: int) -> None:
 # --- after GO ---------------------------------------------------------------------------------------------------------
 
 
-def initialise_late(job_id: str, rank: int, world_size: int) -> None:
-    """Pass GO; then rank 2 never makes its process group, and the others wait for it there."""
+def initialise_late(job_id: str, rank: int, world_size: int, victim: int) -> None:
+    """Pass GO; then one rank never makes its process group, and the others wait for it there."""
     report_log()
     with mingle.discover(job_id, rank=rank, world_size=world_size, discovery_timeout=TIMEOUT):
         report("formed")
-        if rank == 2:
+        if rank == victim:
             threading.Event().wait()
         import torch.distributed as dist
 
@@ -275,14 +277,17 @@ def initialise_late(job_id: str, rank: int, world_size: int) -> None:
             report("ended", seconds=time.monotonic() - started)
 
 
-def test_a_rank_lost_between_go_and_its_process_group_fails_the_others_soon(lab: Lab) -> None:
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_lost_between_go_and_its_process_group_fails_the_others_soon(lab: Lab, victim: int, seed: int) -> None:
     """Torch alone would let them wait for half an hour."""
     network = lab.network()
     hosts: list[Host] = [lab.host(network) for _ in range(3)]
-    ranks = [host.start(initialise_late, "lost", rank, 3) for rank, host in enumerate(hosts)]
+    ranks = [host.start(initialise_late, f"lost {seed}", rank, 3, victim) for rank, host in enumerate(hosts)]
     for rank in ranks:
         rank.wait_for("formed")
-    ranks[2].kill()
-    for rank in ranks[:2]:
+    ranks[victim].kill()
+    for rank in ranks[:victim] + ranks[victim + 1 :]:
         assert rank.error().name == "DistNetworkError"
         assert rank.wait_for("ended")["seconds"] < 10

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.soak import repeated
+
 from . import Host, Lab, Network
 from .name_server import serve_name
 from .scenarios import check, hold, results, train
@@ -22,19 +24,23 @@ def without_multicast(lab: Lab, count: int) -> tuple[Network, list[Host]]:
     return network, hosts
 
 
-def test_only_the_host_of_rank_0_is_named(lab: Lab) -> None:
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_only_the_host_of_rank_0_is_named(lab: Lab, seed: int) -> None:
     _, hosts = without_multicast(lab, 4)
     env = {"MINGLE_PEERS": hosts[0].address()}
-    ranks = [host.start(train, "one peer", rank, 4, env=env) for rank, host in enumerate(hosts)]
+    ranks = [host.start(train, f"one peer {seed}", rank, 4, env=env) for rank, host in enumerate(hosts)]
     check(results(ranks), hosts, hosts[0])
 
 
-def test_several_ranks_on_each_host(lab: Lab) -> None:
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_several_ranks_on_each_host(lab: Lab, seed: int) -> None:
     """The ranks of a host share a UDP port, and what comes to it reaches one of them only."""
     _, machines = without_multicast(lab, 2)
     hosts = [machine for machine in machines for _ in range(3)]
     env = {"MINGLE_PEERS": machines[0].address()}
-    ranks = [host.start(train, "shared port", rank, 6, env=env) for rank, host in enumerate(hosts)]
+    ranks = [host.start(train, f"shared port {seed}", rank, 6, env=env) for rank, host in enumerate(hosts)]
     check(results(ranks), hosts, machines[0])
 
 
@@ -62,28 +68,39 @@ def test_a_name_that_is_complete_only_after_5_seconds(lab: Lab, first: str) -> N
     assert max(result["elapsed"] for result in found) < 9
 
 
-def test_assigned_ranks_with_all_hosts_listed(lab: Lab) -> None:
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_assigned_ranks_with_all_hosts_listed(lab: Lab, seed: int) -> None:
     _, hosts = without_multicast(lab, 4)
     env = {"MINGLE_PEERS": ",".join(host.address() for host in hosts)}
-    check_assigned(results([host.start(assigned, "elect", 4, env=env) for host in hosts]), hosts)
+    check_assigned(results([host.start(assigned, f"elect {seed}", 4, env=env) for host in hosts]), hosts)
 
 
-def test_assigned_ranks_of_which_several_share_each_host(lab: Lab) -> None:
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_assigned_ranks_of_which_several_share_each_host(lab: Lab, seed: int) -> None:
     _, machines = without_multicast(lab, 2)
     hosts = [machine for machine in machines for _ in range(3)]
     env = {"MINGLE_PEERS": ",".join(machine.address() for machine in machines)}
-    check_assigned(results([host.start(assigned, "elect six", 6, env=env) for host in hosts]), hosts)
+    check_assigned(results([host.start(assigned, f"elect six {seed}", 6, env=env) for host in hosts]), hosts)
 
 
-@pytest.mark.parametrize("secret", [None, "s3cret"])
-def test_jobs_whose_rank_0s_share_a_host(lab: Lab, secret: str | None) -> None:
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize(("secret", "family"), [(None, 4), ("s3cret", 4), (None, 6)])
+def test_jobs_whose_rank_0s_share_a_host(lab: Lab, secret: str | None, family: int, seed: int) -> None:
     """None of them ends before all have formed; one of them may have a secret that the others don't know."""
-    _, hosts = without_multicast(lab, 3)
+    network = lab.network() if family == 4 else lab.network(None, ipv6="fd77::/64")
+    hosts = [lab.host(network) for _ in range(3)]
+    for host in hosts:
+        host.drop_multicast()
     secrets = {"one": None, "two": secret, "three": None}
     partners = {"one": hosts[1], "two": hosts[2], "three": hosts[1]}
     env = {"MINGLE_PEERS": hosts[0].address()}
-    ranks = [hosts[0].start(hold, job_id, 0, 2, env=env, secret=secrets[job_id]) for job_id in secrets]
-    ranks += [partners[job_id].start(hold, job_id, 1, 2, env=env, secret=secrets[job_id]) for job_id in secrets]
+    ranks = [hosts[0].start(hold, f"{job_id} {seed}", 0, 2, env=env, secret=secrets[job_id]) for job_id in secrets]
+    ranks += [
+        partners[job_id].start(hold, f"{job_id} {seed}", 1, 2, env=env, secret=secrets[job_id]) for job_id in secrets
+    ]
     for rank in ranks:
         assert rank.wait_for("running")["sum"] == 3
 

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from tests.lab import Lab
 
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+"""What Open MPI wants to read before it does anything for root."""
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 _SECONDS = 240.0  # four ranks need a tenth of it, most of it for importing torch, where nothing else runs
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.asked_for import leave_out_unless_asked_for
 from tests.compose.commands import provide
 from tests.lab import Lab
 from tests.lab.conftest import _zygote, lab, pytest_runtest_makereport
@@ -28,17 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark every test of this directory, and leave them out of a run that does not ask for them."""
-    ours = [item for item in items if _HERE in item.path.parents]
-    for item in ours:
-        item.add_marker(pytest.mark.launchers)
-        item.add_marker(pytest.mark.timeout(_TEST_SECONDS))
-    named = any(
-        _HERE in (path := config.invocation_params.dir / argument.partition("::")[0]).parents or path == _HERE
-        for argument in config.args
-    )
-    if ours and not named and "launchers" not in config.option.markexpr:
-        items[:] = [item for item in items if item not in ours]
-        config.hook.pytest_deselected(items=ours)
+    leave_out_unless_asked_for(config, items, _HERE, "launchers", _TEST_SECONDS)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from tests.lab import Process
 
-from .cluster import Cluster
+from .cluster import AS_ROOT, Cluster
 
 _READY_SECONDS = 60.0
 _CONFIGURATION = """\
@@ -77,7 +77,8 @@ class Slurm:
 
     def run(self, *command: str | Path, status: int = 0) -> str:
         """Run one of Slurm's commands on the first node until it ends with this status; return what it wrote."""
-        return self.cluster.run(*command, status=status, variables={"SLURM_CONF": str(self.configuration)})
+        variables = {"SLURM_CONF": str(self.configuration), **AS_ROOT}
+        return self.cluster.run(*command, status=status, variables=variables)
 
     def _daemon(self, *command: str | Path, host: int = 0) -> Process:
         daemon = self.cluster.hosts[host].run(command, cwd=self.directory)

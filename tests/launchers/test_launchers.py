@@ -10,13 +10,12 @@ import re
 
 import pytest
 
-from .cluster import BLOCKS, EXAMPLES, Cluster, places, train
+from .cluster import AS_ROOT, BLOCKS, EXAMPLES, Cluster, places, train
 from .slurm import Slurm
 
 
 def test_open_mpi(cluster: Cluster) -> None:
-    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    output = cluster.run("mpirun.openmpi", "--host", "node1:2,node2:2", "-n", "4", *train(), variables=as_root)
+    output = cluster.run("mpirun.openmpi", "--host", "node1:2,node2:2", "-n", "4", *train(), variables=AS_ROOT)
     assert places(output) == BLOCKS
 
 
@@ -58,6 +57,21 @@ def test_srun_with_and_without_pmi(slurm: Slurm, options: list[str]) -> None:
     assert {(each["launcher"], each["world_size"]) for each in resolved} == {("Slurm", 2)}
     assert sorted(each["rank"] for each in resolved) == [0, 1]
     assert len({each["job_id"] for each in resolved}) == 1
+
+
+@pytest.mark.parametrize(
+    ("mpi", "launcher"),
+    [(["mpirun.openmpi"], "Open MPI"), (["mpiexec.hydra"], "Hydra (MPICH, Intel MPI)")],
+    ids=["Open MPI", "MPICH"],
+)
+def test_mpi_inside_a_slurm_job(slurm: Slurm, mpi: list[str], launcher: str) -> None:
+    """It has srun start one daemon on each node, so its processes inherit a place among those, which is not theirs."""
+    output = slurm.run("salloc", "-n", "4", *mpi, "-n", "4", "python", "-m", "mingle", "env", "--json")
+    found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    resolved = [record["resolved"] for record in found]
+    assert sorted(each["rank"] for each in resolved) == [0, 1, 2, 3]
+    assert {(each["launcher"], each["world_size"]) for each in resolved} == {(launcher, 4)}
+    assert {"Slurm", launcher} <= {seen["name"] for record in found for seen in record["launchers"]}
 
 
 def test_the_pdsh_example(cluster: Cluster) -> None:
