@@ -25,7 +25,7 @@ from benchmarks.samples import alternate, median
 HOSTS = 8
 SIZES = (8, 64, 256, 1024)
 QUICK_SIZES = (8, 64)
-FORK_SECONDS_PER_RANK = 0.05
+FORK_SECONDS_PER_RANK = 0.035
 PORT = 29400
 TIMEOUT = 180.0
 MIB_PER_RANK = 12

@@ -8,6 +8,7 @@ import sys
 import time
 from functools import partial
 
+from benchmarks import precedence
 from benchmarks.results import ROOT, Comparison, Goal
 from benchmarks.samples import alternate, median
 
@@ -51,5 +52,7 @@ def _seconds(words: list[str], _round: int = 0) -> float:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPATH"] = str(ROOT / "src")
     started = time.monotonic()
-    subprocess.run([sys.executable, *words], env=environment, stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(
+        [sys.executable, *words], env=environment, stdout=subprocess.DEVNULL, check=True, preexec_fn=precedence.take
+    )
     return (time.monotonic() - started) * 1e3

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
-
 import pytest
+from msgspec.structs import astuple
 
 from mingle.errors import LauncherError
 from mingle.launchers import LAUNCHERS, TORCHRUN, Identity, Launcher, detect, seen

@@ -91,6 +91,7 @@ def test_a_unicast_that_another_process_gets_is_handed_on() -> None:
             pinger.run(until=time.monotonic() + 1)
             answer = echo.decode(asker.recv(2000))
         looking.join()
+        assert rank.facts().rejected == {}
     assert isinstance(answer, Pong)
     assert answer.asker == b"s" * 16
 

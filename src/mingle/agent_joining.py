@@ -61,6 +61,7 @@ class AgentJoiner(Joiner):
         self._control_port = control_port
         self._standing = standing
         self._attendance = attendance
+        self._generation = 0
         self._heard_at = self._now = now
         self._tell_at = now
         self._blocking.patience = timeout
@@ -80,12 +81,15 @@ class AgentJoiner(Joiner):
     @property
     def generation(self) -> int:
         """That of the session that we are in."""
+        return max(self._generation, self._said_generation())
+
+    def _said_generation(self) -> int:
         current = self.membership.current
         name = current.name if current is not None else b""
         for view in (self._standing.proposed, self._standing.settled):
             if view is not None and view.session == name:
                 return view.generation
-        return current.offer.generation if current is not None else max(self._standing.generation, 0)
+        return current.offer.generation if current is not None else 0
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
@@ -136,6 +140,9 @@ class AgentJoiner(Joiner):
     def _go(self, session: bytes, now: float) -> None:
         self._heard_at = now
         self._standing.heard(now)
+        said, known = self._said_generation(), self._standing.generation
+        # A host that admits somebody from a later session raises its own, and says so in its next view.
+        self._generation = said if said >= known else known + 1
         # At once: what the host says next, perhaps in the same breath, is of a later view.
         self._standing.go(session)
         # Whoever loses this host looks for any: there is no process group for which it would have to come back.

@@ -8,9 +8,10 @@ two launchers. Nothing here reads ``os.environ``.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from mingle.errors import LauncherError
 from mingle.values import parse_whole, text_of
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Identity(Struct, frozen=True, kw_only=True):
     """A process's place in its job, as its launcher says. What the launcher does not say is None.
 
     Attributes:
@@ -60,8 +60,7 @@ def _nothing(environ: Mapping[str, str]) -> dict[str, str]:  # noqa: ARG001 - th
     return {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launcher:
+class Launcher(Struct, frozen=True, kw_only=True):
     """One row: the variables that a launcher sets, by meaning; of several names the first that is set counts.
 
     Attributes:
