@@ -72,7 +72,7 @@ def main() -> None:
                 if round_ >= 0:
                     measured[name].append(seconds)
     print(
-        f"{arguments.hosts} hosts, {arguments.workers} workers each, {arguments.rounds} rounds in alternation, seconds"
+        f"{arguments.hosts} hosts, {arguments.workers} workers each, {arguments.rounds} rounds by turns, seconds"
     )
     for name, seconds_ in measured.items():
         print(f"  {name:<8} median {statistics.median(seconds_):6.2f}   {min(seconds_):6.2f} … {max(seconds_):6.2f}")
