@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXAMPLES_READY := $(VENV)/.examples-ready
 DEV_READY := $(VENV)/.dev-ready
+FRAMEWORKS_READY := $(VENV)/.frameworks-ready
+BENCH_READY := $(VENV)/.bench-ready
 
 # The environment variable, unlike --constraint, also binds the isolated environments in which sources are built;
 # newer versions of pip read the second one for those.
@@ -21,7 +23,7 @@ INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 .PHONY: help
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target purpose; do \
-		printf '  make %-8s %s\n' "$$target" "$$purpose"; done
+		printf '  make %-16s %s\n' "$$target" "$$purpose"; done
 
 .PHONY: demo
 demo: $(EXAMPLES_READY) ## train on 4 ranks of this machine that were told no address
@@ -49,6 +51,14 @@ compose-demo: ## train on 4 containers that were told neither an address nor a r
 test-compose: $(DEV_READY) ## run docker-compose.yml for real, as root also where no Docker runs
 	$(BIN)/python -m pytest tests/compose --durations=0 $(PYTEST_ARGS)
 
+.PHONY: test-launchers
+test-launchers: $(DEV_READY) ## start the example by mpirun, mpiexec, srun, sbatch and pdsh, installed if missing (as root)
+	$(BIN)/python -m pytest tests/launchers --durations=0 $(PYTEST_ARGS)
+
+.PHONY: test-frameworks
+test-frameworks: $(FRAMEWORKS_READY) ## train with Lightning, Accelerate and FSDP2 on top of mingle
+	$(BIN)/python -m pytest tests/frameworks --durations=0 $(PYTEST_ARGS)
+
 # Half of the time guided by coverage, where atheris can be installed.
 FUZZ_SECONDS ?= 300
 .PHONY: fuzz
@@ -59,8 +69,26 @@ fuzz: $(DEV_READY) ## give hostile bytes to the decoders and the machines for FU
 		PYTHONPATH=. $(BIN)/python -m tests.fuzz --guided $$target --seconds $$(($(FUZZ_SECONDS) / 10)); done; fi
 
 .PHONY: bench
-bench: $(DEV_READY) ## measure how long 8 hosts take from rank 0's start to GO (needs root, like the lab)
-	@PYTHONPATH=. $(BIN)/python -m benchmarks.last_rank
+bench: $(BENCH_READY) ## measure mingle beside its peers, keep and draw the results (needs root, like the lab)
+	@PYTHONPATH=src:. $(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+.PHONY: bench-quick
+bench-quick: $(BENCH_READY) ## three minutes of it: what got worse since the results were kept?
+	@PYTHONPATH=src:. $(BIN)/python -m benchmarks --quick $(BENCH_ARGS)
+
+# The oldest that is supported; another one: make test-torch TORCH=2.15.0
+TORCH ?= 2.6.0
+TORCH_VENV := .venv-torch-$(TORCH)
+
+.PHONY: test-torch
+test-torch: ## run the tests of the torchrun door on another torch: make test-torch TORCH=2.6.0
+	$(PYTHON) -m venv $(TORCH_VENV)
+	grep -v '^torch==' constraints.txt > $(TORCH_VENV)/constraints.txt
+	PIP_CONSTRAINT=$(TORCH_VENV)/constraints.txt $(TORCH_VENV)/bin/python -m pip install \
+		--disable-pip-version-check --quiet torch==$(TORCH) --editable '.[dev]'
+	$(TORCH_VENV)/bin/python -m pytest -n $(JOBS) tests/test_torchrun.py tests/test_agent_handler.py \
+		tests/test_agent_rounds.py tests/test_agent_store.py tests/test_agent_settings.py tests/lab/test_torchrun.py \
+		tests/lab/test_torchrun_faults.py tests/lab/test_torchrun_partitions.py $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: $(DEV_READY) ## check style, format and types
@@ -75,7 +103,7 @@ fmt: $(DEV_READY) ## mend style and format where that can be done without thinki
 
 .PHONY: clean
 clean: ## remove the environment, the caches and what was built
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis soak.log
+	rm -rf $(VENV) .venv-torch-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis soak.log
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # pip is the last thing that venv installs: an environment without it was left half made.
@@ -94,3 +122,12 @@ $(DEV_READY): pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "installing into $(VENV): the first time this takes a few minutes"
 	$(INSTALL) --editable '.[dev]'
 	@touch $@ $(EXAMPLES_READY)
+
+$(FRAMEWORKS_READY): $(DEV_READY)
+	@echo "installing Lightning and Accelerate into $(VENV)"
+	$(INSTALL) --editable '.[dev,frameworks]'
+	@touch $@
+
+$(BENCH_READY): $(DEV_READY)
+	$(INSTALL) --editable '.[dev,bench]'
+	@touch $@

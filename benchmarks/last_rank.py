@@ -1,95 +1,57 @@
-"""Rank 0 comes last: from its start of ``discover`` until every rank has GO.
-
-    python -m benchmarks.last_rank [--hosts 8] [--rounds 20]
-
-Each rank is a process in a network namespace of its own, torch is imported, the others are waiting. All of them read
-the same monotonic clock. A second table says where rank 0's time goes.
-"""
+"""Rank 0 comes last: from its start until every rank has what it needs."""
 
 from __future__ import annotations
 
-import argparse
-import logging
-import statistics
-import threading
-import time
-from collections.abc import Sequence
+from tests.lab import Event
 
-from tests.lab import Lab, Rank, report
+from benchmarks import bare_ranks, limit, mingle_ranks, zeroconf_ranks
+from benchmarks.hosts import RankFunction, cpu, field, until_all
+from benchmarks.results import Comparison, Goal
+from benchmarks.samples import alternate, median, ratio
 
-import mingle
+HOSTS = 8
 
-
-class _Stamp(logging.Handler):
-    """Reports each step of a rank with the time at which it was taken."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        report("step", text=record.getMessage().partition(": ")[2], at=time.monotonic())
-
-
-def discover(job_id: str, rank: int, world_size: int, *, steps: bool) -> None:
-    """Discover once and report when it began and when it ended."""
-    logger = logging.getLogger("mingle")
-    if steps:
-        logger.setLevel(logging.DEBUG)
-        logger.addHandler(_Stamp())
-    report("waiting")
-    started = time.monotonic()
-    with mingle.discover(job_id, rank=rank, world_size=world_size, discovery_timeout=30):
-        report("go", started=started, at=time.monotonic())
-        # Nobody leaves before all have it: the end of one is no part of what is measured.
-        threading.Event().wait(0.3)
+TEXT = """\
+8 hosts. Seven ranks wait, then rank 0 is started. Measured from rank 0's call of `discover` until the last of the 8 has
+GO: they are confirmed and sealed, and each has reached rank 0's TCPStore. For zeroconf rank 0 makes its `Zeroconf` and
+registers a service, the others browse and resolve it, which gives them an address and no more; most of its time are
+the pauses of RFC 6762's probing. "bare pipeline" is what mingle does with nothing in it: a datagram, connections, as
+many messages of that size, a TCPStore and its clients, and neither proof nor check; 8 processes on two cores make it
+what it is. "single steps" is one datagram's way, one connection, the round trips, and one TCPStore client, one after
+the other between two processes that do nothing else. CPU is that of all 8 ranks, their waiting included, in ms."""
 
 
-def measure(hosts: int, rounds: int) -> tuple[list[float], dict[str, list[float]]]:
-    """Return the seconds of each round, and rank 0's steps in them."""
-    totals: list[float] = []
-    steps: dict[str, list[float]] = {}
-    with Lab() as lab:
-        network = lab.network()
-        machines = [lab.host(network) for _ in range(hosts)]
-        for round_ in range(rounds):
-            waiting: list[Rank[None]] = [
-                machines[rank].start(discover, f"bench {round_}", rank, hosts, steps=False) for rank in range(1, hosts)
-            ]
-            for rank in waiting:
-                rank.wait_for("waiting")
-            time.sleep(1)  # let them wait, as ranks do that have been started by hand
-            last = machines[0].start(discover, f"bench {round_}", 0, hosts, steps=True)
-            ends = [rank.wait_for("go") for rank in (last, *waiting)]
-            started = ends[0]["started"]
-            totals.append(max(end["at"] for end in ends) - started)
-            for rank in (last, *waiting):
-                rank.wait()
-            for event in last.events:
-                if event.name == "step":
-                    steps.setdefault(event["text"].split(",")[0], []).append(event["at"] - started)
-    return totals, steps
+def run(rounds: int) -> Comparison:
+    """Measures."""
+    ends: dict[str, list[list[Event]]] = {"mingle": [], "zeroconf": [], "bare pipeline": []}
+    with field(HOSTS) as hosts:
 
+        def one(name: str, function: RankFunction) -> float:
+            result = hosts.last(function)
+            ends[name].append(result)
+            return until_all(result)
 
-def _row(name: str, seconds: Sequence[float]) -> str:
-    ordered = sorted(seconds)
-    low, high = ordered[int(0.05 * len(ordered))], ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
-    return f"{name:<40}{statistics.median(ordered) * 1e3:>10.1f}{low * 1e3:>10.1f}{high * 1e3:>10.1f}"
-
-
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hosts", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=20)
-    arguments = parser.parse_args()
-    totals, steps = measure(arguments.hosts, arguments.rounds)
-    print(f"{arguments.hosts} hosts, {arguments.rounds} rounds, milliseconds")
-    print(f"{'':<40}{'median':>10}{'5 %':>10}{'95 %':>10}")
-    print(_row("rank 0's start until every rank has GO", totals))
-    print("since rank 0's start, on rank 0:")
-    for name, seconds in steps.items():
-        print(_row(f"  last seen {name}" if name == "open" else f"  {name}", seconds))
-
-
-if __name__ == "__main__":
-    # Ranks are forked elsewhere and find their function by the module's name, which here would be "__main__".
-    from benchmarks import last_rank  # noqa: PLW0406
-
-    last_rank.main()
+        samples = alternate(
+            rounds,
+            {
+                "mingle": lambda _: one("mingle", mingle_ranks.discover),
+                "zeroconf": lambda _: one("zeroconf", zeroconf_ranks.find),
+                "bare pipeline": lambda _: one("bare pipeline", bare_ranks.run),
+            },
+        )
+    samples["single steps"] = limit.steps(rounds)
+    ours = median(samples["mingle"])
+    return Comparison(
+        name="last_rank",
+        title="Rank 0 comes last",
+        text=TEXT,
+        unit="ms",
+        samples=samples,
+        goals=(
+            Goal("rank 0 last: over the single steps", ours - median(samples["single steps"]), 10, "ms"),
+            Goal("rank 0 last: over the bare pipeline", ours - median(samples["bare pipeline"]), 10, "ms"),
+            Goal("rank 0 last: of zeroconf's time", ratio(samples["mingle"], samples["zeroconf"]), 0.01, "×"),
+        ),
+        ratios={name: ratio(samples["mingle"], samples[name]) for name in ("zeroconf", "bare pipeline")},
+        extra={name: {"CPU": median([cpu(end) for end in each])} for name, each in ends.items()},
+    )

@@ -205,8 +205,8 @@ class _Rank:
         assert isinstance(self.rank, Host)
         self.rank.accepted(conn, address, now)
 
-    def connected(self, conn: int, local_address: str, interface: str, now: float) -> None:
-        self.rank.connected(conn, local_address, interface, now)
+    def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
+        self.rank.connected(conn, local_address, interface, now, weak=weak)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
         self.rank.received(conn, untrusted, now)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import json
 import os
 import socket
@@ -44,11 +45,11 @@ def unused_udp_ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
-def run_ranks(groups: Mapping[str, Sequence[Rank]]) -> dict[str, list[tuple[int, str]]]:
+def run_ranks(groups: Mapping[str, Sequence[Rank]], preload: Sequence[str] = ()) -> dict[str, list[tuple[int, str]]]:
     """Run groups of ranks, all at once; return each one's exit status and what it printed.
 
     A group has a UDP port of its own, so none hears another, nor what runs beside this test; what is printed
-    names the default port in its place.
+    names the default port in its place. What is slow to import, beside torch, is named in ``preload``.
     """
     # Not above: whether and when mingle is imported is the ranks' own affair.
     from mingle.settings import DEFAULT_PORT
@@ -65,7 +66,7 @@ def run_ranks(groups: Mapping[str, Sequence[Rank]]) -> dict[str, list[tuple[int,
         for rank in ranks
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.forked_ranks"],
+        [sys.executable, "-m", "tests.forked_ranks", *preload],
         input=json.dumps(wanted),
         cwd=ROOT,
         env=kept | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
@@ -86,7 +87,8 @@ def run_ranks(groups: Mapping[str, Sequence[Rank]]) -> dict[str, list[tuple[int,
 
 def _run_all() -> None:
     """The process that forks the ranks."""
-    import torch.distributed  # noqa: F401 - once for all of them
+    for module in ("torch.distributed", *sys.argv[1:]):
+        importlib.import_module(module)  # once for all of them
 
     wanted = json.load(sys.stdin)
     sys.stdin.close()

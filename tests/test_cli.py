@@ -15,7 +15,7 @@ import mingle
 from mingle.cli import main
 from tests.bystanders import announcing, command_environment, free_udp_port, run_command
 
-COMMANDS = ["announce", "env", "find", "interfaces", "list"]
+COMMANDS = ["announce", "doctor", "env", "find", "interfaces", "list", "ping", "watch"]
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])

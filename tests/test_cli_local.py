@@ -132,6 +132,7 @@ def test_a_launcher_and_its_place_are_shown() -> None:
     ("variables", "kind", "words"),
     [
         ({"SLURM_NTASKS": "8"}, "LauncherError", "SLURM_PROCID"),
+        ({"JOB_COMPLETION_INDEX": "2"}, "LauncherError", "but not WORLD_SIZE"),
         ({"RANK": "3"}, "ConfigurationError", "no world size"),
         ({"MINGLE_PORT": "x"}, "ConfigurationError", "MINGLE_PORT"),
         ({"MINGLE_JOB_ID": ""}, "ConfigurationError", "is empty"),

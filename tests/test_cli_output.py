@@ -108,3 +108,13 @@ def test_errors_are_escaped_too() -> None:
     result = CliRunner().invoke(main, ["interfaces", "-i", "bad\x1b[2Jname"])
     assert result.exit_code == 1
     assert "\x1b" not in result.output
+
+
+def test_live_tables_on_a_terminal() -> None:
+    shown = on_a_terminal("watch", "-t", "0.5")
+    assert re.search(r"JOB.*STATE.*HOST.*ADDRESS.*JOINED.*MISSING.*SEEKING", shown)
+    shown = on_a_terminal("ping", "--count", "2", "--interval", "0.1")
+    assert re.search(r"PEER.*WAY.*SENT.*RECEIVED.*LOSS", shown)
+    shown = on_a_terminal("doctor")
+    assert "\x1b[32mPASS" in shown
+    assert "\x1b[32m" not in on_a_terminal("doctor", NO_COLOR="1")

@@ -157,16 +157,39 @@ def test_a_port_that_one_address_does_not_have_is_given_up(loop: Loop, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("address", "busy", "reason"), [("127.0.0.2", 10**6, "in use"), ("192.0.2.77", 0, "assign requested address")]
+    ("addresses", "busy", "reason"),
+    [(["127.0.0.1", "127.0.0.2"], 10**6, "in use"), (["192.0.2.77", "192.0.2.78"], 0, "no address is ready")],
 )
 def test_addresses_that_cannot_be_listened_on(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch, address: str, busy: int, reason: str
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, addresses: list[str], busy: int, reason: str
 ) -> None:
-    busy_address(monkeypatch, address, times=busy)
+    busy_address(monkeypatch, "127.0.0.2", times=busy)
     with pytest.raises(InterfaceError, match=reason) as caught:
-        loop.connections.listen([("127.0.0.1", LO.index), (address, LO.index)])
-    assert f"127.0.0.1, {address}" in caught.value.observation
+        loop.connections.listen([(address, LO.index) for address in addresses])
+    assert ", ".join(addresses) in caught.value.observation
     assert not loop.selector.get_map()
+
+
+def test_an_address_that_is_not_ready_is_listened_on_later(loop: Loop) -> None:
+    first, later, never = ("127.0.0.1", LO.index), ("127.0.0.3", LO.index), ("192.0.2.77", LO.index)
+    assert loop.connections.listen([first, never]) == {first}
+    port = loop.connections.port
+    for _ in range(2):  # what is listened on already stays so
+        assert loop.connections.listen_also([later, never, first]) == {first, later}
+    for address in ("127.0.0.1", "127.0.0.3"):
+        socket.create_connection((address, port), timeout=5).close()
+    assert loop.connections.port == port
+
+
+def test_connections_end_whose_own_address_has_gone(loop: Loop) -> None:
+    loop.connections.listen([("127.0.0.1", LO.index)])
+    with socket.create_connection(("127.0.0.1", loop.connections.port), timeout=5) as caller:
+        accepted = loop.wait_for(Accepted)
+        assert loop.connections.drop_strays({"127.0.0.1"}) == []
+        (closed,) = loop.connections.drop_strays({"127.0.0.2"})
+        assert isinstance(closed, Closed)
+        assert (closed.conn, "127.0.0.1" in closed.reason) == (accepted.conn, True)
+        assert caller.recv(1) == b""
 
 
 def test_a_flood_of_connections_is_taken_in_bounded_bites(loop: Loop) -> None:

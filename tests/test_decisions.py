@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import typing
 
 import pytest
@@ -14,14 +13,14 @@ def test_every_decision_is_a_frozen_record_with_a_text() -> None:
     kinds = typing.get_args(decisions.Decision)
     assert {kind.__name__ for kind in kinds} | {"Decision"} == set(decisions.__all__)
     for kind in kinds:
-        assert kind.__dataclass_params__.frozen
+        assert kind.__struct_config__.frozen
         assert kind.__doc__
 
 
 def test_a_decision_cannot_be_changed() -> None:
     told = decisions.Tell(1, frames.Ping(number=2))
     assert told == decisions.Tell(1, frames.Ping(number=2))
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         told.conn = 2  # type: ignore[misc]
 
 

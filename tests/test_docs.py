@@ -29,7 +29,11 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 COMPATIBILITY = ROOT / "docs" / "compatibility.md"
-OURS = (README, ARCHITECTURE, COMPATIBILITY)
+NETWORKS = ROOT / "docs" / "networks.md"
+TORCHRUN = ROOT / "docs" / "torchrun.md"
+OURS = (README, ARCHITECTURE, COMPATIBILITY, NETWORKS, TORCHRUN)
+# Their programs need more than the tests of this file do: see tests/frameworks and tests/launchers.
+ELSEWHERE = tuple(ROOT / "docs" / f"{name}.md" for name in ("frameworks", "kubernetes", "launchers"))
 UPDATE = bool(os.environ.get("UPDATE_DOCS"))
 DEADLINE = 120  # seconds; idle the demo needs a seventh of it
 LANGUAGES = {"python", "console", "text", "mermaid"}
@@ -266,17 +270,17 @@ def test_the_versions_are_those_of_the_source() -> None:
 
 
 def test_the_commands_that_are_named_exist() -> None:
-    named_ones = {name for path in OURS for name in re.findall(r"`mingle-discover (\w+)", read(path))}
+    named_ones = {name for path in (*OURS, *ELSEWHERE) for name in re.findall(r"`mingle-discover (\w+)", read(path))}
     assert {"list", "find"} <= named_ones <= set(discover_command.commands)
 
 
 def test_the_targets_of_make_that_are_named_exist() -> None:
-    targets = set(re.findall(r"^([a-z]+):", read(ROOT / "Makefile"), re.MULTILINE))
-    wanted = {target for path in OURS for target in re.findall(r"\bmake ([a-z]+)`", read(path))}
+    targets = set(re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), re.MULTILINE))
+    wanted = {target for path in (*OURS, *ELSEWHERE) for target in re.findall(r"\bmake ([a-z-]+)`", read(path))}
     assert {"demo", "test"} <= wanted <= targets
 
 
-@pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*OURS, *ELSEWHERE], ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", _FENCE.sub("", read(path)))
     broken = []

@@ -156,3 +156,17 @@ def test_the_error_of_its_session_stays_when_that_is_gone() -> None:
     assert "within 5 s" in str(failure)
     machine.leave("failed")
     assert machine.failure is failure
+
+
+def test_addresses_that_come_later_are_those_of_its_session() -> None:
+    machine = elector()
+    first, second = (Address(address, "eth1", 24) for address in ("10.1.0.1", "10.2.0.1"))
+    machine.readdress((first,), 0.0)
+    run(machine, 3.0)
+    assert machine.host is not None
+    assert machine.host.offer().addresses == ("10.1.0.1",)
+    machine.readdress((first, second), 4.0)
+    assert machine.addresses == machine.host.addresses == (first, second)
+    assert machine.host.offer().addresses == ("10.1.0.1", "10.2.0.1")
+    machine.rewired(4.0)
+    assert not machine.finished

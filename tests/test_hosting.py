@@ -291,3 +291,35 @@ def test_closed_it_says_good_bye_once() -> None:
     alone.host.close("again")
     alone.host.handle_timer(99.0)
     assert alone.done() == []
+
+
+# --- its interfaces change ------------------------------------------------------------------------------------------
+
+NEW = Address("10.2.0.1", "eth2", 24)
+TUNNEL = Address("10.9.0.1", "wg0", 24, last_resort=True)
+
+
+def test_new_addresses_are_announced_and_counted_at_the_seal() -> None:
+    alone = Alone()
+    alone.host.handle_timer(0.0)
+    alone.done()
+    alone.host.readdress((NEW, TUNNEL), 5.0)
+    alone.host.handle_timer(5.0)
+    said = [each.message for each in alone.done() if isinstance(each, Multicast)]
+    assert [each.addresses for each in said if isinstance(each, Offer)] == [("10.2.0.1", "10.9.0.1")]
+    registrar = alone.host.registrar
+    assert [path.host_address for path in registrar.own.paths] == ["10.2.0.1", "10.9.0.1"]
+    assert registrar.seats[OWN].paths == registrar.own.paths
+    assert (registrar.prefix_lengths["10.2.0.1"], registrar.last_resort) == (24, {"10.9.0.1"})
+    with pytest.raises(HandshakeFailed, match="not one of the host's own addresses"):
+        alone.call(1)  # dials an old one
+
+
+@pytest.mark.parametrize("phase", [Phase.SEALING, Phase.SEALED, Phase.RUNNING])
+def test_addresses_stay_once_a_store_may_stand_on_one(phase: Phase) -> None:
+    alone = Alone()
+    before = alone.host.addresses
+    alone.host.registrar.phase = phase
+    alone.host.readdress((NEW,), 5.0)
+    assert alone.host.addresses == before
+    assert alone.host.offer().addresses == ("10.0.0.1", "10.1.0.1")

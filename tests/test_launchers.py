@@ -1,67 +1,33 @@
+"""The table of launchers, against the environments that they leave."""
+
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import astuple
 
 from mingle.errors import LauncherError
-from mingle.launchers import LAUNCHERS, OPEN_MPI, SLURM, TORCHRUN, Launcher, detect, expand_counts
+from mingle.launchers import LAUNCHERS, TORCHRUN, Identity, Launcher, detect, seen
+from tests import launcher_environments as recorded
+from tests.launcher_environments import BY_LAUNCHER
 
-TORCHRUN_TASK = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "GROUP_RANK": "1",
-    "GROUP_WORLD_SIZE": "2",
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_RUN_ID": "run-7",
-    "TORCHELASTIC_RESTART_COUNT": "2",
-    "TORCHELASTIC_MAX_RESTARTS": "3",
-}
-SRUN_TASK = {
-    "SLURM_JOB_ID": "77",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "6",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "3",
-    "SLURM_NTASKS": "7",
-    "SLURM_STEP_NUM_TASKS": "7",
-    "SLURM_STEP_NUM_NODES": "4",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
-    "SLURM_LAUNCH_NODE_IPADDR": "10.9.9.9",
-}
-OPEN_MPI_TASK = {
-    "OMPI_COMM_WORLD_RANK": "3",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "OMPI_COMM_WORLD_NODE_RANK": "1",
-    "PMIX_NAMESPACE": "prterun-host-a-123@1",
-}
-# What slurmstepd gives a batch script: the place of its own one task, and the size of the whole allocation.
-SBATCH_BODY = {
-    "SLURM_JOB_ID": "77",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_NTASKS": "4",
-    "SLURM_NPROCS": "4",
-    "SLURM_JOB_NUM_NODES": "2",
-}
-SALLOC_SHELL = {
-    "SLURM_JOB_ID": "77",
-    "SLURM_NTASKS": "4",
-    "SLURM_NNODES": "2",
-    "SLURM_TASKS_PER_NODE": "2(x2)",
-}
-# salloc with LaunchParameters=use_interactive_step: the shell is a step of one task, with a reserved id.
-SALLOC_INTERACTIVE_STEP = {
-    **SALLOC_SHELL,
-    "SLURM_STEP_ID": str(0xFFFFFFFA),
-    "SLURM_STEP_NUM_TASKS": "1",
-    "SLURM_PROCID": "0",
-}
-WHOLE_ROWS = {"torchrun": TORCHRUN_TASK, "Open MPI": OPEN_MPI_TASK, "Slurm": SRUN_TASK}
+ROWS = {row.name: row for row in LAUNCHERS}
+HYDRA = "Hydra (MPICH, Intel MPI)"
+BY_NAME = pytest.mark.parametrize("row", LAUNCHERS, ids=lambda row: row.name)
+Place = tuple[int, int, int | None, int | None, int | None, int | None, str | None, str | None]
+
+
+def place(identity: Identity | None) -> Place:
+    assert identity is not None
+    return (
+        identity.rank,
+        identity.world_size,
+        identity.local_rank,
+        identity.local_world_size,
+        identity.node_rank,
+        identity.num_nodes,
+        identity.job_id,
+        identity.attempt,
+    )
 
 
 def test_nothing_is_detected_where_no_launcher_is() -> None:
@@ -69,108 +35,114 @@ def test_nothing_is_detected_where_no_launcher_is() -> None:
     assert detect({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}) is None
 
 
-def test_a_job_id_alone_is_no_launcher() -> None:
-    assert detect({"SLURM_JOB_ID": "77"}) is None
-
-
 @pytest.mark.parametrize(
-    ("environ", "expected"),
+    "variable",
     [
-        (TORCHRUN_TASK, ("torchrun", 5, 8, 1, 4, 1, 2, "1", "run-7", "2")),
-        (SRUN_TASK, ("Slurm", 6, 7, 0, 1, 3, 4, "3", "77.0", None)),
-        (OPEN_MPI_TASK, ("Open MPI", 3, 4, 1, 2, None, None, None, "prterun-host-a-123@1", None)),
+        "SLURM_JOB_ID",
+        "PBS_JOBID",
+        "LSB_JOBID",
+        "FLUX_JOB_ID",
+        "AWS_BATCH_JOB_ID",
+        "SKYPILOT_TASK_ID",
+        "LWS_LEADER_ADDRESS",
     ],
 )
-def test_a_whole_row(environ: dict[str, str], expected: tuple[object, ...]) -> None:
-    found = detect(environ)
+def test_a_job_id_alone_is_no_launcher(variable: str) -> None:
+    assert detect({variable: "77"}) is None
+
+
+def test_every_row_has_an_environment_here() -> None:
+    assert list(BY_LAUNCHER) == [row.name for row in LAUNCHERS]
+
+
+# Rank, size, local rank, local size, node rank, nodes, job id, attempt.
+WHOLE: dict[str, Place] = {
+    "torchrun": (5, 8, 1, 4, 1, 2, "run-7", "2"),
+    "jsrun": (7, 12, 1, 6, None, None, "4711", None),
+    "Open MPI": (1, 2, 1, 2, None, None, "932315137", None),
+    "MVAPICH2": (3, 4, 1, 2, None, None, None, None),
+    "PALS": (13, 24, 1, 12, 1, None, "6e4b28c4-5fc5-4a5b-8b3b-9c4a0d2f3f10", None),
+    "Flux": (3, 4, 1, None, None, 2, "ƒ2xVXmy3w", None),
+    HYDRA: (1, 2, 1, 2, None, None, None, None),
+    "Slurm": (3, 4, 1, 2, 1, 2, "1.0", None),
+    "PMI": (1, 2, None, None, None, None, None, None),
+    "LeaderWorkerSet": (2, 4, None, None, None, None, "trainer-0.trainer.default", None),
+    "Kubeflow": (2, 4, None, None, 2, 4, None, None),
+    "SageMaker": (1, 3, None, None, 1, 3, "resnet-2026-11-20", None),
+    "SkyPilot": (1, 2, None, None, 1, 2, "sky-managed-2026-11-20-10-11-12-123456_resnet_7-0", None),
+    "AWS Batch": (1, 2, None, None, 1, 2, "6f4b7d0e-7d1c-4d3e-9a55-0a1b2c3d4e5f", "2"),
+    "Kubernetes Indexed Job": (2, 4, None, None, None, None, None, None),
+}
+
+
+@BY_NAME
+def test_a_whole_row(row: Launcher) -> None:
+    found = detect(BY_LAUNCHER[row.name])
+    assert place(found) == WHOLE[row.name]
     assert found is not None
-    assert (
-        found.launcher,
-        found.rank,
-        found.world_size,
-        found.local_rank,
-        found.local_world_size,
-        found.node_rank,
-        found.num_nodes,
-        found.node,
-        found.job_id,
-        found.attempt,
-    ) == expected
+    assert found.launcher == row.name
+    assert found.node == (None if found.node_rank is None else str(found.node_rank))
 
 
-@pytest.mark.parametrize(("node_rank", "tasks"), [("0", 2), ("2", 2), ("3", 1)])
-def test_slurm_counts_the_tasks_of_this_node(node_rank: str, tasks: int) -> None:
-    found = detect({**SRUN_TASK, "SLURM_NODEID": node_rank})
-    assert found is not None
-    assert found.local_world_size == tasks
+@BY_NAME
+def test_the_rank_and_the_size_are_needed(row: Launcher) -> None:
+    """Whatever of them is taken away, the error names it, with all that was seen; nothing is put in its place."""
+    environ = BY_LAUNCHER[row.name]
+    groups = [row.rank, row.world_size, *((name,) for name in row.required)]
+    needed = [group for group in groups if set(group) & set(environ)]
+    assert len(needed) >= 2
+    for group in needed:
+        partial = {name: value for name, value in environ.items() if name not in group}
+        if not row.is_seen(partial):  # no mark is left, as of the Indexed Job, whose only variable is the rank
+            assert set(group) & set(row.marks)
+            continue
+        with pytest.raises(LauncherError) as raised:
+            detect(partial)
+        message = str(raised.value)
+        assert group[0] in message
+        assert all(f"{name}={value!r}" in message for name, value in row.variables_seen(partial).items())
+        assert raised.value.remedy == row.start
 
 
-def test_slurm_prefers_the_steps_size_to_the_allocations() -> None:
-    found = detect({**SRUN_TASK, "SLURM_NTASKS": "64"})
-    assert found is not None
-    assert (found.world_size, found.world_size_from) == (7, "SLURM_STEP_NUM_TASKS")
+@BY_NAME
+def test_an_empty_variable_counts_as_unset(row: Launcher) -> None:
+    environ = BY_LAUNCHER[row.name]
+    emptied = row.world_size if set(row.world_size) & set(environ) else row.required[-1:]
+    with pytest.raises(LauncherError, match=emptied[0]):
+        detect({**environ, **dict.fromkeys(emptied, " ")})
 
 
-def test_slurm_without_a_steps_size_takes_the_number_of_tasks() -> None:
-    older = {name: value for name, value in SRUN_TASK.items() if name != "SLURM_STEP_NUM_TASKS"}
-    found = detect(older)
-    assert found is not None
-    assert (found.world_size, found.world_size_from) == (7, "SLURM_NTASKS")
+# SageMaker's rank is counted, not read.
+@pytest.mark.parametrize("row", [row for row in LAUNCHERS if row.name != "SageMaker"], ids=lambda row: row.name)
+def test_a_rank_that_is_no_rank(row: Launcher) -> None:
+    for bad in ("x", "-1", "1.0", "1_0", "٣", "9" * 5000, "2147483648", "1:4"):
+        with pytest.raises(LauncherError, match=row.rank[0]):
+            detect({**BY_LAUNCHER[row.name], row.rank[0]: bad})
 
 
-def test_slurms_legacy_names() -> None:
-    found = detect({"SLURM_JOBID": "9", "SLURM_STEPID": "2", "SLURM_PROCID": "1", "SLURM_NPROCS": "2"})
-    assert found is not None
-    assert (found.rank, found.world_size, found.job_id) == (1, 2, "9.2")
-
-
-def test_slurms_restart_count_is_the_attempt() -> None:
-    found = detect({**SRUN_TASK, "SLURM_RESTART_COUNT": "1"})
-    assert found is not None
-    assert found.attempt == "1"
-
-
-def test_two_steps_of_one_slurm_job_are_two_jobs() -> None:
-    first, second = detect(SRUN_TASK), detect({**SRUN_TASK, "SLURM_STEP_ID": "1"})
-    assert first is not None
-    assert second is not None
-    assert first.job_id != second.job_id
-
-
-@pytest.mark.parametrize(
-    "environ",
-    [SBATCH_BODY, SALLOC_SHELL, SALLOC_INTERACTIVE_STEP, {"SLURM_NTASKS": "4"}, {"SLURM_PROCID": "0"}],
-    ids=["sbatch body", "salloc shell", "salloc interactive step", "size alone", "rank alone"],
-)
-def test_outside_a_slurm_step_the_way_out_is_srun(environ: dict[str, str]) -> None:
-    with pytest.raises(LauncherError, match="start it with srun") as raised:
-        detect(environ)
-    for name in environ.keys() - {"SLURM_JOB_ID"}:
-        assert f"{name}={environ[name]!r}" in str(raised.value)
-
-
-@pytest.mark.parametrize("name", TORCHRUN.required + TORCHRUN.rank + TORCHRUN.world_size)
-def test_a_partial_torchrun_names_what_is_missing(name: str) -> None:
-    partial = {key: value for key, value in TORCHRUN_TASK.items() if key != name}
-    with pytest.raises(LauncherError, match=f"but not {name}\n"):
-        detect(partial)
-
-
-@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"])
-def test_a_partial_open_mpi(name: str) -> None:
-    partial = {key: value for key, value in OPEN_MPI_TASK.items() if key != name}
-    with pytest.raises(LauncherError, match=name):
-        detect(partial)
+@BY_NAME
+def test_messages_give_all_three_parts(row: Launcher) -> None:
+    assert row.outside
+    assert row.start
+    assert all(name.isidentifier() for name in row.variables)
 
 
 @pytest.mark.parametrize(
     ("environ", "launcher"),
     [
-        ({**SRUN_TASK, **OPEN_MPI_TASK}, "Open MPI"),
-        ({**SRUN_TASK, **TORCHRUN_TASK}, "torchrun"),
-        ({**OPEN_MPI_TASK, **TORCHRUN_TASK}, "torchrun"),
-        ({**SBATCH_BODY, **OPEN_MPI_TASK}, "Open MPI"),
-        ({**SALLOC_SHELL, **TORCHRUN_TASK}, "torchrun"),
+        ({**recorded.SRUN, **recorded.OPEN_MPI}, "Open MPI"),
+        ({**recorded.SRUN, **recorded.TORCHRUN}, "torchrun"),
+        ({**recorded.OPEN_MPI, **recorded.TORCHRUN}, "torchrun"),
+        ({**recorded.SBATCH_BODY, **recorded.OPEN_MPI}, "Open MPI"),
+        ({**recorded.SALLOC_SHELL, **recorded.TORCHRUN}, "torchrun"),
+        ({**recorded.SRUN, **recorded.FLUX}, "Flux"),
+        ({**recorded.MVAPICH2, **recorded.MPICH}, "MVAPICH2"),
+        ({**recorded.INDEXED_JOB, **recorded.MPICH}, HYDRA),
+        ({**recorded.TRAIN_JOB, **recorded.TORCHRUN}, "torchrun"),
+        ({**recorded.SKYPILOT, **recorded.OPEN_MPI}, "Open MPI"),
+        (recorded.JSRUN, "jsrun"),
+        (recorded.SRUN_PMI2, "Slurm"),
+        (recorded.MPICH_UNDER_SLURM, HYDRA),
     ],
 )
 def test_the_innermost_launcher_counts(environ: dict[str, str], launcher: str) -> None:
@@ -181,76 +153,182 @@ def test_the_innermost_launcher_counts(environ: dict[str, str], launcher: str) -
 
 def test_an_outer_launcher_does_not_stand_in_for_a_partial_inner_one() -> None:
     with pytest.raises(LauncherError, match="Open MPI"):
-        detect({**SRUN_TASK, "OMPI_COMM_WORLD_RANK": "0"})
+        detect({**recorded.SRUN, "OMPI_COMM_WORLD_RANK": "0"})
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
-def test_an_empty_variable_counts_as_unset(launcher: Launcher) -> None:
-    emptied = {**WHOLE_ROWS[launcher.name], launcher.rank[0]: " "}
-    with pytest.raises(LauncherError, match=launcher.rank[0]):
-        detect(emptied)
+# --- Slurm ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
-@pytest.mark.parametrize("bad", ["x", "-1", "1.0", "1_0", "٣", "9" * 5000, "2147483648"])
-def test_a_rank_that_is_no_rank(launcher: Launcher, bad: str) -> None:
-    with pytest.raises(LauncherError, match=launcher.rank[0]):
-        detect({**WHOLE_ROWS[launcher.name], launcher.rank[0]: bad})
+def test_a_slurm_step_of_one_task_in_a_larger_allocation() -> None:
+    assert place(detect(recorded.SRUN_OF_ONE)) == (0, 1, 0, 1, 0, 1, "1.0", None)
+
+
+def test_slurm_prefers_the_steps_size_to_the_allocations() -> None:
+    found = detect({**recorded.SRUN, "SLURM_NTASKS": "64"})
+    assert found is not None
+    assert (found.world_size, found.world_size_from) == (4, "SLURM_STEP_NUM_TASKS")
+
+
+def test_slurm_without_a_steps_size_takes_the_number_of_tasks() -> None:
+    older = {name: value for name, value in recorded.SRUN.items() if name != "SLURM_STEP_NUM_TASKS"}
+    found = detect(older)
+    assert found is not None
+    assert (found.world_size, found.world_size_from) == (4, "SLURM_NTASKS")
+
+
+def test_slurms_legacy_names() -> None:
+    found = detect({"SLURM_JOBID": "9", "SLURM_STEPID": "2", "SLURM_PROCID": "1", "SLURM_NPROCS": "2"})
+    assert place(found)[:2] == (1, 2)
+    assert place(found)[6] == "9.2"
+
+
+def test_slurms_restart_count_is_the_attempt() -> None:
+    assert place(detect({**recorded.SRUN, "SLURM_RESTART_COUNT": "1"}))[7] == "1"
+
+
+def test_two_steps_of_one_slurm_job_are_two_jobs() -> None:
+    assert place(detect(recorded.SRUN))[6] != place(detect({**recorded.SRUN, "SLURM_STEP_ID": "1"}))[6]
 
 
 @pytest.mark.parametrize(
-    ("environ", "change", "problem"),
+    "environ",
     [
-        (SRUN_TASK, {"SLURM_PROCID": "7"}, "rank 7 does not fit a world_size of 7"),
-        (SRUN_TASK, {"SLURM_LOCALID": "1"}, "local_rank 1 does not fit a local_world_size of 1"),
-        (SRUN_TASK, {"SLURM_STEP_NUM_NODES": "3"}, "node_rank 3 does not fit a num_nodes of 3"),
-        (SRUN_TASK, {"SLURM_STEP_TASKS_PER_NODE": "2(x3)"}, "holds no count for node rank 3"),
-        (SRUN_TASK, {"SLURM_STEP_TASKS_PER_NODE": "2(y3),1"}, "holds no count for node rank 3"),
-        (OPEN_MPI_TASK, {"OMPI_COMM_WORLD_LOCAL_SIZE": "5"}, "local_world_size 5 exceeds a world_size of 4"),
-        (TORCHRUN_TASK, {"RANK": "8"}, "rank 8 does not fit a world_size of 8"),
+        recorded.SBATCH_BODY,
+        recorded.SALLOC_SHELL,
+        recorded.SALLOC_INTERACTIVE_STEP,
+        {"SLURM_NTASKS": "4"},
+        {"SLURM_PROCID": "0"},
+    ],
+    ids=["sbatch body", "salloc shell", "salloc interactive step", "size alone", "rank alone"],
+)
+def test_outside_a_slurm_step_the_way_out_is_srun(environ: dict[str, str]) -> None:
+    with pytest.raises(LauncherError, match="start it with srun") as raised:
+        detect(environ)
+    shown = ROWS["Slurm"].variables_seen(environ)
+    assert {"SLURM_NTASKS", "SLURM_PROCID"} & set(shown)
+    assert all(f"{name}={value!r}" in str(raised.value) for name, value in shown.items())
+
+
+# --- the others' traps ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (recorded.OPEN_MPI_5, (1, 2, 1, 2, None, None, "prterun-vm-19962@1", None)),
+        (recorded.INTEL_MPI, (3, 4, 1, 2, None, None, "8c4c0000-875d-9ab7-bc60-060032a30f42", None)),
+        (recorded.TRAIN_JOB, (2, 4, None, None, 2, 4, None, None)),
+    ],
+    ids=["Open MPI 5", "Intel MPI", "Kubeflow Trainer 2"],
+)
+def test_another_version_of_a_launcher(environ: dict[str, str], expected: Place) -> None:
+    assert place(detect(environ)) == expected
+
+
+def test_open_mpis_node_rank_is_none() -> None:
+    assert "OMPI_COMM_WORLD_NODE_RANK" not in ROWS["Open MPI"].variables
+
+
+@pytest.mark.parametrize(("index", "job"), [("3", "4711[3]"), ("0", "4711"), (None, "4711")])
+def test_the_elements_of_an_lsf_array_are_jobs_of_their_own(index: str | None, job: str) -> None:
+    environ = {name: value for name, value in recorded.JSRUN.items() if name != "LSB_JOBINDEX"}
+    assert place(detect(environ if index is None else {**environ, "LSB_JOBINDEX": index}))[6] == job
+
+
+def test_jsrun_without_lsf_has_no_job_id() -> None:
+    environ = {name: value for name, value in recorded.JSRUN.items() if not name.startswith("LSB_")}
+    assert place(detect(environ))[6] is None
+
+
+def test_fluxs_job_id_under_an_ascii_locale() -> None:
+    as_python_reads_it = recorded.FLUX["FLUX_JOB_ID"].encode().decode("ascii", "surrogateescape")
+    assert place(detect({**recorded.FLUX, "FLUX_JOB_ID": as_python_reads_it}))[6] == recorded.FLUX["FLUX_JOB_ID"]
+
+
+def test_pals_without_pmi_says_no_size() -> None:
+    environ = {name: value for name, value in recorded.PALS.items() if not name.startswith("PMI_")}
+    with pytest.raises(LauncherError, match="but not PMI_SIZE"):
+        detect(environ)
+
+
+@pytest.mark.parametrize("children", [("#0", "#1"), ("", "")])
+def test_the_nodes_of_an_aws_batch_job_have_one_id(children: tuple[str, str]) -> None:
+    jobs = {place(detect({**recorded.AWS_BATCH, "AWS_BATCH_JOB_ID": f"6f4b{child}"}))[6] for child in children}
+    assert jobs == {"6f4b"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"SM_HOSTS": '["algo-1"]'},
+        {"SM_HOSTS": "algo-1,algo-2"},
+        {"SM_HOSTS": '"algo-2"'},
+        {"SM_HOSTS": '["algo-2", "algo-2"]'},
+        {"SM_CURRENT_HOST": ""},
     ],
 )
-def test_contradictions(environ: dict[str, str], change: dict[str, str], problem: str) -> None:
+def test_sagemaker_hosts_that_do_not_hold_this_one(change: dict[str, str]) -> None:
+    with pytest.raises(LauncherError, match="but not the index of SM_CURRENT_HOST in SM_HOSTS"):
+        detect({**recorded.SAGEMAKER, **change})
+
+
+@pytest.mark.parametrize(
+    ("environ", "variable"),
+    [
+        (recorded.PYTORCH_JOB_OF_8_PER_POD, "WORLD_SIZE / PET_NNODES='8'"),
+        ({**recorded.PYTORCH_JOB_OF_8_PER_POD, "WORLD_SIZE": "33"}, "PET_NPROC_PER_NODE='8'"),
+        ({**recorded.TRAIN_JOB, "PET_NPROC_PER_NODE": "gpu"}, "PET_NPROC_PER_NODE='gpu'"),
+        ({**recorded.SAGEMAKER, "SM_NUM_GPUS": "8"}, "SM_NUM_GPUS='8'"),
+        ({**recorded.SKYPILOT, "SKYPILOT_NUM_GPUS_PER_NODE": "4"}, "SKYPILOT_NUM_GPUS_PER_NODE='4'"),
+    ],
+)
+def test_a_nodes_number_is_no_rank_where_nodes_hold_several(environ: dict[str, str], variable: str) -> None:
+    with pytest.raises(LauncherError, match="torchrun") as raised:
+        detect(environ)
+    assert f"{variable} speaks of several processes" in str(raised.value)
+
+
+def test_an_elastic_kubeflow_job_has_no_fixed_size() -> None:
+    with pytest.raises(LauncherError, match="PET_NNODES='1:4'"):
+        detect({**recorded.TRAIN_JOB, "PET_NNODES": "1:4"})
+
+
+@pytest.mark.parametrize("row", ["LeaderWorkerSet", "SageMaker", "SkyPilot", "AWS Batch", "Kubernetes Indexed Job"])
+def test_who_numbers_nodes_yields_to_a_rank(row: str) -> None:
+    assert seen({**BY_LAUNCHER[row], "RANK": "9"}) is None
+
+
+def test_kubeflow_yields_to_a_local_rank_only_since_it_sets_the_rank_itself() -> None:
+    assert seen(recorded.PYTORCH_JOB) is ROWS["Kubeflow"]
+    assert seen({**recorded.PYTORCH_JOB, "LOCAL_RANK": "3"}) is None
+
+
+@pytest.mark.parametrize(
+    ("row", "change", "problem"),
+    [
+        ("Slurm", {"SLURM_PROCID": "4"}, "rank 4 does not fit a world_size of 4"),
+        ("Slurm", {"SLURM_LOCALID": "2"}, "local_rank 2 does not fit a local_world_size of 2"),
+        ("Slurm", {"SLURM_STEP_NUM_NODES": "1"}, "node_rank 1 does not fit a num_nodes of 1"),
+        ("Slurm", {"SLURM_STEP_TASKS_PER_NODE": "2"}, "holds no count for node rank 1"),
+        ("Slurm", {"SLURM_STEP_TASKS_PER_NODE": "2(y2)"}, "holds no count for node rank 1"),
+        ("Open MPI", {"OMPI_COMM_WORLD_LOCAL_SIZE": "5"}, "local_world_size 5 exceeds a world_size of 2"),
+        ("torchrun", {"RANK": "8"}, "rank 8 does not fit a world_size of 8"),
+        ("Kubernetes Indexed Job", {"JOB_COMPLETION_INDEX": "4"}, "rank 4 does not fit a world_size of 4"),
+    ],
+)
+def test_contradictions(row: str, change: dict[str, str], problem: str) -> None:
     with pytest.raises(LauncherError) as raised:
-        detect({**environ, **change})
+        detect({**BY_LAUNCHER[row], **change})
     assert problem in str(raised.value)
 
 
-@pytest.mark.parametrize(("text", "counts"), [("4", [4]), ("2(x3),1", [2, 2, 2, 1]), ("1,2", [1, 2]), ("3(x1)", [3])])
-def test_expand_counts(text: str, counts: list[int]) -> None:
-    assert list(expand_counts(text)) == counts
+def test_a_partial_torchrun_names_what_is_missing() -> None:
+    for name in TORCHRUN.required:
+        partial = {key: value for key, value in recorded.TORCHRUN.items() if key != name}
+        with pytest.raises(LauncherError, match=f"but not {name}\n"):
+            detect(partial)
 
 
-@pytest.mark.parametrize("text", ["", "x", "2(x)", "2x3", "2(x3", "-1", "2,,1"])
-def test_expand_counts_refuses(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a task count"):
-        list(expand_counts(text))
-
-
-def test_a_huge_count_costs_nothing() -> None:
-    found = detect({**SRUN_TASK, "SLURM_STEP_TASKS_PER_NODE": "1(x999999999)"})
-    assert found is not None
-    assert found.local_world_size == 1
-
-
-def test_variables_seen_are_the_rows_own() -> None:
-    seen = SLURM.variables_seen({**SRUN_TASK, **OPEN_MPI_TASK})
-    assert seen.keys() <= SRUN_TASK.keys()
-    assert {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID"} <= seen.keys()
-    assert "OMPI_COMM_WORLD_NODE_RANK" not in OPEN_MPI.variables
-
-
-def test_another_row_is_data() -> None:
-    hydra = Launcher(
-        name="Hydra",
-        marks=("PMI_RANK",),
-        rank=("PMI_RANK",),
-        world_size=("PMI_SIZE",),
-        local_rank=("MPI_LOCALRANKID",),
-        local_world_size=("MPI_LOCALNRANKS",),
-        outside="a part of mpiexec's environment",
-        start="start it with mpiexec",
-    )
-    found = hydra.read({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"})
-    assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == (1, 2, 1, 2)
-    assert (found.job_id, found.node, found.attempt) == (None, None, None)
+def test_rows_are_immutable_data() -> None:
+    first, second = (astuple(identity) for identity in map(detect, [recorded.SRUN, dict(recorded.SRUN)]) if identity)
+    assert first == second

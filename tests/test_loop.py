@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from ipaddress import ip_interface
 from typing import Any
 
+import msgspec
 import pytest
 
 from mingle import datagrams, interfaces
 from mingle.datagrams import Bye, Datagram, Offer, Seek
-from mingle.interfaces import Interface
-from mingle.loop import Loop, own_addresses
+from mingle.loop import Loop
 from mingle.machine import Answer, Dial, Effect, Hangup, Multicast, Source, Write
 from mingle.settings import Network
 from mingle.values import Peer
@@ -54,7 +54,7 @@ class Notes:
     def owns(self, conn: int) -> bool:
         return conn < 1000
 
-    def connected(self, conn: int, local_address: str, interface: str, now: float) -> None:
+    def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
         self.told.append(("connected", local_address, interface))
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
@@ -148,6 +148,54 @@ def test_peers_are_asked_with_a_padded_question() -> None:
             loop.notes.told.clear()
 
 
+# --- processes that share a port ------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract Unix sockets")
+@pytest.mark.parametrize("hosted_by", ["first", "last", "nobody"])
+def test_a_unicast_question_reaches_every_process_of_the_host_and_is_answered_once(hosted_by: str) -> None:
+    network = Network(interfaces=("lo",), port=free_udp_port())
+    offer = Offer(job="a job", session=SESSION, host=MEMBER, addresses=("192.0.2.1", "127.0.0.1"), port=9, world_size=2)
+    seek = Seek(job="a job", member=MEMBER, world_size=2)
+    with contextlib.ExitStack() as stack:
+        loops = {name: Noting(network, stack) for name in ("first", "middle", "last")}
+        asker = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        asker.bind(("127.0.0.1", 0))
+        asker.settimeout(5)
+        if hosted_by in loops:
+            loops[hosted_by].notes.says = offer
+        asker.sendto(datagrams.padded(seek, datagrams.MAX_BYTES), ("127.0.0.1", network.port))
+        told = loops["last"].turn_until("heard")  # who opened the port last receives it
+        if hosted_by == "last":
+            for name in ("first", "middle"):  # it will be answered: nobody else is asked
+                assert loops[name]._siblings.receive() == []
+            return
+        for name in ("first", "middle"):
+            told = loops[name].turn_until("heard")
+            _, message, source = told
+            assert msgspec.structs.replace(message, padding=b"") == seek
+            assert (source.multicast, source.address) == (False, "127.0.0.1")
+        assert loops["last"]._siblings.receive() == []
+        loops["middle"].notes.to_do.append(Answer(told[2], offer))
+        loops["middle"]._carry_out()
+        data, answerer = asker.recvfrom(2048)
+        assert answerer == ("127.0.0.1", network.port), "from where it was asked: a firewall lets nothing else in"
+        answer = datagrams.decode(data)
+        assert isinstance(answer, Offer)
+        assert answer.addresses == ("127.0.0.1", "192.0.2.1"), "the address that the asker has reached comes first"
+
+
+def test_connections_through_interfaces_that_were_not_named_are_not_used(
+    loop: Noting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop._nics, "owner", lambda local, dialled: "eth7")
+    loop._connections.listen([("127.0.0.1", 0)])
+    loop.notes.to_do.append(Dial(999, "127.0.0.1", loop._connections.port, "lo"))
+    _, reason = loop.turn_until("ended")
+    assert "eth7" in reason
+    assert not any(told[0] == "connected" for told in loop.notes.told)
+
+
 def test_a_question_shorter_than_its_answer_gets_none() -> None:
     """Whoever forges the sender of a question makes us send no more bytes there than it sends itself."""
     port = free_udp_port()
@@ -185,13 +233,3 @@ def test_interfaces_that_can_not_be_looked_at_stay_as_they_were(loop: Noting, mo
     loop.turn_until("timer")
     assert loop._rescan_due > 0.0
     assert loop.facts().interfaces == before != []
-
-
-def test_the_addresses_to_listen_on() -> None:
-    dual = Interface("eth0", 2, tuple(map(ip_interface, ("10.0.0.1/24", "fd00::1/64", "fe80::1/64"))))
-    lonely = Interface("eth1", 3, tuple(map(ip_interface, ("fe80::2/64", "fe80::3/64"))))
-    found = [(each.address, each.interface, each.index) for each in own_addresses([dual, lonely], "auto")]
-    assert found == [("10.0.0.1", "eth0", 2), ("fd00::1", "eth0", 2), ("fe80::2", "eth1", 3)]
-    assert [each.address for each in own_addresses([dual], "6")] == ["fd00::1"]
-    many = Interface("eth2", 4, tuple(ip_interface(f"10.0.1.{number}/24") for number in range(1, 40)))
-    assert len(own_addresses([many], "auto")) == datagrams.MAX_ADDRESSES

@@ -4,6 +4,7 @@ import pytest
 
 from mingle.errors import ConfigurationError, LauncherError
 from mingle.placement import place
+from tests.launcher_environments import PYTORCH_JOB_OF_8_PER_POD as PODS_OF_8
 
 SRUN_TASK = {
     "SLURM_JOB_ID": "77",
@@ -38,6 +39,7 @@ SRUN_TASK_OF_ONE = {
     "SLURM_PROCID": "0",
     "SLURM_STEP_NUM_TASKS": "1",
 }
+POD = {"JOB_COMPLETION_INDEX": "2"}
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,17 @@ SRUN_TASK_OF_ONE = {
         pytest.param(TORCHRUN_TASK, {}, (5, 8), id="torchrun"),
         pytest.param(TORCHRUN_TASK, {"rank": 5, "world_size": 8}, (5, 8), id="torchrun, arguments agree"),
         pytest.param({**TORCHRUN_TASK, "MINGLE_WORLD_SIZE": "8"}, {}, (5, 8), id="torchrun, MINGLE_* agrees"),
+        pytest.param(POD, {"world_size": 4}, (2, 4), id="a pod's index, the size by argument"),
+        pytest.param({**POD, "MINGLE_WORLD_SIZE": "4"}, {}, (2, 4), id="a pod's index, MINGLE_WORLD_SIZE"),
+        pytest.param({**POD, "WORLD_SIZE": "4"}, {}, (2, 4), id="a pod's index, WORLD_SIZE"),
+        pytest.param(
+            {**POD, "WORLD_SIZE": "8", "MINGLE_WORLD_SIZE": "4"}, {}, (2, 4), id="a pod's index, MINGLE_ before plain"
+        ),
+        pytest.param({**POD, "RANK": "17", "WORLD_SIZE": "32"}, {}, (17, 32), id="a rank inside a pod"),
+        pytest.param(
+            {**PODS_OF_8, "MINGLE_RANK": "17", "MINGLE_WORLD_SIZE": "32"}, {}, (17, 32), id="by hand in a pod of 8"
+        ),
+        pytest.param({**PODS_OF_8, "RANK": "17", "LOCAL_RANK": "1"}, {}, (17, 32), id="a local rank in a pod of 8"),
         pytest.param(SRUN_TASK_OF_ONE, {}, (0, 1), id="a task of one"),
         pytest.param({**SRUN_TASK_OF_ONE, "WORLD_SIZE": "1"}, {}, (0, 1), id="a task of one, said twice"),
         pytest.param(
@@ -126,6 +139,9 @@ def test_who_counts(environ: dict[str, str], arguments: dict[str, int], expected
         pytest.param({}, {"rank": 0}, ["rank=0", "world_size="], id="rank without a size"),
         pytest.param({"MINGLE_RANK": "0"}, {}, ["MINGLE_RANK='0'"], id="MINGLE_RANK without a size"),
         pytest.param({}, {}, ["world_size=", "MINGLE_WORLD_SIZE"], id="nothing"),
+        pytest.param(
+            {**POD, "WORLD_SIZE": "8"}, {"world_size": 4}, ["world_size=4", "WORLD_SIZE='8'"], id="a pod's two sizes"
+        ),
     ],
 )
 def test_what_is_refused(environ: dict[str, str], arguments: dict[str, int], named: list[str]) -> None:
@@ -150,6 +166,9 @@ def test_what_is_refused(environ: dict[str, str], arguments: dict[str, int], nam
             "MASTER_PORT",
             id="partial torchrun, even with arguments",
         ),
+        pytest.param(POD, {}, "WORLD_SIZE", id="a pod's index without a size"),
+        pytest.param(PODS_OF_8, {}, "torchrun", id="RANK of a pod, WORLD_SIZE of processes"),
+        pytest.param(PODS_OF_8, {"world_size": 32}, "torchrun", id="the same, with the size as an argument"),
         pytest.param({**SRUN_TASK_OF_ONE, "WORLD_SIZE": "4"}, {}, "WORLD_SIZE='4'", id="alone against WORLD_SIZE"),
         pytest.param(
             {**SRUN_TASK_OF_ONE, "RANK": "2", "WORLD_SIZE": "4"},

@@ -11,7 +11,17 @@ from mingle.control import HandshakeFailed, HostConversation
 from mingle.datagrams import Offer, Rejected
 from mingle.frames import Hello, Ping
 from mingle.machine import Dial, Effect, Hangup, Write
-from mingle.proving import ADDRESS_SECONDS, MAX_ENDPOINTS, STAGGER_SECONDS, Endpoint, Proving, Verdict, merged, named
+from mingle.proving import (
+    ADDRESS_SECONDS,
+    FAILURE_SECONDS,
+    MAX_ENDPOINTS,
+    STAGGER_SECONDS,
+    Endpoint,
+    Proving,
+    Verdict,
+    merged,
+    named,
+)
 
 SESSION = b"S" * 16
 FIRST, SECOND, THIRD = "10.0.0.1", "10.1.0.1", "172.17.0.1"
@@ -184,6 +194,40 @@ def test_abandoned_it_leaves_nothing_open() -> None:
     assert race.done() == [Hangup(1), Hangup(2)]
     assert not race.proving.owns(1)
     assert race.proving.next_timer() is None
+
+
+def test_what_failed_a_while_ago_is_tried_again_and_what_failed_just_now_is_not() -> None:
+    race = Race(FIRST, SECOND, THIRD, all_ways=True)
+    race.answer(1, 0.01)
+    race.done()
+    race.proving.closed(2, "No route to host", 0.02)
+    race.proving.closed(3, "Connection refused", FAILURE_SECONDS)
+    race.proving.try_again(FAILURE_SECONDS + 0.1)
+    assert race.dialled() == [SECOND]
+    race.answer(4, FAILURE_SECONDS + 0.2)
+    assert set(race.proving.paths) == {FIRST, SECOND}
+    race.done()
+    race.proving.try_again(FAILURE_SECONDS + 0.3)
+    assert race.dialled() == []
+
+
+def test_a_way_over_another_network_is_marked() -> None:
+    race = Race(FIRST, all_ways=True)
+    race.proving.connected(1, "10.0.0.9", "eth0", weak=True)
+    host = HostConversation(job="job", attempt="", session=SESSION, addresses=(FIRST,), port=4000)
+    (write,) = [effect for effect in race.done() if isinstance(effect, Write)]
+    host.receive_data(write.data)
+    race.proving.received(1, host.data_to_send(), 0.1)
+    assert race.proving.paths[FIRST].weak
+    assert race.proving.address == FIRST
+    race.done()
+    # An interface on that network may have come meanwhile: the way is proved anew, the connection stays.
+    race.proving.prove_again(5.0)
+    assert race.dialled() == [FIRST]
+    assert race.proving.paths[FIRST].weak
+    race.answer(2, 5.1)
+    assert not race.proving.paths[FIRST].weak
+    assert race.winner() == 1
 
 
 def test_one_address_is_tried_at_every_port_that_was_named_with_it() -> None:

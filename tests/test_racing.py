@@ -8,9 +8,10 @@ import random
 import pytest
 
 from mingle.blocking import Blocking
+from mingle.control import HostConversation
 from mingle.datagrams import Offer, State
 from mingle.frames import Running, Who
-from mingle.machine import Dial, Effect, Evidence, Identity
+from mingle.machine import Dial, Effect, Evidence, Identity, Write
 from mingle.membership import RETURN_SECONDS, Membership, Step
 from mingle.moving import Moving
 from mingle.protocol import Seeker
@@ -132,3 +133,41 @@ def test_a_race_that_was_lost_is_noted_and_run_again_later() -> None:
     assert race.dialled() == []
     race.hear(now=session.retry_at)
     assert race.dialled() == ["10.0.0.1"]
+
+
+@pytest.mark.parametrize(("address", "doubted"), [("10.0.0.1", False), ("10.0.0.7", True)])
+def test_a_host_that_no_longer_offers_the_address_in_use_is_asked_whether_it_lives(address: str, doubted: bool) -> None:
+    race = Race()
+    session = race.hear(ONE)
+    prove(session, race)
+    race.membership.join(session)
+    race.hear(ONE, 2.0, address=address)
+    assert (race.membership.doubt_until is not None) is doubted
+
+
+@pytest.mark.parametrize("step", [Step.SEATED, Step.CONFIRMED])
+def test_when_the_own_interfaces_change_the_ways_are_proved_again(step: Step) -> None:
+    race = Race()
+    session = race.hear(ONE)
+    prove(session, race)
+    race.membership.join(session)
+    race.membership.step = step
+    race.hear(ONE, 2.0, address="10.0.0.7")
+    assert session.proving is not None
+    session.proving.handle_timer(2.0)
+    assert race.dialled() == ["10.0.0.7"]
+    session.proving.closed(2, "Network is unreachable", 2.0)
+    race.racing.rewired(3.0)
+    # Who has confirmed has told its host what counts.
+    assert race.dialled() == (["10.0.0.7"] if step is Step.SEATED else [])
+
+
+def prove(session: Session, race: Race) -> None:
+    """Its first address proves itself."""
+    assert session.proving is not None
+    session.proving.connected(1, "10.0.0.2", "eth0")
+    host = HostConversation(job="job", attempt="", session=session.name, addresses=("10.0.0.1",), port=4000)
+    (write,) = [effect for effect in race.effects if isinstance(effect, Write)]
+    host.receive_data(write.data)
+    session.proving.received(1, host.data_to_send(), 1.0)
+    race.effects.clear()

@@ -272,10 +272,57 @@ def test_common_address_was_reached_by_all_and_is_none_only_if_there_is_none(
     assert common_address(own, prefixes, [list(reversed(paths)) for paths in reversed(members)]) == chosen
 
 
+STRAY = Path(host_address=FAST, local_address="192.0.2.9", interface="eth0", weak=True)
+"""A member on LAN, to which rank 0 answers for its address on FAST as well."""
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        pytest.param([[way(LAN, "192.0.2.9"), STRAY], [way(FAST, "198.51.100.3")]], None, id="a star is no mesh"),
+        pytest.param([[way(LAN, "192.0.2.9"), STRAY], [way(LAN, "192.0.2.3")]], LAN, id="the one that is common"),
+        pytest.param(
+            [[way(FAST, "203.0.113.9")], [way(FAST, "198.51.100.3")]], FAST, id="behind a router is no other network"
+        ),
+        pytest.param(
+            [[Path(host_address=FAST, local_address="203.0.113.9", interface="eth0", weak=True)]],
+            FAST,
+            id="one that is on no other network of the host",
+        ),
+    ],
+)
+def test_a_way_over_another_network_counts_for_nothing(members: list[list[Path]], expected: str | None) -> None:
+    assert common_address([LAN, FAST], PREFIXES, members) == expected
+    assert common_address([FAST, LAN], PREFIXES, members) == expected
+
+
+BOTH = [[way(LAN, "192.0.2.2"), way(FAST, "198.51.100.2")], [way(LAN, "203.0.113.3"), way(FAST, "198.51.100.3")]]
+
+
+@pytest.mark.parametrize(
+    ("members", "last_resort", "in_order", "expected"),
+    [
+        pytest.param(BOTH, {FAST}, False, LAN, id="a tunnel comes last, though all are on its subnet"),
+        pytest.param(BOTH, {LAN, FAST}, False, FAST, id="nothing but tunnels"),
+        pytest.param([[way(FAST)]], {FAST}, False, FAST, id="a tunnel where there is nothing else"),
+        pytest.param(BOTH, set(), False, FAST, id="the subnet of most"),
+        pytest.param(BOTH, set(), True, LAN, id="but the user's order where there is one"),
+        pytest.param([[way(FAST)]], set(), True, FAST, id="as far as all reach it"),
+        pytest.param([[]], set(), True, None, id="which nobody does here"),
+    ],
+)
+def test_the_order_of_preference(
+    members: list[list[Path]], last_resort: set[str], in_order: bool, expected: str | None
+) -> None:
+    found = common_address([LAN, FAST], PREFIXES, members, last_resort=last_resort, in_order=in_order)
+    assert found == expected
+
+
 def test_reach_matrix_says_who_reached_what() -> None:
     text = reach_matrix(
         [LAN, FAST],
-        [("rank 1 on host b", [way(LAN, "192.0.2.2", "eth1")]), ("rank 2 on host c", [])],
+        PREFIXES,
+        [("rank 1 on host b", [way(LAN, "192.0.2.9", "eth1"), STRAY]), ("rank 2 on host c", [])],
     )
     first, *members = text.splitlines()
     assert LAN in first
@@ -283,6 +330,6 @@ def test_reach_matrix_says_who_reached_what() -> None:
     assert len(members) == 2
     assert "rank 1 on host b" in members[0]
     assert f"{LAN} through eth1" in members[0]
-    assert f"not {FAST}" in members[0]
+    assert f"not {FAST} but through eth0" in members[0]
     assert "rank 2 on host c" in members[1]
     assert f"not {LAN}" in members[1]

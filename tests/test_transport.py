@@ -218,7 +218,8 @@ def test_a_port_held_by_another_program(port: int) -> None:
         selfish.bind(("", port))
         with pytest.raises(InterfaceError) as caught:
             on_lo(port)
-    assert f"another program holds UDP port {port}" in str(caught.value)
+    # In this very process, which is no stranger to itself: in the lab another program is named.
+    assert f"UDP port {port} is held by another program, which does not share it" in str(caught.value)
     assert f"ss -ulpn 'sport = :{port}'" in str(caught.value)
     assert "MINGLE_PORT" in str(caught.value)
     assert "lo IPv4: EADDRINUSE" in str(caught.value)

@@ -62,7 +62,7 @@ _MAKERS: dict[type[msgspec.inspect.Type], Callable[[Any], SearchStrategy[Any]]] 
     msgspec.inspect.StructType: _structs,
     msgspec.inspect.BoolType: lambda _: st.booleans(),
     msgspec.inspect.NoneType: lambda _: st.none(),
-    msgspec.inspect.FloatType: lambda info: st.floats(info.ge, allow_nan=False),
+    msgspec.inspect.FloatType: lambda info: st.floats(info.ge, info.le, allow_nan=False),
     msgspec.inspect.BytesType: lambda info: st.binary(min_size=info.min_length or 0, max_size=min(info.max_length, 64)),
     msgspec.inspect.LiteralType: lambda info: st.sampled_from(info.values),
     msgspec.inspect.UnionType: lambda info: st.one_of([_strategy(each) for each in info.types]),

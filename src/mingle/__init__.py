@@ -18,11 +18,20 @@ machines (pure)       ``joining`` (a rank), ``hosting`` (rank 0), ``electing`` (
 … of a rank           ``asking``, ``sessions``, ``racing``, ``membership``, ``blocking``, ``moving``
 … of the host         ``callers``, ``introduction``, ``presence``, ``rivals``
 … of the elector      ``candidacy``, ``telling``
-network               ``interfaces``, ``transport``, ``udp``, ``connections``, ``peers``, ``forksafe``
-settings              ``settings``, ``placement``, ``launchers``, ``values``, ``node``, ``errors``
-where they meet       ``discovery`` (the loop), ``progress``
+network               ``interfaces``, ``transport``, ``udp``, ``siblings``, ``connections``, ``peers``, ``forksafe``
+checks                ``findings``, ``diagnosis`` (pure), ``firewall``, ``holders``, ``inspection``, ``network_facts``
+pings                 ``echo``, ``figures``, ``pinging`` (pure), ``pathways`` (what they mean), ``pinger``
+settings              ``settings``, ``placement``, ``launchers``, ``launcher``, ``values``, ``node``, ``errors``,
+                      ``abandonable``
+where they meet       ``discovery``, ``loop``, ``nics``, ``progress``, ``store_loop``
 torch                 ``store``, ``rendezvous``, ``environment``, ``process_group``, ``url_scheme``, ``job``,
-                      ``torch_threads``
+                      ``gloo``, ``torch_threads``
+agents                ``agents``, ``agent_loop``; ``generations``, ``agent_registrar``, ``agent_hosting``,
+                      ``agent_joining``, ``quorum``, ``roll``, ``heartbeat``, ``obituaries``, ``superseding``,
+                      ``agent_reports`` (pure)
+torchrun              ``torchrun``, ``agent_settings``, ``agent_handler``, ``agent_rounds``, ``agent_store``,
+                      ``agent_absentees``
+frameworks            ``lightning`` (a plug-in for it)
 command line          ``cli``
 ====================  ==============================================================================
 """

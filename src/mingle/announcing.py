@@ -198,7 +198,7 @@ class Announcement:
         """Tells whether a connection is this machine's."""
         return conn in self._callers
 
-    def connected(self, conn: int, local_address: str, interface: str, now: float) -> None:
+    def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
         """It dials nobody."""
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:

@@ -32,6 +32,7 @@ class Blocking:
     """Asks soon again when one of them is gone."""
     timeout: float
     effects: list[Effect]
+    patience: float = RUNNING_PATIENCE_SECONDS
 
     # --- what is known ---------------------------------------------------------------------------------------------
 
@@ -93,7 +94,7 @@ class Blocking:
 
     @property
     def _patience(self) -> float:
-        return min(RUNNING_PATIENCE_SECONDS, self.timeout)
+        return min(self.patience, self.timeout)
 
     @staticmethod
     def _is_mute(session: Session) -> bool:

@@ -9,10 +9,12 @@ import os
 import selectors
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from mingle import forksafe
 from mingle.errors import InterfaceError
@@ -31,32 +33,28 @@ MAX_UNSENT_BYTES = 32 * 1024 * 1024
 _PORT_TRIES = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(Struct, frozen=True):
     """Somebody connected to us."""
 
     conn: int
     address: str
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
+class Connected(Struct, frozen=True):
     """What we dialled stands."""
 
     conn: int
     local_address: str
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
+class Data(Struct, frozen=True):
     """Bytes came in."""
 
     conn: int
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(Struct, frozen=True):
     """The connection ended, or never came to be."""
 
     conn: int
@@ -87,15 +85,19 @@ class Connections:
         self._selector = selector
         self._new_id = new_id
         self._connections: dict[int, _Connection] = {}
-        self._listeners: dict[str, socket.socket] = {}
+        self._listeners: dict[tuple[str, int], socket.socket] = {}
+        """By address and scope. One whose address has gone stays: it listens again when that comes back."""
         self._spare = os.open(os.devnull, os.O_RDONLY)
         self.port = 0
         """The control port, once :meth:`listen` has found one."""
 
     # --- listening -------------------------------------------------------------------------------------------------
 
-    def listen(self, addresses: Sequence[tuple[str, int]]) -> None:
-        """Listens on each address (with its interface's index) at one port, the same for all.
+    def listen(self, addresses: Sequence[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+        """Listens on each address (with its interface's index) at one port, the same for all; returns which.
+
+        An address that is not ready yet is left out (an IPv6 one can't be bound before its duplicate check is over:
+        RFC 4862, section 5.4); :meth:`listen_also` tries it again.
 
         Raises:
             InterfaceError: none of the addresses can be bound.
@@ -104,37 +106,58 @@ class Connections:
         for _ in range(_PORT_TRIES):
             try:
                 self._listen_at(addresses)
-                return
             except OSError as error:
                 problem = error
                 self._stop_listening()
                 if error.errno != errno.EADDRINUSE:
                     break
+            else:
+                if self._listeners:
+                    return frozenset(self._listeners)
+                break
         names = ", ".join(address for address, _ in addresses)
         raise InterfaceError.explain(
-            f"no control port could be opened on {names}: {problem}",
+            f"no control port could be opened on {names}: {problem or 'no address is ready'}",
             cause="an address has just gone from its interface, or the system allows no more sockets",
             remedy="look at `ip address` and `ulimit -n`; name a working interface with MINGLE_INTERFACE.",
         ) from problem
 
     def _listen_at(self, addresses: Sequence[tuple[str, int]]) -> None:
-        port = 0
+        self.port = 0
         for address, index in addresses:
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            listener = forksafe.register(socket.socket(family, socket.SOCK_STREAM))
-            self._listeners[address] = listener
+            try:
+                listener = self._open_listener(address, index)
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:
+                    raise
+            else:
+                self.port = listener.getsockname()[1]
+
+    def listen_also(self, addresses: Sequence[tuple[str, int]]) -> frozenset[tuple[str, int]]:
+        """Listens on further addresses at the same port; returns those of all given at which it listens now."""
+        for address, index in addresses:
+            if (address, index) not in self._listeners:
+                with contextlib.suppress(OSError):  # not ready yet, or another program's: it is not announced
+                    self._open_listener(address, index)
+        return frozenset(addresses).intersection(self._listeners)
+
+    def _open_listener(self, address: str, index: int) -> socket.socket:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = forksafe.register(socket.socket(family, socket.SOCK_STREAM))
+        try:
             listener.setblocking(False)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                scope = index if address.startswith("fe80:") else 0
-                listener.bind((address, port, 0, scope))
+                listener.bind((address, self.port, 0, index if address.startswith("fe80:") else 0))
             else:
-                listener.bind((address, port))
+                listener.bind((address, self.port))
             listener.listen(BACKLOG)
-            port = listener.getsockname()[1]
-        self.port = port
-        for listener in self._listeners.values():
-            self._selector.register(listener, selectors.EVENT_READ, partial(self._serve_listener, listener))
+        except OSError:
+            listener.close()
+            raise
+        self._listeners[address, index] = listener
+        self._selector.register(listener, selectors.EVENT_READ, partial(self._serve_listener, listener))
+        return listener
 
     def _stop_listening(self) -> None:
         for listener in self._listeners.values():
@@ -198,6 +221,15 @@ class Connections:
         if self._spare >= 0:
             os.close(self._spare)
             self._spare = -1
+
+    def drop_strays(self, own: Container[str]) -> list[Event]:
+        """Ends the connections whose local address this machine has no more: TCP would notice late, or never."""
+        events: list[Event] = []
+        for connection in list(self._connections.values()):
+            local = bare_address(connection.socket.getsockname()[0])
+            if not connection.connecting and local not in own:
+                events += self._end(connection, f"the address {local} has gone from this machine")
+        return events
 
     # --- what the selector says ------------------------------------------------------------------------------------
 

@@ -2,51 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from mingle import frames
 from mingle.machine import OpenStore
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(Struct, frozen=True):
     """Send this frame on that connection."""
 
     conn: int
     frame: frames.AnyFrame
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(Struct, frozen=True):
     """Hang up, after what is still to be sent."""
 
     conn: int
 
 
-@dataclass(frozen=True, slots=True)
-class NoCommonNetwork:
+class NoCommonNetwork(Struct, frozen=True):
     """No address of the host was reached by every member."""
 
     matrix: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reopened:
+class Reopened(Struct, frozen=True):
     """An epoch was voided: say on the network that the session takes members again."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Formed:
+class Formed(Struct, frozen=True):
     """GO was decided."""
 
     contiguous: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Deserted:
+class Deserted(Struct, frozen=True):
     """A member was lost after GO, before its process group stood: nobody else can get on without it."""
 
     who: frames.Who

@@ -15,26 +15,23 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeAlias
 
-from mingle import datagrams, store
+from mingle import store
 from mingle.authentication import JobKey
 from mingle.electing import Elector
 from mingle.errors import MingleError
 from mingle.hosting import Host
 from mingle.joining import Joiner
-from mingle.loop import Loop, own_addresses
 from mingle.machine import CloseStore, Effect, Formation, Identity, OpenStore, ProveStore
 from mingle.progress import Progress
 from mingle.settings import Settings
+from mingle.store_loop import StoreLoop
 
 logger = logging.getLogger("mingle")
 
 Machine: TypeAlias = Host | Joiner | Elector
 
-LOOKED_AT_UNVERIFIED = 256
-"""How many wrongly signed datagrams are parsed for the report; bounded against a flood of them."""
 
-
-class Discovery(Loop):
+class Discovery(StoreLoop):
     """One rank's discovery, from its first datagram to the end of its session.
 
     Raises:
@@ -47,12 +44,10 @@ class Discovery(Loop):
     def __init__(self, settings: Settings, identity: Identity) -> None:
         self.settings = settings
         self.identity = identity
-        self.store_server: store.StoreServer | None = None
         self.watch: Callable[[], float] | None = None
         """Called by the serving thread; returns the seconds until it wants to be called again."""
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._closed = False
         self._watch_due = 0.0
         self._stage = ""
         now = time.monotonic()
@@ -77,10 +72,9 @@ class Discovery(Loop):
                 rng=self.rng,
                 now=now,
             )
-        addresses = own_addresses(self._usable, settings.family)
         if settings.master_port is not None:
-            store.check_port(settings.master_port, [each.address for each in addresses])
-        self._connections.listen([(each.address, each.index) for each in addresses])
+            store.check_port(settings.master_port, [each.address for each in self._nics.addresses()])
+        addresses = self._listen()
         advertised = (settings.advertise,) if settings.advertise else ()
         if identity.rank is None:
             return Elector(
@@ -93,6 +87,7 @@ class Discovery(Loop):
                 rng=self.rng,
                 now=now,
                 advertised=advertised,
+                named=bool(settings.interfaces),
             )
         return Host(
             identity,
@@ -105,7 +100,18 @@ class Discovery(Loop):
             self.rng,
             now,
             advertised=advertised,
+            named=bool(settings.interfaces),
         )
+
+    def _interfaces_looked_at(self, now: float, *, changed: bool) -> None:
+        machine = self._machine
+        if changed and not isinstance(machine, Host):
+            machine.rewired(now)
+        if isinstance(machine, Joiner):
+            return
+        addresses = self._listen_also()
+        if addresses and addresses != machine.addresses:
+            machine.readdress(addresses, now)
 
     # --- running ---------------------------------------------------------------------------------------------------
 
@@ -120,7 +126,7 @@ class Discovery(Loop):
             self._carry_out()
             while not machine.finished:
                 if machine.expired(time.monotonic()):
-                    machine.give_up(self.facts())
+                    machine.give_up(self.facts(diagnosed=True))
                     break
                 self._turn()
         except KeyboardInterrupt:
@@ -139,7 +145,7 @@ class Discovery(Loop):
             self._machine = machine.acting
         if isinstance(self._machine, Joiner):
             self._close_transport()
-        self._resolver.stop()
+        self._peers.stop()
         return machine.outcome
 
     def serve(self) -> None:
@@ -177,29 +183,6 @@ class Discovery(Loop):
 
     # --- what comes in and goes out --------------------------------------------------------------------------------
 
-    def _decode(self, untrusted: bytes) -> datagrams.Datagram | None:
-        try:
-            return datagrams.decode(untrusted, self._key)
-        except datagrams.Rejected as rejected:
-            self._rejected[rejected.reason] += 1
-            return self._look_unverified(untrusted) if rejected.reason in ("unsigned", "signature") else None
-
-    def _look_unverified(self, untrusted: bytes) -> datagrams.Datagram | None:
-        """Looks, for the report alone, whether a datagram with a wrong signature speaks of our job.
-
-        A question to the lobby is answered whoever asks: the answer tells what everybody on the network hears anyway.
-        """
-        if self._rejected["unsigned"] + self._rejected["signature"] > LOOKED_AT_UNVERIFIED:
-            return None
-        try:
-            message = datagrams.decode(untrusted)
-        except datagrams.Rejected:
-            return None
-        if isinstance(message, datagrams.List):
-            return message
-        self._machine.heard_unverified(message)
-        return None
-
     def _accepted(self, conn: int, address: str, now: float) -> None:
         if isinstance(self._machine, Joiner) or (isinstance(self._machine, Host) and self._machine.closed):
             super()._accepted(conn, address, now)
@@ -233,34 +216,12 @@ class Discovery(Loop):
 
     # --- the store -------------------------------------------------------------------------------------------------
 
-    def _in_thread(self, what: str, work: Callable[[], Callable[[], None]]) -> None:
-        """Runs what may block in a daemon thread that may be abandoned; its result is a call for the loop."""
-
-        def run() -> None:
-            result = work()
-            if self._closed:
-                result()  # nobody turns the loop any more: it only lets go of what it got
-            else:
-                self.call(result)
-
-        threading.Thread(target=run, name=f"mingle-abandoned-{what}", daemon=True).start()
-
     def _open_store(self, epoch: int, address: str) -> Callable[[], None]:
         host = self._machine.host if isinstance(self._machine, Elector) else self._machine
         assert isinstance(host, Host)
-        server = self.store_server
-        try:
-            if server is None or (server.address, server.session) != (address, host.session):
-                server = store.open_server(address, self.settings.master_port, host.session)
-        except MingleError as error:
-            return partial(self._store_failed, host, error)
-        except RuntimeError as error:  # every error of torch's C++ side is one
-            failure = MingleError.explain(
-                f"torch could not open its store at {address}: {error}",
-                cause="torch's TCPStore refused the listening socket",
-                remedy="set MINGLE_MASTER_PORT to a free port, or report this with the version of torch.",
-            )
-            return partial(self._store_failed, host, failure)
+        server = self._server(address, self.settings.master_port, host.session)
+        if isinstance(server, MingleError):
+            return partial(self._store_failed, host, server)
         return partial(self._store_opened, host, epoch, server)
 
     def _store_opened(self, host: Host, epoch: int, server: store.StoreServer) -> None:

@@ -68,21 +68,26 @@ class Elector:
         rng: random.Random,
         now: float,
         advertised: tuple[str, ...] = (),
+        named: bool = False,
         new_session: Callable[[], bytes] | None = None,
+        make_joiner: Callable[..., Joiner] = Joiner,
+        make_host: Callable[..., Host] = Host,
+        candidacy: Candidacy | None = None,
     ) -> None:
         self.identity = identity
         self.port = port
-        self.joiner = Joiner(identity, key=key, timeout=timeout, new_id=new_id, rng=rng, now=now)
+        self.addresses = addresses
+        self.joiner = make_joiner(identity, key=key, timeout=timeout, new_id=new_id, rng=rng, now=now)
         self.host: Host | None = None
         self._open_host = functools.partial(
-            Host,
+            make_host,
             identity,
-            addresses=addresses,
             port=port,
             key=key,
             new_id=new_id,
             rng=rng,
             advertised=advertised,
+            named=named,
         )
         self._new_session = new_session or functools.partial(secrets.token_bytes, 16)
         self._timeout = timeout
@@ -90,7 +95,7 @@ class Elector:
         self._failure: MingleError | None = None
         """Why our own session failed, once it is gone."""
         self._effects: list[Effect] = []
-        self._candidacy = Candidacy(identity)
+        self._candidacy = candidacy if candidacy is not None else Candidacy(identity)
         self._elect_at: float | None = now + self._candidacy.patience()
         self._yield: _Yield | None = None
         self._telling = Telling(identity, self._own_offer, key=key, new_id=new_id, effects=self._effects)
@@ -163,6 +168,16 @@ class Elector:
         """What to tell unicast peers now."""
         return None if self._yield is not None else self.acting.calling()
 
+    def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
+        """Our interfaces have changed: a session of ours listens at these addresses."""
+        self.addresses = addresses
+        if self.host is not None:
+            self.host.readdress(addresses, now)
+
+    def rewired(self, now: float) -> None:
+        """Likewise, as one that joins."""
+        self.joiner.rewired(now)
+
     # --- datagrams -------------------------------------------------------------------------------------------------
 
     def heard(self, message: Datagram, source: Source, now: float) -> None:
@@ -225,14 +240,14 @@ class Elector:
         hosted = self.host is not None and self.host.owns(conn)
         return hosted or self.joiner.owns(conn) or self._telling.owns(conn)
 
-    def connected(self, conn: int, local_address: str, interface: str, now: float) -> None:
+    def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
         """A connection that was dialled stands."""
         if self._telling.owns(conn):
             self._telling.connected(conn, local_address, interface)
         elif self.host is not None and self.host.owns(conn):
             self.host.connected(conn, local_address, interface, now)
         else:
-            self.joiner.connected(conn, local_address, interface, now)
+            self.joiner.connected(conn, local_address, interface, now, weak=weak)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
         """Bytes came in on a connection."""
@@ -298,6 +313,7 @@ class Elector:
         self.joiner.pause()
         self.host = self._open_host(
             session=self._new_session(),
+            addresses=self.addresses,
             timeout=max(0.0, self._deadline - now),
             started=now,
             evidence=self.joiner.evidence,
@@ -328,6 +344,8 @@ class Elector:
         assert host is not None
         if self.joiner.has_confirmed:
             # That job may form with us in it, and is full: whoever is still here has to look for itself.
+            if seat is not None:
+                self._leave_behind(host, seat)
             self._end_host("it has a place in another session")
         elif seat is None:
             if now >= making.until or not self.joiner.host_in_sight:
@@ -345,6 +363,9 @@ class Elector:
             self._end_host("its members were sent to another host")
         if seat is not None:
             making.until = now + YIELD_SECONDS
+
+    def _leave_behind(self, host: Host, seat: bytes) -> None:
+        """Our session ends with members that could not follow us yet."""
 
     def _open_again(self, making: _Yield, now: float, *, stand: bool) -> None:
         """The winner is gone, or not reached by all: be host again of whoever is still here."""

@@ -98,11 +98,7 @@ def variables(
     interface: str | None,
     interface_was_named: bool,
 ) -> dict[str, str]:
-    """Returns what to export for a job.
-
-    ``GROUP_RANK`` is torchrun's name for ``NODE_RANK``. ``NCCL_SOCKET_IFNAME`` is set only when the user
-    named the interface, because it switches off NCCL's own choice of InfiniBand and of several interfaces;
-    its ``=`` asks for exactly that name, where a bare name is a prefix (NCCL's documentation).
+    """Returns what to export for a job. ``GROUP_RANK`` is torchrun's name for ``NODE_RANK``.
 
     Args:
         rank: this process's rank in the job.
@@ -126,11 +122,25 @@ def variables(
         "MASTER_PORT": str(master_port),
     }
     if interface is not None:
-        exported["GLOO_SOCKET_IFNAME"] = interface
-        exported["TP_SOCKET_IFNAME"] = interface
-        if interface_was_named:
-            exported["NCCL_SOCKET_IFNAME"] = f"={interface}"
+        exported |= socket_interfaces(interface, named=interface_was_named)
     return exported
+
+
+def socket_interfaces(interface: str, *, named: bool) -> dict[str, str]:
+    """Returns the variables by which torch's backends are told an interface.
+
+    ``NCCL_SOCKET_IFNAME`` is among them only when the user named the interface, because it switches off NCCL's own
+    choice of InfiniBand and of several interfaces; its ``=`` asks for exactly that name, where a bare name is a
+    prefix (NCCL's documentation).
+
+    Args:
+        interface: the interface that reaches the others.
+        named: whether the user named it.
+    """
+    told = {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface}
+    if named:
+        told["NCCL_SOCKET_IFNAME"] = f"={interface}"
+    return told
 
 
 def _replaced(before: Mapping[str, str], written: Mapping[str, str]) -> list[str]:

@@ -257,7 +257,7 @@ class Finder:
             if each.proving is not None and each.proving.owns(conn)
         )
 
-    def connected(self, conn: int, local_address: str, interface: str, _now: float) -> None:
+    def connected(self, conn: int, local_address: str, interface: str, _now: float, *, weak: bool = False) -> None:
         """A connection that was dialled stands."""
         self._owner(conn)[1].connected(conn, local_address, interface)
 

@@ -26,6 +26,8 @@ from mingle.datagrams import (
 
 # A roster of many thousand ranks comes in parts of at most so many seats, each below the limit of a frame.
 ROSTER_CHUNK = 256
+# Agents of one job: two views of so many fit into one frame.
+MAX_NODES = 1024
 
 Text: TypeAlias = Annotated[str, Meta(max_length=2048)]
 Epoch: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -43,6 +45,8 @@ class Path(Struct, frozen=True, kw_only=True, omit_defaults=True):
     local_address: Address
     interface: ShortText
     """The member's interface that owns ``local_address``."""
+    weak: bool = False
+    """It says nothing about the network that ``host_address`` is on: see :func:`mingle.interfaces.reached_weakly`."""
 
     def __post_init__(self) -> None:
         check_address(self.host_address)
@@ -64,6 +68,32 @@ class Who(Struct, frozen=True, kw_only=True, omit_defaults=True):
         rank = "" if self.rank is None else f"rank {self.rank} on "
         address = f" ({self.address})" if self.address else ""
         return f"{rank}host {self.hostname or 'unknown'}{address}, pid {self.pid}"
+
+
+class Node(Struct, frozen=True, array_like=True):
+    """One agent in a view: who it is, and where its control port refuses once its process is dead."""
+
+    member: Identifier
+    address: Address
+    """As its host sees it."""
+    port: Annotated[int, Meta(ge=0, le=65535)]
+    """0: not known."""
+    machine: Annotated[bytes, Meta(max_length=8)]
+    """The beginning of a hash of its node key: an address of one's own may be another machine's as well."""
+
+    def __post_init__(self) -> None:
+        check_address(self.address)
+
+
+class View(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who was in a session of agents at one time; majorities are counted of it (:mod:`mingle.quorum`)."""
+
+    generation: Annotated[int, Meta(ge=0, lt=2**31)]
+    number: Annotated[int, Meta(ge=0, lt=2**31)]
+    """Counts the views of a session."""
+    session: Identifier
+    host: Identifier
+    nodes: Annotated[tuple[Node, ...], Meta(max_length=MAX_NODES)]
 
 
 class Frame(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
@@ -120,6 +150,16 @@ class Join(Frame, frozen=True, kw_only=True, tag="join", omit_defaults=True):
     kind: Kind = "ranks"
     versions: Annotated[dict[ShortText, ShortText], Meta(max_length=16)] = {}
     paths: Paths = ()
+    minimum: WorldSize | None = None
+    """Agents only: how many nodes there must be; ``world_size`` is how many there may be."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """Agents only: its control port."""
+    settled: View | None = None
+    """Agents only: the last view that it knows to have been in force."""
+    proposed: View | None = None
+    """Agents only: a later one that may be in force."""
+    bound: Annotated[float, Meta(ge=-3600, le=3600)] | None = None
+    """Agents only: for how many seconds it is still bound to the host of that one; below zero: since when it is not."""
 
 
 class Joined(Frame, frozen=True, kw_only=True, tag="joined", omit_defaults=True):
@@ -140,6 +180,8 @@ RefusalReason: TypeAlias = Literal[
     "secret",
     "session",
     "ended",
+    "network",
+    "generation",
 ]
 
 
@@ -270,6 +312,16 @@ class Closed(Frame, frozen=True, kw_only=True, tag="closed", omit_defaults=True)
     """Whether the host ended it because of a conflict that concerns every rank."""
     network: bool = False
     """Whether that is that the ranks share no network."""
+    regather: bool = False
+    """Agents only: the session is given up, the job is not; look for a host again."""
+
+
+class Members(Frame, frozen=True, kw_only=True, tag="members", omit_defaults=True):
+    """Host to member: who is in this session of agents."""
+
+    view: View
+    settled: bool = False
+    """Whether a majority of the view before knows of this one; until then both count."""
 
 
 # --- questions ----------------------------------------------------------------------------------------------
@@ -294,6 +346,10 @@ class Status(Frame, frozen=True, kw_only=True, tag="status", omit_defaults=True)
     phase: ShortText = "open"
     unconfirmed: Ranks = ()
     """Ranks that have not answered in this phase."""
+    present: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
+    """Agents only: who is in."""
+    lacks: Text = ""
+    """Agents only: what has to come before the session can be sealed."""
 
     @property
     def awaited(self) -> Ranks:
@@ -352,6 +408,7 @@ AnyFrame: TypeAlias = (
     | Ready
     | Leave
     | Closed
+    | Members
     | Ask
     | Status
     | Roster

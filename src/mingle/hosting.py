@@ -37,14 +37,15 @@ from mingle.machine import (
     Source,
     note,
     note_name,
+    scoped,
 )
 from mingle.presence import Presence
 from mingle.proving import named
 from mingle.registrar import Registrar
 from mingle.rivals import Rivals
+from mingle.seats import Phase
 
-# Reports of other hosts, handed out after each frame; bounded against a member that sends many at once.
-MAX_SIGHTINGS = 64
+MAX_SIGHTINGS = 64  # reports of other hosts, handed out after each frame; bounded against a member that sends many
 
 
 @dataclass(slots=True)
@@ -63,6 +64,8 @@ class Host:
     started: float
     advertised: tuple[str, ...] = ()
     """Addresses that are announced beside the own ones because NAT hides those."""
+    named: bool = False
+    """The user named the interfaces."""
     outcome: Formation | None = None
     failure: MingleError | None = None
     evidence: Evidence = field(default_factory=Evidence)
@@ -93,14 +96,7 @@ class Host:
             port=self.port,
             started=self.started,
         )
-        self.registrar = Registrar(
-            self.session,
-            identity.world_size,
-            identity.member,
-            introduction.join(),
-            prefix_lengths=introduction.prefix_lengths(),
-            kind=identity.kind,
-        )
+        self.registrar = self._make_registrar(introduction)
         self._presence = Presence(
             introduction,
             self.offer,
@@ -113,6 +109,9 @@ class Host:
         self.rivals = Rivals(introduction.hello, self.key, self.new_id, self._effects, competes=identity.rank is None)
         converse = functools.partial(introduction.conversation, self.key)
         self._callers = Callers(converse, self._effects, gone=self.rivals.caller_gone)
+
+    def _make_registrar(self, introduction: Introduction) -> Registrar:
+        return introduction.registrar(named=self.named)
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 
@@ -158,6 +157,13 @@ class Host:
         """What this host says of itself."""
         return self._introduction.offer(self.registrar)
 
+    def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
+        """Its interfaces have changed: it listens at these addresses. They stay once a store may stand on one."""
+        if self.registrar.phase in (Phase.OPEN, Phase.CONFIRMING):
+            self.addresses = addresses
+            self._introduction.readdress(addresses, self.registrar)
+            self._presence.burst(now)
+
     # --- datagrams -------------------------------------------------------------------------------------------------
 
     def heard(self, message: Datagram, source: Source, now: float) -> None:
@@ -182,7 +188,7 @@ class Host:
         """Tells whether a connection is this machine's."""
         return conn in self._callers or self.rivals.owns(conn)
 
-    def connected(self, conn: int, local_address: str, interface: str, now: float) -> None:
+    def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
         """A connection to another host stands."""
         self.rivals.connected(conn, local_address, interface)
 
@@ -269,9 +275,8 @@ class Host:
         """A member can't reach the host that it was sent to."""
         if self._moved is not None and self._moved.offer.session == session:
             self.stranded = True
-            offer = self._moved.offer
-            there = f"host {offer.hostname or 'unknown'} ({offer.addresses[0]}:{offer.port}), pid {offer.pid}"
-            note(self.evidence.hosts, there, f"not reached by {caller.as_seen(caller.hello.who)}")
+            who = caller.as_seen(caller.hello.who)
+            note(self.evidence.hosts, self._moved.offer.host_name, f"not reached by {who}")
 
     # --- decisions -------------------------------------------------------------------------------------------------
 
@@ -290,7 +295,8 @@ class Host:
                 case decisions.OpenStore(epoch, address):
                     self._presence.seal()
                     self._sealed_since = now
-                    self._effects.append(OpenStore(epoch, self._introduction.path(address).local_address))
+                    path = self._introduction.path(address)
+                    self._effects.append(OpenStore(epoch, scoped(path.local_address, path.interface)))
                 case decisions.NoCommonNetwork(matrix):
                     self._fail(reports.no_common_network(self.identity, matrix), conflict=True)
                 case decisions.Reopened(reason):
@@ -376,17 +382,13 @@ class Host:
 
     def give_up(self, facts: NetworkFacts) -> None:
         """Ends at the deadline with the error that explains it."""
-        blockers = self.rivals.blockers(self._deadline)
-        failure = None
-        if blockers:
-            failure = reports.running(self.identity, *blockers[0][:2])
-        elif not self.has_members:
-            failure = reports.authentication(self.identity, self.evidence, facts, secured=self.key is not None)
+        identity, evidence, blockers = self.identity, self.evidence, self.rivals.blockers(self._deadline)
+        failure = reports.running(identity, *blockers[0][:2]) if blockers else None
+        if failure is None and not self.has_members:
+            failure = reports.authentication(identity, evidence, facts, secured=self.key is not None)
         if failure is None:
             status = self.registrar.status()
-            failure = reports.timeout(
-                self.identity, self.evidence, facts, seconds=self.timeout, status=status, connected=True
-            )
+            failure = reports.timeout(identity, evidence, facts, seconds=self.timeout, status=status, connected=True)
         self._fail(failure, conflict=False)
 
     def _fail(self, error: MingleError, *, conflict: bool) -> None:
@@ -399,9 +401,11 @@ class Host:
         if not self.closed:
             self._end(reason, conflict=False)
 
-    def _end(self, reason: str, *, conflict: bool, network: bool = False) -> None:
+    def _end(self, reason: str, *, conflict: bool, network: bool = False, regather: bool = False) -> None:
         self.closed = True
-        farewell = frames.Closed(session=self.session, reason=reason[:2048], conflict=conflict, network=network)
+        farewell = frames.Closed(
+            session=self.session, reason=reason[:2048], conflict=conflict, network=network, regather=regather
+        )
         status = self.registrar.status() if self.outcome is None else None
         for conn in self._callers.connections():
             if self._callers[conn].conversation.proved:

@@ -276,6 +276,36 @@ def owner(interfaces: Iterable[Interface], address: str | IPv4Address | IPv6Addr
     return min(owners, key=lambda interface: interface.index, default=None)
 
 
+def reached_weakly(interfaces: Iterable[Interface], local: str, remote: str) -> bool:
+    """Whether a connection from `local` to `remote` says nothing about the network that `remote` is on.
+
+    Linux answers for each of its addresses on every wire (the weak end system model: RFC 1122, section 3.3.4.2).
+    So a host on one of the networks of another may reach all of that one's addresses, and those networks need not
+    be joined by anything else. That is seen from here when packets to `remote` go straight to a wire on which there
+    is no such subnet. IPv6 neighbours answer for the addresses of that wire alone (ndisc_recv_ns in the kernel).
+    """
+    wire = owner(interfaces, local)
+    wanted = _literal(remote)
+    if wire is None or wire.loopback or wanted.version == 6:
+        return False
+    subnets = [own.network for own in wire.addresses if own.version == 4]
+    # Without a subnet (a tunnel's end, a cloud's /32) everything is reached through somebody else.
+    if all(subnet.prefixlen == 32 for subnet in subnets) or any(wanted in subnet for subnet in subnets):
+        return False
+    return _on_link(remote)
+
+
+def _on_link(address: str) -> bool:
+    """Whether packets to this IPv4 address need no router. Connecting a UDP socket looks it up and sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_DONTROUTE, 1)
+        try:
+            probe.connect((address, 9))
+        except OSError:
+            return False
+    return True
+
+
 def _literal(address: str | IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     return ipaddress.ip_address(str(address).partition("%")[0])
 

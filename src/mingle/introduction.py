@@ -14,7 +14,8 @@ from mingle import frames
 from mingle.authentication import JobKey, new_nonce
 from mingle.control import HostConversation
 from mingle.datagrams import MAX_ADDRESSES, Bye, Offer
-from mingle.machine import Address, Formation, Identity
+from mingle.machine import Address, Formation, Identity, scoped
+from mingle.registrar import Registrar
 from mingle.seats import Phase, Seats, roster_digest
 
 # The longest names (four bytes a character) of so many seats still fit into one frame.
@@ -22,9 +23,9 @@ SEATS_PER_FRAME = 128
 _SEALED_PHASES = (Phase.SEALING, Phase.SEALED, Phase.RUNNING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Introduction:
-    """Who a host is, and the messages made of it."""
+    """Who a host is, and the messages made of it. Only its addresses ever change."""
 
     identity: Identity
     session: bytes
@@ -64,6 +65,29 @@ class Introduction:
         own = {each.address: each.prefix_length for each in self.addresses}
         return {**dict.fromkeys(self.advertised, 0), **own}
 
+    def last_resort(self) -> frozenset[str]:
+        """The addresses on tunnels and on bridges inside its machine."""
+        return frozenset(each.address for each in self.addresses if each.last_resort)
+
+    def registrar(self, *, named: bool) -> Registrar:
+        """Opens the session's register, with its own seat in it. ``named``: the user named the interfaces."""
+        identity = self.identity
+        return Registrar(
+            self.session,
+            identity.world_size,
+            identity.member,
+            self.join(),
+            prefix_lengths=self.prefix_lengths(),
+            last_resort=self.last_resort(),
+            named=named,
+            kind=identity.kind,
+        )
+
+    def readdress(self, addresses: tuple[Address, ...], registrar: Registrar) -> None:
+        """Its interfaces have changed: from now on it is to be found at these, its register is told."""
+        self.addresses = addresses
+        registrar.readdress(self.join(), self.prefix_lengths(), self.last_resort())
+
     # --- on a connection -------------------------------------------------------------------------------------------
 
     def join(self) -> frames.Join:
@@ -80,6 +104,8 @@ class Introduction:
             kind=identity.kind,
             versions=identity.versions,
             paths=self.paths(),
+            minimum=identity.minimum,
+            port=self.port if identity.kind == "agents" else 0,
         )
 
     def conversation(self, key: JobKey | None) -> HostConversation:
@@ -159,7 +185,7 @@ class Introduction:
             local_world_size=where.local_world_size,
             node_rank=where.node_rank,
             num_nodes=where.num_nodes,
-            store_address=path.local_address,
+            store_address=scoped(path.local_address, path.interface),
             store_port=store_port,
             interface=path.interface,
             address=seat.address,

@@ -147,6 +147,10 @@ class Joiner:
         if offer is not None:
             self._racing.offered(offer, source.interface, now)
 
+    def rewired(self, now: float) -> None:
+        """Our interfaces have changed."""
+        self._racing.rewired(now)
+
     def heard_unverified(self, message: Datagram) -> None:
         """A datagram came in whose signature is missing or wrong: a hint for the report, and no more than that."""
         self._asking.heard_unverified(message)
@@ -157,10 +161,10 @@ class Joiner:
         """Tells whether a connection is this machine's."""
         return self._sessions.owns(conn)
 
-    def connected(self, conn: int, local_address: str, interface: str, now: float) -> None:
+    def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
         """A connection that was dialled stands."""
         _, proving = self._sessions.owner(conn)
-        proving.connected(conn, local_address, interface)
+        proving.connected(conn, local_address, interface, weak=weak)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
         """Bytes came in on a connection."""
@@ -245,12 +249,13 @@ class Joiner:
         if self.outcome is not None:
             return
         note(self.evidence.hosts, session.host_name, f"refused us: {frame.reason}")
-        if frame.reason in ("session", "ended", "secret"):
+        if frame.reason in ("session", "ended", "secret", "network", "generation"):
             session.retry_later(now)
             self._seeker.resume(now)
         elif frame.reason in ("running", "full"):
             # Full or sealed without us: wait for its end, like for any other run of the same job.
-            session.offer = msgspec.structs.replace(session.offer, state="sealed")
+            full = session.offer.world_size
+            session.offer = msgspec.structs.replace(session.offer, state="sealed", joined=full)
             self._racing.prove(session, now)
             self._seeker.resume(now)
         else:

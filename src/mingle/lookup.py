@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from mingle.authentication import JobKey
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
 from mingle.finding import Finder
+from mingle.findings import Status
 from mingle.machine import NetworkFacts
 from mingle.observer import Observer, new_name, this_process
 from mingle.reports import ranks_text
@@ -37,7 +38,7 @@ def look_round(network: Network) -> tuple[Finder, NetworkFacts]:
             now=now,
         )
         observer.run(finder, until=now + network.discovery_timeout)
-        return finder, observer.facts()
+        return finder, observer.facts(diagnosed=not finder.sessions and not finder.seekers)
 
 
 def find(job: str, network: Network, *, with_store: bool = False) -> tuple[Sighting, NetworkFacts]:
@@ -75,7 +76,8 @@ def find(job: str, network: Network, *, with_store: bool = False) -> tuple[Sight
             return len(alive) > 1 or not with_store or alive[0].target().kind != "control"
 
         observer.run(finder, until=now + network.discovery_timeout, done=done)
-        alive, facts = finder.alive, observer.facts()
+        alive = finder.alive
+        facts = observer.facts(diagnosed=not alive)
     if len(alive) > 1:
         raise several_hosts(job, alive)
     if not alive:
@@ -130,12 +132,16 @@ def not_found(job: str, finder: Finder, facts: NetworkFacts, seconds: float) -> 
     elif versions:
         cause = f"another protocol {_few(versions)} is spoken on this network: an incompatible mingle"
         remedy = "install the same version of multinode-mingle on every host."
+    elif facts.findings and facts.findings[0].status is Status.FAIL:
+        cause, remedy = facts.findings[0].observation, f"{facts.findings[0].remedy}."
     elif finder.seekers:
         cause = "ranks look for it, so multicast works here; its rank 0 was not started or does not hear us"
         remedy = "look at the output of rank 0."
     elif finder.evidence.other_jobs:
         cause = f"a mistyped job id: {_few(map(repr, sorted(finder.evidence.other_jobs)))} is on this network"
         remedy = "give the job id that the ranks were started with; `mingle-discover list` shows all."
+    elif facts.findings:
+        cause, remedy = facts.findings[0].observation, f"{facts.findings[0].remedy}."
     else:
         cause = (
             "the job does not run, or this network carries no multicast between the hosts, or a firewall "
@@ -169,7 +175,8 @@ def _tried(facts: NetworkFacts) -> str:
     if facts.send_errors:
         errors = (f"{name} {count} times" for name, count in sorted(facts.send_errors.items()))
         lines.append(f"  sending failed: {_few(errors)}")
-    return "\n".join([*lines, *(f"  {failure}" for failure in facts.failures)])
+    lines += [f"  {failure}" for failure in facts.failures]
+    return "\n".join([*lines, *(f"  on this machine: {finding.observation}" for finding in facts.findings)])
 
 
 def _few(names: Iterable[str], separator: str = ", ") -> str:

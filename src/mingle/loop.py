@@ -20,15 +20,17 @@ from typing import Protocol
 
 import msgspec
 
-from mingle import connections, datagrams, forksafe, interfaces
+from mingle import connections, datagrams, echo, forksafe, inspection, interfaces
 from mingle.authentication import JobKey
 from mingle.connections import Connections
-from mingle.datagrams import Datagram, Offer
-from mingle.errors import InterfaceError
+from mingle.datagrams import Datagram, Offer, Seek
 from mingle.groups import LOBBY, Group, job_group
-from mingle.machine import Address, Answer, Dial, Effect, Hangup, Multicast, NetworkFacts, Notice, Source, Write
-from mingle.peers import PeerSchedule, Resolver
+from mingle.machine import Answer, Dial, Effect, Hangup, Multicast, NetworkFacts, Notice, Source, Write
+from mingle.network_facts import Seen, network_facts
+from mingle.nics import Nics
+from mingle.peers import Peers
 from mingle.settings import Network
+from mingle.siblings import Siblings
 from mingle.transport import Received, Transport
 
 logger = logging.getLogger("mingle")
@@ -37,8 +39,6 @@ RESCAN_SECONDS = 2.0
 """How often the interfaces are looked at: a NIC may come or go."""
 REFRESH_SECONDS = 30.0
 """How often memberships are renewed: a switch that snoops without a querier forgets them after minutes."""
-RESOLVED_SECONDS = 0.1
-"""How often newly resolved peers are looked for."""
 LONGEST_WAIT_SECONDS = 60.0
 UNICAST_QUESTION_BYTES = datagrams.MAX_BYTES
 """A unicast question is padded to this, so that no answer is longer; one that is shorter than its answer gets none."""
@@ -65,8 +65,8 @@ class Machine(Protocol):
     def owns(self, conn: int, /) -> bool:
         """Tells whether a connection is this machine's."""
 
-    def connected(self, conn: int, local_address: str, interface: str, now: float, /) -> None:
-        """A connection that was dialled stands."""
+    def connected(self, conn: int, local_address: str, interface: str, now: float, /, *, weak: bool = False) -> None:
+        """A connection that was dialled stands; ``weak``: it says nothing about the network of the other end."""
 
     def received(self, conn: int, untrusted: bytes, now: float, /) -> None:
         """Bytes came in on a connection."""
@@ -80,6 +80,7 @@ class Loop:
         job: the job whose group is listened to beside the lobby; None: only the lobby is.
         key: signs what is sent.
         stack: what is to be closed at the end goes there, also if this constructor fails.
+        groups: the multicast groups to join in place of the job's and the lobby.
 
     Raises:
         InterfaceError: no interface can be used.
@@ -87,17 +88,26 @@ class Loop:
 
     _machine: Machine
 
-    def __init__(self, network: Network, job: str | None, key: JobKey | None, stack: contextlib.ExitStack) -> None:
+    def __init__(
+        self,
+        network: Network,
+        job: str | None,
+        key: JobKey | None,
+        stack: contextlib.ExitStack,
+        *,
+        groups: Sequence[Group] = (),
+    ) -> None:
         self.network = network
         self.new_id = connections.counter()
         self.rng = random.Random()
         self._key = key
         self._group: Group | None = None if job is None else job_group(job)
         self._rejected: Counter[str] = Counter()
-        self._dialled: dict[int, str] = {}
+        self._multicasts_on: set[str] = set()
+        self._rp_drops = inspection.reverse_path_drops()
+        self._dialled: dict[int, Dial] = {}
         self._calls: deque[Callable[[], None]] = deque()
-        self._found = interfaces.scan()
-        self._usable = interfaces.choose(self._found, named=network.interfaces, family=network.family).usable
+        self._nics = Nics(network)
         self._selector = forksafe.register(selectors.DefaultSelector())
         stack.callback(self._selector.close)
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -105,17 +115,20 @@ class Loop:
             forksafe.register(end).setblocking(False)
             stack.callback(end.close)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, self._run_calls)
-        groups = (LOBBY,) if self._group is None else (self._group, LOBBY)
+        groups = groups or ((LOBBY,) if self._group is None else (self._group, LOBBY))
         self._transport: Transport | None = Transport(
-            self._usable, groups=groups, port=network.port, ttl=network.ttl, family=network.family
+            self._nics.usable, groups=groups, port=network.port, ttl=network.ttl, family=network.family
         )
         stack.callback(self._close_transport)
         self._watch_sockets(self._transport.sockets())
+        self._siblings = Siblings(network.port)
+        stack.callback(self._siblings.close)
+        if self._siblings.socket is not None:
+            self._selector.register(self._siblings.socket, selectors.EVENT_READ, self._read_siblings)
         self._connections = Connections(self._selector, self.new_id)
         stack.callback(self._connections.close)
-        self._peers = PeerSchedule(self.rng)
-        self._resolver = Resolver(network.peers, network.port, network.family, exclude=frozenset())
-        stack.callback(self._resolver.stop)
+        self._peers = Peers(network.peers, network.port, network.family, self.rng)
+        stack.callback(self._peers.stop)
         now = time.monotonic()
         self._rescan_due = now + RESCAN_SECONDS
         self._refresh_due = now + REFRESH_SECONDS
@@ -138,6 +151,9 @@ class Loop:
         """Carries out an effect that has nothing to do with sockets."""
         raise NotImplementedError
 
+    def _interfaces_looked_at(self, now: float, *, changed: bool) -> None:
+        """The interfaces were looked at; also an unchanged one may be ready only now."""
+
     def _seeks(self) -> bool:
         """Whether anybody is still looked for; if not, there is no house to keep."""
         return self._transport is not None
@@ -151,7 +167,7 @@ class Loop:
         self._ask_peers(now)
         if now >= self._rescan_due:
             self._rescan_due = now + RESCAN_SECONDS
-            self._rescan()
+            self._rescan(now)
         if now >= self._refresh_due and self._transport is not None:
             self._refresh_due = now + REFRESH_SECONDS
             change = self._transport.refresh()
@@ -181,9 +197,7 @@ class Loop:
         now = time.monotonic()
         times = [self._machine.next_timer(), now + LONGEST_WAIT_SECONDS, *self._more_timers()]
         if self._seeks():
-            times += [self._rescan_due, self._refresh_due]
-            if self.network.peers:
-                times += [self._peers.next_timer(), now + RESOLVED_SECONDS]
+            times += [self._rescan_due, self._refresh_due, self._peers.next_timer(now)]
         return max(0.0, min(time for time in times if time is not None) - now)
 
     def call(self, function: Callable[[], None]) -> None:
@@ -201,13 +215,11 @@ class Loop:
         return []
 
     def _ask_peers(self, now: float) -> None:
-        if not self.network.peers or self._transport is None:
+        if self._transport is None:
             return
-        self._peers.learn(self._resolver.take(), now)
         message = self._machine.calling()
-        if message is None:
-            return
-        for address in self._peers.turn(now):
+        for address in self._peers.turn(silent=message is None, now=now):
+            assert message is not None
             if isinstance(message, datagrams.Seek | datagrams.List):
                 data = datagrams.padded(message, UNICAST_QUESTION_BYTES, self._key)
             else:
@@ -216,25 +228,18 @@ class Loop:
 
     # --- interfaces ------------------------------------------------------------------------------------------------
 
-    def _rescan(self) -> None:
-        """Looks whether an interface has come or gone; named ones are waited for."""
-        try:
-            found = interfaces.scan()
-        except OSError as error:
-            # Out of descriptors, for example: what was there stays, and it is looked again.
-            logger.debug("the interfaces can't be looked at: %s", error)
+    def _rescan(self, now: float) -> None:
+        """Looks whether an interface has come or gone."""
+        if self._transport is None:
             return
-        if found == self._found or self._transport is None:
-            return
-        self._found = found
-        try:
-            choice = interfaces.choose(found, named=self.network.interfaces, family=self.network.family)
-        except InterfaceError as error:
-            logger.debug("%s", error.observation)
-            return
-        self._usable = choice.usable
-        change = self._transport.update(self._usable)
-        self._apply(change.added, change.removed)
+        changed = self._nics.look()
+        if changed:
+            change = self._transport.update(self._nics.usable)
+            self._apply(change.added, change.removed)
+            self._peers.restart(now)
+            for event in self._connections.drop_strays(self._nics.bare_addresses()):
+                self._tcp_event(event)
+        self._interfaces_looked_at(now, changed=changed)
 
     def _apply(self, added: Iterable[socket.socket], removed: Sequence[socket.socket]) -> None:
         # The removed ones are closed, so the kernel has forgotten them; the selector's own table has not.
@@ -255,22 +260,40 @@ class Loop:
                 self._selector.unregister(sock)
         self._transport.close()
         self._transport = None
-
-    def _index(self, interface_name: str) -> int:
-        """Returns an interface's index; where none is named and only one can be meant, that one's."""
-        if not interface_name and len(self._usable) == 1:
-            return self._usable[0].index
-        return next((each.index for each in self._found if each.name == interface_name), 0)
+        if self._siblings.socket is not None:
+            self._selector.unregister(self._siblings.socket)
+            self._siblings.close()
 
     # --- what comes in ---------------------------------------------------------------------------------------------
 
     def _read_datagrams(self, sock: socket.socket, _mask: int) -> list[connections.Event]:
         if self._transport is not None:
             for received in self._transport.receive(sock):
-                self._datagram(received)
+                message = self._datagram(received)
+                # A question for us is answered by us; who else there is may be asked for anything else.
+                if received.shared and not (isinstance(message, Seek) and self._hosts(message.job)):
+                    self._siblings.hand_on(received, time.monotonic())
         return []
 
-    def _datagram(self, received: Received) -> None:
+    def _read_siblings(self, _mask: int) -> list[connections.Event]:
+        for received in self._siblings.receive():
+            self._datagram(received)
+        return []
+
+    def _hosts(self, job: str) -> bool:
+        """Whether this process hosts a job that is forming."""
+        offer = self._machine.calling()
+        return isinstance(offer, Offer) and offer.job == job
+
+    def _note_multicast(self, received: Received) -> None:
+        """Notes where multicasts arrive. Our own come back, too, unless this host's own firewall drops them."""
+        if received.multicast:
+            self._multicasts_on.add(received.interface)
+
+    def _datagram(self, received: Received) -> Datagram | None:
+        self._note_multicast(received)
+        if echo.is_one(received.data):
+            return None  # a ping: for another process of this machine, to which it is handed on
         source = Source(
             interface=received.interface,
             multicast=received.multicast,
@@ -281,6 +304,7 @@ class Loop:
         message = self._decode(received.data)
         if message is not None:
             self._machine.heard(message, source, time.monotonic())
+        return message
 
     def _tcp_event(self, event: connections.Event) -> None:
         machine, now = self._machine, time.monotonic()
@@ -289,19 +313,26 @@ class Loop:
         elif not machine.owns(event.conn):
             return
         elif isinstance(event, connections.Connected):
-            machine.connected(event.conn, event.local_address, self._owner(event), now)
+            self._connected(event, now)
         elif isinstance(event, connections.Data):
             machine.received(event.conn, event.data, now)
         else:
+            self._dialled.pop(event.conn, None)
             self._ended(event.conn, event.reason, now)
 
-    def _owner(self, event: connections.Connected) -> str:
-        """Returns the interface that owns a connection's local address."""
-        dialled = self._dialled.pop(event.conn, "")
-        if event.local_address.startswith("fe80:"):
-            return dialled
-        owner = interfaces.owner(self._found, event.local_address)
-        return dialled if owner is None else owner.name
+    def _connected(self, event: connections.Connected, now: float) -> None:
+        dialled = self._dialled.pop(event.conn)
+        if event.local_address not in self._nics.bare_addresses():
+            self._rescan(now)  # an interface that has come since we looked
+            if not self._machine.owns(event.conn):
+                return
+        owner = self._nics.owner(event.local_address, dialled.interface)
+        if not self._nics.in_use(owner):
+            self._connections.hang_up(event.conn)
+            self._ended(event.conn, f"is reached through {owner}, and other interfaces were named", now)
+            return
+        weak = interfaces.reached_weakly(self._nics.found, event.local_address, dialled.address)
+        self._machine.connected(event.conn, event.local_address, owner, now, weak=weak)
 
     # --- what goes out ---------------------------------------------------------------------------------------------
 
@@ -318,8 +349,8 @@ class Loop:
             case Answer(source, message):
                 self._answer(source, message)
             case Dial(conn, address, port, interface):
-                self._dialled[conn] = interface
-                events = self._connections.dial(conn, address, port, self._index(interface))
+                self._dialled[conn] = effect
+                events = self._connections.dial(conn, address, port, self._nics.index(interface))
             case Write(conn, data):
                 events = self._connections.write(conn, data)
             case Hangup(conn):
@@ -336,7 +367,7 @@ class Loop:
         """Answers by unicast with no more bytes than were asked with: a forged source gains nothing by asking us."""
         if self._transport is None or not isinstance(source.reply_to, Received):
             return
-        data = datagrams.encode(message, self._key)
+        data = datagrams.encode(_with_first(message, {source.reply_to.destination}), self._key)
         if len(data) > len(source.reply_to.data):
             self._rejected["unpadded"] += 1
             return
@@ -350,47 +381,39 @@ class Loop:
         if self._transport is None or group is None:
             return
         for interface in self._transport.interfaces:
-            toward = message
-            if isinstance(message, Offer):
-                # Who hears it there can most likely reach the address of that very interface.
-                own = {str(each.ip) for each in interface.addresses}
-                first = sorted(message.addresses, key=lambda address: address not in own)
-                toward = msgspec.structs.replace(message, addresses=tuple(first))
+            toward = _with_first(message, {str(each.ip) for each in interface.addresses})
             self._transport.multicast(interface.name, datagrams.encode(toward, self._key), group)
 
     # --- what a report says ----------------------------------------------------------------------------------------
 
-    def facts(self) -> NetworkFacts:
-        """What a report says of the network."""
-        network, transport = self.network, self._transport
-        families = {network.family} if network.family != "auto" else {"4", "6"}
-        group = self._group or LOBBY
-        groups = [group.ipv4] if "4" in families else []
-        if "6" in families and any(each.of_family("6") for each in self._usable):
-            groups.append(group.ipv6(network.ttl))
-        failures = [f"{what}: {why}" for what, why in transport.failures.items()] if transport else []
-        failures += [f"{host} did not resolve: {why}" for host, why in self._resolver.failures.items()]
-        return NetworkFacts(
-            interfaces=[str(each) for each in self._usable],
-            groups=groups,
-            port=network.port,
-            peers=[str(peer) for peer in network.peers],
-            sent=transport.sent if transport else 0,
-            received=transport.received if transport else 0,
+    @property
+    def seen(self) -> Seen:
+        """What the sockets have shown."""
+        return Seen(
+            network=self.network,
+            group=self._group or LOBBY,
+            found=self._nics.found,
+            usable=self._nics.usable,
+            transport=self._transport,
+            unresolved=self._peers.failures,
             rejected=self._rejected,
-            send_errors=transport.send_errors if transport else Counter(),
-            failures=failures,
+            multicasts_on=frozenset(self._multicasts_on),
+            rp_drops_before=self._rp_drops,
         )
 
+    def facts(self, *, diagnosed: bool = False) -> NetworkFacts:
+        """What a report says of the network.
 
-def own_addresses(usable: Iterable[interfaces.Interface], family: interfaces.Family) -> tuple[Address, ...]:
-    """Returns every address to listen on, best first. A link-local one counts only where an interface has no other."""
-    found: list[Address] = []
-    for interface in usable:
-        every = interface.of_family(family)
-        routable = [each for each in every if not each.is_link_local]
-        found += [
-            Address(str(each.ip), interface.name, each.network.prefixlen, interface.index)
-            for each in routable or every[:1]
-        ]
-    return tuple(found[: datagrams.MAX_ADDRESSES])
+        Args:
+            diagnosed: whether to look for what is wrong with this machine, too; it takes a moment.
+        """
+        return network_facts(self.seen, diagnosed=diagnosed)
+
+
+def _with_first(message: Datagram, reached: set[str]) -> Datagram:
+    """Returns an OFFER with these addresses first: who hears it at one of them can most likely connect to it."""
+    if not isinstance(message, Offer):
+        return message
+    return msgspec.structs.replace(
+        message, addresses=tuple(sorted(message.addresses, key=lambda address: address not in reached))
+    )

@@ -2,6 +2,9 @@
 
 A machine never touches a socket or a clock. Its driver (:mod:`mingle.discovery`, or a simulator) tells it what
 happened, each time with the present time, and then carries out its *effects* in order.
+
+What is many and small here are structs of msgspec rather than dataclasses: of these every two or three cost the import
+of mingle a millisecond.
 """
 
 from __future__ import annotations
@@ -11,7 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from msgspec import Struct
+
 from mingle.datagrams import Datagram, Kind, List, Offer, Seek
+from mingle.findings import Finding
 from mingle.frames import Who
 
 # Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
@@ -35,6 +41,8 @@ class Identity:
     node_rank: int | None = None
     kind: Kind = "ranks"
     versions: dict[str, str] = field(default_factory=dict)
+    minimum: int | None = None
+    """Agents only: how many nodes there must be; ``world_size`` is how many there may be."""
 
     def seek(self) -> Seek:
         """The question this process asks."""
@@ -61,8 +69,7 @@ class Identity:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Struct, frozen=True):
     """One of this machine's own addresses."""
 
     address: str
@@ -70,10 +77,16 @@ class Address:
     prefix_length: int
     index: int = 0
     """The kernel's number of the interface, which is the scope of a link-local address."""
+    last_resort: bool = False
+    """On a tunnel, or on a bridge inside this machine: not to be used where all share something better."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+def scoped(address: str, interface: str) -> str:
+    """Returns an address as torch and the kernel need it here: a link-local one with the interface it is reached by."""
+    return f"{address}%{interface}" if address.startswith("fe80:") else address
+
+
+class Source(Struct, frozen=True, kw_only=True):
     """Where a datagram came from."""
 
     interface: str
@@ -105,24 +118,21 @@ class Formation:
 # --- effects -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Multicast:
+class Multicast(Struct, frozen=True):
     """Send to the job's group (or the lobby) on every interface, and to the unicast peers whose turn it is."""
 
     message: Datagram
     lobby: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """Send to the source of what was heard, by unicast."""
 
     source: Source
     message: Datagram
 
 
-@dataclass(frozen=True, slots=True)
-class Dial:
+class Dial(Struct, frozen=True):
     """Connect. ``interface`` is where the address was heard: the scope of a link-local one."""
 
     conn: int
@@ -131,31 +141,27 @@ class Dial:
     interface: str
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(Struct, frozen=True):
     """Write on a connection."""
 
     conn: int
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Hangup:
+class Hangup(Struct, frozen=True):
     """Close a connection, after what was to be written on it. The machine is not told of the end."""
 
     conn: int
 
 
-@dataclass(frozen=True, slots=True)
-class OpenStore:
+class OpenStore(Struct, frozen=True):
     """Open the store on this address of ours."""
 
     epoch: int
     address: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProveStore:
+class ProveStore(Struct, frozen=True):
     """Connect to the store and read the session's token there."""
 
     epoch: int
@@ -165,15 +171,13 @@ class ProveStore:
     token: str
 
 
-@dataclass(frozen=True, slots=True)
-class CloseStore:
+class CloseStore(Struct, frozen=True):
     """End the store with all its connections: a rank was lost, so nobody shall wait for it."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(Struct, frozen=True):
     """Something people should read."""
 
     text: str
@@ -199,10 +203,11 @@ class NetworkFacts:
     rejected: Counter[str] = field(default_factory=Counter)
     send_errors: Counter[str] = field(default_factory=Counter)
     failures: Sequence[str] = ()
+    findings: Sequence[Finding] = ()
+    """What is wrong with this machine, worst first; read when something has failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """How it stands, for the progress line."""
 
     host_found: bool

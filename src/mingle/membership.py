@@ -16,10 +16,11 @@ there, it tries the same session first, since the host may already have decided 
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mingle import frames
-from mingle.machine import Effect, Evidence, Formation, Identity, ProveStore, note
+from mingle.machine import Effect, Evidence, Formation, Identity, ProveStore, note, scoped
 from mingle.sessions import Session, Sessions
 
 DOUBT_SECONDS = 2.0
@@ -66,6 +67,8 @@ class Membership:
     outcome: Formation | None = None
     status: frames.Status | None = None
     roster: list[frames.Seat] = field(default_factory=list)
+    application: Callable[[frames.Join], frames.Join] = lambda join: join
+    """Completes what the host is told of us."""
     _confirm_due: bool = False
     _store_retry_at: float | None = None
     _store_failed: bool = False
@@ -105,20 +108,22 @@ class Membership:
         self.current = session
         if self.outcome is None:
             self.step = Step.JOINING
+        self.send(self.application(self._join()))
+
+    def _join(self) -> frames.Join:
         identity = self.identity
-        self.send(
-            frames.Join(
-                world_size=identity.world_size,
-                rank=identity.rank,
-                node=identity.node,
-                local_rank=identity.local_rank,
-                local_world_size=identity.local_world_size,
-                node_rank=identity.node_rank,
-                who=identity.who,
-                kind=identity.kind,
-                versions=identity.versions,
-                paths=self._paths(),
-            )
+        return frames.Join(
+            world_size=identity.world_size,
+            rank=identity.rank,
+            node=identity.node,
+            local_rank=identity.local_rank,
+            local_world_size=identity.local_world_size,
+            node_rank=identity.node_rank,
+            who=identity.who,
+            kind=identity.kind,
+            versions=identity.versions,
+            paths=self._paths(),
+            minimum=identity.minimum,
         )
 
     def doubt(self, now: float) -> None:
@@ -219,9 +224,12 @@ class Membership:
     def _confirm(self, frame: frames.Confirm, now: float) -> None:
         self.epoch, self.step, self._confirm_due = frame.epoch, Step.SEATED, True
         self.sealed = self._store_retry_at = None
-        if self._store_failed and self.current is not None and self.current.proving is not None:
-            # A way that was proved once, and over which the store was not reached, may be broken by now.
-            self.current.proving.prove_again(now)
+        if self.current is not None and self.current.proving is not None:
+            if self._store_failed:
+                # A way that was proved once, and over which the store was not reached, may be broken by now.
+                self.current.proving.prove_again(now)
+            else:
+                self.current.proving.try_again(now)
         self._store_failed = False
 
     @property
@@ -244,9 +252,8 @@ class Membership:
         self._store_retry_at = None
         address = sealed.store_address
         path = self._path(address)
-        if address.startswith("fe80:") and path is not None:
-            # A link-local address means nothing without the interface it is reached on, and that is ours to add.
-            address = f"{address}%{path.interface}"
+        if path is not None:
+            address = scoped(address, path.interface)
         self.effects.append(ProveStore(sealed.epoch, address, sealed.store_port, sealed.session, sealed.store_token))
 
     def store_proved(self, epoch: int) -> None:
@@ -287,7 +294,7 @@ class Membership:
             local_world_size=sealed.local_world_size,
             node_rank=sealed.node_rank,
             num_nodes=sealed.num_nodes,
-            store_address=sealed.store_address,
+            store_address=scoped(sealed.store_address, path.interface),
             store_port=sealed.store_port,
             interface=path.interface,
             address=path.local_address,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
-import uuid
-from pathlib import Path
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_NAMESPACES = Path("/proc/self/ns")
-_MACHINE_ID = Path("/etc/machine-id")
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_NAMESPACES = "/proc/self/ns"
+_MACHINE_ID = "/etc/machine-id"
 
 
 def identity() -> str:
@@ -23,11 +22,11 @@ def identity() -> str:
     boot_id = _read(_BOOT_ID)
     return describe(
         boot_id=boot_id,
-        network_namespace=_inode(_NAMESPACES / "net"),
-        pid_namespace=_inode(_NAMESPACES / "pid"),
+        network_namespace=_inode(f"{_NAMESPACES}/net"),
+        pid_namespace=_inode(f"{_NAMESPACES}/pid"),
         hostname=socket.gethostname(),
         # getnode may run a program such as ifconfig: only where nothing better is known.
-        machine_id=None if boot_id else _read(_MACHINE_ID) or hardware_id(uuid.getnode()),
+        machine_id=None if boot_id else _read(_MACHINE_ID) or _hardware_id(),
     )
 
 
@@ -57,16 +56,23 @@ def hardware_id(node: int) -> str | None:
     return None if node >> 40 & 1 else f"{node:012x}"
 
 
-def _read(path: Path) -> str | None:
+def _hardware_id() -> str | None:
+    import uuid  # loads half a dozen modules that are needed here only
+
+    return hardware_id(uuid.getnode())
+
+
+def _read(path: str | os.PathLike[str]) -> str | None:
     """Returns a file's text, or None where there is no such file, as outside Linux and in some sandboxes."""
     try:
-        return path.read_text(encoding="ascii").strip() or None
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a third of the time, in every call
+            return file.read().decode("ascii").strip() or None
     except OSError:
         return None
 
 
-def _inode(path: Path) -> int | None:
+def _inode(path: str | os.PathLike[str]) -> int | None:
     try:
-        return path.stat().st_ino
+        return os.stat(path).st_ino  # noqa: PTH116 - likewise
     except OSError:
         return None

@@ -16,7 +16,7 @@ from mingle import datagrams, loop
 from mingle.authentication import JobKey
 from mingle.datagrams import Datagram
 from mingle.frames import Who
-from mingle.loop import Loop, own_addresses
+from mingle.loop import Loop
 from mingle.machine import Effect
 from mingle.settings import Network
 
@@ -73,11 +73,11 @@ class Observer(Loop):
         Raises:
             InterfaceError: none can be bound.
         """
-        own = own_addresses(self._usable, self.network.family)
-        self._connections.listen([(each.address, each.index) for each in own])
+        own = self._nics.addresses()
+        ready = self._connections.listen([(each.address, each.index) for each in own])
         advertised = () if self.network.advertise is None else (self.network.advertise,)
-        announced = (*advertised, *(each.address for each in own))[: datagrams.MAX_ADDRESSES]
-        return announced, self._connections.port
+        listening = [each.address for each in own if (each.address, each.index) in ready]
+        return (*advertised, *listening)[: datagrams.MAX_ADDRESSES], self._connections.port
 
     def run(self, machine: Machine, *, until: float | None, done: Callable[[], bool] = lambda: False) -> None:
         """Drives a machine until it is done or the time has come, and closes it in any case.
@@ -88,7 +88,8 @@ class Observer(Loop):
             done: is asked after each turn.
         """
         self._machine, self._until = machine, until
-        logger.info("listening on %s, UDP port %d", ", ".join(each.name for each in self._usable), self.network.port)
+        names = ", ".join(each.name for each in self._nics.usable)
+        logger.info("listening on %s, UDP port %d", names, self.network.port)
         reason = "interrupted"
         try:
             self._carry_out()

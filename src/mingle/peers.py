@@ -1,6 +1,6 @@
 """Unicast peers: hosts that are asked directly, for networks that carry no multicast.
 
-Names are resolved again and again while waiting, in a thread of their own (``getaddrinfo`` blocks and knows no
+Names are resolved again and again while waiting, in threads of their own (``getaddrinfo`` blocks and knows no
 deadline): a headless Service or a compose name gains addresses as machines come up, and a first failed look-up is
 never final. Each address has a timer of its own, and only a few are asked per round.
 """
@@ -24,6 +24,9 @@ PER_ROUND = 8
 """How many addresses are asked at once; the others have their turn in the next round."""
 ROUND_SECONDS = 0.02
 RESOLVE_SECONDS = 1.0
+RESOLVED_SECONDS = 0.1
+"""How often newly resolved addresses are looked for."""
+MAX_THREADS = 8
 # A name that resolves to more than this is no list of hosts; bounded against a hostile or broken resolver.
 MAX_ADDRESSES = 4096
 
@@ -79,25 +82,25 @@ class PeerSchedule:
 
 
 class Resolver:
-    """Resolves the peers' names in a daemon thread until it is stopped.
+    """Resolves the peers' names in daemon threads until it is stopped.
 
-    ``take()`` hands out what was found since the last call. A look-up that hangs keeps its thread, which may be
-    abandoned: it holds nothing.
+    ``take()`` hands out what was found since the last call. A look-up that hangs (5 s and more for each server that
+    does not answer: resolv.conf(5)) keeps its thread, and not the other names'; it may be abandoned: it holds nothing.
     """
 
-    def __init__(self, peers: Sequence[Peer], default_port: int, family: str, *, exclude: frozenset[str]) -> None:
+    def __init__(self, peers: Sequence[Peer], default_port: int, family: str) -> None:
         self._family = {"4": socket.AF_INET, "6": socket.AF_INET6}.get(family, socket.AF_UNSPEC)
-        self._exclude = exclude
         self._found: list[tuple[str, int]] = []
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._failures: dict[str, str] = {}
         named = [(peer.host, peer.port or default_port) for peer in peers]
         literals = [(host, port) for host, port in named if _is_literal(host)]
-        self._names = [(host, port) for host, port in named if not _is_literal(host)]
+        names = [(host, port) for host, port in named if not _is_literal(host)]
         self._found += literals
-        if self._names:
-            threading.Thread(target=self._run, name="mingle-abandoned-resolver", daemon=True).start()
+        for first in range(min(len(names), MAX_THREADS)):
+            work = names[first::MAX_THREADS]
+            threading.Thread(target=self._run, args=(work,), name="mingle-abandoned-resolver", daemon=True).start()
 
     @property
     def failures(self) -> dict[str, str]:
@@ -115,9 +118,9 @@ class Resolver:
         """Ends the thread after the look-up it is in."""
         self._stop.set()
 
-    def _run(self) -> None:
+    def _run(self, names: Sequence[tuple[str, int]]) -> None:
         while not self._stop.is_set():
-            for host, port in self._names:
+            for host, port in names:
                 self._look_up(host, port)
             self._stop.wait(RESOLVE_SECONDS)
 
@@ -131,7 +134,51 @@ class Resolver:
         addresses = [_literal(answer[4]) for answer in answers]
         with self._lock:
             self._failures.pop(host, None)
-            self._found += [(address, port) for address in addresses if address not in self._exclude]
+            self._found += [(address, port) for address in addresses]
+
+
+class Peers:
+    """The peers of one process: where their names lead, and whose turn it is."""
+
+    def __init__(self, peers: Sequence[Peer], default_port: int, family: str, rng: random.Random) -> None:
+        self._any = bool(peers)
+        self._schedule = PeerSchedule(rng)
+        self._resolver = Resolver(peers, default_port, family)
+        self._silent = True
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Names that did not resolve, and why, as of the last try."""
+        return self._resolver.failures
+
+    def take(self) -> list[tuple[str, int]]:
+        """Returns the addresses found since the last call, for who asks them in another rhythm."""
+        return self._resolver.take()
+
+    def turn(self, *, silent: bool, now: float) -> list[tuple[str, int]]:
+        """Returns to whom to speak now. Who has been ``silent`` (there was nothing to say) begins quickly again."""
+        if not self._any:
+            return []
+        self._schedule.learn(self._resolver.take(), now)
+        if silent != self._silent:
+            self._silent = silent
+            self._schedule.restart(now)
+        return [] if silent else self._schedule.turn(now)
+
+    def restart(self, now: float) -> None:
+        """Begins quickly again: there are other interfaces to reach them by."""
+        self._schedule.restart(now)
+
+    def next_timer(self, now: float) -> float | None:
+        """When it is somebody's turn, or new addresses are to be looked for."""
+        if not self._any:
+            return None
+        look, due = now + RESOLVED_SECONDS, self._schedule.next_timer()
+        return look if due is None or self._silent else min(look, due)
+
+    def stop(self) -> None:
+        """Ends the look-ups."""
+        self._resolver.stop()
 
 
 def _literal(answer: tuple[Any, ...]) -> str:

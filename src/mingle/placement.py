@@ -16,7 +16,7 @@ from mingle.values import check_whole, parse_whole, text_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mingle.launchers import Identity
+    from mingle.launcher import Identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def place(environ: Mapping[str, str], *, rank: int | None = None, world_size: in
     )
     own = _claim(environ, "MINGLE_RANK", "MINGLE_WORLD_SIZE")
     by_hand = argued.over(own)
-    identity = _identity(environ, by_hand)
+    identity = _identity(environ, argued, by_hand)
     if identity is None:
         said = _claim(environ, "RANK", "WORLD_SIZE")
     else:
@@ -137,15 +137,20 @@ def _claim(environ: Mapping[str, str], rank_variable: str, size_variable: str) -
     return _Claim(number(rank_variable, 0), number(size_variable, 1))
 
 
-def _identity(environ: Mapping[str, str], by_hand: _Claim) -> Identity | None:
+def _identity(environ: Mapping[str, str], argued: _Claim, by_hand: _Claim) -> Identity | None:
     """Returns the launcher's word; None also when that is incomplete and the place is given by hand."""
+    row = launchers.seen(environ)
+    if row is None:
+        return None
+    if row.size_is_the_users and by_hand.world_size is not None:
+        argued.check_against(_claim(environ, "RANK", "WORLD_SIZE"))
+        environ = {**environ, "WORLD_SIZE": str(by_hand.world_size.value)}
     try:
-        return launchers.detect(environ)
+        return row.read(environ)
     except LauncherError:
-        if launchers.TORCHRUN.is_seen(environ):
-            raise
-        given = by_hand.over(_claim(environ, "RANK", "WORLD_SIZE"))
-        if given.rank is None or given.world_size is None:
+        # torchrun's ranks have found each other already: no other place can be given.
+        given = by_hand if row.sets_plain_pair else by_hand.over(_claim(environ, "RANK", "WORLD_SIZE"))
+        if row is launchers.TORCHRUN or given.rank is None or given.world_size is None:
             raise
         return None
 

@@ -143,20 +143,8 @@ def check_options(backend: str | None, options: Mapping[str, Any]) -> None:
         ConfigurationError: a name that it does not know or that is mingle's own, or a value of the wrong type.
     """
     distributed = importlib.import_module("torch.distributed")
-    known = [name for name in inspect.signature(distributed.init_process_group).parameters if name not in _OURS]
-    for name in options:
-        if name in _OURS:
-            raise ConfigurationError.explain(
-                f"{name}= is not an option of mingle.init.",
-                cause="mingle itself decides how the ranks find each other",
-                remedy=f"leave {name}= out.",
-            )
-        if name not in known:
-            raise ConfigurationError.explain(
-                f"init_process_group has no option {name}=.",
-                cause="a spelling mistake, or an option of another version of torch",
-                remedy=f"the options are: {', '.join(known)}.",
-            )
+    if options:
+        _check_names(distributed, options)
     timeout = options.get("timeout")
     if timeout is not None and (not isinstance(timeout, timedelta) or timeout <= timedelta(0)):
         raise ConfigurationError.explain(
@@ -174,6 +162,23 @@ def check_options(backend: str | None, options: Mapping[str, Any]) -> None:
             )
     if backend is not None:
         _check_backend(distributed, backend)
+
+
+def _check_names(distributed: Any, options: Mapping[str, Any]) -> None:
+    known = [name for name in inspect.signature(distributed.init_process_group).parameters if name not in _OURS]
+    for name in options:
+        if name in _OURS:
+            raise ConfigurationError.explain(
+                f"{name}= is not an option of mingle.init.",
+                cause="mingle itself decides how the ranks find each other",
+                remedy=f"leave {name}= out.",
+            )
+        if name not in known:
+            raise ConfigurationError.explain(
+                f"init_process_group has no option {name}=.",
+                cause="a spelling mistake, or an option of another version of torch",
+                remedy=f"the options are: {', '.join(known)}.",
+            )
 
 
 def _check_backend(distributed: Any, backend: str) -> None:

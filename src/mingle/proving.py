@@ -21,6 +21,8 @@ STAGGER_SECONDS = 0.05
 """How long after one address the next is tried."""
 ADDRESS_SECONDS = 1.0
 """How long one address may take, connection and proof together."""
+FAILURE_SECONDS = 5.0
+"""How old a failure must be for the address to be tried again when the ways are counted."""
 MAX_ENDPOINTS = 2 * MAX_ADDRESSES
 """How many are tried for one session: what its host named last, and what somebody else claims of it."""
 
@@ -57,6 +59,7 @@ class _Attempt:
     deadline: float
     local_address: str = ""
     interface: str = ""
+    weak: bool = False
 
 
 class Verdict(enum.Enum):
@@ -101,6 +104,7 @@ class Proving:
         self._attempts: dict[int, _Attempt] = {}
         self._next_start = now
         self._was_silent = False
+        self._failed_at: dict[tuple[str, int], float] = {}
         self.handle_timer(now)
 
     @property
@@ -111,6 +115,11 @@ class Proving:
         if self._waiting or self._attempts:
             return Verdict.RACING
         return Verdict.SILENT if self._was_silent else Verdict.DEAD
+
+    @property
+    def address(self) -> str | None:
+        """The host's address on the winner's connection."""
+        return None if self.winner is None else self._attempts[self.winner].endpoint.address
 
     @property
     def pending(self) -> bool:
@@ -138,11 +147,23 @@ class Proving:
         """Forgets every way but the winner's and tries all addresses once more."""
         if self.winner is None:
             return
-        winning = self._attempts[self.winner].endpoint.address
-        self.paths = {winning: self.paths[winning]}
-        under_way = {self._place(attempt.endpoint) for attempt in self._attempts.values()}
+        self.paths = {address: path for address, path in self.paths.items() if address == self.address}
+        # A weak way may be a better one by now, so it is proved beside the connection that stands.
+        weak = any(path.weak for path in self.paths.values())
+        under_way = {
+            self._place(attempt.endpoint) for conn, attempt in self._attempts.items() if conn != self.winner or not weak
+        }
         self._waiting = [each for place, each in self._endpoints.items() if place not in under_way]
+        self._failed_at.clear()
         self._next_start = now
+        self.handle_timer(now)
+
+    def try_again(self, now: float) -> None:
+        """Tries the addresses once more that failed a while ago: the way may be open by now, and it counts."""
+        late = [place for place, at in self._failed_at.items() if now - at >= FAILURE_SECONDS]
+        for place in late:
+            del self._failed_at[place]
+            self._waiting.append(self._endpoints[place])
         self.handle_timer(now)
 
     def next_timer(self) -> float | None:
@@ -157,7 +178,7 @@ class Proving:
         for conn, attempt in list(self._attempts.items()):
             if conn != self.winner and now >= attempt.deadline:
                 self._was_silent = True
-                self._give_up(conn, f"no proof within {ADDRESS_SECONDS:.0f} s")
+                self._give_up(conn, f"no proof within {ADDRESS_SECONDS:.0f} s", now)
         while self._waiting and now >= self._next_start:
             self._start(self._waiting.pop(0), now)
             if self.winner is None:
@@ -170,10 +191,10 @@ class Proving:
         self._attempts[conn] = _Attempt(endpoint, conversation, now + ADDRESS_SECONDS)
         self._effects.append(Dial(conn, endpoint.address, port, endpoint.interface))
 
-    def connected(self, conn: int, local_address: str, interface: str) -> None:
+    def connected(self, conn: int, local_address: str, interface: str, *, weak: bool = False) -> None:
         """A connection stands; ``interface`` owns its local address."""
         attempt = self._attempts[conn]
-        attempt.local_address, attempt.interface = local_address, interface
+        attempt.local_address, attempt.interface, attempt.weak = local_address, interface, weak
         self._effects.append(Write(conn, attempt.conversation.data_to_send()))
 
     def received(self, conn: int, untrusted: bytes, now: float) -> list[AnyFrame]:
@@ -188,14 +209,17 @@ class Proving:
         try:
             received = attempt.conversation.receive_data(untrusted)
         except (Rejected, HandshakeFailed) as failure:
-            self._give_up(conn, str(failure))
+            self._give_up(conn, str(failure), now)
             self._hurry(now)
             return []
         if attempt.conversation.welcome is None:
             return []
         address = attempt.endpoint.address
         self.paths[address] = Path(
-            host_address=address, local_address=attempt.local_address, interface=attempt.interface[:64]
+            host_address=address,
+            local_address=attempt.local_address,
+            interface=attempt.interface[:64],
+            weak=attempt.weak,
         )
         if self.winner is not None:
             del self._attempts[conn]
@@ -212,7 +236,7 @@ class Proving:
     def closed(self, conn: int, reason: str, now: float) -> None:
         """A connection ended, or never came to be."""
         attempt = self._attempts.pop(conn)
-        self.failures[attempt.endpoint.address] = reason
+        self._fail(attempt.endpoint, reason, now)
         if conn == self.winner:
             self.winner = self.conversation = None
         self._hurry(now)
@@ -228,7 +252,8 @@ class Proving:
         """Gives up every address but the winner's."""
         self._waiting.clear()
         for conn in [each for each in self._attempts if each != self.winner]:
-            self._give_up(conn, "not needed any more")
+            self.failures[self._attempts.pop(conn).endpoint.address] = "not needed any more"
+            self._effects.append(Hangup(conn))
 
     def abandon(self) -> None:
         """Hangs up everywhere."""
@@ -238,9 +263,11 @@ class Proving:
         self._waiting.clear()
         self.winner = self.conversation = None
 
-    def _give_up(self, conn: int, reason: str) -> None:
-        attempt = self._attempts.pop(conn)
-        self.failures[attempt.endpoint.address] = reason
+    def _fail(self, endpoint: Endpoint, reason: str, now: float) -> None:
+        self.failures[endpoint.address], self._failed_at[self._place(endpoint)] = reason, now
+
+    def _give_up(self, conn: int, reason: str, now: float) -> None:
+        self._fail(self._attempts.pop(conn).endpoint, reason, now)
         self._effects.append(Hangup(conn))
 
     def _hurry(self, now: float) -> None:

@@ -42,7 +42,10 @@ class Racing:
                 return
         session.offer = offer
         if session.proving is not None:
-            reopened = session.proving.purpose == "probe" and offer.state == "open"
+            if session is self.membership.current and session.proving.address not in offer.addresses:
+                # The address that we are connected to has gone, and TCP would wait for it.
+                self.membership.doubt(now)
+            reopened = session.proving.purpose == "probe" and offer.takes_members
             if not reopened or session.proving.verdict is Verdict.RACING or now < session.retry_at:
                 session.proving.add(endpoints)
                 return
@@ -54,7 +57,7 @@ class Racing:
             return
         session.endpoints = endpoints
         current = self.membership.current
-        if current is not None and session is not current and offer.state == "open":
+        if current is not None and session is not current and offer.takes_members:
             self.membership.doubt(now)
             if self.membership.seated and self.membership.identity.rank is None and now >= session.retry_at:
                 # Our host may not hear the other's datagrams.
@@ -94,6 +97,12 @@ class Racing:
         if membership.current is not None or membership.return_to is not None:
             return membership.current is not None or candidate is not membership.return_to
         return self.blocking.known(candidate)
+
+    def rewired(self, now: float) -> None:
+        """Our interfaces have changed: other ways may lead to our host now."""
+        session = self.membership.current
+        if session is not None and session.proving is not None and not self.membership.has_confirmed:
+            session.proving.prove_again(now)
 
     @property
     def host_in_sight(self) -> bool:

@@ -18,6 +18,7 @@ somebody else to carry out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -69,6 +70,11 @@ class Registrar(Seats):
         if self.phase is Phase.RUNNING:
             times += [since + RETURN_SECONDS for since in self._lost.values()]
         return min(times, default=None)
+
+    def readdress(self, own: frames.Join, prefix_lengths: Mapping[str, int], last_resort: frozenset[str]) -> None:
+        """The host's addresses have changed. Not to be called once the store's address has been chosen."""
+        self.own, self.prefix_lengths, self.last_resort = own, prefix_lengths, last_resort
+        self.seats[self.own_member].applicant, self.seats[self.own_member].paths = own, own.paths
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
@@ -292,8 +298,12 @@ class Registrar(Seats):
 
     # --- the way through the phases --------------------------------------------------------------------------------
 
+    def _complete(self, now: float) -> bool:
+        """Whether all are in."""
+        return len(self.seats) == self.world_size
+
     def _advance(self, now: float) -> None:
-        if self.phase is Phase.OPEN and len(self.seats) == self.world_size and not self.held:
+        if self.phase is Phase.OPEN and self._complete(now) and not self.held:
             self.phase = Phase.CONFIRMING
             self.epoch += 1
             self._awaited = set(self.seats) - {self.own_member}
@@ -314,10 +324,11 @@ class Registrar(Seats):
         members = list(self.seats.values())
         others = [seat for seat in members if seat.member != self.own_member]
         own = [path.host_address for path in self.own.paths]
-        address = common_address(own, self.prefix_lengths, [seat.paths for seat in others])
+        ways = [seat.paths for seat in others]
+        address = common_address(own, self.prefix_lengths, ways, last_resort=self.last_resort, in_order=self.named)
         if address is None:
             named = [(self._describe(seat), seat.paths) for seat in others]
-            self._decisions.append(NoCommonNetwork(reach_matrix(own, named)))
+            self._decisions.append(NoCommonNetwork(reach_matrix(own, self.prefix_lengths, named)))
             return
         self.phase, self.store_address = Phase.SEALING, address
         where = place([_applicant(seat.applicant) for seat in members])

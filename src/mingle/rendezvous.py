@@ -8,16 +8,15 @@ import functools
 import importlib
 import logging
 import os
-import platform
 import secrets
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from mingle import environment, node, progress, settings, store, torch_threads
+from mingle import environment, gloo, node, progress, settings, store, torch_threads
 from mingle._version import __version__
 from mingle.datagrams import clip
 from mingle.discovery import Discovery
@@ -25,9 +24,12 @@ from mingle.environment import process_environment
 from mingle.errors import ConfigurationError, MingleError
 from mingle.frames import Who
 from mingle.job import Job, Member
-from mingle.machine import Formation, Identity
+from mingle.machine import Formation, Identity, scoped
 from mingle.session import ForeignSession, LoneSession, RunningSession
 from mingle.settings import Settings
+
+if sys.platform != "win32":
+    import resource
 
 logger = logging.getLogger("mingle")
 
@@ -39,6 +41,8 @@ Session: TypeAlias = RunningSession | LoneSession | ForeignSession
 
 _calls = threading.Lock()
 _active: Session | None = None
+_bound_gloo: Callable[[], None] | None = None
+"""Undoes what Gloo was told."""
 
 
 def _hold(session: Session) -> None:
@@ -54,6 +58,7 @@ def _forget(session: Session) -> None:
     if _active is session:
         _active = None
         process_environment.restore()
+        _unbind_gloo()
 
 
 def tell_group_stands() -> None:
@@ -109,6 +114,7 @@ def form(wanted: Settings) -> Job:
     _hold(session)
     try:
         _export(wanted, formation)
+        _bind_gloo(formation)
     except BaseException:
         session.close(failing=True)
         raise
@@ -168,7 +174,7 @@ def _identity(wanted: Settings) -> Identity:
         versions={
             "mingle": __version__,
             "torch": str(torch.__version__)[:64],
-            "python": platform.python_version()[:64],
+            "python": sys.version.split(maxsplit=1)[0][:64],
         },
     )
 
@@ -180,8 +186,8 @@ def _hostname() -> str:
 
 def _make_room(world_size: int) -> None:
     """Raises the soft limit of open files to the hard one, and says so when that is not enough."""
-    import resource
-
+    if sys.platform == "win32":  # for the type checker: nobody comes here on Windows
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = FILES_PER_MEMBER * world_size + FILES_BESIDE
     if soft != resource.RLIM_INFINITY and soft < needed:
@@ -236,6 +242,21 @@ def _export(wanted: Settings, formation: Formation) -> None:
     )
     for note in notes:
         progress.say(logging.WARNING, f"job {wanted.job_id}: {note}", quiet=wanted.progress == "off")
+
+
+def _bind_gloo(formation: Formation) -> None:
+    """Has Gloo use the address that was proved, where by the name of the interface it would take another one."""
+    global _bound_gloo
+    interface, address = formation.interface, formation.address
+    if os.environ.get("GLOO_SOCKET_IFNAME") == interface and gloo.default_address(interface) not in (address, None):
+        _bound_gloo = gloo.bind(scoped(address, interface))
+
+
+def _unbind_gloo() -> None:
+    global _bound_gloo
+    if _bound_gloo is not None:
+        _bound_gloo()
+        _bound_gloo = None
 
 
 def _passed_through(wanted: Settings) -> Job:

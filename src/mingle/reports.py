@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from mingle import findings
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, InterfaceError, MingleError
+from mingle.findings import Finding
 from mingle.frames import Refused, Running, Status, Who
 from mingle.machine import Evidence, Identity, NetworkFacts
 
@@ -58,6 +60,7 @@ def _tried(facts: NetworkFacts) -> str:
         errors = ", ".join(f"{name} {count} times" for name, count in sorted(facts.send_errors.items()))
         lines.append(f"  sending failed: {errors}")
     lines += [f"  {failure}" for failure in facts.failures]
+    lines += [f"  on this machine: {finding.observation}" for finding in facts.findings]
     return "\n".join(lines)
 
 
@@ -115,7 +118,7 @@ def timeout(
 ) -> MingleError:
     """Returns the error of a rank whose time is up."""
     if status is not None:
-        observation, cause, remedy = _incomplete(identity, evidence, status, seconds, connected)
+        observation, cause, remedy = _incomplete(identity, evidence, facts, status, seconds, connected)
     elif connected:
         observation, cause, remedy = _hushed(identity, seconds)
     else:
@@ -126,7 +129,7 @@ def timeout(
 
 
 def _incomplete(
-    identity: Identity, evidence: Evidence, status: Status, seconds: float, connected: bool
+    identity: Identity, evidence: Evidence, facts: NetworkFacts, status: Status, seconds: float, connected: bool
 ) -> tuple[str, str, str]:
     observation = (
         f"job {identity.job!r} did not form within {seconds:g} s: {status.joined} of {status.world_size} ranks joined"
@@ -146,25 +149,45 @@ def _incomplete(
         observation += f"\n  refused: {_few(status.refused, '; ')}"
     if evidence.secret_failures:
         observation += f"\n  did not prove the secret: {_few(evidence.secret_failures, '; ')}"
+    remedy = "look at the output of the missing ranks; `mingle-discover list` shows who is there."
     if status.refused:
         cause = "a rank was started with settings that contradict the others (see what was refused)"
     elif status.left and not status.missing:
         cause = "a rank crashed or was stopped while it waited for the others"
     elif status.unconfirmed:
         cause = "those processes are stopped, or their network was cut while the job formed"
+    elif failing := _failing(facts):
+        cause, remedy = failing.observation, f"{failing.remedy}."
     elif evidence.secret_failures or evidence.secret_signs:
         cause = (
             "the missing ranks were started without a secret or with another one (somebody speaks of this job and has "
             "not ours), or were never started"
         )
         remedy = "give every rank the same MINGLE_SECRET or MINGLE_SECRET_FILE; a stranger can be ignored."
-        return observation, cause, remedy
+    elif outside := _outside(evidence, status):
+        cause = (
+            f"{_few(outside, '; ')}: heard, and has not joined. Its host's firewall drops what comes from here, or "
+            "ours drops its TCP connections"
+        )
+        remedy = "run `mingle-discover doctor` on both hosts, or `mingle-discover ping` on all of them at once."
+    elif facts.findings:
+        cause, remedy = facts.findings[0].observation, f"{facts.findings[0].remedy}."
     else:
         cause = (
             "the missing ranks were never started, run under another job id (see below), "
             "or their network does not reach rank 0"
         )
-    return observation, cause, "look at the output of the missing ranks; `mingle-discover list` shows who is there."
+    return observation, cause, remedy
+
+
+def _outside(evidence: Evidence, status: Status) -> list[str]:
+    """Returns the missing ranks that were heard to look for the job."""
+    return [text for text in evidence.seekers.values() if any(text.startswith(f"rank {n} ") for n in status.missing)]
+
+
+def _failing(facts: NetworkFacts) -> Finding | None:
+    """Returns what is surely wrong with this machine, or None."""
+    return next((finding for finding in facts.findings if finding.status is findings.Status.FAIL), None)
 
 
 def _hushed(identity: Identity, seconds: float) -> tuple[str, str, str]:
@@ -184,7 +207,8 @@ def _no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, second
         return (
             observation,
             f"{host} was heard but could not be reached over TCP: a firewall, or an address of another network",
-            "allow TCP between the hosts, or name the right network with MINGLE_INTERFACE.",
+            "allow TCP between the hosts, or name the right network with MINGLE_INTERFACE; `mingle-discover doctor` "
+            "on its host shows the rule.",
         )
     if versions:
         return (
@@ -192,6 +216,9 @@ def _no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, second
             f"another protocol {_few(versions)} is spoken on this network: an incompatible mingle",
             "install the same version of multinode-mingle on every host.",
         )
+    failing = _failing(facts)
+    if failing is not None:
+        return observation, failing.observation, f"{failing.remedy}."
     if evidence.other_jobs:
         return (
             observation,
@@ -205,11 +232,15 @@ def _no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, second
             "(other ranks are heard, so multicast works here)",
             "look at the output of rank 0; `mingle-discover list` on its host shows what it does.",
         )
+    if facts.findings:
+        return observation, facts.findings[0].observation, f"{facts.findings[0].remedy}."
     return (
         observation,
         "rank 0 was not started, or this network carries no multicast between the hosts (many clouds and "
-        "Kubernetes networks don't), or a firewall drops it",
-        f"check rank 0's output; allow UDP port {facts.port}; without multicast set MINGLE_PEERS=<rank 0's host>.",
+        "Kubernetes networks don't, and a switch that snoops on IGMP without a querier filters it), or a firewall "
+        "drops it",
+        f"check rank 0's output; allow UDP port {facts.port}; without multicast set MINGLE_PEERS=<rank 0's host>; "
+        "`mingle-discover ping` on both hosts tells which.",
     )
 
 

@@ -83,6 +83,8 @@ class Rivals:
     effects: list[Effect]
     competes: bool = False
     """This host was given no rank: another one like it that takes members is no conflict (:mod:`mingle.electing`)."""
+    longest_wait: float = RUNNING_PATIENCE_SECONDS
+    """How long at most another run of the job is waited for."""
     _others: dict[bytes, _Other] = field(default_factory=dict)
     _callers: dict[int, _Caller] = field(default_factory=dict)
     _conceded: list[frames.Who] = field(default_factory=list)
@@ -125,10 +127,9 @@ class Rivals:
             found.append((other.running, waited, quiet))
         return found
 
-    @staticmethod
-    def patience(timeout: float) -> float:
+    def patience(self, timeout: float) -> float:
         """How long a blocker is waited for, in seconds."""
-        return min(RUNNING_PATIENCE_SECONDS, timeout)
+        return min(self.longest_wait, timeout)
 
     def verdict_timer(self, timeout: float) -> float | None:
         """When :meth:`lasting` or :meth:`blockers` may change."""

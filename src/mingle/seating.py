@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network
+from typing import TypeAlias
 
 from mingle.frames import Path
+
+_Subnet: TypeAlias = IPv4Network | IPv6Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,41 +107,78 @@ def contiguous(places: Sequence[Place]) -> bool:
 
 
 def common_address(
-    own: Sequence[str], prefix_lengths: Mapping[str, int], members: Sequence[Sequence[Path]]
+    own: Sequence[str],
+    prefix_lengths: Mapping[str, int],
+    members: Sequence[Sequence[Path]],
+    *,
+    last_resort: Collection[str] = (),
+    in_order: bool = False,
 ) -> str | None:
-    """Returns the host's address for the store, or None where no address was reached by every member.
+    """Returns the host's address for the store, or None where no network is common to the host and every member.
 
-    Among those reached by all: first one whose subnet holds the most members' own addresses (no router in
-    between), then one that is not link-local (those need a scope), then the host's own order of preference.
+    The network that it is on is the one that all ranks use among each other, and a backend needs a mesh, not a star:
+    an address counts only where no member's way to it shows that this member is on another one of the host's networks
+    (:func:`mingle.interfaces.reached_weakly`). Among those: first one that is not on a tunnel or on a bridge inside
+    the host, then one whose subnet holds the most members' own addresses (no router in between), then one that is
+    not link-local (those need a scope), then the host's own order of preference.
 
     Args:
         own: the host's addresses, the preferred one first.
         prefix_lengths: of the host's addresses; 0 or none where nothing is known of the subnet.
         members: the ways that each of the other members has proved.
+        last_resort: the host's addresses on tunnels and on bridges inside its machine.
+        in_order: the user named the interfaces, so that the first address common to all is the one.
     """
-    reached = [{path.host_address for path in paths} for paths in members]
+    subnets = _subnets(own, prefix_lengths)
+    reached = [{path.host_address for path in paths if _proves(path, subnets)} for paths in members]
     candidates = [address for address in own if all(address in each for each in reached)]
+    if in_order:
+        return next(iter(candidates), None)
 
-    def worth(address: str) -> tuple[int, bool]:
+    def worth(address: str) -> tuple[bool, int, bool]:
         neighbours = 0
-        if prefix_lengths.get(address):
-            subnet = ipaddress.ip_network(f"{address}/{prefix_lengths[address]}", strict=False)
+        if address in subnets:
             for paths in members:
                 local = (path.local_address for path in paths if path.host_address == address)
-                neighbours += any(ipaddress.ip_address(each) in subnet for each in local)
-        return neighbours, not ipaddress.ip_address(address).is_link_local
+                neighbours += any(ipaddress.ip_address(each) in subnets[address] for each in local)
+        return address not in last_resort, neighbours, not ipaddress.ip_address(address).is_link_local
 
     # max() returns the first of equals: the order of preference.
     return max(candidates, key=worth, default=None)
 
 
-def reach_matrix(own: Sequence[str], members: Sequence[tuple[str, Sequence[Path]]]) -> str:
+def _subnets(own: Sequence[str], prefix_lengths: Mapping[str, int]) -> dict[str, _Subnet]:
+    return {
+        address: ipaddress.ip_network(f"{address}/{prefix_lengths[address]}", strict=False)
+        for address in own
+        if prefix_lengths.get(address)
+    }
+
+
+def _proves(path: Path, subnets: Mapping[str, _Subnet]) -> bool:
+    """Whether a way shows that the member is on the network of the host's address, or behind a router to it."""
+    if not path.weak:
+        return True
+    local = ipaddress.ip_address(path.local_address)
+    return not any(local in subnet for address, subnet in subnets.items() if address != path.host_address)
+
+
+def reach_matrix(
+    own: Sequence[str], prefix_lengths: Mapping[str, int], members: Sequence[tuple[str, Sequence[Path]]]
+) -> str:
     """Returns who reached which of the host's addresses, one member per line, for an error message."""
+    subnets = _subnets(own, prefix_lengths)
     lines = [f"  rank 0 listens at {', '.join(own)}"]
     for name, paths in members:
-        reached = {path.host_address: path.interface for path in paths}
-        ways = ", ".join(
-            f"{address} through {reached[address]}" if address in reached else f"not {address}" for address in own
-        )
+        reached = {path.host_address: path for path in paths}
+        ways = ", ".join(_way(address, reached.get(address), subnets) for address in own)
         lines.append(f"  {name}: {ways}")
     return "\n".join(lines)
+
+
+def _way(address: str, path: Path | None, subnets: Mapping[str, _Subnet]) -> str:
+    if path is None:
+        return f"not {address}"
+    if _proves(path, subnets):
+        return f"{address} through {path.interface}"
+    return f"not {address} but through {path.interface}, which is on another network of rank 0"

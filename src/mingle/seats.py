@@ -55,6 +55,10 @@ class Seats:
     own: frames.Join
     """The host's own application; its paths are its own addresses in order of preference."""
     prefix_lengths: Mapping[str, int] = field(default_factory=dict)
+    last_resort: frozenset[str] = frozenset()
+    """Those of its addresses that are taken only if all share nothing better."""
+    named: bool = False
+    """Its interfaces were named by the user: their order decides."""
     kind: Kind = "ranks"
     phase: Phase = Phase.OPEN
     epoch: int = 0

@@ -117,8 +117,11 @@ class RunningSession:
             machine.leave("its process group was destroyed")
 
     def group_stands(self) -> None:
-        """The process group has taken the store over; returns when that is done."""
-        self._in_loop(self._note_group)
+        """The process group has taken the store over; on the rank that holds it this returns when that is done."""
+        if self._discovery.store_server is None:
+            self._discovery.call(self._note_group)  # nothing is let go of, so nobody need wait for the other thread
+        else:
+            self._in_loop(self._note_group)
 
     def _in_loop(self, function: Callable[[], _T]) -> _T:
         """Runs a function in the loop's thread and returns its result."""

@@ -52,13 +52,12 @@ class Session:
     @property
     def host_name(self) -> str:
         """Its host, for reports."""
-        offer = self.offer
-        return f"host {offer.hostname or 'unknown'} ({offer.addresses[0]}:{offer.port}), pid {offer.pid}"
+        return self.offer.host_name
 
     @property
     def purpose(self) -> frames.Purpose:
         """What a race for it is for: to join it, or, when it is sealed without us, to see whether it lives."""
-        return "probe" if self.offer.state == "sealed" and not self.confirmed else "join"
+        return "join" if self.offer.takes_members or self.confirmed else "probe"
 
     def races_to(self, purpose: frames.Purpose) -> bool:
         """Whether a race for that purpose is under way."""

@@ -47,6 +47,11 @@ class StoreServer:
         """Whether we still hold it."""
         return self._store is not None
 
+    @property
+    def handle(self) -> TCPStore | None:
+        """The store itself, while we hold it."""
+        return self._store
+
     def release(self) -> None:
         """Lets go of the store: it lives on as long as a process group uses it, and ends with that.
 
@@ -164,9 +169,9 @@ def prove(address: str, port: int, session: bytes, token: str) -> None:
     """
     from torch.distributed import TCPStore
 
-    host, _, zone = address.partition("%")
-    socket.create_connection((f"{host}%{zone}" if zone else host, port), timeout=CONNECT_SECONDS).close()
+    _connect(address, port).close()
     try:
+        # Its bytes on the wire are torch's own business: only a client of torch's proves that one will be served.
         store = TCPStore(
             address,
             port,
@@ -179,6 +184,21 @@ def prove(address: str, port: int, session: bytes, token: str) -> None:
         raise OSError(f"the store at {address}:{port} failed: {str(error).splitlines()[0]}") from error
     if found != token.encode():
         raise OSError(f"the store at {address}:{port} belongs to another session")
+
+
+def _connect(address: str, port: int) -> socket.socket:
+    """Returns a connection to an address literal. Not by create_connection: that loads the codec for names, 2 ms."""
+    literal, _, zone = address.partition("%")
+    family = socket.AF_INET6 if ":" in literal else socket.AF_INET
+    target = (literal, port, 0, socket.if_nametoindex(zone) if zone else 0)
+    connection = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(CONNECT_SECONDS)
+        connection.connect(target if family == socket.AF_INET6 else target[:2])
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _libuv_takes_descriptors() -> bool:

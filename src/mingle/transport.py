@@ -5,7 +5,8 @@ is known where a datagram came in), and a sender with a port of its own, which i
 what it sent arrives there and nowhere else, however many processes of this machine share the one port. Per
 family there is a plain socket for unicast, and for IPv6 one more that hears unicast to the shared port.
 
-A unicast datagram to the shared port reaches one process of the machine only, the last that opened the port.
+A unicast datagram to the shared port reaches one process of the machine only, the last that opened the port; that
+one hands it to the others (:mod:`mingle.siblings`).
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from multicast_expert import McastRxSocket, McastTxSocket
 
-from mingle import udp
+from mingle import diagnosis, inspection, udp
+from mingle.diagnosis import Facts
 from mingle.errors import InterfaceError
+from mingle.findings import Status
 from mingle.groups import Group
+from mingle.holders import holders
 from mingle.interfaces import Family, Interface
 from mingle.udp import MAX_DATAGRAM, SocketAddress, Version
 
@@ -53,7 +57,9 @@ class Received:
     destination: str = ""
     """The address it was sent to: the group, or the one of ours."""
     via: socket.socket | None = field(default=None, repr=False, compare=False)
-    """The socket it arrived at."""
+    """The socket it arrived at; None: another process's."""
+    shared: bool = False
+    """Whether it is a unicast to the port that all processes of this machine share."""
 
     @property
     def oversized(self) -> bool:
@@ -267,12 +273,15 @@ class Transport:
     def _nothing_opened(self) -> InterfaceError:
         reasons = [f"{what}: {why}" for what, why in self.failures.items()] or ["no interface was given"]
         observation = f"nothing could be opened for discovery on UDP port {self.port} ({'; '.join(reasons)})"
-        if any(why.startswith("EADDRINUSE") for why in self.failures.values()):
-            return InterfaceError.explain(
-                observation,
-                cause=f"another program holds UDP port {self.port} and does not share it",
-                remedy=f"find it with: ss -ulpn 'sport = :{self.port}'; or set MINGLE_PORT everywhere",
-            )
+        facts = Facts(
+            port=self.port,
+            failures=self.failures,
+            holders=holders(self.port),
+            memberships=inspection.membership_limit(),
+        )
+        for finding in diagnosis.troubles(facts):
+            if finding.status is Status.FAIL:
+                return InterfaceError.explain(observation, cause=finding.observation, remedy=finding.remedy)
         return InterfaceError.explain(
             observation,
             cause="the interfaces went down or lost their addresses, or the system refuses such sockets",
@@ -316,6 +325,7 @@ class Transport:
             local=host == "::1" or host.startswith("127.") or (host, scope) in self._own,
             destination=datagram.destination,
             via=opened,
+            shared=not datagram.multicast and (endpoint is not None or opened is self._shared),
         )
 
     def _interface_name(self, index: int, endpoint: _Endpoint | None) -> str:
@@ -350,12 +360,20 @@ class Transport:
         address translation let only such an answer back in. What came by multicast is answered by that
         interface's sender.
         """
-        if not received.multicast and received.via in self._receiving:
-            return self._attempt(udp.send_from, received.via, data, received.destination, received.source)
+        via = received.via or self._at_shared_port(received.family)
+        if not received.multicast and via in self._receiving:
+            return self._attempt(udp.send_from, via, data, received.destination, received.source)
         endpoint = self._endpoints.get((received.interface, received.family))
         if endpoint is not None and endpoint.sender is not None:
             return self._attempt(endpoint.sender.socket.sendto, data, received.source)
         return self._send_plain(received.family, data, received.source)
+
+    def _at_shared_port(self, version: Version) -> socket.socket | None:
+        """A socket of ours that answers like the one of a sibling, which has handed us what it received."""
+        if version == "6":
+            return self._shared
+        receivers = (each.receiver for each in self._endpoints.values() if each.version == "4")
+        return next((receiver.sockets[0] for receiver in receivers if receiver is not None), None)
 
     def unicast(self, data: bytes, address: tuple[str, int]) -> bool:
         """Send `data` to a host literal (an IPv6 one may carry a zone) and port; whether it went out.

@@ -8,12 +8,14 @@ scheme is registered and the finder gone.
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
-import importlib.machinery
 import sys
-from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.abc import Loader
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 _MODULE = "torch.distributed.rendezvous"
 
@@ -32,33 +34,37 @@ def _register() -> None:
     process_group.register()
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Waits for one module until it has been loaded; a mere look for it, or a failed import, changes nothing."""
+class _Finder:
+    """Waits for one module until it has been loaded; a mere look for it, or a failed import, changes nothing.
+
+    It and its loader have the methods of importlib.abc's classes and not these as bases: they bring importlib.resources
+    along, and with it tempfile and zipfile, a quarter of all that `import mingle` takes.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         if fullname != _MODULE:
             return None
         others = (finder for finder in list(sys.meta_path) if finder is not self)
         found = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self)
+            spec.loader = cast("Loader", _Loader(spec.loader, self))
         return spec
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     """Loads the module as its own loader does, then registers the scheme and takes the finder away."""
 
-    def __init__(self, loader: importlib.abc.Loader, finder: _Finder) -> None:
+    def __init__(self, loader: Loader, finder: _Finder) -> None:
         self._loader = loader
         self._finder = finder
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)  # get_source and its like, for who only looks
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:

@@ -19,8 +19,15 @@ _PACKAGES = {
     "docker-init": "docker.io",
     "dockerd": "docker.io",
     "iptables": "iptables",
+    "mpiexec.hydra": "mpich",
+    "mpirun.openmpi": "openmpi-bin",
+    "munged": "munge",
+    "pdsh": "pdsh",
     "setpriv": "util-linux",
     "slirp4netns": "slirp4netns",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "srun": "slurm-client",
     "unshare": "util-linux",
 }
 

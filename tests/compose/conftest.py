@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.asked_for import leave_out_unless_asked_for
+
 from .base_image import BASE_IMAGE, import_base_image, torch_wheel
 from .commands import run
 from .engine import Engine, running_engine, started_engine
@@ -28,17 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark every test of this directory, and leave them out of a run that does not ask for them."""
-    ours = [item for item in items if _HERE in item.path.parents]
-    for item in ours:
-        item.add_marker(pytest.mark.compose)
-        item.add_marker(pytest.mark.timeout(_TEST_SECONDS))
-    named = any(
-        _HERE in (path := config.invocation_params.dir / argument.partition("::")[0]).parents or path == _HERE
-        for argument in config.args
-    )
-    if ours and not named and "compose" not in config.option.markexpr:
-        items[:] = [item for item in items if item not in ours]
-        config.hook.pytest_deselected(items=ours)
+    leave_out_unless_asked_for(config, items, _HERE, "compose", _TEST_SECONDS)
 
 
 @pytest.fixture(scope="session", autouse=True)

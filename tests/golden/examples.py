@@ -78,6 +78,37 @@ _JOIN = frames.Join(
     versions={"mingle": "1.0", "torch": "2.6"},
     paths=_PATHS,
 )
+_OLD_VIEW = frames.View(
+    generation=0,
+    number=2,
+    session=bytes(range(0x80, 0x90)),
+    host=bytes(range(0x10)),
+    nodes=(
+        frames.Node(bytes(range(0x10)), "192.0.2.20", 40125, bytes(range(0xA0, 0xA8))),
+        frames.Node(MEMBER, "192.0.2.13", 40126, bytes(range(0xB0, 0xB8))),
+    ),
+)
+_VIEW = frames.View(
+    generation=1,
+    number=1,
+    session=SESSION,
+    host=HOST,
+    nodes=(
+        frames.Node(HOST, "192.0.2.10", PORT, bytes(range(0xC0, 0xC8))),
+        frames.Node(MEMBER, "192.0.2.13", 40126, bytes(range(0xB0, 0xB8))),
+    ),
+)
+_AGENT_JOIN = frames.Join(
+    world_size=4,
+    node="boot:9a3f/net:4026531840/pid:4026531836",
+    who=msgspec.structs.replace(_WHO, rank=None),
+    kind="agents",
+    paths=_PATHS,
+    minimum=2,
+    port=40126,
+    settled=_OLD_VIEW,
+    bound=7.5,
+)
 _SEALED = frames.Sealed(
     session=SESSION,
     epoch=1,
@@ -207,6 +238,21 @@ STORIES: dict[str, Story] = {
             Line("member", "sighting", "another host is there", frames.Sighting(offer=_OTHER_OFFER)),
             Line("host", "moved", "I have joined it; come after me", frames.Moved(offer=_OTHER_OFFER)),
             Line("member", "stranded", "I can't reach it", frames.Stranded(session=_OTHER_OFFER.session)),
+        ),
+    ),
+    "agents": Story(
+        _hello("join"),
+        (
+            Line("member", "join", "an agent that has lost its host asks", _AGENT_JOIN),
+            Line("host", "members", "who is in, before SEALED", frames.Members(view=_VIEW)),
+            Line("host", "members settled", "a majority knows", frames.Members(view=_VIEW, settled=True)),
+            Line("host", "ping", "are you alive, and have you read view 1?", frames.Ping(number=1)),
+            Line(
+                "host",
+                "closed",
+                "we are the minority; look for the others",
+                frames.Closed(session=SESSION, reason="minority", regather=True),
+            ),
         ),
     ),
     "probe": Story(

@@ -49,6 +49,7 @@ class Host:
     Attributes:
         name: what ``socket.gethostname()`` returns inside; it resolves to the first address of the first NIC.
         hosts_file: the file seen as /etc/hosts inside; a test may write to it (in place: it is mounted).
+        resolver_file: likewise /etc/resolv.conf, empty at first.
         processes: all that were started here, in order.
     """
 
@@ -58,13 +59,13 @@ class Host:
         self._zygote = zygote
         self._directory = directory
         self._nics: dict[Network, Nic] = {}
-        self._rules: list[str] = []
+        self._rules: dict[Direction, list[str]] = {"in": [], "out": []}
         self._interfaces = 0
         directory.mkdir()
         self.hosts_file = directory / "hosts"
         self.hosts_file.write_text("127.0.0.1 localhost\n")
         # Without a name server every look-up fails at once; with the machine's it would wait for a time-out.
-        resolver = directory / "resolv.conf"
+        self.resolver_file = resolver = directory / "resolv.conf"
         resolver.touch()
         files = {
             seen: str(file)
@@ -140,17 +141,31 @@ class Host:
         """Run commands of ip(8) inside, without the word ``ip``: ``host.ip("link set eth0 down")``."""
         self.namespace.ip(*commands)
 
-    def drop(self, match: str) -> None:
-        """Drop arriving packets that match this text of nft(8), IPv4 and IPv6, unseen by sockets."""
-        self._set_rules([*self._rules, f"{match} drop"])
+    def drop(self, match: str, direction: Direction = "in") -> None:
+        """Drop arriving (or leaving) packets that match this text of nft(8), IPv4 and IPv6, unseen by sockets.
+
+        What is dropped on its way out is an error to its sender (EPERM), as with any local firewall.
+        """
+        self._set_rules({**self._rules, direction: [*self._rules[direction], f"{match} drop"]})
+
+    def drop_multicast(self) -> None:
+        """Let no multicast in or out, on no interface: a network that carries none."""
+        for match in ("ip daddr 224.0.0.0/4", f"ip6 daddr ff00::/8 {UDP}"):  # neighbour discovery stays
+            self.drop(match, "in")
+            self.drop(match, "out")
 
     def drop_udp(self, percent: int) -> None:
         """Drop each arriving UDP packet with this probability; loopback, which no network loses, is spared."""
         self.drop(f'iifname != "lo" {UDP} numgen random mod 100 < {percent}')
 
+    def forward(self, rule: str) -> None:
+        """Make a router of this host, which translates what comes in by a rule of nft(8)'s prerouting hook."""
+        self.namespace.tool(["sysctl", "-qw", "net.ipv4.ip_forward=1"])
+        self.namespace.nft(ruleset("ip", {"translate": ("type nat hook prerouting priority dstnat", [rule])}))
+
     def clear_rules(self) -> None:
         """Take back every `drop` and `drop_udp`."""
-        self._set_rules([])
+        self._set_rules({"in": [], "out": []})
 
     def cut(self, network: Network | None = None) -> None:
         """Pull the cable of ``network`` (all cables by default): the carrier goes."""
@@ -260,8 +275,12 @@ class Host:
         request = Spawn(self.namespace.key, call, command, dict(env or {}), directory, str(stdout), str(stderr))
         return self._zygote.request(request, Spawned, descriptors).pid, stdout, stderr
 
-    def _set_rules(self, rules: list[str]) -> None:
-        self.namespace.nft(ruleset("inet", {"input": ("type filter hook input priority 0", rules)}))
+    def _set_rules(self, rules: dict[Direction, list[str]]) -> None:
+        chains = {
+            f"{direction}put": (f"type filter hook {direction}put priority 0", every)
+            for direction, every in rules.items()
+        }
+        self.namespace.nft(ruleset("inet", chains))
         self._rules = rules
 
     def _nic(self, network: Network | None) -> Nic:

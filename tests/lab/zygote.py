@@ -49,7 +49,7 @@ from .namespaces import Namespaces, kill_processes_in, make_namespaces
 from .rank import run_rank
 from .syscalls import adopt_orphans, die_with_parent
 
-PRELOAD = ("torch", "torch.distributed", "pytest")
+PRELOAD = ("torch", "torch.distributed", "torch.distributed.run", "pytest")
 PRELOAD_IF_INSTALLED = ("mingle", "mingle.rendezvous", "mingle.torch_env")
 KILL_SECONDS = 10.0
 """How long a killed process may take to end before something is badly wrong, such as an unkillable state."""

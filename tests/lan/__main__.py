@@ -8,6 +8,8 @@
     many of them; prints the seeds that fail;
 ``python -m tests.lan elect --seeds 10000 [--first 0]``, ``elect --replay SEED``, ``elect --ranks 1000 [--spread 1]``
     the same for processes without a rank: many schedules, one of them, or a whole job and its figures;
+``python -m tests.lan agents --seeds 10000 [--first 0]``, ``agents --replay SEED``
+    the same for agents: many schedules, or one of them;
 ``python -m tests.lan late --ranks 10000 --loss 0.3 --waiting 60``
     all ranks wait so long for rank 0: what that sends, and how soon they know it then.
 """
@@ -17,7 +19,9 @@ from __future__ import annotations
 import argparse
 import time
 import traceback
+from typing import TypeAlias
 
+from tests.lan.agent_schedules import AgentSchedule
 from tests.lan.election_schedules import ElectionSchedule
 from tests.lan.gathering import Gathering
 from tests.lan.scale import late_host
@@ -72,7 +76,15 @@ def elect(ranks: int, loss: float, seed: int, spread: float) -> None:
     print(f"  {gathering.world.steps} steps in {time.perf_counter() - began:.1f} s of real time")
 
 
-def replay(kind: type[Schedule], seed: int) -> bool:
+AnySchedule: TypeAlias = Schedule | AgentSchedule
+COMMANDS: dict[type[AnySchedule], str] = {
+    Schedule: "replay",
+    ElectionSchedule: "elect --replay",
+    AgentSchedule: "agents --replay",
+}
+
+
+def replay(kind: type[AnySchedule], seed: int) -> bool:
     """Runs one schedule and prints its steps; tells whether it held."""
     schedule = kind(seed, tracing=True)
     problem = ""
@@ -85,7 +97,7 @@ def replay(kind: type[Schedule], seed: int) -> bool:
     return not problem
 
 
-def soak(kind: type[Schedule], first: int, seeds: int) -> bool:
+def soak(kind: type[AnySchedule], first: int, seeds: int) -> bool:
     """Runs many schedules; tells whether all held."""
     failed = []
     for seed in range(first, first + seeds):
@@ -93,8 +105,7 @@ def soak(kind: type[Schedule], first: int, seeds: int) -> bool:
             kind(seed).run()
         except Exception as problem:
             failed.append(seed)
-            again = "elect --replay" if kind is ElectionSchedule else "replay"
-            print(f"seed {seed}: {type(problem).__name__}: {problem}  (python -m tests.lan {again} {seed})")
+            print(f"seed {seed}: {type(problem).__name__}: {problem}  (python -m tests.lan {COMMANDS[kind]} {seed})")
     print(f"{seeds} schedules from seed {first}, {len(failed)} failed")
     return not failed
 
@@ -127,6 +138,11 @@ def main() -> int:
     electing.add_argument("--loss", type=float, default=0.0)
     electing.add_argument("--seed", type=int, default=0)
     electing.add_argument("--spread", type=float, default=1.0)
+    gathering = commands.add_parser("agents")
+    which = gathering.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seeds", type=int)
+    which.add_argument("--replay", type=int, metavar="SEED")
+    gathering.add_argument("--first", type=int, default=0)
     arguments = parser.parse_args()
     if arguments.command == "start":
         start(arguments.ranks, arguments.loss, arguments.seed, arguments.spread)
@@ -138,6 +154,10 @@ def main() -> int:
         held = replay(Schedule, arguments.seed)
     elif arguments.command == "soak":
         held = soak(Schedule, arguments.first, arguments.seeds)
+    elif arguments.command == "agents" and arguments.replay is not None:
+        held = replay(AgentSchedule, arguments.replay)
+    elif arguments.command == "agents":
+        held = soak(AgentSchedule, arguments.first, arguments.seeds)
     elif arguments.replay is not None:
         held = replay(ElectionSchedule, arguments.replay)
     elif arguments.seeds is not None:

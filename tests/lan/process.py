@@ -509,7 +509,7 @@ class Process:
             return
         listener = far.listeners.get(port)
         if listener is None:
-            self.tcp_closed(conn, "Connection refused")
+            self.tcp_closed(conn, "Connection refused (ECONNREFUSED)")
             return
         near_end, far_end = End(self, conn), End(listener, self.world.new_id())
         connection = Connection(self.network, route, near_end, far_end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mingle import hosting
+from mingle import introduction
 from mingle.datagrams import Offer
 from mingle.electing import Elector
 from mingle.hosting import Host
@@ -77,8 +77,8 @@ class MovesBeforeItHasJoined(Elector):
 @pytest.mark.parametrize(
     ("module", "name", "bug", "finding"),
     [
-        (hosting, "Registrar", SealsWithoutConfirm, "has sealed without a word of"),
-        (hosting, "Registrar", ReusesVoidedEpochs, "was voided and is used again|an epoch number went back"),
+        (introduction, "Registrar", SealsWithoutConfirm, "has sealed without a word of"),
+        (introduction, "Registrar", ReusesVoidedEpochs, "was voided and is used again|an epoch number went back"),
         (gathering, "Elector", MovesBeforeItHasJoined, "sends its members where it has no seat"),
     ],
 )

@@ -9,9 +9,12 @@ from __future__ import annotations
 import click
 
 from mingle.cli.announce import announce
+from mingle.cli.doctor import doctor
 from mingle.cli.jobs import find_command, list_command
 from mingle.cli.local import env_command, interfaces_command
 from mingle.cli.options import HELP, version_option
+from mingle.cli.ping import ping
+from mingle.cli.watch import watch
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells give it: 128 and the number of SIGINT."""
@@ -37,7 +40,7 @@ def main() -> None:
     """
 
 
-for _command in (list_command, find_command, announce, interfaces_command, env_command):
+for _command in (list_command, watch, find_command, announce, ping, interfaces_command, doctor, env_command):
     main.add_command(_command)
 
 __all__ = ["main"]

@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from mingle.errors import MingleError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 SCHEMA = 1
 """The number of the JSON schema: raised when a field is taken away or changes its meaning."""
@@ -66,19 +70,49 @@ def complain(error: MingleError, command: str, *, as_json: bool) -> None:
     say(f"mingle-discover {command}: {error}")
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints rows: as a table on a terminal, else one line each, with tabs between and no heading."""
-    if not sys.stdout.isatty():
-        for row in rows:
-            click.echo(_encodable("\t".join(map(printable, row)), sys.stdout))
-        return
-    from rich.box import SIMPLE_HEAD
+def is_terminal() -> bool:
+    """Tells whether people read the answer on a terminal; else a pipe or a file takes it."""
+    return sys.stdout.isatty()
+
+
+def line(cells: Sequence[str]) -> None:
+    """Prints one line of an answer for a pipe: tabs between its cells."""
+    click.echo(_encodable("\t".join(map(printable, cells)), sys.stdout))
+
+
+def console() -> Console:
+    """Returns what draws on a terminal; it respects ``NO_COLOR`` (no-color.org)."""
     from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def new_table(columns: Sequence[str]) -> Table:
+    """Returns an empty table in the style of all our tables."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
+
+    drawn = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        drawn.add_column(column, overflow="fold")
+    return drawn
+
+
+def drawn(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Returns rows as a table for a terminal."""
     from rich.text import Text
 
-    drawn = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
+    filled = new_table(columns)
     for row in rows:
         # As Text, so that brackets in a job id are no markup.
-        drawn.add_row(*(Text(printable(cell), overflow="fold") for cell in row))
-    Console().print(drawn)
+        filled.add_row(*(Text(printable(cell)) for cell in row))
+    return filled
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints rows: as a table on a terminal, else one line each, with tabs between and no heading."""
+    if is_terminal():
+        console().print(drawn(columns, rows))
+    else:
+        for row in rows:
+            line(row)

@@ -1,0 +1,110 @@
+"""``python -m benchmarks``: measures, prints, and keeps the results, or compares them with those that were kept."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import document, guard, results, table
+from benchmarks.results import Comparison
+
+ORDER = (
+    "last_rank",
+    "late_rank",
+    "limit",
+    "known_address",
+    "torchrun",
+    "torchrun_recovery",
+    "scale",
+    "loss",
+    "wire",
+    "one_datagram",
+    "start_up",
+    "memory",
+    "micro",
+)
+"""The comparisons in the order of the document."""
+QUICK = ("last_rank", "late_rank", "known_address", "wire", "start_up")
+ROUNDS, QUICK_ROUNDS = 20, 5
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what the command line asks for; 1 when something got worse, or a comparison failed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones (default: all): {', '.join(ORDER)}")
+    parser.add_argument("--rounds", type=int, help=f"how often each is measured (default: {ROUNDS})")
+    parser.add_argument(
+        "--quick", action="store_true", help="few rounds of a few, compared with the results that are kept"
+    )
+    parser.add_argument("--document", action="store_true", help="only draw and write from the results that are kept")
+    chosen = parser.parse_args(arguments)
+    unknown = [name for name in chosen.names if name not in ORDER]
+    if unknown:
+        parser.error(f"there is no comparison {', '.join(unknown)}; there are: {', '.join(ORDER)}")
+    if chosen.document:
+        _publish()
+        return 0
+    names = chosen.names or (QUICK if chosen.quick else [name for name in ORDER if _there(name)])
+    rounds = chosen.rounds or (QUICK_ROUNDS if chosen.quick else ROUNDS)
+    if chosen.quick:
+        return _compare(_measure(names, rounds, keep=False))
+    measured = _measure(names, rounds, keep=True)
+    _publish()
+    return 0 if len(measured) == len(names) else 1
+
+
+def _there(name: str) -> bool:
+    return importlib.util.find_spec(f"benchmarks.{name}") is not None
+
+
+def _measure(names: Sequence[str], rounds: int, *, keep: bool) -> dict[str, Comparison]:
+    """Measures and prints each; one that fails says so and leaves the others alone."""
+    measured = {}
+    for name in names:
+        about, started = results.machine(), time.monotonic()
+        try:
+            comparison: Comparison = importlib.import_module(f"benchmarks.{name}").run(rounds)
+        except Exception as error:
+            print(f"{name} failed: {type(error).__name__}: {error}", file=sys.stderr)
+            continue
+        measured[name] = comparison
+        print(
+            f"{table.plain(comparison)}\n  took {time.monotonic() - started:.0f} s, load {about['load']}\n", flush=True
+        )
+        if keep:
+            results.save(comparison, about)
+    return measured
+
+
+def _publish() -> None:
+    """Draws the pictures and writes the document, from all results that are kept."""
+    from benchmarks import plots
+
+    kept = results.load_all()
+    ordered = [kept[name] for name in ORDER if name in kept]
+    for comparison, _ in ordered:
+        plots.draw(comparison)
+    document.write(ordered)
+
+
+def _compare(measured: dict[str, Comparison]) -> int:
+    committed = {name: comparison for name, (comparison, _) in results.load_all().items()}
+    worse = guard.regressions(committed, measured)
+    for sentence in worse:
+        print(f"worse: {sentence}")
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="mingle-bench-", suffix=".txt", delete=False, encoding="utf-8"
+    ) as file:
+        file.write("\n\n".join(table.plain(comparison) for comparison in measured.values()))
+    print(f"{'got worse' if worse else 'nothing got worse'}; today's tables are in {Path(file.name)}")
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""Rounds on hosts of the lab: who is started when, and what goes over the bridge meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.lab import Event, Host, Lab, LabTimeoutError, Network, Rank, report
+
+from benchmarks.memory_pages import own_pages
+
+SETTLE_SECONDS = 0.5
+"""How long ranks have waited before the one that they wait for is started."""
+TOGETHER_SECONDS = 2.0
+"""How long it takes to start all ranks of a round that begin at one moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the function of a rank is told."""
+
+    job: str
+    rank: int
+    world_size: int
+    address: str
+    """Rank 0's, for the contenders that must be told."""
+    begin: float | None = None
+    """When to begin, on the monotonic clock; None: at once."""
+    option: str = ""
+    """What a contender has variants of."""
+
+    def wait(self) -> float:
+        """Waits for the moment to begin, says so, and returns it."""
+        own_pages()
+        report("waiting")
+        if self.begin is not None:
+            time.sleep(max(0.0, self.begin - time.monotonic()))
+        return time.monotonic()
+
+
+RankFunction = Callable[[Place], None]
+"""Calls `Place.wait`, then reports ``done`` with ``started`` and ``at``, and ``cpu`` between them (seconds)."""
+
+
+class Field:
+    """A bridge and hosts on it, one rank on each."""
+
+    def __init__(self, lab: Lab, size: int) -> None:
+        self.size = size
+        self.network: Network = lab.network()
+        self.hosts: list[Host] = [lab.host(self.network) for _ in range(size)]
+        self._rounds = 0
+
+    def lose_udp(self, percent: int) -> None:
+        """Has every host lose this share of the UDP packets that reach it."""
+        for host in self.hosts:
+            host.clear_rules()
+            if percent:
+                host.drop_udp(percent)
+
+    # --- rounds ----------------------------------------------------------------------------------------------------
+
+    def last(self, function: RankFunction, *, option: str = "", timeout: float = 60.0) -> list[Event]:
+        """Rank 0 is started last, the others wait; returns how each rank ended, in order of rank."""
+        with self._round() as start:
+            waiting = [start(function, rank, option=option) for rank in range(1, self.size)]
+            _all(waiting, "waiting", timeout)
+            time.sleep(SETTLE_SECONDS)
+            return _all([start(function, 0, option=option), *waiting], "done", timeout)
+
+    def late(self, function: RankFunction, *, option: str = "", timeout: float = 60.0) -> Event:
+        """Rank 0 and all but one wait; returns how the last one ended."""
+        with self._round() as start:
+            waiting = [start(function, rank, option=option) for rank in range(self.size - 1)]
+            _all(waiting, "waiting", timeout)
+            waiting[0].wait_for("hosting", timeout)
+            time.sleep(SETTLE_SECONDS)
+            return start(function, self.size - 1, option=option).wait_for("done", timeout)
+
+    def together(self, function: RankFunction, *, option: str = "", timeout: float = 60.0) -> list[Event]:
+        """All ranks begin at one moment."""
+        begin = time.monotonic() + TOGETHER_SECONDS
+        with self._round() as start:
+            ranks = [start(function, rank, option=option, begin=begin) for rank in range(self.size)]
+            return _all(ranks, "done", timeout)
+
+    def spread(self, function: RankFunction, seconds: float, seed: int, *, option: str = "") -> list[Event]:
+        """All ranks begin within some seconds, in a random order, and end by themselves."""
+        rng = random.Random(seed)
+        begin = time.monotonic() + TOGETHER_SECONDS
+        with self._round() as start:
+            ranks = [
+                start(function, rank, option=option, begin=begin + rng.uniform(0, seconds)) for rank in range(self.size)
+            ]
+            ends = _all(ranks, "done", 60.0)
+            for rank in ranks:
+                rank.wait(60.0)
+            return ends
+
+    def everywhere(
+        self, function: Callable[..., None], arguments: Callable[[Place, int], tuple[Any, ...]], timeout: float
+    ) -> list[Event]:
+        """Runs a function on each host that starts several ranks there, and kills what it started afterwards."""
+        self._rounds += 1
+        place = Place(f"bench {self._rounds}", 0, self.size, self.hosts[0].address())
+        try:
+            started = [host.start(function, *arguments(place, index)) for index, host in enumerate(self.hosts)]
+            return _all(started, "done", timeout)
+        finally:
+            for host in self.hosts:
+                host.kill()
+
+    def forms_last(self, function: RankFunction, patience: float) -> bool:
+        """Whether all ranks are done in time, rank 0 started last."""
+        with self._round() as start:
+            waiting = [start(function, rank, option="") for rank in range(1, self.size)]
+            _all(waiting, "waiting", 60.0)
+            time.sleep(SETTLE_SECONDS)
+            return _all_done([start(function, 0, option=""), *waiting], patience)
+
+    def forms_spread(self, function: RankFunction, seconds: float, seed: int, patience: float) -> bool:
+        """Whether all ranks are done in time, started within some seconds in a random order."""
+        rng = random.Random(seed)
+        begin = time.monotonic() + TOGETHER_SECONDS
+        with self._round() as start:
+            ranks = [
+                start(function, rank, option="", begin=begin + rng.uniform(0, seconds)) for rank in range(self.size)
+            ]
+            return _all_done(ranks, begin + seconds - time.monotonic() + patience)
+
+    @contextlib.contextmanager
+    def _round(self) -> Iterator[Callable[..., Rank[None]]]:
+        """Lends a function that starts ranks of a new job; they are killed at the end, whatever happened."""
+        self._rounds += 1
+        job, started = f"bench {self._rounds}", []
+
+        def start(function: RankFunction, rank: int, *, option: str, begin: float | None = None) -> Rank[None]:
+            place = Place(job, rank, self.size, self.hosts[0].address(), begin, option)
+            process = self.hosts[rank].start(function, place)
+            started.append(process)
+            return process
+
+        try:
+            yield start
+        finally:
+            for process in started:
+                if process.exit_code is None:
+                    process.kill()
+                process.close()
+
+    # --- the wire --------------------------------------------------------------------------------------------------
+
+    def count_udp(self) -> None:
+        """Begins to count UDP packets where they enter the bridge, each once however many hosts it goes to."""
+        self.network.namespace.nft(
+            "add table bridge bench\ndelete table bridge bench\n"
+            "table bridge bench {\ncounter datagrams { }\nchain count {\ntype filter hook prerouting priority 0\n"
+            "meta l4proto udp counter name datagrams\n}\n}\n"
+        )
+
+    def counted_udp(self) -> tuple[int, int]:
+        """Returns the packets and bytes since `count_udp`."""
+        shown = json.loads(
+            self.network.namespace.tool(["nft", "-j", "list", "counter", "bridge", "bench", "datagrams"])
+        )
+        counter: dict[str, Any] = next(each["counter"] for each in shown["nftables"] if "counter" in each)
+        return int(counter["packets"]), int(counter["bytes"])
+
+
+def name_each_other(hosts: Sequence[Host]) -> None:
+    """Lets hosts resolve each other's names, as a name server would: c10d tells the others of rank 0 by its name."""
+    lines = "".join(f"{host.address()} {host.name}\n" for host in hosts)
+    for host in hosts:
+        host.hosts_file.write_text(f"127.0.0.1 localhost\n{lines}", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def field(size: int) -> Iterator[Field]:
+    """Lends a field; its hosts end with the block."""
+    with Lab() as lab:
+        yield Field(lab, size)
+
+
+def _all(ranks: list[Rank[None]], event: str, timeout: float) -> list[Event]:
+    return [rank.wait_for(event, timeout) for rank in ranks]
+
+
+def _all_done(ranks: list[Rank[None]], patience: float) -> bool:
+    deadline = time.monotonic() + patience
+    try:
+        for rank in ranks:
+            rank.wait_for("done", max(0.0, deadline - time.monotonic()))
+    except LabTimeoutError:
+        return False
+    return True
+
+
+def until_all(ends: list[Event]) -> float:
+    """Returns the milliseconds from rank 0's start until the last rank was done."""
+    return max(float(end["at"]) - float(ends[0]["started"]) for end in ends) * 1e3
+
+
+def from_begin(ends: list[Event]) -> float:
+    """Returns the milliseconds from the first start until the last rank was done."""
+    return (max(float(end["at"]) for end in ends) - min(float(end["started"]) for end in ends)) * 1e3
+
+
+def alone(end: Event) -> float:
+    """Returns the milliseconds of one rank."""
+    return float(end["at"] - end["started"]) * 1e3
+
+
+def cpu(ends: list[Event]) -> float:
+    """Returns the milliseconds of CPU that all ranks have used between their start and their end."""
+    used = math.fsum(end["cpu"] for end in ends)
+    return used * 1e3

@@ -1,0 +1,58 @@
+"""A known address: what `mingle.init` adds to `init_process_group` where everybody was told where rank 0 is."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from benchmarks import mingle_ranks, torch_ranks
+from benchmarks.hosts import Field, RankFunction, cpu, field, from_begin
+from benchmarks.results import Comparison, Goal
+from benchmarks.samples import alternate, median, ratio
+
+SIZES = (4, 8)
+
+TEXT = """\
+As many hosts as ranks; torch and mingle are imported, nobody is late: all ranks begin at one moment. Measured until the
+last has its Gloo process group. torch is told `MASTER_ADDR` and `MASTER_PORT`; mingle finds rank 0, confirms, seals,
+proves the store on every rank, and then takes torch's own `env://` road, which is the whole of torch's time again. A
+client of torch's that comes before rank 0 listens waits for more than half a second, which shows in the 95 %."""
+
+
+def run(rounds: int) -> Comparison:
+    """Measures."""
+    samples: dict[str, list[float]] = {}
+    used: dict[str, dict[str, float]] = {}
+    for size in SIZES:
+        spent: dict[str, list[float]] = {"mingle.init": [], "known address": []}
+        with field(size) as hosts:
+            taken = alternate(
+                rounds,
+                {
+                    "mingle.init": partial(_once, hosts, mingle_ranks.init, spent["mingle.init"]),
+                    "known address": partial(_once, hosts, torch_ranks.init, spent["known address"]),
+                },
+            )
+        samples |= {f"{name}, {size} ranks": values for name, values in taken.items()}
+        used |= {f"{name}, {size} ranks": {"CPU": median(values)} for name, values in spent.items()}
+    ratios = {
+        f"{size} ranks": ratio(samples[f"mingle.init, {size} ranks"], samples[f"known address, {size} ranks"])
+        for size in SIZES
+    }
+    return Comparison(
+        name="known_address",
+        title="mingle.init beside a known address",
+        text=TEXT,
+        unit="ms",
+        samples=samples,
+        goals=tuple(
+            Goal(f"mingle.init against a known address, {name}", each, 1.5, "×") for name, each in ratios.items()
+        ),
+        ratios=ratios,
+        extra=used,
+    )
+
+
+def _once(hosts: Field, function: RankFunction, spent: list[float], _round: int) -> float:
+    ends = hosts.together(function)
+    spent.append(cpu(ends))
+    return from_begin(ends)

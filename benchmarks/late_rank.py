@@ -1,0 +1,44 @@
+"""Rank 0 came first: from a late rank's start until it has what it needs."""
+
+from __future__ import annotations
+
+from benchmarks import bare_ranks, limit, mingle_ranks, zeroconf_ranks
+from benchmarks.hosts import alone, field
+from benchmarks.results import Comparison, Goal
+from benchmarks.samples import alternate, median, ratio
+
+HOSTS = 8
+
+TEXT = """\
+8 hosts. Rank 0 and six others wait, then the last one is started. Measured from its call of `discover` until it has GO:
+all 8 are confirmed, sealed, and have reached the store within that time. zeroconf's service is registered long before;
+the late one browses and resolves it, or asks for it by its full name. The limits are those of the comparison above."""
+
+
+def run(rounds: int) -> Comparison:
+    """Measures."""
+    with field(HOSTS) as hosts:
+        samples = alternate(
+            rounds,
+            {
+                "mingle": lambda _: alone(hosts.late(mingle_ranks.discover)),
+                "zeroconf, browse": lambda _: alone(hosts.late(zeroconf_ranks.find)),
+                "zeroconf, by name": lambda _: alone(hosts.late(zeroconf_ranks.find, option="by name")),
+                "bare pipeline": lambda _: alone(hosts.late(bare_ranks.run, option="late")),
+            },
+        )
+    samples["single steps"] = limit.steps(rounds)
+    ours = median(samples["mingle"])
+    return Comparison(
+        name="late_rank",
+        title="Rank 0 came first, a worker comes late",
+        text=TEXT,
+        unit="ms",
+        samples=samples,
+        goals=(
+            Goal("late worker: over the single steps", ours - median(samples["single steps"]), 10, "ms"),
+            Goal("late worker: over the bare pipeline", ours - median(samples["bare pipeline"]), 10, "ms"),
+            Goal("late worker: of zeroconf's time", ratio(samples["mingle"], samples["zeroconf, browse"]), 0.1, "×"),
+        ),
+        ratios={name: ratio(samples["mingle"], samples[name]) for name in samples if name[:6] in ("zeroco", "bare p")},
+    )

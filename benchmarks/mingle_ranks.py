@@ -1,0 +1,48 @@
+"""mingle, as the function of a rank."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from tests.lab import report
+
+import mingle
+from benchmarks.hosts import Place
+
+TIMEOUT = 60.0
+
+
+def discover(place: Place) -> None:
+    """Discovers; the rank stays until it is killed."""
+    _discover(place)
+    threading.Event().wait()
+
+
+def discover_and_end(place: Place) -> None:
+    """Discovers, stays until the others have GO as well, and closes its job."""
+    with _discover(place):
+        threading.Event().wait(1.0)
+
+
+def _discover(place: Place) -> mingle.Job:
+    if place.rank == 0:
+        report("hosting")  # it listens long before the others have settled
+    started, cpu = place.wait(), time.process_time()
+    job = mingle.discover(
+        place.job,
+        rank=place.rank,
+        world_size=place.world_size,
+        discovery_timeout=TIMEOUT,
+        family="4" if place.option == "IPv4" else None,
+    )
+    report("done", started=started, at=time.monotonic(), cpu=time.process_time() - cpu)
+    return job
+
+
+def init(place: Place) -> None:
+    """Makes the process group; the rank stays until it is killed."""
+    started, cpu = place.wait(), time.process_time()
+    mingle.init(place.job, rank=place.rank, world_size=place.world_size, backend="gloo", discovery_timeout=TIMEOUT)
+    report("done", started=started, at=time.monotonic(), cpu=time.process_time() - cpu)
+    threading.Event().wait()

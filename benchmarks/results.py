@@ -1,0 +1,117 @@
+"""What a comparison yields, kept as JSON: every measurement, the goals, and the ratios that the guard watches."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PACKAGES = ("torch", "zeroconf", "multicast_expert", "msgspec", "pyperf")
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A goal and what was measured of it; a value up to the limit is good."""
+
+    text: str
+    value: float
+    limit: float
+    unit: str
+
+    @property
+    def met(self) -> bool:
+        """Whether the value is within the limit."""
+        return self.value <= self.limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One comparison's outcome.
+
+    Attributes:
+        name: of its module and its files.
+        title: its heading.
+        text: what was measured, and what its figures are made of.
+        unit: of the samples.
+        samples: by contender the measurements in their order.
+        goals: what was to be reached.
+        ratios: ours to a peer's, less is better: comparable across machines, so the guard watches them.
+        extra: columns beside the time, by contender and column.
+    """
+
+    name: str
+    title: str
+    text: str
+    unit: str
+    samples: Mapping[str, list[float]]
+    goals: tuple[Goal, ...] = ()
+    ratios: Mapping[str, float] = field(default_factory=dict)
+    extra: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+def machine() -> dict[str, str]:
+    """Returns what the figures depend on: the machine, its load, and the versions."""
+    about = {
+        "cpu": f"{os.cpu_count()} × {_processor()}",
+        "kernel": f"{platform.system()} {platform.release().partition('-')[0]}",
+        "python": platform.python_version(),
+        "load": f"{os.getloadavg()[0]:.1f}",
+    }
+    for package in PACKAGES:
+        try:
+            about[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            about[package] = "not installed"
+    return about
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # another system than Linux
+        return platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def save(comparison: Comparison, about: Mapping[str, str], folder: Path = RESULTS) -> Path:
+    """Writes a comparison to ``folder`` and returns the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{comparison.name}.json"
+    kept = dataclasses.asdict(comparison)
+    kept["samples"] = {name: [float(f"{value:.5g}") for value in each] for name, each in comparison.samples.items()}
+    text = json.dumps({"machine": dict(about), **kept}, indent=1, ensure_ascii=False)
+    path.write_text(_short_lists(text) + "\n", encoding="utf-8")
+    return path
+
+
+def load(path: Path) -> tuple[Comparison, dict[str, str]]:
+    """Returns a comparison and the machine it was taken on.
+
+    Raises:
+        OSError: the file can't be read.
+        ValueError: it holds something else.
+    """
+    kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    about = kept.pop("machine")
+    kept["goals"] = tuple(Goal(**goal) for goal in kept["goals"])
+    return Comparison(**kept), about
+
+
+def load_all(folder: Path = RESULTS) -> dict[str, tuple[Comparison, dict[str, str]]]:
+    """Returns all comparisons in a folder by their names."""
+    return {path.stem: load(path) for path in sorted(folder.glob("*.json"))}
+
+
+def _short_lists(text: str) -> str:
+    """Puts each list of numbers on one line: a hundred lines of numbers hide what changed."""
+    return re.sub(r"\[\s+([-+.,\de\s]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)

@@ -1,0 +1,141 @@
+"""Many ranks on one machine: discovery and joining, beside the bare initialisation of a TCPStore by as many clients."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import struct
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+from tests.lab import report
+from torch.distributed import TCPStore
+
+import mingle
+from benchmarks.hosts import Field, Place, field
+from benchmarks.results import Comparison, Goal
+from benchmarks.samples import alternate, median
+
+HOSTS = 8
+SIZES = (8, 64, 256, 1024)
+QUICK_SIZES = (8, 64)
+FORK_SECONDS_PER_RANK = 0.035
+PORT = 29400
+TIMEOUT = 180.0
+MIB_PER_RANK = 12
+
+TEXT = """\
+Ranks spread over 8 hosts, each a process of its own, forked from one that has imported torch. All begin at one moment;
+measured until the last has GO, without a process group. The other contender is nothing but
+`TCPStore(..., world_size=N)`, which waits for N clients. Both share two cores among all, so this is CPU: mingle's
+is an interpreter's, with the sockets, the scan of the interfaces, the round trips and the proof of the store for each
+rank. A fork copies each page when it first writes there, which a process that had imported torch itself need not; so
+each rank has done once before what it does: a job that nobody hosts, or a store of its own."""
+
+
+def run(rounds: int) -> Comparison:
+    """Measures; a size that the machine has no memory for is left out."""
+    sizes = QUICK_SIZES if rounds < 10 else SIZES
+    samples: dict[str, list[float]] = {}
+    room = _available_mib() // MIB_PER_RANK
+    with field(HOSTS) as hosts:
+        for size in (size for size in sizes if size <= room):
+            taken = alternate(
+                max(3, rounds * 8 // size),
+                {
+                    "mingle": partial(_crowd, hosts, "mingle", size),
+                    "TCPStore": partial(_crowd, hosts, "TCPStore", size),
+                },
+            )
+            samples |= {f"{name}, {size} ranks": values for name, values in taken.items()}
+    largest = max(size for size in sizes if f"mingle, {size} ranks" in samples)
+    ratios = {
+        f"{size} ranks": median(samples[f"mingle, {size} ranks"]) / median(samples[f"TCPStore, {size} ranks"])
+        for size in sizes
+        if f"mingle, {size} ranks" in samples
+    }
+    goals = [Goal(f"{largest} ranks join, against a bare TCPStore", ratios[f"{largest} ranks"], 1.5, "×")]
+    if largest > 64:
+        growth = median(samples[f"mingle, {largest} ranks"]) / median(samples["mingle, 64 ranks"])
+        goals.append(Goal(f"linear from 64 to {largest}: time per rank grows by", growth * 64 / largest, 1.2, "×"))
+    return Comparison(
+        name="scale",
+        title="Many ranks on one machine",
+        text=TEXT,
+        unit="ms",
+        samples=samples,
+        goals=tuple(goals),
+        ratios=ratios,
+    )
+
+
+def _available_mib() -> int:
+    text = Path("/proc/meminfo").read_text(encoding="utf-8")
+    return int(text.partition("MemAvailable:")[2].split()[0]) // 1024
+
+
+def _crowd(hosts: Field, contender: str, size: int, _round: int = 0) -> float:
+    """Returns the milliseconds from the common begin until the last rank is done."""
+    each = size // HOSTS
+    begin = time.monotonic() + 1.0 + FORK_SECONDS_PER_RANK * size
+    ends = hosts.everywhere(_host, lambda place, host: (place, contender, host * each, each, size, begin), TIMEOUT)
+    return max(float(end["at"]) - begin for end in ends) * 1e3
+
+
+def _host(place: Place, contender: str, first: int, count: int, size: int, begin: float) -> None:
+    """Forks the ranks of one host, and reports when the last of them was done."""
+    join, rehearse = {"mingle": (_mingle, _rehearse_mingle), "TCPStore": (_store, _rehearse_store)}[contender]
+    gc.freeze()
+    reader, writer = os.pipe()
+    for rank in range(first, first + count):
+        if os.fork() == 0:
+            os.close(reader)
+            _rank(rehearse, partial(join, place, rank, size), writer, begin)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as ends:
+        times = [struct.unpack("d", ends.read(8))[0] for _ in range(count)]
+    if min(times) < 0:
+        raise RuntimeError("a rank failed, or was not there at the begin")
+    report("done", at=max(times))
+    threading.Event().wait()
+
+
+def _rank(rehearse: Callable[[], None], join: Callable[[], object], writer: int, begin: float) -> None:
+    """Joins at the moment, tells when it was done (negative: it failed), and stays until it is killed."""
+    at = -1.0
+    try:
+        rehearse()
+        time.sleep(begin - time.monotonic())  # raises ValueError when that is over
+        kept = join()
+        at = time.monotonic()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    finally:
+        os.write(writer, struct.pack("d", at))
+    threading.Event().wait()
+    del kept
+
+
+def _mingle(place: Place, rank: int, size: int) -> object:
+    return mingle.discover(place.job, rank=rank, world_size=size, discovery_timeout=TIMEOUT)
+
+
+def _store(place: Place, rank: int, size: int) -> object:
+    return TCPStore(place.address, PORT, size, rank == 0, timedelta(seconds=TIMEOUT), wait_for_workers=True)
+
+
+def _rehearse_mingle() -> None:
+    with contextlib.suppress(mingle.DiscoveryTimeoutError):
+        mingle.discover("rehearsal", rank=1, world_size=2, discovery_timeout=0.01)
+
+
+def _rehearse_store() -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)

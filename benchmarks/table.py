@@ -1,0 +1,71 @@
+"""A comparison as text, for a terminal and for Markdown alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from benchmarks.results import Comparison
+from benchmarks.samples import summarise
+
+
+def number(value: float) -> str:
+    """Returns a figure with three digits that count, and no exponent."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def rows(comparison: Comparison) -> list[list[str]]:
+    """Returns the table of a comparison, its heading first: each contender's figures, and how it stands to mingle."""
+    columns = sorted({column for each in comparison.extra.values() for column in each})
+    heading = ["", f"median ({comparison.unit})", "5 %", "95 %", "n", "mingle is", *columns]
+    ours = comparison.samples.get("mingle")
+    table = [heading]
+    for name, values in comparison.samples.items():
+        summary = summarise(values)
+        beside: Mapping[str, float] = comparison.extra.get(name, {})
+        table.append(
+            [
+                name,
+                number(summary.median),
+                number(summary.low),
+                number(summary.high),
+                str(summary.count),
+                "" if ours is None or name == "mingle" else _standing(summarise(ours).median, summary.median),
+                *(number(beside[column]) if column in beside else "" for column in columns),
+            ]
+        )
+    return table
+
+
+def _standing(ours: float, theirs: float) -> str:
+    if theirs <= 0 or ours <= 0:
+        return ""
+    return f"{number(theirs / ours)} × less" if theirs >= 2 * ours else f"{number(ours / theirs)} ×"
+
+
+def verdicts(comparison: Comparison) -> list[str]:
+    """Returns a line for each goal."""
+    return [
+        f"{'reached' if goal.met else 'missed'}: {goal.text}: {number(goal.value)} {goal.unit} "
+        f"(goal: at most {number(goal.limit)} {goal.unit})"
+        for goal in comparison.goals
+    ]
+
+
+def plain(comparison: Comparison) -> str:
+    """Returns a comparison for a terminal."""
+    table = rows(comparison)
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    lines = [comparison.title]
+    for row in table:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return "\n".join([*lines, *(f"  {verdict}" for verdict in verdicts(comparison))])
+
+
+def markdown(comparison: Comparison) -> str:
+    """Returns a comparison's table for Markdown."""
+    heading, *rest = rows(comparison)
+    lines = [f"| {' | '.join(heading)} |", f"|---|{'---:|' * (len(heading) - 1)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rest)])

@@ -1,0 +1,52 @@
+"""torchrun: from the command to the first training step, with mingle and with stock c10d that is told the endpoint."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from tests.lab import Host, Lab
+
+from benchmarks.hosts import name_each_other
+from benchmarks.results import Comparison, Goal
+from benchmarks.samples import alternate, ratio
+from benchmarks.torchrun_first_step import STOCK_PORT, first_step
+
+HOSTS = 3
+
+TEXT = """\
+3 hosts with one worker each, the same line on all of them but for the rendezvous, started at once in fresh
+interpreters. Stock c10d is told the first host's address; mingle is told nothing. Measured from the start of the
+commands until every worker has made a step; most of it is the import of torch, twice on each host."""
+
+
+def run(rounds: int) -> Comparison:
+    """Measures; each round takes ten seconds and more, so there are half as many as of the others."""
+    with Lab() as lab, tempfile.TemporaryDirectory() as directory:
+        network = lab.network()
+        hosts = [lab.host(network) for _ in range(HOSTS)]
+        name_each_other(hosts)
+        stop = Path(directory, "stop")
+        once = partial(_once, hosts, stop)
+        once("mingle", -1)  # warms the caches of files
+        samples = alternate(max(3, rounds // 2), {"mingle": partial(once, "mingle"), "c10d": partial(once, "c10d")})
+    against = ratio(samples["mingle"], samples["c10d"])
+    return Comparison(
+        name="torchrun",
+        title="torchrun's first step",
+        text=TEXT,
+        unit="s",
+        samples=samples,
+        goals=(Goal("torchrun with mingle against c10d with the endpoint known", against, 1.05, "×"),),
+        ratios={"c10d": against},
+    )
+
+
+def _once(hosts: list[Host], stop: Path, name: str, round_: int) -> float:
+    endpoint = f"{hosts[0].address()}:{STOCK_PORT + round_ + 1}"
+    rendezvous = {
+        "mingle": ["--rdzv-backend=mingle"],
+        "c10d": [f"--rdzv-endpoint={endpoint}", "--rdzv-backend=c10d"],
+    }[name]
+    return first_step(hosts, [*rendezvous, f"--rdzv-id=bench-{round_ + 1}"], 1, stop)

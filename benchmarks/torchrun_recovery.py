@@ -1,0 +1,125 @@
+"""torchrun: until all train again, after a worker has crashed and after the machine with the store has died."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.lab import Host, Lab
+from tests.lab.process import Process
+
+from benchmarks.hosts import name_each_other
+from benchmarks.results import Comparison
+from benchmarks.samples import alternate, ratio
+from benchmarks.torchrun_first_step import SCRIPT, STOCK_PORT
+
+HOSTS = 3
+START_SECONDS = 120.0
+PATIENCE_SECONDS = 60.0
+"""How long survivors may take; who has not trained by then is counted with this time."""
+
+TEXT = f"""\
+3 hosts with one worker each, `--nnodes=2:3 --max-restarts=3 --rdzv-conf=last_call_timeout=3`. "A worker crashes": that
+of rank 0 ends with an error after its first step; measured from there until all three have made a step again. "The
+store's host dies": the machine that holds the store (c10d: the endpoint) loses its network and all its processes;
+measured until both others have made a step again. Stock c10d never does: where {PATIENCE_SECONDS:.0f} s are shown,
+that is when the waiting ended. Most of the rest is the import of torch in the new workers and torch's own last call."""
+
+
+def run(rounds: int) -> Comparison:
+    """Measures; a round takes minutes, so there are few."""
+    with tempfile.TemporaryDirectory() as directory:
+        samples = alternate(
+            max(1, rounds // 7),
+            {
+                f"{name}, {what}": partial(_once, Path(directory), name, fault)
+                for what, fault in (("a worker crashes", _crash), ("the store's host dies", _host_death))
+                for name in ("mingle", "c10d")
+            },
+        )
+    crash = ratio(samples["mingle, a worker crashes"], samples["c10d, a worker crashes"])
+    return Comparison(
+        name="torchrun_recovery",
+        title="torchrun, training again",
+        text=TEXT,
+        unit="s",
+        samples=samples,
+        ratios={"c10d, a worker crashes": crash},
+    )
+
+
+def _once(directory: Path, name: str, fault: Callable[[_Run], float], round_: int) -> float:
+    with Lab() as lab:
+        network = lab.network()
+        hosts = [lab.host(network) for _ in range(HOSTS)]
+        name_each_other(hosts)
+        return fault(_Run(name, hosts, directory / f"{name}-{fault.__name__}-{round_}"))
+
+
+class _Run:
+    def __init__(self, name: str, hosts: Sequence[Host], stop: Path) -> None:
+        self.name, self.hosts, self.stop = name, hosts, stop
+        self.processes: dict[Host, Process] = {}
+
+    def start(self, *script: str) -> None:
+        """Starts the same line on every host."""
+        endpoint = f"{self.hosts[0].address()}:{STOCK_PORT}"
+        rendezvous = ["--rdzv-backend=mingle"]
+        if self.name == "c10d":
+            rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
+        line = [sys.executable, "-m", "torch.distributed.run", *rendezvous, "--rdzv-id=bench", "--nnodes=2:3"]
+        line += ["--nproc-per-node=1", "--max-restarts=3", "--rdzv-conf=last_call_timeout=3"]
+        for host in self.hosts:
+            self.processes[host] = host.run([*line, str(SCRIPT), f"--until={self.stop}", *script])
+
+    def said(self, host: Host, event: str = "step") -> list[dict[str, Any]]:
+        """Returns what the workers of a host have said."""
+        lines = (text for text in self.processes[host].stdout.splitlines() if text.startswith("{") and text[-1:] == "}")
+        return [each for each in map(json.loads, lines) if each["event"] == event]
+
+    def train(self, hosts: Sequence[Host], since: float, seconds: float) -> float | None:
+        """Returns when the last of these hosts made the first step of workers started since, or None if none does."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            firsts = [self._first_step(host, since) for host in hosts]
+            if None not in firsts:
+                return max(float(first) for first in firsts if first is not None)
+            time.sleep(0.05)  # files give no notice
+        return None
+
+    def _first_step(self, host: Host, since: float) -> float | None:
+        started = [float(each["at"]) for each in self.said(host, "started") if each["at"] > since]
+        if not started:
+            return None
+        return next((float(each["at"]) for each in self.said(host) if each["at"] > started[-1]), None)
+
+
+def _crash(run: _Run) -> float:
+    run.start("--crash=1")
+    if run.train(run.hosts, 0.0, START_SECONDS) is None:
+        raise RuntimeError(f"{run.name} did not start to train")
+    steps = [step for host in run.hosts for step in run.said(host)]
+    crashed = float(next(step["at"] for step in steps if step["rank"] == 0))
+    again = run.train(run.hosts, crashed, PATIENCE_SECONDS)
+    return PATIENCE_SECONDS if again is None else again - crashed
+
+
+def _host_death(run: _Run) -> float:
+    run.start()
+    if run.train(run.hosts, 0.0, START_SECONDS) is None:
+        raise RuntimeError(f"{run.name} did not start to train")
+    lost = run.hosts[0]
+    if run.name == "mingle":
+        where = run.said(run.hosts[0], "started")[-1]["environment"]["MASTER_ADDR"]
+        lost = next(host for host in run.hosts if host.address() == where)
+    lost.cut()
+    died = time.monotonic()
+    lost.kill()
+    again = run.train([host for host in run.hosts if host is not lost], died, PATIENCE_SECONDS)
+    return PATIENCE_SECONDS if again is None else again - died

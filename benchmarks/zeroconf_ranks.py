@@ -1,0 +1,63 @@
+"""python-zeroconf, as the function of a rank: rank 0 registers a service, the others find and resolve it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import zeroconf
+from tests.lab import report
+
+from benchmarks.hosts import Place
+
+TYPE = "_mingle-bench._tcp.local."
+PORT = 29400
+RESOLVE_MILLISECONDS = 30_000
+
+
+def find(place: Place) -> None:
+    """Registers, or browses and resolves; the rank stays until it is killed."""
+    with _find(place):
+        threading.Event().wait()
+
+
+def find_and_end(place: Place) -> None:
+    """Registers, or browses and resolves; stays until the others have done so as well, and closes."""
+    with _find(place):
+        threading.Event().wait(3.0)
+
+
+def _find(place: Place) -> zeroconf.Zeroconf:
+    name = f"{place.job.replace(' ', '-')}.{TYPE}"
+    info = zeroconf.ServiceInfo(
+        TYPE, name, port=PORT, addresses=[socket.inet_aton(place.address)], server="rank0.local."
+    )
+    started, cpu = place.wait(), time.process_time()
+    responder = zeroconf.Zeroconf()
+    if place.rank == 0:
+        responder.register_service(info)
+        report("hosting")
+    elif place.option == "by name":
+        _resolved(responder.get_service_info(TYPE, name, timeout=RESOLVE_MILLISECONDS))
+    else:
+        _browse(responder, name)
+    report("done", started=started, at=time.monotonic(), cpu=time.process_time() - cpu)
+    return responder
+
+
+def _browse(responder: zeroconf.Zeroconf, name: str) -> None:
+    seen = threading.Event()
+
+    def changed(**change: object) -> None:
+        if change["name"] == name:
+            seen.set()
+
+    zeroconf.ServiceBrowser(responder, TYPE, handlers=[changed])
+    seen.wait()
+    _resolved(responder.get_service_info(TYPE, name, timeout=RESOLVE_MILLISECONDS))
+
+
+def _resolved(info: zeroconf.ServiceInfo | None) -> None:
+    if info is None or not info.addresses:
+        raise RuntimeError("zeroconf did not resolve the service")

@@ -1,0 +1,61 @@
+"""A script that torchrun starts; it is plain torch, and knows neither an address nor mingle.
+
+The same line on every machine, in any order:
+
+    torchrun --rdzv-backend=mingle --rdzv-id=line-fit --nnodes=2:4 --nproc-per-node=2 --max-restarts=3 train.py
+
+It fits a line to points, and keeps a checkpoint that a restart goes on from, as an elastic job must.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Fit a line on all ranks.")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--checkpoint", type=Path, default=Path("line-fit.pt"))
+    arguments = parser.parse_args()
+
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+    model = torch.nn.Linear(1, 1).to(device)
+    done = 0
+    if arguments.checkpoint.exists():
+        saved = torch.load(arguments.checkpoint, map_location=device, weights_only=True)
+        model.load_state_dict(saved["model"])
+        done = saved["done"]
+    # Every rank begins where the one that has come furthest stood: a new machine has no checkpoint.
+    progress: list[int | None] = [None] * size
+    dist.all_gather_object(progress, done)
+    done = max(each or 0 for each in progress)
+    furthest = progress.index(done)
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, src=furthest)
+    trained = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+
+    torch.manual_seed(rank)  # every rank sees points of its own
+    for step in range(done, arguments.steps):
+        inputs = torch.rand(64, 1, device=device)
+        loss = torch.nn.functional.mse_loss(trained(inputs), 3 * inputs + 1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if int(os.environ["LOCAL_RANK"]) == 0 and step % 10 == 9:
+            torch.save({"model": model.state_dict(), "done": step + 1}, arguments.checkpoint)
+    slope, offset = (parameter.item() for parameter in model.parameters())
+    print(f"rank {rank} of {size} at {os.environ['MASTER_ADDR']}: slope {slope:.2f}, offset {offset:.2f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

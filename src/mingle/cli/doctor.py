@@ -1,0 +1,126 @@
+"""``mingle-discover doctor``: what is wrong with this machine, and with the way to another."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mingle.cli import output
+from mingle.cli.options import FAILED, HELP, Shared, shared_options
+from mingle.errors import ConfigurationError, InterfaceError
+
+if TYPE_CHECKING:
+    from mingle.findings import Finding
+    from mingle.settings import Network
+    from mingle.values import Peer
+
+ROUNDS = 4
+INTERVAL_SECONDS = 0.2
+ROUNDS_WITH_PEER = 14
+SERVING_INTERVAL_SECONDS = 0.5
+"""Those who serve ping, too, so that the way back is judged: several times while a --peer looks on."""
+
+
+@click.command("doctor", context_settings=HELP)
+@click.option(
+    "--peer",
+    "peer_hosts",
+    multiple=True,
+    metavar="HOST[:PORT]",
+    help="Check the ways to this host, too, where `mingle-discover doctor --serve` runs; may be repeated.",
+)
+@click.option("--serve", is_flag=True, help="Afterwards answer the --peer of others, until Ctrl-C or --timeout.")
+@shared_options
+def doctor(shared: Shared, peer_hosts: tuple[str, ...], serve: bool) -> None:
+    """Check this machine, and with --peer the way to another: what was seen, and the line that mends it.
+
+    PASS, WARN or FAIL: the exit status is 1 if a check failed; a warning is none. As root it sees more: the
+    firewall's rules, and who holds a port. It takes a second or two.
+    """
+    from mingle.cli import verdicts
+    from mingle.findings import Status, worst
+
+    network = shared.network(1.0)
+    findings, peers = examine(network, peer_hosts)
+    if shared.json:
+        fields = {"checks": [verdicts.finding_record(finding) for finding in findings], "peers": peers}
+        output.answer_json("doctor", fields)
+    else:
+        verdicts.show_findings(findings)
+    if serve:
+        _serve(network, shared.timeout)
+    if worst(findings) is Status.FAIL:
+        click.get_current_context().exit(FAILED)
+
+
+def examine(network: Network, peer_hosts: tuple[str, ...]) -> tuple[list[Finding], list[dict[str, Any]]]:
+    """Returns the findings, and the figures of the peers as they stand in JSON."""
+    from mingle import diagnosis, inspection, pathways
+    from mingle.cli import verdicts
+    from mingle.network_facts import observed
+    from mingle.pinger import Pinger
+
+    asked, unresolved = _peers(network, peer_hosts)
+    rounds = ROUNDS_WITH_PEER if asked else ROUNDS
+    overheard = os.environ.get("MINGLE_JOB_ID", "")
+    try:
+        with Pinger(
+            dataclasses.replace(network, peers=asked), interval=INTERVAL_SECONDS, count=rounds, overheard=overheard
+        ) as pinger:
+            pinger.run()
+            seen = dataclasses.replace(observed(pinger.seen, pinger.versions), unresolved=unresolved)
+    except InterfaceError as error:
+        seen = inspection.Observed(port=network.port, interface_problem=error, unresolved=unresolved)
+        return diagnosis.examine(inspection.gather(seen, os.environ)), []
+    facts = inspection.gather(seen, os.environ)
+    findings = diagnosis.examine(facts)
+    findings += pathways.judge(pinger.pinging, facts)
+    return findings, [verdicts.peer_record(peer) for peer in pinger.pinging.peers.values()]
+
+
+def _peers(network: Network, peer_hosts: tuple[str, ...]) -> tuple[tuple[Peer, ...], dict[str, str]]:
+    """Returns the addresses behind --peer, and which of the names in MINGLE_PEERS do not resolve.
+
+    Raises:
+        ConfigurationError: a --peer does not resolve.
+    """
+    from mingle import inspection, values
+    from mingle.values import Peer
+
+    unresolved = {}
+    for each in network.peers:
+        _, problem = inspection.resolve(each.host)
+        if problem:
+            unresolved[each.host] = problem
+    asked: list[Peer] = []
+    for each in values.peers(list(peer_hosts), "--peer"):
+        addresses, problem = inspection.resolve(each.host)
+        if problem:
+            raise ConfigurationError.explain(
+                f"--peer {each.host!r} does not resolve: {problem}",
+                cause="a mistyped name, or one that this host's name server does not know",
+                remedy=f"give its address, or look at `getent hosts {each.host}`.",
+            )
+        asked += [Peer(address, each.port) for address in addresses if network.family in ("auto", _version(address))]
+    return tuple(asked), unresolved
+
+
+def _version(address: str) -> str:
+    return "6" if ":" in address else "4"
+
+
+def _serve(network: Network, seconds: float | None) -> None:
+    from mingle.pinger import Pinger
+
+    with Pinger(dataclasses.replace(network, peers=()), interval=SERVING_INTERVAL_SECONDS) as pinger:
+        output.say(
+            f"serving `mingle-discover doctor --peer` of others on {', '.join(pinger.interfaces)}, UDP port "
+            f"{network.port}, until interrupted (Ctrl-C)"
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            pinger.run(until=None if seconds is None else time.monotonic() + seconds)

@@ -1,0 +1,219 @@
+"""Which rule of this host's firewall drops a packet, and the line that lets it through.
+
+Reads the listing that ``nft list ruleset`` prints (nft(8); iptables of today keeps its rules there, too). It is no
+whole evaluator: what it can't read counts as no match. Whether packets are dropped is measured elsewhere; this only
+gives the rule its name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Manager = Literal["nft", "ufw", "firewalld", "iptables"]
+Verdict = Literal["accept", "drop", "reject"]
+
+_CHAIN = re.compile(r"chain (\S+) \{")
+_TABLE = re.compile(r"table (\S+) (\S+) \{")
+_HOOK = re.compile(r"type filter hook (\S+) priority")
+_POLICY = re.compile(r"policy (accept|drop);")
+_JUMP = re.compile(r"\b(?:jump|goto) (\S+)")
+_VERDICT = re.compile(r"\b(accept|drop|reject)\b")
+_NOISE = re.compile(
+    r'counter packets \d+ bytes \d+|comment ".*?"|# .*$|reject with \S+( type)?( \S+)?$|log .*?(?=accept|drop|reject|$)'
+)
+_MATCHES: dict[str, re.Pattern[str]] = {
+    "protocol": re.compile(r"(?:meta l4proto|ip protocol|ip6 nexthdr) (\{[^}]*\}|\S+)"),
+    "port": re.compile(r"(?:(udp|tcp|th)) dport (\{[^}]*\}|\S+)"),
+    "destination": re.compile(r"(ip6?) daddr (\{[^}]*\}|\S+)"),
+    "packet": re.compile(r"(?:meta )?pkttype (\S+)"),
+    "interface": re.compile(r"(?:meta )?(?:iifname|iif|oifname|oif) (\{[^}]*\}|\S+)"),
+    "state": re.compile(r"ct state (\S+)"),
+    "dice": re.compile(r"numgen random mod \d+ < \d+"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """A packet as rules see it."""
+
+    protocol: Literal["udp", "tcp"]
+    port: int
+    """Its destination port."""
+    destination: str = ""
+    """An address; empty: this host's."""
+    interface: str = ""
+
+    @property
+    def multicast(self) -> bool:
+        """Whether it is addressed to a group."""
+        return bool(self.destination) and ipaddress.ip_address(self.destination).is_multicast
+
+
+@dataclass(slots=True)
+class Chain:
+    """One chain of the ruleset."""
+
+    family: str
+    table: str
+    name: str
+    hook: str = ""
+    """``input`` and so on; empty: others jump to it."""
+    policy: str = "accept"
+    rules: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What drops a packet."""
+
+    chain: Chain
+    rule: str
+    """Empty: the chain's policy."""
+
+    def __str__(self) -> str:
+        where = f"chain {self.chain.family} {self.chain.table} {self.chain.name}"
+        return f"rule `{self.rule}` of {where}" if self.rule else f"policy drop of {where}"
+
+
+def parse(listing: str) -> list[Chain]:
+    """Returns the chains in the output of ``nft list ruleset``; what is no chain or rule is skipped."""
+    chains: list[Chain] = []
+    family = table = ""
+    inside: Chain | None = None
+    for raw in listing.splitlines():
+        line = raw.strip()
+        if found := _TABLE.match(line):
+            family, table = found[1], found[2]
+        elif found := _CHAIN.match(line):
+            inside = Chain(family, table, found[1])
+            chains.append(inside)
+        elif line == "}":
+            inside = None
+        elif inside is not None:
+            if hook := _HOOK.search(line):
+                inside.hook = hook[1]
+                policy = _POLICY.search(line)
+                inside.policy = policy[1] if policy else "accept"
+            elif line:
+                inside.rules.append(line)
+    return chains
+
+
+def blocked(chains: Sequence[Chain], packet: Packet, hook: str = "input") -> Block | None:
+    """Returns what drops a packet at a hook, or None: each base chain may, whatever the others accept."""
+    by_name = {(chain.family, chain.table, chain.name): chain for chain in chains}
+    for chain in chains:
+        if chain.hook == hook and chain.family in {"inet", "ip", "ip6"} and _meets(chain.family, packet):
+            found = _walk(chain, packet, by_name, depth=0)
+            if isinstance(found, Block):
+                return found
+            if found is None and chain.policy == "drop":
+                return Block(chain, "")
+    return None
+
+
+def _meets(family: str, packet: Packet) -> bool:
+    version = ipaddress.ip_address(packet.destination).version if packet.destination else 4
+    return family == "inet" or (family == "ip6") == (version == 6)
+
+
+def _walk(
+    chain: Chain, packet: Packet, by_name: Mapping[tuple[str, str, str], Chain], depth: int
+) -> Block | Literal["accept"] | None:
+    """Returns what a chain decides; None: nothing."""
+    if depth > 16:  # the kernel's own limit of jumps (NFT_JUMP_STACK_SIZE)
+        return None
+    for rule in chain.rules:
+        if not _matches(rule, packet):
+            continue
+        if jump := _JUMP.search(rule):
+            target = by_name.get((chain.family, chain.table, jump[1]))
+            found = None if target is None else _walk(target, packet, by_name, depth + 1)
+            if found is not None:
+                return found
+        elif verdict := _VERDICT.search(
+            _NOISE.sub(lambda match: "reject" if match[0].startswith("reject") else "", rule)
+        ):
+            return "accept" if verdict[1] == "accept" else Block(chain, rule)
+    return None
+
+
+def _matches(rule: str, packet: Packet) -> bool:
+    """Whether a rule surely matches the first packet of a conversation."""
+    rest = _NOISE.sub("", rule)
+    for name, pattern in _MATCHES.items():
+        for found in pattern.finditer(rest):
+            if not _match(name, found, packet):
+                return False
+        rest = pattern.sub("", rest)
+    rest = _JUMP.sub("", _VERDICT.sub("", rest))
+    return not rest.split()
+
+
+def _match(name: str, found: re.Match[str], packet: Packet) -> bool:
+    if name == "protocol":
+        return packet.protocol in _elements(found[1])
+    if name == "port":
+        return found[1] in {packet.protocol, "th"} and any(_in_range(packet.port, each) for each in _elements(found[2]))
+    if name == "destination":
+        return any(_within(packet.destination, each) for each in _elements(found[2]))
+    if name == "packet":
+        return found[1] == ("multicast" if packet.multicast else "host")
+    if name == "interface":
+        return any(each.strip('"') == packet.interface for each in _elements(found[1]))
+    if name == "state":
+        return "new" in found[1].split(",")
+    return True
+
+
+def _elements(text: str) -> list[str]:
+    return [each.strip() for each in text.strip("{}").split(",") if each.strip()]
+
+
+def _in_range(port: int, text: str) -> bool:
+    low, _, high = text.partition("-")
+    return low.isdigit() and int(low) <= port <= int(high if high.isdigit() else low)
+
+
+def _within(address: str, text: str) -> bool:
+    low, _, high = text.partition("-")
+    if not address:
+        return False
+    try:
+        if high:
+            return ipaddress.ip_address(low) <= ipaddress.ip_address(address) <= ipaddress.ip_address(high)  # type: ignore[operator]
+        return ipaddress.ip_address(address) in ipaddress.ip_network(text, strict=False)
+    except (ValueError, TypeError):  # a named set, or the other family
+        return False
+
+
+def allow_udp(port: int, *, manager: Manager = "nft", block: Block | None = None) -> str:
+    """Returns the line that lets the discovery's UDP port in."""
+    chain = _place(block)
+    return {
+        "ufw": f"ufw allow {port}/udp",
+        "firewalld": f"firewall-cmd --permanent --add-port={port}/udp && firewall-cmd --reload",
+        "iptables": f"iptables -I INPUT -p udp --dport {port} -j ACCEPT",
+        "nft": f"nft insert rule {chain} udp dport {port} accept",
+    }[manager]
+
+
+def allow_tcp(networks: Sequence[str], *, manager: Manager = "nft", block: Block | None = None) -> str:
+    """Returns the line that lets TCP in from the hosts of a job: their ports are chosen by the system."""
+    chain = _place(block)
+    network = networks[0] if networks else "SUBNET-OF-THE-JOB"
+    family = "ip6" if ":" in network else "ip"
+    return {
+        "ufw": f"ufw allow proto tcp from {network}",
+        "firewalld": f"firewall-cmd --permanent --zone=trusted --add-source={network} && firewall-cmd --reload",
+        "iptables": f"iptables -I INPUT -p tcp -s {network} -j ACCEPT",
+        "nft": f"nft insert rule {chain} {family} saddr {network} meta l4proto tcp accept",
+    }[manager]
+
+
+def _place(block: Block | None) -> str:
+    return "inet filter input" if block is None else f"{block.chain.family} {block.chain.table} {block.chain.name}"

@@ -1,0 +1,106 @@
+"""A gathering without a network: the agents of this process share a store, and a test says what is lost."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from dataclasses import dataclass, field
+
+from torch.distributed.elastic.rendezvous import RendezvousHandler
+
+from mingle.agents import Gathered
+from mingle.errors import DiscoveryTimeoutError
+from mingle.store import StoreServer, open_server
+
+
+@dataclass
+class Place:
+    """What the agents of one job share."""
+
+    generation: int = 0
+    server: StoreServer | None = None
+    members: list[FixedGathering] = field(default_factory=list)
+    handlers: list[RendezvousHandler] = field(default_factory=list)
+    """All that a test has made, to be shut down at its end however it ends."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def open(self) -> StoreServer:
+        """The store of the present generation, opened by whoever asks first."""
+        with self.lock:
+            if self.server is None:
+                self.server = open_server("0.0.0.0", None, secrets.token_bytes(16))
+            return self.server
+
+    def lose(self, reason: str = "the host is gone") -> None:
+        """The host dies: its store, and the gathering of all."""
+        with self.lock:
+            server, self.server = self.server, None
+            self.generation += 1
+        assert server is not None
+        server.abort()
+        for member in self.members:
+            member.lost = reason
+            member.disturbed.set()
+
+    def end(self, reason: str = "its agent has finished") -> None:
+        """The host ends the job on purpose."""
+        for member in self.members:
+            member.ended = reason
+            member.disturbed.set()
+        self.close()
+
+    def close(self) -> None:
+        """The store goes."""
+        with self.lock:
+            server, self.server = self.server, None
+        if server is not None:
+            server.abort()
+
+
+class FixedGathering:
+    """Stands in for `mingle.agents.Gathering`."""
+
+    def __init__(self, place: Place, *, timeout: bool = False) -> None:
+        self.lost: str | None = None
+        self.ended: str | None = None
+        self.disturbed = threading.Event()
+        self.gathered = 0
+        self.done = False
+        self.closed: str | None = None
+        self.member = secrets.token_bytes(16)
+        self.absent: set[bytes] = set()
+        self._hosts = not place.members
+        self._place = place
+        self._timeout = timeout
+        place.members.append(self)
+        # Each agent reaches the store at an address of its own: the connections of one are told apart by it.
+        self._address = f"127.0.0.{1 + len(place.members)}"
+
+    def gather(self) -> Gathered:
+        if self._timeout:
+            raise DiscoveryTimeoutError.explain("1 of 2 nodes", cause="b was not started", remedy="start it")
+        self.lost = None
+        self.disturbed.clear()
+        self.gathered += 1
+        server = self._place.open()
+        return Gathered(
+            session=server.session,
+            generation=self._place.generation,
+            is_host=self._hosts,
+            store_address=self._address,
+            store_port=server.port,
+            interface="lo",
+            address="127.0.0.1",
+        )
+
+    @property
+    def present(self) -> frozenset[bytes] | None:
+        if not self._hosts:
+            return None
+        return frozenset(member.member for member in self._place.members) - self.absent
+
+    def workers_done(self) -> None:
+        self.done = True
+
+    def close(self, reason: str) -> None:
+        self.closed = reason

@@ -1,0 +1,22 @@
+"""Frameworks with their real packages, on the CPU: only when asked for, as by ``make test-frameworks``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.asked_for import leave_out_unless_asked_for
+
+_HERE = Path(__file__).parent
+_TEST_SECONDS = 180  # the first test waits for the ranks of all
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line("markers", "frameworks: needs Lightning and Accelerate; only when asked for")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark every test of this directory, and leave them out of a run that does not ask for them."""
+    leave_out_unless_asked_for(config, items, _HERE, "frameworks", _TEST_SECONDS)

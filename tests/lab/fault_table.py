@@ -1,0 +1,304 @@
+"""The table of the faults in `faults`: for each the words that name its true cause, and what people may know of it.
+
+``docs/troubleshooting.md`` is made of it by ``python -m tests.lab.troubleshooting``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from . import Lab
+from .faults import (
+    Said,
+    another_version,
+    flooding_off,
+    interface_down,
+    interface_missing,
+    interface_without_address,
+    master_addr,
+    membership_limit,
+    missing_rank,
+    mistyped_job_id,
+    network_not_shared,
+    no_default_route,
+    only_loopback,
+    other_firewall,
+    own_firewall,
+    own_name_is_loopback,
+    peer_without_address,
+    port_shared,
+    port_taken,
+    rank_twice,
+    rank_zero_tcp,
+    reverse_path_filter,
+    sbatch_body,
+    secret_on_one_side,
+    secrets_differ,
+    two_rank_zeros,
+    workers_tcp,
+    world_sizes,
+)
+
+SYMPTOMS = {
+    "waiting": "Ranks wait, and others are heard",
+    "unheard": "Ranks wait, and nobody is heard",
+    "unreachable": "Rank 0 is heard and not reached",
+    "conflict": "Two want the same place",
+    "secret": "The secret",
+    "at once": "The error comes at once",
+    "works": "It works, with a warning",
+}
+"""In the order of the document."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One row: the words that each must say."""
+
+    title: str
+    make: Callable[[Lab], Said]
+    symptom: str
+    why: str
+    words: Mapping[str, tuple[str, ...]]
+
+
+FORMED = ("the job has formed",)
+FAULTS = (
+    Fault(
+        "a mistyped job id",
+        mistyped_job_id,
+        "waiting",
+        "Two ids are two jobs. Each side waits for ranks that the other has.",
+        {"init": ("mistyped job id: 'resnet'",), "list": ("resnet", "resent")},
+    ),
+    Fault(
+        "a missing rank",
+        missing_rank,
+        "waiting",
+        "All that were started are told which ranks were not.",
+        {"init": ("missing ranks: 2",), "list": ("2/3\t2\t",)},
+    ),
+    Fault(
+        "a rank twice",
+        rank_twice,
+        "conflict",
+        "The living holder of a rank keeps it; the second process is told who that is.",
+        {"init": ("rank taken", "the same rank was started twice"), "list": ("resnet",)},
+    ),
+    Fault(
+        "two rank 0s",
+        two_rank_zeros,
+        "conflict",
+        "Both are told of each other within seconds, and no rank joins the wrong one by chance.",
+        {"init": ("more than one rank 0", "host1", "host2"), "list": ("host1", "host2")},
+    ),
+    Fault(
+        "different world sizes",
+        world_sizes,
+        "conflict",
+        "Whoever disagrees with rank 0 is refused at once; rank 0 goes on waiting for the right ones.",
+        {"init": ("world_size=2", "different world sizes"), "list": ("1/3",)},
+    ),
+    Fault(
+        "multicast dropped by this host's firewall",
+        own_firewall,
+        "unheard",
+        "Not even the own datagrams come back through the filter, so it must be this host's.",
+        {
+            "init": ("likely cause: this host's firewall drops multicast", "udp dport 29499 drop"),
+            "doctor": (
+                "FAIL\tmulticast",
+                "udp dport 29499 drop",
+                "nft insert rule inet lab input udp dport 29499 accept",
+            ),
+            "ping": ("multicast from host1 (10.77.0.1) does not arrive here", "this host's firewall"),
+        },
+    ),
+    Fault(
+        "multicast dropped by the other host's firewall",
+        other_firewall,
+        "unheard",
+        "Who is heard, and does not join, does not hear us: its own host drops our multicasts.",
+        {
+            "init": ("rank 1 on host host2", "heard, and has not joined", "Its host's firewall"),
+            "doctor --peer": ("multicast to host2 (10.77.0.2) is lost, unicast fine: the firewall of host2 drops it",),
+            "ping": ("multicast to host2 (10.77.0.2) is lost, unicast fine",),
+        },
+    ),
+    Fault(
+        "rank 0's TCP port filtered: heard, not reachable",
+        rank_zero_tcp,
+        "unreachable",
+        "Discovery is UDP, joining is TCP, and only one of them is let in.",
+        {
+            "init": ("was heard but could not be reached over TCP: a firewall",),
+            "doctor": ("WARN\ttcp", "meta l4proto tcp drop", "saddr 10.77.0.0/24 meta l4proto tcp accept"),
+            "ping": ("TCP from host2 to host1 (10.77.0.1) is filtered",),
+        },
+    ),
+    Fault(
+        "the named interface missing",
+        interface_missing,
+        "at once",
+        "A named interface is taken exactly, and nothing else in its place.",
+        {"init": ("'eth7'", "eth0"), "doctor": ("FAIL", "'eth7'")},
+    ),
+    Fault(
+        "the named interface down",
+        interface_down,
+        "at once",
+        "The same; a rank waits for no cable that somebody else must plug in.",
+        {"init": ("down",), "doctor": ("FAIL\tinterfaces", "down")},
+    ),
+    Fault(
+        "the named interface without an address",
+        interface_without_address,
+        "at once",
+        "Without an address nobody could be told where to connect.",
+        {"init": ("no IPv4 or IPv6 address",), "doctor": ("FAIL\tinterfaces", "no IPv4 or IPv6 address")},
+    ),
+    Fault(
+        "the secrets differ",
+        secrets_differ,
+        "secret",
+        "What is not signed with our secret is not believed, but it is counted.",
+        {"init": ("AuthenticationError", "another one"), "ping": ("host2 (10.77.0.2)", "another secret")},
+    ),
+    Fault(
+        "one side without a secret",
+        secret_on_one_side,
+        "secret",
+        "The same, for somebody who has none at all.",
+        {"init": ("AuthenticationError", "has none"), "ping": ("host2 (10.77.0.2)", "one side has none")},
+    ),
+    Fault(
+        "the UDP port held by another program",
+        port_taken,
+        "at once",
+        "Every program that discovers must share the port; this one does not.",
+        {"init": ("UDP port 29499 is held by pid", "python"), "doctor": ("FAIL", "is held by pid", "python")},
+    ),
+    Fault(
+        "the UDP port shared with a program that swallows unicast",
+        port_shared,
+        "unheard",
+        "The kernel gives a unicast datagram to the last program that opened the port. Here multicast is not "
+        "there to help, and MINGLE_PEERS goes to the wrong one.",
+        {
+            "init": ("is also held by pid", "unicast datagrams reach only one"),
+            "doctor": ("WARN\tport", "is also held by pid", "MINGLE_PEERS may not work"),
+        },
+    ),
+    Fault(
+        "the reverse path filter drops the peer's subnet",
+        reverse_path_filter,
+        "unreachable",
+        "The kernel drops what comes in on another interface than the one it would answer on (RFC 3704).",
+        {
+            "init": ("the reverse path filter of eth0 has dropped", "net.ipv4.conf.eth0.rp_filter=2"),
+            "doctor": ("FAIL\trp_filter", "sysctl -w net.ipv4.conf.eth0.rp_filter=2"),
+        },
+    ),
+    Fault(
+        "no default route",
+        no_default_route,
+        "unheard",
+        "Multicast needs no route, hosts of other subnets do.",
+        {"init": ("Network is unreachable (ENETUNREACH)", "ip route add default"), "doctor": ("no default route",)},
+    ),
+    Fault(
+        "only loopback up",
+        only_loopback,
+        "unheard",
+        "With no other interface mingle uses lo, on which only this machine is.",
+        {"init": ("only loopback is used",), "doctor": ("WARN\tinterfaces\tonly loopback is used",)},
+    ),
+    Fault(
+        "two networks, and the chosen one is not shared",
+        network_not_shared,
+        "unheard",
+        "Both hosts are healthy, and listen on networks that do not meet.",
+        {
+            "init": ("MINGLE_INTERFACE names eth0 alone", "eth1 10.88.0.1/24 is up, too"),
+            "doctor": ("host2 (10.88.0.2) is reached by eth1, and eth0 is all that is used here",),
+        },
+    ),
+    Fault(
+        "MASTER_ADDR already set to something else",
+        master_addr,
+        "works",
+        "A left-over of another launcher. mingle replaces it; what does not come through mingle believes it.",
+        {
+            "init": (*FORMED, "the environment had MASTER_ADDR=10.9.9.9"),
+            "doctor": ("MASTER_ADDR=10.9.9.9", "unset MASTER_ADDR MASTER_PORT"),
+        },
+    ),
+    Fault(
+        "the own hostname resolves to 127.0.1.1",
+        own_name_is_loopback,
+        "works",
+        "Debian's default. mingle asks no name, so the job forms; Gloo without an interface, MPI and Ray do ask.",
+        {"init": FORMED, "doctor": ("WARN\thostname", "resolves to 127.0.1.1")},
+    ),
+    Fault(
+        "the membership limit is reached",
+        membership_limit,
+        "at once",
+        "Each socket joins the job's group and the lobby; the kernel allows fewer.",
+        {
+            "init": ("limit of multicast memberships", "igmp_max_memberships=1", "sysctl -w"),
+            "doctor": ("FAIL", "igmp_max_memberships=1", "sysctl -w net.ipv4.igmp_max_memberships=20"),
+        },
+    ),
+    Fault(
+        "python in an sbatch body without srun",
+        sbatch_body,
+        "at once",
+        "The body of a batch script runs once, on one node; srun starts the ranks.",
+        {"init": ("LauncherError", "srun"), "doctor": ("FAIL\tenvironment", "srun"), "env": ("conflict:", "srun")},
+    ),
+    Fault(
+        "an incompatible protocol version on the network",
+        another_version,
+        "waiting",
+        "Datagrams of another major version are counted and named, and otherwise ignored.",
+        {
+            "init": ("another protocol version 2", "an incompatible mingle"),
+            "doctor": ("WARN\tversion\t10.77.0.1 speaks version 2",),
+            "ping": ("10.77.0.1 speaks version 2",),
+        },
+    ),
+    Fault(
+        "multicast flooding off on the bridge",
+        flooding_off,
+        "unheard",
+        "The switch sends a group only where it has seen a member join, and has seen none. 224.0.0.x it must "
+        "pass everywhere (RFC 4541), which tells this from a network without multicast.",
+        {
+            "init": (
+                "carries no multicast between the hosts",
+                "a switch that snoops on IGMP without a querier filters it",
+            ),
+            "doctor --peer": ("is lost on 239.x and passes on 224.0.0.x", "mcast_snooping 0"),
+            "ping": ("is lost on 239.x and passes on 224.0.0.x, unicast fine",),
+        },
+    ),
+    Fault(
+        "a name in MINGLE_PEERS that does not resolve",
+        peer_without_address,
+        "unheard",
+        "Names are resolved again and again while a rank waits; this one never was.",
+        {
+            "init": ("'node-17' in MINGLE_PEERS does not resolve", "getent hosts node-17"),
+            "doctor": ("FAIL\tpeers\t'node-17' in MINGLE_PEERS does not resolve",),
+        },
+    ),
+    Fault(
+        "TCP between two workers filtered while both reach rank 0",
+        workers_tcp,
+        "works",
+        "mingle needs a way to rank 0 only, so the job forms; Gloo and NCCL connect every pair, and hang.",
+        {"init": FORMED, "ping": ("TCP from host2 to host3 (10.77.0.3) is filtered", "though UDP passes")},
+    ),
+)

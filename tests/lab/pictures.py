@@ -1,0 +1,114 @@
+"""Draws docs/pictures/*.svg from a lab run: ``python -m tests.lab.pictures`` (as root, half a minute).
+
+What they show is made by the command's own tables, of processes on hosts of the lab.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console, RenderableType
+from rich.terminal_theme import MONOKAI
+
+from mingle.cli import overview, verdicts
+from mingle.cli.doctor import examine
+from mingle.cli.ping import findings_of
+from mingle.cli.watch import jobs_table
+from mingle.lookup import look_round
+from mingle.pinger import Pinger
+from mingle.settings import Network
+
+from . import Host, Lab
+from .faults import try_rank
+
+PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
+WIDTH = 118
+# A page that shows a picture shall not ask another server for a font.
+_FORMAT = re.sub(r"@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+
+
+def picture(command: str, *shown: RenderableType) -> str:
+    """A terminal in which a command was typed, as SVG."""
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, highlight=False)
+    console.print(f"$ {command}", style="bold")
+    for each in shown:
+        console.print(each)
+    return console.export_svg(title="mingle", theme=MONOKAI, code_format=_FORMAT, unique_id=command.split()[1])
+
+
+def watch_picture() -> str:
+    finder, _ = look_round(Network(discovery_timeout=3.0))
+    records = {
+        (each["job"], each["session"]): each for each in overview.records(finder.sessions, finder.seekers.values())
+    }
+    return picture("mingle-discover watch", jobs_table(records))
+
+
+def ping_picture(count: int = 12) -> str:
+    with Pinger(Network(), "resnet", interval=0.2, count=count) as pinger:
+        pinger.run(until=time.monotonic() + 20)
+        findings = findings_of(pinger)
+    peers = sorted(pinger.pinging.peers.values(), key=str)
+    return picture("mingle-discover ping resnet", verdicts.ping_table(peers), verdicts.findings_table(findings))
+
+
+def doctor_picture() -> str:
+    findings, _ = examine(Network(), ())
+    return picture("mingle-discover doctor", verdicts.findings_table(findings))
+
+
+def watched(lab: Lab) -> Host:
+    """A job that waits for two ranks, one that looks for its host, and one that has been mistyped."""
+    lan = lab.network(link_local=False)
+    hosts = [lab.host(lan, name=f"node{number}") for number in range(4)]
+    for rank, host in enumerate(hosts[:2]):
+        try_rank(host, rank, 4, discovery_timeout=12.0).wait_for("started")
+    try_rank(hosts[2], 2, 4, job="resent", discovery_timeout=12.0).wait_for("started")
+    try_rank(hosts[3], 0, 8, job="bert", discovery_timeout=12.0).wait_for("started")
+    return hosts[3]
+
+
+def pinged(lab: Lab) -> Host:
+    """TCP between two workers is filtered, and a third host drops multicast."""
+    lan = lab.network(link_local=False)
+    hosts = [lab.host(lan, name=f"node{number}") for number in range(4)]
+    hosts[2].drop(f"ip saddr {hosts[1].address()} meta l4proto tcp")
+    hosts[3].drop("meta pkttype multicast udp dport 29499")
+    for host in (hosts[0], hosts[2], hosts[3]):
+        host.start(ping_picture, 14)
+    return hosts[1]
+
+
+def examined(lab: Lab) -> Host:
+    """A firewall that drops the discovery, and a name that leads to loopback."""
+    host = lab.host(lab.network("10.78.0.0/24", link_local=False), name="node7")
+    host.drop("udp dport 29499")
+    host.hosts_file.write_text("127.0.0.1 localhost\n127.0.1.1 node7\n")
+    return host
+
+
+def main() -> None:
+    """Draw all of them."""
+    PICTURES.mkdir(exist_ok=True)
+    pictures: dict[str, tuple[Callable[[Lab], Host], Callable[[], str]]] = {
+        "watch": (watched, watch_picture),
+        "ping": (pinged, ping_picture),
+        "doctor": (examined, doctor_picture),
+    }
+    for name, (make, draw) in pictures.items():
+        with Lab() as lab:
+            drawn = make(lab).start(draw).result()
+        PICTURES.joinpath(f"{name}.svg").write_text(drawn + "\n", encoding="utf-8")
+        print(PICTURES / f"{name}.svg")
+
+
+if __name__ == "__main__":
+    # By its real name: what runs on a host is imported there, and this module is `__main__` here alone.
+    from tests.lab import pictures as this_module
+
+    this_module.main()

@@ -1,0 +1,41 @@
+"""Each fault that people meet is named by what they see: the library's error, `doctor`, `ping`, `list`."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from . import Lab
+from .fault_table import FAULTS, SYMPTOMS, Fault
+from .troubleshooting import DOCUMENT, quoted, quotes
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.title.replace(" ", "-"))
+def test_the_true_cause_is_named(lab: Lab, fault: Fault) -> None:
+    told = fault.make(lab)
+    assert told.keys() == fault.words.keys()
+    for who, words in fault.words.items():
+        for word in words:
+            assert word in told[who], f"{who} does not say {word!r}:\n{told[who]}"
+    in_document = quotes(DOCUMENT.read_text(encoding="utf-8"), fault)
+    assert in_document.keys() == told.keys()
+    for who, lines in in_document.items():
+        said = quoted(who, told[who])
+        # Figures of a table, and whoever else happened to be heard, differ; the words in which it is explained do not.
+        for line in lines:
+            if who == "init" or line.startswith(("WARN", "FAIL")):
+                assert any(_same(line, each) for each in said), f"{who} does not say what is documented: {line}\n{said}"
+
+
+def _same(documented: str, said: str) -> bool:
+    return _bare(documented) == _bare(said)
+
+
+def _bare(line: str) -> str:
+    return re.sub(r"\d+(\.\d+)*|…|\s+", "", line)
+
+
+def test_every_symptom_has_a_fault() -> None:
+    assert {fault.symptom for fault in FAULTS} == SYMPTOMS.keys()
+    assert len({fault.title for fault in FAULTS}) == len(FAULTS) >= 26

@@ -1,0 +1,254 @@
+"""Hosts with several networks: the right one is found without being told, and NICs may come and go."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+import mingle
+from tests.soak import repeated, soaking
+
+from . import Host, Lab, Network, Rank, report
+from .scenarios import TIMEOUT, describe, results, train, wait_for_log
+from .test_election import assigned
+from .test_timeouts import failure, timed
+
+DOCKER = "172.17.0.1"
+"""Docker gives this address to the bridge docker0 of every machine."""
+
+
+def answer_everybody() -> None:
+    """Accept whatever connects to this host's docker0, and never say a word."""
+    with socket.create_server((DOCKER, 7000)) as server:
+        report("listening")
+        callers = []
+        while True:
+            callers.append(server.accept()[0])
+
+
+def add_docker(host: Host) -> Rank[None]:
+    """Give a host what Docker makes of it, with somebody behind every TCP port of the bridge's address."""
+    host.ip("link add docker0 type bridge", f"address add {DOCKER}/16 dev docker0", "link set docker0 up")
+    host.namespace.nft(
+        f"table ip docker {{\nchain output {{\ntype nat hook output priority -100;\n"
+        f"ip daddr {DOCKER} meta l4proto tcp redirect to :7000\n}}\n}}\n"
+    )
+    listener = host.start(answer_everybody)
+    listener.wait_for("listening")
+    return listener
+
+
+def three_networks(lab: Lab, docker: bool = True) -> tuple[Network, Network, list[Host]]:
+    """Four hosts: a network that only some share, one for management, a fast one, and docker0."""
+    some = lab.network("10.60.0.0/24")
+    management, fast = lab.network("10.70.0.0/24"), lab.network("10.80.0.0/24")
+    hosts = []
+    for number in range(4):
+        networks = (some, management, fast) if number != 2 else (management, fast)
+        names = ("some0", "mgmt0", "fast0") if number != 2 else ("mgmt0", "fast0")
+        hosts.append(lab.host(*networks, interfaces=names))
+    if docker:
+        for host in hosts:
+            add_docker(host)
+    return management, fast, hosts
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("ranks_are", ["given", "assigned"])
+def test_a_network_that_all_share_is_chosen_among_many(lab: Lab, ranks_are: str, seed: int) -> None:
+    management, _, hosts = three_networks(lab)
+    if ranks_are == "given":
+        ranks = [host.start(train, f"many {seed}", rank, 4) for rank, host in enumerate(hosts)]
+    else:
+        ranks = [host.start(assigned, f"many {seed}", 4) for host in hosts]
+    found = results(ranks)
+    for result, host in zip(found, hosts, strict=True):
+        assert result["sum"] == 10
+        assert result["interface"] == "mgmt0", "the first of the two that all share"
+        assert result["address"] == host.address(management)
+        assert result["exported"]["GLOO_SOCKET_IFNAME"] == "mgmt0"
+        assert result["exported"]["NCCL_SOCKET_IFNAME"] is None
+    host_zero = hosts[[result["rank"] for result in found].index(0)]
+    assert {result["master_addr"] for result in found} == {host_zero.address(management)}
+    assert max(result["elapsed"] for result in found) < 6
+
+
+@pytest.mark.parametrize("named_by", ["all", "rank 0", "the others"])
+def test_the_named_interface_is_used(lab: Lab, named_by: str) -> None:
+    _, fast, hosts = three_networks(lab)
+    names = {"all": {0, 1, 2, 3}, "rank 0": {0}, "the others": {1, 2, 3}}[named_by]
+    ranks = [
+        host.start(train, "named", rank, 4, env={"MINGLE_INTERFACE": "fast0"} if rank in names else None)
+        for rank, host in enumerate(hosts)
+    ]
+    for rank, (result, host) in enumerate(zip(results(ranks), hosts, strict=True)):
+        assert result["sum"] == 10
+        assert (result["interface"], result["address"]) == ("fast0", host.address(fast))
+        assert result["master_addr"] == hosts[0].address(fast)
+        assert result["exported"]["GLOO_SOCKET_IFNAME"] == result["exported"]["TP_SOCKET_IFNAME"] == "fast0"
+        assert result["exported"]["NCCL_SOCKET_IFNAME"] == ("=fast0" if rank in names else None)
+
+
+def test_an_interface_is_named_by_its_address_and_others_by_a_list(lab: Lab) -> None:
+    _, fast, hosts = three_networks(lab, docker=False)
+    ranks = [
+        host.start(train, "listed", rank, 4, env={"MINGLE_INTERFACE": value})
+        for rank, (host, value) in enumerate(
+            zip(hosts, [hosts[0].address(fast), "fast0,mgmt0", "fast0", "mgmt0,fast0"], strict=True)
+        )
+    ]
+    for result, host in zip(results(ranks), hosts, strict=True):
+        assert (result["interface"], result["master_addr"]) == ("fast0", hosts[0].address(fast))
+        assert result["address"] == host.address(fast)
+
+
+def test_a_vpn_that_all_share_comes_after_the_network(lab: Lab) -> None:
+    """A tunnel is everybody's subnet, and the cables are not; they are routed."""
+    tunnel = lab.network("10.99.0.0/24")
+    cables = lab.network("10.10.0.0/16")
+    hosts = [lab.host(tunnel, cables, interfaces=("wg0", "eth0")) for _ in range(3)]
+    for host in hosts:
+        # Each in a subnet of its own, behind a router that knows all of them: here, the wire itself.
+        address = host.address(cables)
+        host.ip(
+            f"address del {address}/16 dev eth0",
+            f"address add {address}/32 dev eth0",
+            "route add 10.10.0.0/16 dev eth0",
+        )
+    ranks = [host.start(train, "tunnel", rank, 3) for rank, host in enumerate(hosts)]
+    for result in results(ranks):
+        assert (result["sum"], result["interface"]) == (6, "eth0")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_the_first_address_of_rank_0_is_filtered(lab: Lab, seed: int) -> None:
+    first, second = lab.network("10.60.0.0/24"), lab.network("10.70.0.0/24")
+    hosts = [lab.host(first, second) for _ in range(3)]
+    # Without an answer, not even a refusal: as many firewalls do. Datagrams come through.
+    hosts[0].drop(f"ip daddr {hosts[0].address(first)} meta l4proto tcp")
+    ranks = [host.start(train, f"filtered {seed}", rank, 3) for rank, host in enumerate(hosts)]
+    for result in results(ranks):
+        assert result["sum"] == 6
+        assert (result["master_addr"], result["interface"]) == (hosts[0].address(second), "eth1")
+        # One process after the other takes its time where machines are busy; in the soak they are not.
+        assert result["elapsed"] < (2 if soaking() else 4)
+    for rank in ranks[1:]:
+        joining = next(event for event in rank.events if event.name == "log" and event["text"].endswith("joining"))
+        assert joining.time - rank.events[0].time < 2
+
+
+def test_no_network_is_common_to_all(lab: Lab) -> None:
+    """Rank 0 reaches both others, who don't reach each other: a star is no mesh."""
+    left, right = lab.network("10.60.0.0/24"), lab.network("10.70.0.0/24")
+    hosts = [lab.host(left, right), lab.host(left), lab.host(right)]
+    ranks = [host.start(timed, "star", rank, 3, discovery_timeout=8) for rank, host in enumerate(hosts)]
+    for rank in ranks:
+        error = failure(rank, 8)
+        assert error.name == "InterfaceError"
+        for host in hosts[1:]:
+            assert host.name in error.message
+        assert f"not {hosts[0].address(right)}" in error.message
+        assert f"not {hosts[0].address(left)}" in error.message
+        assert "way out:" in error.message
+
+
+# --- NICs that come and go -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("whose", ["rank 0", "a waiting rank", "all"])
+def test_a_nic_goes_down_and_up_while_ranks_wait(lab: Lab, whose: str, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    ranks = [host.start(train, f"flap {seed}", rank, 3) for rank, host in enumerate(hosts[:2])]
+    wait_for_log(ranks[0], "2/3 joined")
+    chosen = {"rank 0": hosts[:1], "a waiting rank": hosts[1:2], "all": hosts[:2]}[whose]
+    for host in chosen:
+        host.ip(f"link set {host.interface()} down")
+    threading.Event().wait(3)  # longer than mingle takes to see it
+    for host in chosen:
+        host.ip(f"link set {host.interface()} up", f"route add default dev {host.interface()}")
+        network.wait_forwarding([host.nic().port])
+    ranks.append(hosts[2].start(train, f"flap {seed}", 2, 3))
+    for result, host in zip(results(ranks), hosts, strict=True):
+        assert (result["sum"], result["master_addr"]) == (6, hosts[0].address())
+        assert (result["interface"], result["address"]) == (host.interface(), host.address())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_nic_that_appears_while_ranks_wait_is_used(lab: Lab, seed: int) -> None:
+    """The ranks that share the first network wait for one that is on the second only."""
+    first, second = lab.network("10.60.0.0/24"), lab.network("10.70.0.0/24")
+    hosts = [lab.host(first), lab.host(first), lab.host(second)]
+    ranks = [host.start(train, f"new nic {seed}", rank, 3) for rank, host in enumerate(hosts)]
+    wait_for_log(ranks[0], "2/3 joined")
+    for host in hosts[:2]:
+        host.attach(second)
+    for result, host in zip(results(ranks), hosts, strict=True):
+        assert (result["sum"], result["master_addr"]) == (6, hosts[0].address(second))
+        assert (result["interface"], result["address"]) == (host.interface(second), host.address(second))
+
+
+def test_a_nic_that_appears_is_used_where_ranks_are_assigned(lab: Lab) -> None:
+    network = lab.network()
+    hosts = [lab.host(), lab.host(), lab.host()]
+    ranks = [host.start(assigned, "cables", 3) for host in hosts]
+    for rank in ranks:
+        wait_for_log(rank, "open, 1/3 joined")
+    for host in hosts:
+        host.attach(network)
+    found = results(ranks)
+    assert sorted(result["rank"] for result in found) == [0, 1, 2]
+    for result, host in zip(found, hosts, strict=True):
+        assert (result["sum"], result["interface"]) == (6, host.interface())
+
+
+def test_a_nic_that_vanishes_while_ranks_wait_is_survived(lab: Lab) -> None:
+    first, second = lab.network("10.60.0.0/24"), lab.network("10.70.0.0/24")
+    hosts = [lab.host(first, second) for _ in range(3)]
+    ranks = [host.start(train, "lost nic", rank, 3) for rank, host in enumerate(hosts[:2])]
+    wait_for_log(ranks[0], "2/3 joined")
+    hosts[0].detach(first)
+    threading.Event().wait(2.5)
+    ranks.append(hosts[2].start(train, "lost nic", 2, 3))
+    for result, host in zip(results(ranks), hosts, strict=True):
+        assert (result["sum"], result["master_addr"]) == (6, hosts[0].address(second))
+        assert (result["interface"], result["address"]) == (host.interface(second), host.address(second))
+
+
+# --- address translation -------------------------------------------------------------------------------------------
+
+
+def describe_and_stay(job_id: str, rank: int, world_size: int, **arguments: Any) -> None:
+    """Find the others, say what came of it, and hold on until killed."""
+    with mingle.discover(job_id, rank=rank, world_size=world_size, discovery_timeout=TIMEOUT, **arguments) as job:
+        report("formed", **describe(job))
+        threading.Event().wait()
+
+
+def test_rank_0_behind_address_translation(lab: Lab) -> None:
+    """Rank 0 sits behind a router that hides its address, and announces the router's."""
+    inside, outside = lab.network("10.60.0.0/24"), lab.network("10.70.0.0/24")
+    router = lab.host(inside, outside, name="router")
+    hosts = [lab.host(inside), lab.host(outside), lab.host(outside)]
+    public = router.address(outside)
+    router.forward(f"ip daddr {public} dnat to {hosts[0].address()}")
+    hosts[0].ip(f"route replace default via {router.address(inside)}")
+    for host in hosts[1:]:
+        host.ip("route del default")  # else it would look for rank 0's own address on its own wire
+    ranks = [hosts[0].start(describe_and_stay, "nat", 0, 3, advertise=public)]
+    ranks += [
+        host.start(describe_and_stay, "nat", rank, 3, peers=[public]) for rank, host in enumerate(hosts[1:], start=1)
+    ]
+    found = [rank.wait_for("formed") for rank in ranks]
+    assert [result["master_addr"] for result in found] == [hosts[0].address(), public, public]
+    assert {result["exported"]["MASTER_PORT"] for result in found} == {found[0]["exported"]["MASTER_PORT"]}
+    for formed, host in zip(found, hosts, strict=True):
+        assert (formed["interface"], formed["address"]) == (host.interface(), host.address())

@@ -1,0 +1,91 @@
+"""IPv6: hosts that have nothing else, hosts whose IPv4 is broken, and networks of link-local addresses alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import Host, Lab
+from .scenarios import hold, results, train
+from .test_election import assigned
+from .test_election import check as check_assigned
+
+
+def ipv6_only(lab: Lab, count: int) -> list[Host]:
+    network = lab.network(None, ipv6="fd77::/64")
+    return [lab.host(network) for _ in range(count)]
+
+
+@pytest.mark.parametrize("family", [None, "6"])
+def test_hosts_without_ipv4_and_ranks_assigned(lab: Lab, family: str | None) -> None:
+    hosts = ipv6_only(lab, 3)
+    check_assigned(results([host.start(assigned, "six", 3, family=family) for host in hosts]), hosts)
+
+
+def test_every_door_on_hosts_without_ipv4(lab: Lab) -> None:
+    hosts = ipv6_only(lab, 3)
+    ranks = [
+        host.start(train, "doors", rank, 3, door=door)
+        for rank, (host, door) in enumerate(zip(hosts, ["init", "env", "url"], strict=True))
+    ]
+    for result, host in zip(results(ranks), hosts, strict=True):
+        assert result["sum"] == 6
+        assert result["exported"]["MASTER_ADDR"] == hosts[0].address()
+        assert result["exported"]["GLOO_SOCKET_IFNAME"] == host.interface()
+
+
+def test_the_commands_on_hosts_without_ipv4(lab: Lab) -> None:
+    hosts = ipv6_only(lab, 3)
+    ranks = [host.start(hold, "six", rank, 2) for rank, host in enumerate(hosts[:2])]
+    for rank in ranks:
+        rank.wait_for("running")
+    commands = {
+        "find": hosts[2].run(["python", "-m", "mingle", "find", "six"]),
+        "list": hosts[2].run(["python", "-m", "mingle", "list"]),
+    }
+    for name, command in commands.items():
+        assert command.wait() == 0, f"{name}: {command.output}"
+    assert commands["find"].stdout.startswith(f"[{hosts[0].address()}]:")
+    assert "six" in commands["list"].stdout
+    assert f"[{hosts[0].address()}]" in commands["list"].stdout
+
+
+@pytest.mark.parametrize("door", ["init", "env"])
+@pytest.mark.parametrize("way_broken", ["dropped", "no route"])
+def test_dual_stack_with_ipv4_broken(lab: Lab, way_broken: str, door: str) -> None:
+    network = lab.network(ipv6="fd77::/64")
+    hosts = [lab.host(network) for _ in range(3)]
+    for number, host in enumerate(hosts, start=1):
+        if way_broken == "dropped":
+            host.drop('meta nfproto ipv4 iifname != "lo"')
+        else:
+            host.ip("address flush dev eth0 scope global", "route flush dev eth0")
+            host.ip(f"address add 10.{number}.0.1/24 dev eth0", f"address add fd77::{number}/64 dev eth0 nodad")
+    ranks = [host.start(train, "dual", rank, 3, door=door) for rank, host in enumerate(hosts)]
+    for result, host in zip(results(ranks), hosts, strict=True):
+        assert result["sum"] == 6
+        assert (result["interface"], result["address"]) == ("eth0", host.address(family=6))
+        assert result["master_addr"] == hosts[0].address(family=6)
+
+
+def test_one_family_alone_is_used_if_named(lab: Lab) -> None:
+    network = lab.network(ipv6="fd77::/64")
+    hosts = [lab.host(network) for _ in range(2)]
+    ranks = [host.start(train, "family", rank, 2, env={"MINGLE_FAMILY": "6"}) for rank, host in enumerate(hosts)]
+    for result, host in zip(results(ranks), hosts, strict=True):
+        assert result["sum"] == 3
+        assert (result["address"], result["master_addr"]) == (host.address(family=6), hosts[0].address(family=6))
+
+
+def test_link_local_addresses_alone(lab: Lab) -> None:
+    """The scope of such an address is the receiver's own interface, and never the sender's."""
+    first, second = lab.network(None), lab.network(None)
+    hosts = [
+        lab.host(first, second, interfaces=("eth0", "eth1")),
+        lab.host(first, interfaces=("lan0",)),
+        lab.host(first, second, interfaces=("up0", "up1")),
+    ]
+    ranks = [host.start(train, "link", rank, 3) for rank, host in enumerate(hosts)]
+    for result, host in zip(results(ranks), hosts, strict=True):
+        assert result["sum"] == 6
+        assert result["interface"] == host.interface(first)
+        assert result["address"].startswith("fe80:")

@@ -1,0 +1,115 @@
+"""Networks that carry no multicast: hosts are named in ``MINGLE_PEERS``, and asked by unicast."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.soak import repeated
+
+from . import Host, Lab, Network
+from .name_server import serve_name
+from .scenarios import check, hold, results, train
+from .test_election import assigned
+from .test_election import check as check_assigned
+
+NAME = "ranks.training.example"
+
+
+def without_multicast(lab: Lab, count: int) -> tuple[Network, list[Host]]:
+    """A network that carries none, and hosts that neither send nor hear any."""
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(count)]
+    for host in hosts:
+        host.drop_multicast()
+    return network, hosts
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_only_the_host_of_rank_0_is_named(lab: Lab, seed: int) -> None:
+    _, hosts = without_multicast(lab, 4)
+    env = {"MINGLE_PEERS": hosts[0].address()}
+    ranks = [host.start(train, f"one peer {seed}", rank, 4, env=env) for rank, host in enumerate(hosts)]
+    check(results(ranks), hosts, hosts[0])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_several_ranks_on_each_host(lab: Lab, seed: int) -> None:
+    """The ranks of a host share a UDP port, and what comes to it reaches one of them only."""
+    _, machines = without_multicast(lab, 2)
+    hosts = [machine for machine in machines for _ in range(3)]
+    env = {"MINGLE_PEERS": machines[0].address()}
+    ranks = [host.start(train, f"shared port {seed}", rank, 6, env=env) for rank, host in enumerate(hosts)]
+    check(results(ranks), hosts, machines[0])
+
+
+@pytest.mark.parametrize("first", ["given", "assigned"])
+def test_a_name_that_is_complete_only_after_5_seconds(lab: Lab, first: str) -> None:
+    network, hosts = without_multicast(lab, 4)
+    server = lab.host(network, name="dns")
+    addresses = [host.address() for host in hosts]
+    # At first the name does not even exist, then it is one host only.
+    schedule = [(1.0, addresses[3:]), (5.0, addresses)]
+    name_server = server.start(serve_name, NAME, schedule, server.address())
+    name_server.wait_for("listening")
+    for host in hosts:
+        host.resolver_file.write_text(f"nameserver {server.address()}\n")
+    env = {"MINGLE_PEERS": NAME}
+    if first == "given":
+        ranks = [host.start(train, "names", rank, 4, env=env) for rank, host in enumerate(hosts)]
+        found = results(ranks)
+        check(found, hosts, hosts[0])
+        assert max(result["elapsed"] for result in found) >= 4, "it could not be complete before the name was"
+    else:
+        ranks = [host.start(assigned, "names", 4, env=env) for host in hosts]
+        found = results(ranks)
+        check_assigned(found, hosts)
+    assert max(result["elapsed"] for result in found) < 9
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_assigned_ranks_with_all_hosts_listed(lab: Lab, seed: int) -> None:
+    _, hosts = without_multicast(lab, 4)
+    env = {"MINGLE_PEERS": ",".join(host.address() for host in hosts)}
+    check_assigned(results([host.start(assigned, f"elect {seed}", 4, env=env) for host in hosts]), hosts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_assigned_ranks_of_which_several_share_each_host(lab: Lab, seed: int) -> None:
+    _, machines = without_multicast(lab, 2)
+    hosts = [machine for machine in machines for _ in range(3)]
+    env = {"MINGLE_PEERS": ",".join(machine.address() for machine in machines)}
+    check_assigned(results([host.start(assigned, f"elect six {seed}", 6, env=env) for host in hosts]), hosts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize(("secret", "family"), [(None, 4), ("s3cret", 4), (None, 6)])
+def test_jobs_whose_rank_0s_share_a_host(lab: Lab, secret: str | None, family: int, seed: int) -> None:
+    """None of them ends before all have formed; one of them may have a secret that the others don't know."""
+    network = lab.network() if family == 4 else lab.network(None, ipv6="fd77::/64")
+    hosts = [lab.host(network) for _ in range(3)]
+    for host in hosts:
+        host.drop_multicast()
+    secrets = {"one": None, "two": secret, "three": None}
+    partners = {"one": hosts[1], "two": hosts[2], "three": hosts[1]}
+    env = {"MINGLE_PEERS": hosts[0].address()}
+    ranks = [hosts[0].start(hold, f"{job_id} {seed}", 0, 2, env=env, secret=secrets[job_id]) for job_id in secrets]
+    ranks += [
+        partners[job_id].start(hold, f"{job_id} {seed}", 1, 2, env=env, secret=secrets[job_id]) for job_id in secrets
+    ]
+    for rank in ranks:
+        assert rank.wait_for("running")["sum"] == 3
+
+
+def test_ipv6_only_without_multicast(lab: Lab) -> None:
+    network = lab.network(None, ipv6="fd77::/64")
+    hosts = [lab.host(network) for _ in range(2)]
+    for host in hosts:
+        host.drop_multicast()
+    env = {"MINGLE_PEERS": f"[{hosts[0].address()}]:29499"}
+    ranks = [host.start(train, "six", rank, 2, env=env) for rank, host in enumerate(hosts)]
+    check(results(ranks), hosts, hosts[0])

@@ -1,0 +1,36 @@
+"""The pictures of the documents can be drawn again, and need nothing from elsewhere."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from . import Lab
+from .pictures import PICTURES, doctor_picture, examined, picture, watch_picture, watched
+
+NAMES = ("watch", "ping", "doctor")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_picture_stands_alone(name: str) -> None:
+    text = PICTURES.joinpath(f"{name}.svg").read_text(encoding="utf-8")
+    assert text.startswith("<svg")
+    assert "@font-face" not in text
+    assert "url(http" not in text
+    documents = [PICTURES.parent.parent / "README.md", PICTURES.parent / "cli.md"]
+    assert any(f"pictures/{name}.svg" in document.read_text(encoding="utf-8") for document in documents)
+
+
+def words(svg: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", svg).replace("&#160;", " "))
+
+
+def test_they_are_drawn_of_what_happens(lab: Lab) -> None:
+    examination = examined(lab).start(doctor_picture)
+    assert "resent seeking" in words(watched(lab).start(watch_picture).result())
+    assert "nft insert rule inet lab input udp dport 29499 accept" in words(examination.result())
+
+
+def test_a_command_line_stands_on_top() -> None:
+    assert "$ mingle-discover doctor" in words(picture("mingle-discover doctor", "nothing"))

@@ -1,0 +1,162 @@
+"""Real torchrun on hosts that nobody was told an address of: every host runs the same line."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.soak import chosen, repeated, soaking
+
+from . import Host, Lab, LabError
+from .torchrun_jobs import SECONDS, Job, jobs
+
+pytestmark = pytest.mark.timeout(600)
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture
+def job() -> Iterator[MakeJob]:
+    with jobs() as make:
+        yield make
+
+
+def started_right(job: Job, hosts: list[Host], workers: int) -> None:
+    """Every worker's place is right, and rank 0's address is one of a host of the lab."""
+    every = [said for host in hosts for said in job.said(host, "started")]
+    assert sorted(said["rank"] for said in every) == list(range(len(hosts) * workers))
+    for host in hosts:
+        here = job.said(host, "started")
+        assert sorted(said["environment"]["LOCAL_RANK"] for said in here) == [str(n) for n in range(workers)]
+        assert {said["environment"]["GLOO_SOCKET_IFNAME"] for said in here} == {host.interface()}
+    (master,) = {said["environment"]["MASTER_ADDR"] for said in every}
+    assert master in {host.address() for host in hosts}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_three_hosts_with_two_workers_each_in_any_order(lab: Lab, job: MakeJob, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    made = job(f"any-order-{seed}", "3", workers=2)
+    rng = random.Random(seed)
+    for host in rng.sample(hosts, 3):
+        made.start(host)
+        threading.Event().wait(rng.uniform(0, 10 if soaking() else 1))
+    made.wait_for_group(hosts)
+    started_right(made, hosts, 2)
+    made.finish(*hosts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("naming", chosen(["unresolvable"], soak=["localhost"]))
+def test_what_the_hosts_are_called_does_not_matter(lab: Lab, job: MakeJob, naming: str, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(2)]
+    for host in hosts:
+        host.hosts_file.write_text("127.0.0.1 localhost\n")
+        if naming == "localhost":
+            assert host.run(["hostname", "localhost"]).wait() == 0
+    made = job(f"names-{naming}-{seed}", "2")
+    made.start(*hosts)
+    names = {"localhost"} if naming == "localhost" else {host.name for host in hosts}
+    made.until(lambda: all(names == set(made.group(host)) for host in hosts), "a step together")
+    assert made.said(hosts[0], "step")[0]["size"] == 2
+    started_right(made, hosts, 1)
+    made.finish(*hosts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_of_two_interfaces_the_shared_one_is_used(lab: Lab, job: MakeJob, seed: int) -> None:
+    shared = lab.network("10.77.0.0/24")
+    # Each has another one first, with the default route and the host's name on it.
+    hosts = [lab.host(lab.network(f"10.8{number}.0.0/24")) for number in range(2)]
+    for host in hosts:
+        host.attach(shared)
+    made = job(f"two-nics-{seed}", "2")
+    made.start(*hosts)
+    made.wait_for_group(hosts)
+    for host in hosts:
+        environment = made.said(host, "started")[0]["environment"]
+        assert environment["MASTER_ADDR"] in {each.address(shared) for each in hosts}
+        assert environment["GLOO_SOCKET_IFNAME"] == host.interface(shared)
+    made.finish(*hosts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_three_of_ten_datagrams_are_lost(lab: Lab, job: MakeJob, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    for host in hosts:
+        host.drop_udp(30)
+    made = job(f"loss-{seed}", "3")
+    made.start(*hosts)
+    made.wait_for_group(hosts)
+    made.finish(*hosts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("count", chosen([2], soak=[3]))
+def test_a_worker_crashes_in_its_first_attempt(lab: Lab, job: MakeJob, count: int, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(count)]
+    made = job(f"crash-{count}-{seed}", str(count), restarts=3, script=["--crash=1"])
+    made.start(*hosts)
+    made.until(lambda: any(said["attempt"] == 1 for said in made.said(hosts[0])), "a second attempt")
+    made.wait_for_group(hosts)
+    made.finish(*hosts)
+    ports = {said["environment"]["MASTER_PORT"] for said in made.said(hosts[0], "started")}
+    assert len(ports) > 1  # a store of its own for each round
+
+
+def test_fewer_nodes_than_wanted_end_with_who_was_there(lab: Lab, job: MakeJob) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(2)]
+    made = job("few", "3", conf="discovery_timeout=5")
+    made.start(*hosts)
+    for host in hosts:
+        failure = made.agents[host].error(SECONDS)
+        assert failure.name == "RendezvousTimeoutError"
+        assert "2 of 3 nodes were there" in failure.message
+        for each in hosts:
+            assert f"host {each.name} ({each.address()})" in failure.message
+
+
+def test_two_jobs_at_once_and_one_again_with_the_same_id(lab: Lab, job: MakeJob) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(2)]
+    first, second = job("one", "2"), job("other", "2")
+    for made in (first, second):
+        made.start(*hosts)
+    for made in (first, second):
+        made.wait_for_group(hosts)
+    assert {said["environment"]["TORCHELASTIC_RUN_ID"] for said in first.said(hosts[0], "started")} == {"one"}
+    first.finish(*hosts)
+    first.stop_file.unlink()
+    first.start(*hosts)
+    first.wait_for_group(hosts)
+    first.finish(*hosts)
+    second.finish(*hosts)
+
+
+def test_a_mistake_in_the_line_is_told_before_anything_else(lab: Lab, job: MakeJob) -> None:
+    host = lab.host()  # without a network: nothing could be sent
+    lines: list[tuple[dict[str, Any], str]] = [
+        ({"options": ["--rdzv-endpoint=node1:29400"]}, "drop --rdzv-endpoint"),
+        ({"conf": "typo=1"}, "mingle's keys are interface"),
+    ]
+    for line, part in lines:
+        made = job("mistake", "1", **line)
+        made.start(host)
+        failure = made.agents[host].error(SECONDS)
+        assert failure.name == "ConfigurationError"
+        assert part in failure.message
+    with pytest.raises(LabError):
+        host.address()

@@ -1,0 +1,116 @@
+"""Nodes of a torchrun job that die, are cut off, come back, come late, or end for good while the job trains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.soak import chosen, repeated
+
+from . import Host, Lab
+from .torchrun_jobs import Job, jobs
+
+pytestmark = pytest.mark.timeout(600)
+MakeJob = Callable[..., Job]
+
+AGAIN_SECONDS = 25.0
+"""How soon survivors shall train again; 15 s of it is c10d's: so long it takes a silent node for alive."""
+
+
+@pytest.fixture
+def job() -> Iterator[MakeJob]:
+    with jobs() as make:
+        yield make
+
+
+def three_in_training(lab: Lab, job: MakeJob, name: str, conf: str = "last_call_timeout=3") -> tuple[Job, list[Host]]:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    made = job(name, "2:3", restarts=3, conf=conf)
+    made.start(*hosts)
+    made.wait_for_group(hosts)
+    return made, hosts
+
+
+def survivors(job: Job, hosts: list[Host], *, of_host: bool) -> tuple[Host, list[Host]]:
+    """The host to lose (the store's, or another one), and the rest."""
+    holder = job.store_host(hosts)
+    lost = holder if of_host else next(host for host in hosts if host is not holder)
+    return lost, [host for host in hosts if host is not lost]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("victim", chosen(["host"], soak=["other"]))
+def test_a_host_dies_and_comes_back(lab: Lab, job: MakeJob, victim: str, seed: int) -> None:
+    made, hosts = three_in_training(lab, job, f"dies-{victim}-{seed}")
+    lost, rest = survivors(made, hosts, of_host=victim == "host")
+    lost.kill()
+    at = time.monotonic()
+    again = made.wait_for_group(rest, since=at)
+    print(f"survivors of the {victim}'s death trained again after {again - at:.1f} s")
+    assert again - at < AGAIN_SECONDS
+    made.start(lost)
+    back = time.monotonic()
+    grown = made.wait_for_group(hosts, since=back)
+    print(f"three again {grown - back:.1f} s after its start")
+    made.finish(*hosts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("victim", chosen(["host"], soak=["other"]))
+def test_a_link_is_cut_and_healed(lab: Lab, job: MakeJob, victim: str, seed: int) -> None:
+    made, hosts = three_in_training(lab, job, f"cut-{victim}-{seed}")
+    lost, rest = survivors(made, hosts, of_host=victim == "host")
+    lost.cut()
+    at = time.monotonic()
+    again = made.wait_for_group(rest, since=at)
+    print(f"survivors of the {victim}'s cut link trained again after {again - at:.1f} s")
+    assert not [step for step in made.said(lost) if step["at"] > at + 1]
+    lost.heal()
+    healed = time.monotonic()
+    whole = made.wait_for_group(hosts, since=healed)
+    print(f"three again {whole - healed:.1f} s after the link was back")
+    made.finish(*hosts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("how", chosen(["fails"], soak=["finishes"]))
+def test_a_host_that_ends_for_good_restarts_nobody(lab: Lab, job: MakeJob, how: str, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    # Without collectives: healthy workers feel nothing of another one's end.
+    made = job(f"good-{how}-{seed}", "3", script=["--alone"])
+    made.start(*hosts)
+    made.wait_for_group(hosts)
+    holder = made.store_host(hosts)
+    rest = [host for host in hosts if host is not holder]
+    before = {host: made.said(host, "started") for host in rest}
+    if how == "fails":
+        made.fail_file.write_text(holder.name)
+        assert made.agents[holder].error().name == "ChildFailedError"
+    else:
+        made.leave_file(holder).touch()
+        made.until(lambda: bool(made.said(holder, "done")), "the host's workers to finish")
+    at = time.monotonic()
+    # Long enough for every heartbeat of the one that ended to be too old.
+    made.until(lambda: all(made.said(host)[-1]["at"] > at + 20 for host in rest), "the others to go on")
+    assert {host: made.said(host, "started") for host in rest} == before
+    made.finish(*(rest if how == "fails" else hosts))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_third_node_that_comes_late_joins(lab: Lab, job: MakeJob, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    made = job(f"late-{seed}", "2:3", restarts=3)
+    made.start(*hosts[:2])
+    made.wait_for_group(hosts[:2])
+    made.start(hosts[2])
+    made.wait_for_group(hosts)
+    made.finish(*hosts)

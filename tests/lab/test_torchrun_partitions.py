@@ -1,0 +1,76 @@
+"""A network that falls apart while torchrun trains: one side at most goes on, and healed it is one job again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.soak import chosen, repeated
+
+from . import Lab
+from .torchrun_jobs import Job, jobs, never_apart
+
+pytestmark = pytest.mark.timeout(600)
+MakeJob = Callable[..., Job]
+
+APART_SECONDS = 25.0
+"""Longer than every heartbeat: whoever shall notice has noticed."""
+
+
+@pytest.fixture
+def job() -> Iterator[MakeJob]:
+    with jobs() as make:
+        yield make
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize(
+    ("count", "nodes", "with_host"),
+    chosen([(3, "2:3", 1)], soak=[(3, "2:3", 2), (4, "2:4", 2), (5, "2:5", 2)]),
+)
+def test_one_side_of_a_partition_goes_on(
+    lab: Lab, job: MakeJob, count: int, nodes: str, with_host: int, seed: int
+) -> None:
+    """``with_host`` hosts are on the side of the one that holds the store, itself included."""
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(count)]
+    made = job(f"part-{count}-{with_host}-{seed}", nodes, restarts=3)
+    made.start(*hosts)
+    made.wait_for_group(hosts)
+    holder = made.store_host(hosts)
+    others = [host for host in hosts if host is not holder]
+    side, other_side = [holder, *others[: with_host - 1]], others[with_host - 1 :]
+    lab.split(network, side, other_side)
+    at = time.monotonic()
+    # More than half go on; at exactly half it is the side that keeps the host.
+    going_on = side if 2 * len(side) >= count else other_side
+    again = made.wait_for_group(going_on, since=at)
+    print(f"{len(going_on)} of {count} trained again after {again - at:.1f} s")
+    threading.Event().wait(max(0.0, at + APART_SECONDS - time.monotonic()))
+    lab.join(network)
+    healed = time.monotonic()
+    whole = made.wait_for_group(hosts, since=healed)
+    print(f"one job of {count} again {whole - healed:.1f} s after the network was whole")
+    never_apart(made.groups(since=at + 1))
+    made.finish(*hosts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_split_from_the_start_heals_into_one_job(lab: Lab, job: MakeJob, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(4)]
+    lab.split(network, hosts[:2], hosts[2:])
+    made = job(f"split-{seed}", "2:4", restarts=3)
+    made.start(*hosts)
+    for side in (hosts[:2], hosts[2:]):
+        made.wait_for_group(side)  # nobody can know of the other side: two jobs, and a warning
+    lab.join(network)
+    healed = time.monotonic()
+    whole = made.wait_for_group(hosts, since=healed)
+    print(f"two jobs were one {whole - healed:.1f} s after the network was whole")
+    made.finish(*hosts)

@@ -1,0 +1,98 @@
+"""Gloo is told the address; what torch does with it is asked of torch itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import netifaces
+import pytest
+import torch
+import torch.distributed as dist
+
+from mingle import gloo
+from mingle.interfaces import scan
+
+LO = next(interface.name for interface in scan() if interface.loopback)
+IPV4, IPV6 = netifaces.AF_INET, netifaces.AF_INET6
+
+
+@pytest.mark.parametrize(
+    ("families", "expected"),
+    [
+        ({IPV4: [{"addr": "10.0.0.1"}, {"addr": "10.0.1.1"}], IPV6: [{"addr": "fd00::1"}]}, "10.0.0.1"),
+        ({IPV6: [{"addr": "fe80::1%eth0"}, {"addr": "fd00::1"}]}, "fe80::1"),
+        ({netifaces.AF_PACKET: [{"addr": "02:00:00:00:00:01"}]}, None),
+        ({}, None),
+    ],
+)
+def test_the_address_that_gloo_takes_by_itself(
+    monkeypatch: pytest.MonkeyPatch, families: dict[int, list[dict[str, str]]], expected: str | None
+) -> None:
+    monkeypatch.setattr(netifaces, "interfaces", lambda: ["lo", "eth0"])
+    monkeypatch.setattr(netifaces, "ifaddresses", {"eth0": families}.__getitem__)
+    assert gloo.default_address("eth0") == expected
+    assert gloo.default_address("eth1") is None
+
+
+@pytest.fixture
+def wrong_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No group can be made by this name: who makes one has used something else."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nonexistent0")
+
+
+@pytest.fixture
+def bound(wrong_interface: None) -> Iterator[None]:
+    undo = gloo.bind("127.0.0.1")
+    yield
+    undo()
+
+
+def alone(**options: Any) -> None:
+    """Make a group of one rank, and one more inside it."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, **options)
+    try:
+        number = torch.ones(1)
+        dist.all_reduce(number)
+        dist.all_reduce(number, group=dist.new_group([0]))
+        assert number.item() == 1
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("options", [{}, {"timeout": timedelta(seconds=20)}])
+def test_every_group_uses_the_address(bound: None, options: dict[str, Any]) -> None:
+    alone(**options)
+
+
+def test_a_timeout_is_kept(bound: None) -> None:
+    group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timeout=timedelta(seconds=77))
+    assert group.options._timeout == timedelta(seconds=77)
+    group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=78))
+    assert group.options._timeout == timedelta(seconds=78)
+    dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+
+
+def test_options_that_somebody_gives_are_theirs(bound: None) -> None:
+    options = dist.ProcessGroupGloo._Options()
+    device = dist.ProcessGroupGloo.create_device(interface=LO)
+    options._devices = [device]
+    group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, options)
+    assert group.options._devices == [device]
+
+
+def test_it_is_undone(wrong_interface: None) -> None:
+    before = dist.ProcessGroupGloo.__init__
+    undo = gloo.bind("127.0.0.1")
+    assert dist.ProcessGroupGloo.__init__ is not before
+    undo()
+    undo()
+    assert dist.ProcessGroupGloo.__init__ is before
+    with pytest.raises(RuntimeError, match="ifa"):
+        alone()
+
+
+def test_a_torch_without_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_gloo_available", lambda: False)
+    gloo.bind("127.0.0.1")()

@@ -1,0 +1,89 @@
+"""Who holds the port, by tables like those of /proc and by the real ones."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mingle.holders import Holder, holders, sockets_on
+from tests.bystanders import free_udp_port
+
+TABLE = """  sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode ref pointer drops
+  101: 00000000:733B 00000000:0000 07 00000000:00000000 00:00000000 00000000  1000        0 4711 2 0000000000000000 0
+  102: 00000000:0035 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4712 2 0000000000000000 0
+"""
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+
+
+def test_sockets_in_a_table() -> None:
+    assert sockets_on(29499, TABLE) == {4711: 1000}
+    assert sockets_on(29499, TABLE, "", "header\nshort\n") == {4711: 1000}
+    assert sockets_on(1, TABLE) == {}
+
+
+def a_proc(root: Path, *, pid: int = 77, maps: str = "", readable: bool = True) -> Path:
+    (root / "self/net").mkdir(parents=True)
+    (root / "self/net/udp").write_text(TABLE)
+    if readable:
+        process = root / str(pid)
+        (process / "fd").mkdir(parents=True)
+        (process / "fd/3").symlink_to("socket:[4711]")
+        (process / "fd/4").symlink_to("socket:[4711]")
+        (process / "cmdline").write_text("/usr/bin/telemetry\0--port\n\0")
+        (process / "maps").write_text(maps)
+    return root
+
+
+def test_a_stranger_is_named(tmp_path: Path) -> None:
+    (found,) = holders(29499, a_proc(tmp_path))
+    assert found == Holder(77, "/usr/bin/telemetry --port", 1000)
+    assert str(found) == "pid 77 (/usr/bin/telemetry --port)"
+
+
+def test_one_that_discovers_is_known(tmp_path: Path) -> None:
+    (found,) = holders(29499, a_proc(tmp_path, maps="/x/msgspec/_core.so\n/x/netifaces.so\n"))
+    assert found.mingle
+
+
+def test_one_that_may_not_be_seen(tmp_path: Path) -> None:
+    (found,) = holders(29499, a_proc(tmp_path, readable=False))
+    assert found == Holder(None, user=1000)
+    assert "may not be seen" in str(found)
+
+
+def test_ranks_of_another_user_are_known_by_their_names(tmp_path: Path) -> None:
+    a_proc(tmp_path, readable=False)
+    names = "Num RefCount Protocol Flags Type St Inode Path\n0: 2 0 0 2 1 31 @mingle/udp-29499/0\n"
+    (tmp_path / "self/net/unix").write_text(names)
+    (found,) = holders(29499, tmp_path)
+    assert found.mingle
+    (tmp_path / "self/net/unix").write_text(names.replace("29499", "29498"))
+    (found,) = holders(29499, tmp_path)
+    assert not found.mingle
+
+
+def test_this_process_is_left_out(tmp_path: Path) -> None:
+    assert holders(29499, a_proc(tmp_path, pid=os.getpid())) == ()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+        own.bind(("127.0.0.1", 0))
+        assert holders(own.getsockname()[1]) == ()
+
+
+def test_another_process_is_found_for_real() -> None:
+    port = free_udp_port()
+    program = (
+        f"import socket; s = socket.socket(2, 2); s.bind(('127.0.0.1', {port})); print('held', flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        found = holders(port)
+        other.communicate(b"\n", timeout=20)
+    assert [each.pid for each in found] == [other.pid]
+    assert sys.executable in found[0].command
+    assert not found[0].mingle

@@ -1,0 +1,98 @@
+"""What is read of this machine; no packet is sent for it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from mingle import inspection
+from mingle.diagnosis import Facts
+from mingle.errors import InterfaceError
+from mingle.inspection import Observed
+from mingle.interfaces import choose, scan
+from tests.lab.lab import why_unavailable
+
+LO = choose(scan(), named=["lo"]).usable
+
+
+def facts(environ: dict[str, str] | None = None) -> Facts:
+    return inspection.gather(Observed(port=29499, used=LO, found=scan()), environ)
+
+
+def test_this_machine() -> None:
+    found = facts({})
+    assert found.used_names == ["lo"]
+    assert found.only_loopback
+    assert found.hostname == socket.gethostname()
+    assert found.environment_problems == []
+    assert found.master == ""
+    assert "127.0.0.0/8" in found.networks
+    if sys.platform == "linux":
+        assert found.memberships
+        assert "lo" in found.rp_filter
+
+
+def test_without_an_environment_no_name_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_kwargs: pytest.fail("looked up"))
+    assert facts().hostname_addresses == []
+
+
+def test_the_environment() -> None:
+    found = facts({"RANK": "3", "MASTER_ADDR": "1.2.3.4", "MASTER_PORT": "7"})
+    assert found.master == "MASTER_ADDR=1.2.3.4 MASTER_PORT=7"
+    ((observation, remedy),) = found.environment_problems
+    assert "RANK='3'" in observation
+    assert "WORLD_SIZE" in remedy
+    assert facts({"RANK": "0", "WORLD_SIZE": "1"}).environment_problems == []
+
+
+def test_an_interface_problem_keeps_its_cause() -> None:
+    problem = InterfaceError.explain("no eth7", cause="it is eth0 here", remedy="name eth0")
+    found = inspection.gather(Observed(port=1, interface_problem=problem))
+    assert found.interface_problem == ("no eth7; likely cause: it is eth0 here", "name eth0")
+
+
+def test_resolving() -> None:
+    assert inspection.resolve("127.0.0.1") == (["127.0.0.1"], "")
+    addresses, why = inspection.resolve("a..b")
+    assert addresses == []
+    assert why
+
+
+def test_a_resolver_that_hangs_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    never = threading.Event()
+    monkeypatch.setattr(inspection, "NAME_SECONDS", 0.01)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_kwargs: never.wait(5) and [])
+    assert "no answer within" in inspection.resolve("slow")[1]
+    never.set()
+
+
+@pytest.mark.skipif(why_unavailable() is not None, reason="needs root and network namespaces")
+def test_routes_and_rules_of_a_namespace_of_its_own() -> None:
+    """In a fresh network namespace, where everything is known."""
+    program = (
+        "from mingle import inspection as i; import subprocess as s\n"
+        "run = lambda text: s.run(text, shell=True, check=True)\n"
+        "assert i.default_route() is None or i.default_route() is False, i.default_route()\n"
+        "run('ip link set lo up; ip link add near type veth peer name far; ip link set near up; ip link set far up')\n"
+        "run('ip address add 10.9.9.1/24 dev near')\n"
+        "assert i.default_route() is False, i.default_route()\n"
+        "run('ip route add default dev near')\n"
+        "assert i.default_route() is True\n"
+        "assert i.reverse_path_drops() == 0\n"
+        "assert i.firewall_chains() == []\n"
+        "run('nft add table inet x; nft \"add chain inet x y { type filter hook input priority 0; }\"')\n"
+        "assert [each.hook for each in i.firewall_chains()] == ['input']\n"
+        "assert i.membership_limit() == 20\n"
+    )
+    subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", program],
+        check=True,
+        timeout=30,
+        env={"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+    )

@@ -1,0 +1,137 @@
+"""The interfaces of a machine that changes: `scan` is played by the test."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from ipaddress import ip_interface
+
+import pytest
+
+from mingle import datagrams, interfaces
+from mingle.errors import InterfaceError
+from mingle.interfaces import Interface
+from mingle.nics import Nics, own_addresses
+from mingle.settings import Network
+
+
+def nic(name: str, index: int, *addresses: str, up: bool = True) -> Interface:
+    """An interface of the machine that the test makes up."""
+    return Interface(name, index, tuple(map(ip_interface, addresses)), up=up, loopback=name == "lo")
+
+
+LO = nic("lo", 1, "127.0.0.1/8")
+ETH0 = nic("eth0", 2, "10.0.0.1/24", "fd00::1/64", "fe80::1/64")
+ETH1 = nic("eth1", 3, "10.1.0.1/24")
+DOWN = replace(ETH0, up=False)
+
+
+class Machine:
+    """What `scan` finds."""
+
+    def __init__(self, *found: Interface) -> None:
+        self.found = found
+
+    def scan(self) -> tuple[Interface, ...]:
+        return self.found
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine(LO, ETH0)
+    monkeypatch.setattr(interfaces, "scan", made.scan)
+    return made
+
+
+def names(nics: Nics) -> list[str]:
+    return [each.name for each in nics.usable]
+
+
+def test_nothing_has_changed(machine: Machine) -> None:
+    nics = Nics(Network())
+    assert names(nics) == ["eth0"]
+    assert nics.look() is False
+
+
+def test_what_appears_is_used_and_what_vanishes_is_not(machine: Machine) -> None:
+    nics = Nics(Network())
+    machine.found = (LO, ETH0, ETH1)
+    assert nics.look() is True
+    assert names(nics) == ["eth0", "eth1"]
+    assert nics.bare_addresses() == {"127.0.0.1", "10.0.0.1", "fd00::1", "fe80::1", "10.1.0.1"}
+    machine.found = (LO, ETH1)
+    assert nics.look() is True
+    assert names(nics) == ["eth1"]
+    assert [each.address for each in nics.addresses()] == ["10.1.0.1"]
+
+
+def test_loopback_does_not_take_the_place_of_a_cable_that_was_pulled(machine: Machine) -> None:
+    nics = Nics(Network())
+    machine.found = (LO, DOWN)
+    assert nics.look() is False
+    assert names(nics) == ["eth0"]
+    machine.found = (LO, ETH0)
+    assert nics.look() is True
+    assert names(nics) == ["eth0"]
+
+
+def test_a_machine_that_was_offline_gets_a_network(machine: Machine) -> None:
+    machine.found = (LO,)
+    nics = Nics(Network())
+    assert names(nics) == ["lo"]
+    machine.found = (LO, ETH0)
+    assert nics.look() is True
+    assert names(nics) == ["eth0"]
+
+
+def test_a_named_one_that_is_gone_is_waited_for(machine: Machine) -> None:
+    nics = Nics(Network(interfaces=("eth0",)))
+    machine.found = (LO, ETH1)
+    assert nics.look() is False
+    assert names(nics) == ["eth0"]
+    again = nic("eth0", 9, "10.0.0.7/24")
+    machine.found = (LO, ETH1, again)
+    assert nics.look() is True
+    assert nics.usable == (again,)
+
+
+def test_none_can_be_used(machine: Machine) -> None:
+    machine.found = (DOWN,)
+    with pytest.raises(InterfaceError, match="no network interface"):
+        Nics(Network())
+
+
+@pytest.mark.parametrize(
+    ("named", "connections_through"),
+    [((), {"eth0", "eth1", "lo", "docker0"}), (("eth1",), {"eth1"}), (("10.0.0.1",), {"eth0"})],
+)
+def test_connections_go_through_named_interfaces_only(
+    machine: Machine, named: tuple[str, ...], connections_through: set[str]
+) -> None:
+    machine.found = (LO, ETH0, ETH1)
+    nics = Nics(Network(interfaces=named))
+    assert {name for name in ("eth0", "eth1", "lo", "docker0") if nics.in_use(name)} == connections_through
+
+
+def test_who_owns_an_address(machine: Machine) -> None:
+    machine.found = (LO, ETH0, ETH1)
+    nics = Nics(Network())
+    assert nics.owner("10.1.0.1", "eth0") == "eth1"
+    assert nics.owner("fe80::1", "eth1") == "eth1", "each interface has such addresses: the one that was dialled on"
+    assert nics.owner("192.0.2.1", "eth0") == "eth0"
+    assert (nics.index("eth1"), nics.index("eth7"), nics.index("")) == (3, 0, 0)
+    machine.found = (LO, ETH0)
+    assert Nics(Network()).index("") == 2, "only one can be meant"
+
+
+def test_the_addresses_to_listen_on() -> None:
+    lonely = nic("eth1", 3, "fe80::2/64", "fe80::3/64")
+    found = [(each.address, each.interface, each.index) for each in own_addresses([ETH0, lonely], "auto")]
+    assert found == [("10.0.0.1", "eth0", 2), ("fd00::1", "eth0", 2), ("fe80::2", "eth1", 3)]
+    assert [each.address for each in own_addresses([ETH0], "6")] == ["fd00::1"]
+    many = nic("eth2", 4, *(f"10.0.1.{number}/24" for number in range(1, 40)))
+    assert len(own_addresses([many], "auto")) == datagrams.MAX_ADDRESSES
+
+
+def test_tunnels_and_bridges_are_a_last_resort() -> None:
+    usable = [ETH1, nic("wg0", 4, "10.9.0.1/24"), nic("docker0", 5, "172.17.0.1/16"), LO]
+    assert [each.last_resort for each in own_addresses(usable, "auto")] == [False, True, True, False]

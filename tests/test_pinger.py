@@ -1,0 +1,113 @@
+"""The sockets of a ping, on `lo`."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from mingle import datagrams, echo
+from mingle.echo import Ping, Pong
+from mingle.errors import InterfaceError
+from mingle.finding import Finder
+from mingle.groups import LOBBY
+from mingle.observer import Observer, new_name, this_process
+from mingle.pinger import Pinger
+from mingle.settings import Network
+from mingle.values import Peer
+from tests.bystanders import free_udp_port
+from tests.receiving import no_descriptor_leaks
+
+
+def run_two(networks: tuple[Network, Network]) -> tuple[Pinger, Pinger]:
+    with Pinger(networks[0], "j", interval=0.1, count=5) as one, Pinger(networks[1], "j", interval=0.1) as other:
+        until = time.monotonic() + 10
+        serving = threading.Thread(target=other.run, kwargs={"until": time.monotonic() + 1.5})
+        serving.start()
+        one.run(until=until)
+        serving.join()
+        return one, other
+
+
+def test_two_processes_of_one_host_hear_each_other() -> None:
+    network = Network(interfaces=("lo",), port=free_udp_port())
+    with no_descriptor_leaks():
+        one, other = run_two((network, network))
+    assert one.interfaces == ("lo",)
+    assert "lo" in one.seen.multicasts_on
+    for pinger in (one, other):
+        (peer,) = pinger.pinging.peers.values()
+        assert peer.address == "127.0.0.1"
+        for way in ("multicast", "link", "tcp"):
+            assert peer.rows[way].received == peer.rows[way].sent > 0, way
+            assert peer.rows[way].arrived > 0
+        assert peer.rows["unicast"].sent == 0
+
+
+def test_a_secret_keeps_strangers_out() -> None:
+    port = free_udp_port()
+    one, other = run_two(
+        (Network(interfaces=("lo",), port=port, secret=b"a"), Network(interfaces=("lo",), port=port, secret=b"b"))
+    )
+    assert one.pinging.peers == other.pinging.peers == {}
+    assert "127.0.0.1" in one.pinging.strangers
+
+
+def test_another_version_is_noted() -> None:
+    port = free_udp_port()
+    seek = datagrams.encode(datagrams.Seek(job="j", member=bytes(16), world_size=2))
+    with (
+        Pinger(Network(interfaces=("lo",), port=port), interval=0.05, count=2) as pinger,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as foreign,
+    ):
+        foreign.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1"))
+        for data in (seek, seek[:4] + b"\x09" + seek[5:]):
+            foreign.sendto(data, (LOBBY.ipv4, port))
+        pinger.run(until=time.monotonic() + 5)
+    assert pinger.versions == {"version 9": "127.0.0.1"}
+
+
+def test_a_host_that_does_not_answer() -> None:
+    network = Network(interfaces=("lo",), port=free_udp_port(), peers=(Peer("127.0.0.9"),))
+    with Pinger(network, interval=0.05, count=3) as pinger:
+        pinger.run(until=time.monotonic() + 5)
+    assert list(pinger.pinging.asked.values()) == [False]
+
+
+def test_a_unicast_that_another_process_gets_is_handed_on() -> None:
+    """Whoever opens the port last gets what is sent to it; a rank hands a ping to the process that waits for it."""
+    network = Network(interfaces=("lo",), port=free_udp_port())
+    ping = Ping(pinger=b"s" * 16, number=1, way="unicast")
+    with Pinger(network) as pinger, Observer(network) as rank:
+        finder = a_finder(rank)
+        looking = threading.Thread(target=rank.run, args=(finder,), kwargs={"until": time.monotonic() + 2})
+        looking.start()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+            asker.settimeout(5)
+            asker.connect(("127.0.0.1", network.port))
+            asker.send(echo.encode(ping))
+            pinger.run(until=time.monotonic() + 1)
+            answer = echo.decode(asker.recv(2000))
+        looking.join()
+        assert rank.facts().rejected == {}
+    assert isinstance(answer, Pong)
+    assert answer.asker == b"s" * 16
+
+
+def a_finder(observer: Observer) -> Finder:
+    return Finder(
+        None,
+        member=new_name(),
+        who=this_process(),
+        secret=None,
+        new_id=observer.new_id,
+        rng=observer.rng,
+        now=time.monotonic(),
+    )
+
+
+def test_no_such_interface() -> None:
+    with no_descriptor_leaks(), pytest.raises(InterfaceError):
+        Pinger(Network(interfaces=("nope0",)))

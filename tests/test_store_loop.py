@@ -1,0 +1,94 @@
+"""What loops share: a wrongly signed datagram is looked at for the report alone, and a store that fails says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mingle import datagrams, store, store_loop
+from mingle.authentication import JobKey
+from mingle.datagrams import List, Seek
+from mingle.errors import ConfigurationError, MingleError
+from mingle.store import StoreServer
+from mingle.store_loop import StoreLoop
+
+
+class Machine:
+    """Remembers what it is shown."""
+
+    def __init__(self) -> None:
+        self.unverified: list[datagrams.Datagram] = []
+
+    def heard_unverified(self, message: datagrams.Datagram) -> None:
+        self.unverified.append(message)
+
+
+@pytest.fixture
+def loop() -> StoreLoop:
+    """A loop without sockets."""
+    from collections import Counter
+
+    bare = StoreLoop.__new__(StoreLoop)
+    bare._key = JobKey(b"secret", "job")
+    bare._rejected = Counter()
+    bare._machine = Machine()  # type: ignore[assignment]
+    return bare
+
+
+SEEK = Seek(job="job", member=bytes(16), world_size=2)
+
+
+def test_a_datagram_without_our_signature_is_shown_and_not_believed(loop: StoreLoop) -> None:
+    assert loop._decode(datagrams.encode(SEEK, loop._key)) == SEEK
+    assert loop._decode(datagrams.encode(SEEK)) is None
+    assert loop._decode(datagrams.encode(SEEK, JobKey(b"another", "job"))) is None
+    assert loop._decode(b"noise of somebody else") is None
+    assert loop._machine.unverified == [SEEK, SEEK]  # type: ignore[attr-defined]
+    assert loop._rejected == {"unsigned": 1, "signature": 1, "magic": 1}
+
+
+def test_whoever_asks_in_the_lobby_is_answered(loop: StoreLoop) -> None:
+    question = List(member=bytes(16))
+    assert loop._decode(datagrams.encode(question)) == question
+
+
+def test_a_flood_of_them_is_not_looked_at(loop: StoreLoop) -> None:
+    for _ in range(store_loop.LOOKED_AT_UNVERIFIED + 10):
+        loop._decode(datagrams.encode(SEEK))
+    assert len(loop._machine.unverified) == store_loop.LOOKED_AT_UNVERIFIED  # type: ignore[attr-defined]
+
+
+def test_a_store_that_stands_is_used_again_for_its_session(loop: StoreLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+
+    def open_server(*wanted: Any) -> StoreServer:
+        opened.append(wanted)
+        return StoreServer(wanted[0], 5000, wanted[2], "token")
+
+    monkeypatch.setattr(store, "open_server", open_server)
+    first = loop._server("127.0.0.1", None, b"one")
+    assert isinstance(first, StoreServer)
+    loop.store_server = first
+    assert loop._server("127.0.0.1", None, b"one") is first
+    assert loop._server("127.0.0.1", None, b"two") is not first
+    assert len(opened) == 2
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind"),
+    [
+        (ConfigurationError.explain("taken", cause="c", remedy="r"), ConfigurationError),
+        (RuntimeError("libuv says no"), MingleError),
+    ],
+)
+def test_a_store_that_cannot_be_opened_is_an_error_that_says_why(
+    loop: StoreLoop, monkeypatch: pytest.MonkeyPatch, problem: Exception, kind: type[MingleError]
+) -> None:
+    def open_server(*_: Any) -> StoreServer:
+        raise problem
+
+    monkeypatch.setattr(store, "open_server", open_server)
+    error = loop._server("127.0.0.1", None, b"one")
+    assert isinstance(error, kind)
+    assert str(problem).splitlines()[0] in error.observation
