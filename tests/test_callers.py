@@ -6,7 +6,7 @@ import pytest
 
 from mingle import frames
 from mingle.authentication import new_nonce
-from mingle.callers import MAX_UNPROVED, PROOF_SECONDS, Callers
+from mingle.callers import MAX_UNPROVED, MAX_UNPROVED_PER_SOURCE, PROOF_SECONDS, Callers
 from mingle.control import HandshakeFailed, HostConversation, MemberConversation
 from mingle.frames import Purpose, Who
 from mingle.machine import Effect, Hangup, Write
@@ -96,9 +96,21 @@ def test_a_flood_pushes_out_the_oldest_that_has_proved_nothing_and_nobody_else()
     called.prove(1)
     called.carry()
     for conn in range(2, MAX_UNPROVED + 3):
-        called.callers.accepted(conn, "10.0.0.9", 0.0)
+        called.callers.accepted(conn, f"10.0.{conn % 3}.9", 0.0)
     assert [effect for effect in called.effects if isinstance(effect, Hangup)] == [Hangup(2)]
     assert 1 in called.callers
+
+
+def test_a_flood_from_one_address_pushes_out_nobody_else() -> None:
+    called = Called()
+    called.callers.accepted(1, "10.0.0.1", 0.0)
+    for conn in range(2, 3 * MAX_UNPROVED):
+        called.callers.accepted(conn, "10.0.0.9", 0.0)
+    assert 1 in called.callers
+    assert len(called.callers.connections()) == 1 + MAX_UNPROVED_PER_SOURCE
+    called.callers.handle_timer(PROOF_SECONDS)
+    assert called.callers.connections() == []
+    assert called.callers.next_timer() is None
 
 
 def test_what_was_said_is_written_before_the_hangup() -> None:

@@ -19,6 +19,8 @@ PROOF_SECONDS = 2.0
 """How long a caller may take until it has proved itself."""
 # Callers that have not proved themselves; bounded against a flood of connections that never speak.
 MAX_UNPROVED = 2048
+# Of these from one address: whoever floods us from one machine pushes out nobody but itself.
+MAX_UNPROVED_PER_SOURCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class Callers:
         self._callers: dict[int, Caller] = {}
         self._unproved: dict[int, float] = {}
         """Those that have not proved themselves, the oldest first, each with its deadline."""
+        self._by_source: dict[str, dict[int, None]] = {}
+        """The same by the address that they called from, the oldest first."""
         self._to_write: set[int] = set()
         """Those whose conversations may have something to say."""
 
@@ -76,10 +80,14 @@ class Callers:
 
     def accepted(self, conn: int, address: str, now: float) -> None:
         """Somebody has connected; in a flood the oldest of those that have proved nothing has to go."""
-        if len(self._unproved) >= MAX_UNPROVED:
+        alike = self._by_source.get(address, {})
+        if len(alike) >= MAX_UNPROVED_PER_SOURCE:
+            self.hang_up(next(iter(alike)))
+        elif len(self._unproved) >= MAX_UNPROVED:
             self.hang_up(next(iter(self._unproved)))
         self._callers[conn] = Caller(self._converse(), address)
         self._unproved[conn] = now + PROOF_SECONDS
+        self._by_source.setdefault(address, {})[conn] = None
         self._to_write.add(conn)
 
     def received(self, conn: int, untrusted: bytes) -> list[frames.AnyFrame]:
@@ -93,8 +101,18 @@ class Callers:
         self._to_write.add(conn)
         received = conversation.receive_data(untrusted)
         if conversation.proved:
-            self._unproved.pop(conn, None)
+            self._expects_no_proof(conn)
         return received
+
+    def _expects_no_proof(self, conn: int) -> None:
+        """It has proved itself, or is gone."""
+        if self._unproved.pop(conn, None) is None:
+            return
+        address = self._callers[conn].address
+        alike = self._by_source[address]
+        del alike[conn]
+        if not alike:
+            del self._by_source[address]
 
     def tell(self, conn: int, frame: frames.AnyFrame) -> None:
         """Says something to a caller, if it is still on the line."""
@@ -104,7 +122,7 @@ class Callers:
 
     def forget(self, conn: int) -> None:
         """That connection ended."""
-        self._unproved.pop(conn, None)
+        self._expects_no_proof(conn)
         self._to_write.discard(conn)
         self._callers.pop(conn, None)
         self._gone(conn)

@@ -287,6 +287,8 @@ def test_a_rank_lost_between_go_and_its_process_group_fails_the_others_soon(lab:
     ranks = [host.start(initialise_late, f"lost {seed}", rank, 3, victim) for rank, host in enumerate(hosts)]
     for rank in ranks:
         rank.wait_for("formed")
+    # By then they have connected to the store; torch would go on for minutes trying to reach one that is gone.
+    threading.Event().wait(1)
     ranks[victim].kill()
     for rank in ranks[:victim] + ranks[victim + 1 :]:
         assert rank.error().name == "DistNetworkError"
