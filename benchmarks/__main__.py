@@ -32,7 +32,7 @@ ORDER = (
 )
 """The comparisons in the order of the document."""
 QUICK = ("last_rank", "late_rank", "known_address", "wire", "start_up")
-ROUNDS, QUICK_ROUNDS = 20, 5
+ROUNDS, QUICK_ROUNDS = 20, 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -169,7 +169,8 @@ def test_a_port_that_is_not_shared_is_named_at_once(lab: Lab) -> None:
     host.start(bind_the_port, False).wait_for("bound")
     error = host.start(timed, "taken", 1, 2, discovery_timeout=TIMEOUT).error()
     assert error.name == "InterfaceError"
-    assert f"another program holds UDP port {PORT}" in error.message
+    assert "EADDRINUSE" in error.message
+    assert f"UDP port {PORT} is held by another program" in error.message
 
 
 # --- people -----------------------------------------------------------------------------------------------------------
