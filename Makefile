@@ -76,18 +76,19 @@ bench: $(BENCH_READY) ## measure mingle beside its peers, keep and draw the resu
 bench-quick: $(BENCH_READY) ## three minutes of it: what got worse since the results were kept?
 	@PYTHONPATH=src:. $(BIN)/python -m benchmarks --quick $(BENCH_ARGS)
 
-# The oldest that is supported; another one: make test-torch TORCH=2.15.0
+# The oldest that is supported; another one: make test-torch TORCH=2.15.0. What that runs on comes in the versions that it
+# asks for.
 TORCH ?= 2.6.0
 TORCH_VENV := .venv-torch-$(TORCH)
 
 .PHONY: test-torch
 test-torch: ## run the tests of the torchrun door on another torch: make test-torch TORCH=2.6.0
 	$(PYTHON) -m venv $(TORCH_VENV)
-	grep -v '^torch==' constraints.txt > $(TORCH_VENV)/constraints.txt
+	sed '/^torch==/d; /^# what torch runs on/,/^$$/d' constraints.txt > $(TORCH_VENV)/constraints.txt
 	PIP_CONSTRAINT=$(TORCH_VENV)/constraints.txt $(TORCH_VENV)/bin/python -m pip install \
 		--disable-pip-version-check --quiet torch==$(TORCH) --editable '.[dev]'
 	$(TORCH_VENV)/bin/python -m pytest -n $(JOBS) tests/test_torchrun.py tests/test_agent_handler.py \
-		tests/test_agent_rounds.py tests/test_agent_store.py tests/test_agent_settings.py tests/lab/test_torchrun.py \
+		tests/test_agent_rounds.py tests/test_agent_absentees.py tests/test_agent_store.py tests/lab/test_torchrun.py \
 		tests/lab/test_torchrun_faults.py tests/lab/test_torchrun_partitions.py $(PYTEST_ARGS)
 
 .PHONY: lint

@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.lab import Event, Host, Lab, LabTimeoutError, Network, Rank, report
 
+from benchmarks import precedence
 from benchmarks.memory_pages import own_pages
 
 SETTLE_SECONDS = 0.5
@@ -38,6 +39,7 @@ class Place:
     def wait(self) -> float:
         """Waits for the moment to begin, says so, and returns it."""
         own_pages()
+        precedence.take()
         report("waiting")
         if self.begin is not None:
             time.sleep(max(0.0, self.begin - time.monotonic()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from benchmarks import mingle_ranks, torch_ranks
@@ -10,12 +11,15 @@ from benchmarks.results import Comparison, Goal
 from benchmarks.samples import alternate, median, ratio
 
 SIZES = (4, 8)
+RETRY_MILLISECONDS = 400.0
+"""A client of torch's that finds nobody listening tries again after half a second and more."""
 
 TEXT = """\
 As many hosts as ranks; torch and mingle are imported, nobody is late: all ranks begin at one moment. Measured until the
 last has its Gloo process group. torch is told `MASTER_ADDR` and `MASTER_PORT`; mingle finds rank 0, confirms, seals,
 proves the store on every rank, and then takes torch's own `env://` road, which is the whole of torch's time again. A
-client of torch's that comes before rank 0 listens waits for more than half a second, which shows in the 95 %."""
+client of torch's that comes before rank 0 listens tries again after more than half a second; the goal counts only the
+rounds in which none did, so it flatters nobody but torch."""
 
 
 def run(rounds: int) -> Comparison:
@@ -34,8 +38,13 @@ def run(rounds: int) -> Comparison:
             )
         samples |= {f"{name}, {size} ranks": values for name, values in taken.items()}
         used |= {f"{name}, {size} ranks": {"CPU": median(values)} for name, values in spent.items()}
+    return conclude(samples, used)
+
+
+def conclude(samples: Mapping[str, list[float]], used: Mapping[str, Mapping[str, float]]) -> Comparison:
+    """Returns the outcome of these measurements."""
     ratios = {
-        f"{size} ranks": ratio(samples[f"mingle.init, {size} ranks"], samples[f"known address, {size} ranks"])
+        f"{size} ranks": ratio(samples[f"mingle.init, {size} ranks"], _smooth(samples[f"known address, {size} ranks"]))
         for size in SIZES
     }
     return Comparison(
@@ -50,6 +59,11 @@ def run(rounds: int) -> Comparison:
         ratios=ratios,
         extra=used,
     )
+
+
+def _smooth(values: list[float]) -> list[float]:
+    """Returns the rounds in which no client of torch's came too early, or all where there are none of these."""
+    return [value for value in values if value < RETRY_MILLISECONDS] or values
 
 
 def _once(hosts: Field, function: RankFunction, spent: list[float], _round: int) -> float:

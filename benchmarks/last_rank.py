@@ -18,7 +18,11 @@ registers a service, the others browse and resolve it, which gives them an addre
 the pauses of RFC 6762's probing. "bare pipeline" is what mingle does with nothing in it: a datagram, connections, as
 many messages of that size, a TCPStore and its clients, and neither proof nor check; 8 processes on two cores make it
 what it is. "single steps" is one datagram's way, one connection, the round trips, and one TCPStore client, one after
-the other between two processes that do nothing else. CPU is that of all 8 ranks, their waiting included, in ms."""
+the other between two processes that do nothing else. CPU is that of all 8 ranks, their waiting included, in ms.
+
+What mingle's time is made of, by the clocks of its ranks on two cores: rank 0's own start 2 ms, proving and joining 5,
+confirming 2, opening the store 1.5, seven clients of the store 4, GO and the threads that serve afterwards 2. Nearly
+all of it is CPU of 8 interpreters that share two cores."""
 
 
 def run(rounds: int) -> Comparison:

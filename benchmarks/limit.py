@@ -10,6 +10,7 @@ from datetime import timedelta
 from tests.lab import report
 from torch.distributed import TCPStore
 
+from benchmarks import precedence
 from benchmarks.bare_ranks import GROUP, KEY, MESSAGE_BYTES, TOKEN, _listen, _receive
 from benchmarks.hosts import Place, field
 from benchmarks.results import Comparison
@@ -25,6 +26,7 @@ round trips of messages as long as mingle's, and one TCPStore client with the re
 
 def answer(place: Place) -> None:
     """Rank 0: answers for as long as rank 1 asks."""
+    precedence.take()
     store = TCPStore(place.address, 0, is_master=True, wait_for_workers=False, multi_tenant=True)
     store.set(KEY, TOKEN.decode())
     listener = socket.create_server((place.address, 0))
@@ -44,6 +46,7 @@ def answer(place: Place) -> None:
 
 def ask(place: Place, control: int, store_port: int, rounds: int) -> None:
     """Rank 1: measures each step so many times."""
+    precedence.take()
     datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     for _ in range(rounds + 1):
         times = [time.monotonic()]

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import precedence
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("torch", "zeroconf", "multicast_expert", "msgspec", "pyperf")
@@ -64,7 +66,7 @@ def machine() -> dict[str, str]:
         "cpu": f"{os.cpu_count()} × {_processor()}",
         "kernel": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
-        "load": f"{os.getloadavg()[0]:.1f}",
+        "load": f"{os.getloadavg()[0]:.1f}" + (", contenders under SCHED_RR" if precedence.asked_for() else ""),
     }
     for package in PACKAGES:
         try:

@@ -71,9 +71,7 @@ def main() -> None:
                 seconds = first_step(hosts, line, arguments.workers, Path(directory, "stop"))
                 if round_ >= 0:
                     measured[name].append(seconds)
-    print(
-        f"{arguments.hosts} hosts, {arguments.workers} workers each, {arguments.rounds} rounds in alternation, seconds"
-    )
+    print(f"{arguments.hosts} hosts, {arguments.workers} workers each, {arguments.rounds} rounds by turns, seconds")
     for name, seconds_ in measured.items():
         print(f"  {name:<8} median {statistics.median(seconds_):6.2f}   {min(seconds_):6.2f} … {max(seconds_):6.2f}")
     ratio = statistics.median(measured["mingle"]) / statistics.median(measured["c10d"])

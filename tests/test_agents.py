@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from mingle.agents import Gathered, Gathering, Nodes
 from mingle.errors import ConflictError, DiscoveryTimeoutError, MingleError
 from mingle.settings import Settings
 from tests.bystanders import free_udp_port
-from tests.loopback import answers, job_name
+from tests.loopback import answers, job_name, until
 
 import torch.distributed  # isort: skip # noqa: F401 - takes seconds: here, and not within the time that a test allows
 
@@ -96,8 +95,7 @@ def test_agents_gather_and_share_a_store(job: Job) -> None:
     assert host.store is not None
     assert all(other.store is None for other in others)
     assert host.store.port == found[0].store_port
-    assert host.present is not None
-    assert host.present == {agent.member for agent in several}
+    until(lambda: host.present == {agent.member for agent in several})
     assert others[0].present is None
     assert gather(*several) == found, "asked again, it is the same session"
     assert not any(agent.disturbed.is_set() or agent.lost or agent.ended for agent in several)
@@ -141,7 +139,7 @@ def test_a_member_that_ends_disturbs_nobody(job: Job) -> None:
     host, one, two = host_first(several, gather(*several))
     one.close("its workers are done")
     assert not two.disturbed.wait(0.5)
-    assert host.present == {host.member, two.member}
+    until(lambda: host.present == {host.member, two.member})
 
 
 def test_whose_workers_are_done_gathers_no_more(job: Job) -> None:
@@ -174,8 +172,7 @@ def test_closing_ends_a_call_that_waits(job: Job) -> None:
     waiting = job.agent(2, 2)
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(waiting.gather)
-        while waiting._loop is None:
-            threading.Event().wait(0.01)
+        until(lambda: waiting._loop)
         waiting.close("changed its mind")
         with pytest.raises(MingleError, match="has closed its part in it"):
             call.result(timeout=10)
@@ -185,8 +182,7 @@ def test_a_thread_that_died_is_an_error(job: Job) -> None:
     waiting = job.agent(2, 2)
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(waiting.gather)
-        while waiting._loop is None:
-            threading.Event().wait(0.01)
+        until(lambda: waiting._loop)
         waiting._loop.call(lambda: 1 // 0)
         with pytest.raises(MingleError, match="thread that looks for the other agents has died"):
             call.result(timeout=10)

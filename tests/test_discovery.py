@@ -104,7 +104,7 @@ def test_a_fixed_port_that_is_busy_is_told_before_the_first_datagram() -> None:
         alone(0, master_port=port)
 
 
-@pytest.mark.parametrize("step", ["Connections", "Resolver", "PeerSchedule"])
+@pytest.mark.parametrize("step", ["Connections", "Siblings", "Peers"])
 def test_what_was_opened_is_closed_when_the_rest_cannot_be(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     def fail(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

@@ -9,6 +9,7 @@ import pytest
 
 from mingle.datagrams import Seek
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError
+from mingle.findings import Finding, Status
 from mingle.lookup import find, look_round, not_found
 from mingle.machine import NetworkFacts
 from mingle.settings import Network
@@ -117,3 +118,8 @@ def test_the_cause_follows_from_what_was_heard() -> None:
     assert "its rank 0 was not started" in explain(seeker=True)
     assert "heard, but not reached over TCP" in explain(offer=True, seeker=True)
     assert "an incompatible mingle" in explain(dataclasses.replace(FACTS, rejected=Counter({"version 2": 9})))
+    blocked = Finding("multicast", Status.FAIL, "this host's firewall drops it", "nft insert rule x")
+    doubtful = Finding("routes", Status.WARN, "there is no default route", "add one")
+    assert "likely cause: this host's firewall" in explain(dataclasses.replace(FACTS, findings=[blocked]), seeker=True)
+    assert "its rank 0 was not started" in explain(dataclasses.replace(FACTS, findings=[doubtful]), seeker=True)
+    assert "way out: add one." in explain(dataclasses.replace(FACTS, findings=[doubtful]))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mingle import peers
-from mingle.peers import PER_ROUND, PeerSchedule, Resolver
+from mingle.peers import PER_ROUND, Peers, PeerSchedule, Resolver
 from mingle.values import Peer
 from tests.loopback import until
 
@@ -188,7 +188,8 @@ def test_a_name_that_does_not_resolve_yet_is_asked_for_again(
     names.answer()
     until(lambda: not found.failures)
     until(lambda: found._found)
-    assert found.take() == [("10.0.0.7", 5000), ("fd00::7", 5000)]
+    # The second look-up may have come before the new answer or after it.
+    assert list(dict.fromkeys(found.take())) == [("10.0.0.7", 5000), ("fd00::7", 5000)]
 
 
 def test_a_name_gains_addresses_as_machines_come_up(names: NameServer, resolver: Callable[..., Resolver]) -> None:
@@ -291,3 +292,51 @@ def test_a_look_up_that_hangs_holds_nobody_up(names: NameServer, resolver: Calla
     thread.join(5)
     assert not thread.is_alive()
     assert len(names.asked) == 1
+
+
+# --- both together --------------------------------------------------------------------------------------------------
+
+
+def test_peers_are_asked_quickly_again_after_a_silence_and_over_new_interfaces() -> None:
+    rng = random.Random(1)
+    asked = Peers([Peer("10.0.0.1")], 29499, "auto", rng)
+    assert asked.turn(silent=False, now=0.0) == [A]
+    now = 0.0
+    while now < 8 or not asked.turn(silent=False, now=now):
+        due = asked.next_timer(now)
+        assert due is not None
+        now = due
+        if now < 8:
+            asked.turn(silent=False, now=now)
+    assert asked.turn(silent=False, now=now + 0.3) == [], "it is asked ever more rarely"
+    assert asked.turn(silent=True, now=now + 0.4) == []
+    assert asked.turn(silent=False, now=now + 0.5) == [A], "there is something to say again"
+    asked.restart(now + 0.6)
+    assert asked.turn(silent=False, now=now + 0.6) == [A]
+    assert asked.take() == []
+    assert asked.failures == {}
+    asked.stop()
+
+
+def test_without_peers_nobody_is_asked_and_nothing_is_waited_for() -> None:
+    none = Peers([], 29499, "auto", random.Random(1))
+    assert none.next_timer(5.0) is None
+    assert none.turn(silent=False, now=5.0) == []
+    none.stop()
+
+
+def test_new_addresses_are_looked_for_while_there_is_nothing_to_say(
+    names: NameServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names.answers["node7"] = [("10.0.0.1", 29499)]
+    asked = Peers([Peer("node7")], 29499, "auto", random.Random(1))
+    try:
+        assert asked.next_timer(1.0) == 1.0 + peers.RESOLVED_SECONDS
+        names.answer()
+        until(lambda: asked.turn(silent=False, now=2.0) == [A])
+    finally:
+        asked.stop()
+        names.answer(5)
+        for thread in threading.enumerate():
+            if thread.name == "mingle-abandoned-resolver":
+                thread.join(5)

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import mingle
-from mingle import interfaces, loop, progress, rendezvous, store
+from mingle import gloo, interfaces, loop, progress, rendezvous, store
 from mingle.environment import process_environment
 from mingle.errors import (
     ConfigurationError,
@@ -27,6 +27,7 @@ from mingle.errors import (
     MingleError,
 )
 from mingle.interfaces import Interface
+from mingle.machine import Formation
 from mingle.settings import Settings
 from tests.bystanders import free_udp_port
 from tests.in_process import discovery_of, settings_of
@@ -425,3 +426,49 @@ def test_who_may_host_makes_room(monkeypatch: pytest.MonkeyPatch, rank: int | No
     with pytest.raises(Stop):
         mingle.discover("room", rank=rank, world_size=2)
     assert asked == ([2] if hosts else [])
+
+
+# --- Gloo -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("named", "taken", "address", "told"),
+    [
+        ("eth0", "10.0.0.1", "10.0.0.1", None),  # by the name alone it would take the right one
+        ("eth0", "10.0.0.1", "fd00::1", "fd00::1"),
+        ("eth0", "10.0.0.1", "fe80::1", "fe80::1%eth0"),
+        ("eth0", None, "10.0.0.1", None),  # the interface has just gone
+        ("eth7", "10.0.0.1", "fd00::1", None),  # the user's own choice
+    ],
+)
+def test_gloo_is_told_the_address_where_it_would_take_another(
+    monkeypatch: pytest.MonkeyPatch, named: str, taken: str | None, address: str, told: str | None
+) -> None:
+    said: list[str] = []
+
+    def bind(where: str) -> Callable[[], None]:
+        said.append(where)
+        return lambda: said.append("undone")
+
+    monkeypatch.setattr(gloo, "bind", bind)
+    monkeypatch.setattr(gloo, "default_address", lambda interface: taken)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
+    formation = Formation(
+        session=bytes(16),
+        rank=1,
+        world_size=2,
+        local_rank=0,
+        local_world_size=1,
+        node_rank=1,
+        num_nodes=2,
+        store_address="fd00::7",
+        store_port=1,
+        interface="eth0",
+        address=address,
+        roster_digest=b"",
+    )
+    rendezvous._bind_gloo(formation)
+    assert said == ([] if told is None else [told])
+    for _ in range(2):
+        rendezvous._unbind_gloo()
+    assert said == ([] if told is None else [told, "undone"])

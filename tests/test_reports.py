@@ -6,8 +6,9 @@ from collections import Counter
 
 import pytest
 
-from mingle import reports
+from mingle import findings, reports
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, InterfaceError, MingleError
+from mingle.findings import Finding
 from mingle.frames import Refused, Running, Status, Who
 from mingle.machine import Evidence, Identity, NetworkFacts
 
@@ -98,6 +99,40 @@ def test_an_incomplete_job_names_the_ranks() -> None:
     gone = timeout(Evidence(), status=Status(joined=7, world_size=8, departed=(6,), left=("rank 6 on host x: reset",)))
     assert "came and went: rank 6 on host x: reset" in str(gone)
     assert "crashed" in str(gone.cause)
+
+
+BLOCKED = Finding("multicast", findings.Status.FAIL, "this host's firewall drops it", "nft insert rule x")
+DOUBTFUL = Finding("interfaces", findings.Status.WARN, "eth1 is up, too", "name it")
+
+
+def test_what_is_wrong_with_this_machine_is_the_likely_cause() -> None:
+    """The same sentence that `mingle-discover doctor` says."""
+    typo = Evidence()
+    typo.other_jobs["resnet5O"] = "host node9 (10.0.0.9), pid 4"
+    surely = NetworkFacts(findings=[BLOCKED, DOUBTFUL])
+    for evidence in (Evidence(), typo):
+        error = timeout(evidence, facts=surely)
+        assert (error.cause, error.remedy) == (BLOCKED.observation, "nft insert rule x.")
+        assert "on this machine: eth1 is up, too" in str(error)
+    maybe = NetworkFacts(findings=[DOUBTFUL])
+    assert timeout(Evidence(), facts=maybe).cause == DOUBTFUL.observation
+    assert "mistyped" in str(timeout(typo, facts=maybe).cause)
+    missing = Status(joined=1, world_size=8, missing=(4,))
+    assert timeout(Evidence(), facts=surely, status=missing).cause == BLOCKED.observation
+    assert timeout(Evidence(), facts=maybe, status=missing).cause == DOUBTFUL.observation
+
+
+def test_a_missing_rank_that_is_heard_is_told_from_one_that_never_came() -> None:
+    evidence = Evidence()
+    evidence.seekers[b"A" * 16] = "rank 4 on host node4 (10.0.0.4), pid 9"
+    quiet = NetworkFacts(port=29499)
+    heard = timeout(evidence, facts=quiet, status=Status(joined=7, world_size=8, missing=(4,)), connected=True)
+    assert "rank 4 on host node4 (10.0.0.4), pid 9: heard, and has not joined" in str(heard.cause)
+    assert "mingle-discover ping" in str(heard.remedy)
+    # Rank 4 has been heard, and has joined: it is rank 5 that never came (and rank 40 is not rank 4).
+    for absent in (5, 40):
+        never = timeout(evidence, facts=quiet, status=Status(joined=7, world_size=64, missing=(absent,)))
+        assert "never started" in str(never.cause)
 
 
 def test_a_host_that_hangs() -> None:

@@ -102,7 +102,7 @@ class AgentsRegistrar(Registrar):
         """One more than that of any session that somebody in this gathering was in; from the seal on it is fixed."""
         if self.phase in (Phase.SEALED, Phase.RUNNING):
             return self._generation
-        return max((view.generation for view in self.views()), default=-1) + 1
+        return max([self._standing.generation, *(view.generation for view in self.views())]) + 1
 
     @property
     def missed(self) -> list[frames.Node]:

@@ -30,6 +30,9 @@ logger = logging.getLogger("mingle")
 
 Machine: TypeAlias = Host | Joiner | Elector
 
+FIRST_WATCH_SECONDS = 0.05
+"""When the thread that serves looks after the process group first."""
+
 
 class Discovery(StoreLoop):
     """One rank's discovery, from its first datagram to the end of its session.
@@ -150,6 +153,8 @@ class Discovery(StoreLoop):
 
     def serve(self) -> None:
         """Goes on in a daemon thread."""
+        # Nobody can have made a process group yet: the new thread goes straight to its sockets, and its caller on.
+        self._watch_due = time.monotonic() + FIRST_WATCH_SECONDS
         name = "mingle-host" if isinstance(self._machine, Host) else "mingle-member"
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()

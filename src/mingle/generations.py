@@ -362,6 +362,7 @@ class Agent:
     def _fall(self, reason: str, moved_to: Offer | None, now: float) -> None:
         """The session is no more: look for the next one."""
         part = self.part
+        self.standing.reached = max(self.standing.reached, self.generation)
         self.lost, self.losses = reason, self.losses + 1
         if isinstance(part, AgentJoiner):
             part.leave("the session is lost")

@@ -116,15 +116,15 @@ class Loop:
             stack.callback(end.close)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, self._run_calls)
         groups = groups or ((LOBBY,) if self._group is None else (self._group, LOBBY))
+        self._siblings = Siblings(network.port)
+        stack.callback(self._siblings.close)
+        if self._siblings.socket is not None:
+            self._selector.register(self._siblings.socket, selectors.EVENT_READ, self._read_siblings)
         self._transport: Transport | None = Transport(
             self._nics.usable, groups=groups, port=network.port, ttl=network.ttl, family=network.family
         )
         stack.callback(self._close_transport)
         self._watch_sockets(self._transport.sockets())
-        self._siblings = Siblings(network.port)
-        stack.callback(self._siblings.close)
-        if self._siblings.socket is not None:
-            self._selector.register(self._siblings.socket, selectors.EVENT_READ, self._read_siblings)
         self._connections = Connections(self._selector, self.new_id)
         stack.callback(self._connections.close)
         self._peers = Peers(network.peers, network.port, network.family, self.rng)

@@ -164,7 +164,8 @@ class Proving:
         for place in late:
             del self._failed_at[place]
             self._waiting.append(self._endpoints[place])
-        self.handle_timer(now)
+        if late:
+            self.handle_timer(now)
 
     def next_timer(self) -> float | None:
         """When :meth:`handle_timer` has something to do."""

@@ -125,6 +125,8 @@ class Standing:
     proposed: frames.View | None = None
     bound_until: float = float("-inf")
     """Until when it is bound to the host of that session."""
+    reached: int = -1
+    """The generation of the last session that it was in: it may be higher than that of the views it has seen."""
     _bound_before: float = float("-inf")
 
     def heard(self, now: float) -> None:
@@ -141,8 +143,9 @@ class Standing:
 
     @property
     def generation(self) -> int:
-        """The generation of its latest view; -1: it knows none."""
-        return max((view.generation for view in (self.settled, self.proposed) if view is not None), default=-1)
+        """The highest generation that it was in or knows of; -1: none."""
+        views = [view.generation for view in (self.settled, self.proposed) if view is not None]
+        return max([self.reached, *views])
 
     def learn(self, view: frames.View, *, settled: bool) -> None:
         """The host of the session we are in says who is."""

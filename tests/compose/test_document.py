@@ -22,9 +22,9 @@ def test_it_has_all_variables_of_the_compose_file_with_their_defaults() -> None:
 def test_compose_takes_its_override(project: MakeProject) -> None:
     (block,) = re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
     mine = project()
-    assert "/work/train.py" not in mine.compose("config")
+    assert "/app/train.py" not in mine.compose("config")
     mine.change(block)
     after = mine.compose("config")
-    assert "/work/train.py" in after
+    assert "/app/train.py" in after
     assert "MINGLE_TIMEOUT" in after
     assert "MINGLE_JOB_ID" in after

@@ -8,7 +8,7 @@ from tests.soak import repeated
 
 from . import Host, Lab, Network
 from .name_server import serve_name
-from .scenarios import check, hold, results, train
+from .scenarios import check, hold, results, train, wait_for_log
 from .test_election import assigned
 from .test_election import check as check_assigned
 
@@ -113,3 +113,21 @@ def test_ipv6_only_without_multicast(lab: Lab) -> None:
     env = {"MINGLE_PEERS": f"[{hosts[0].address()}]:29499"}
     ranks = [host.start(train, "six", rank, 2, env=env) for rank, host in enumerate(hosts)]
     check(results(ranks), hosts, hosts[0])
+
+
+def test_the_commands_ask_peers_as_well(lab: Lab) -> None:
+    """Also about jobs that wait in processes which share the asked host's port."""
+    _, hosts = without_multicast(lab, 2)
+    address = hosts[0].address()
+    running = [hosts[0].start(hold, "running", rank, 2, peers=[address]) for rank in range(2)]
+    for rank in running:
+        rank.wait_for("running")
+    for job_id in ("first", "second"):
+        wait_for_log(hosts[0].start(hold, job_id, 0, 2), "1/2 joined")
+    found = hosts[1].run(["python", "-m", "mingle", "find", "running", "--peers", address])
+    listed = hosts[1].run(["python", "-m", "mingle", "list", "--peers", address])
+    assert found.wait() == 0, found.output
+    assert found.stdout.startswith(f"{address}:")
+    assert listed.wait() == 0, listed.output
+    for job_id in ("running", "first", "second"):
+        assert job_id in listed.stdout
