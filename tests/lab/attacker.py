@@ -87,9 +87,10 @@ def ammunition(job_id: str, address: str, recorded: list[bytes], *, offers: bool
         turned = bytearray(replay)
         turned[rng.randrange(len(turned))] ^= 1 << rng.randrange(8)
         garbage = rng.randbytes(rng.randrange(1200))
-        found += [_signed_by_nobody(forged, rng), cut, garbage, datagrams.MAGIC + garbage[:1190]]
+        found += [cut, garbage, datagrams.MAGIC + garbage[:1190]]
         if offers:
-            found += [forged, replay, _unsigned(replay), bytes(turned)]
+            # Without a secret a signature says nothing, and these are OFFERs like any other.
+            found += [_signed_by_nobody(forged, rng), forged, replay, _unsigned(replay), bytes(turned)]
     return found
 
 
