@@ -22,6 +22,9 @@ Every host is a network namespace with an interface of its own on one bridge, an
 which torch is imported already. All processes of a machine read the same monotonic clock. Contenders take turns,
 A B A B …, and each is the real package or the real torch. Nothing is switched off in mingle for it: all sessions are
 proved, confirmed and acknowledged as they always are.
+
+The machine's load is given with each. Where it says SCHED_RR, other work was going on, and what is measured, of every
+contender alike, took precedence over that (`--realtime`).
 """
 
 

@@ -12,7 +12,9 @@ def number(value: float) -> str:
     """Returns a figure with three digits that count, and no exponent."""
     if value >= 100:
         return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    if value >= 10:
+        return f"{value:.1f}"
+    return f"{value:.4f}" if 0 < value < 0.1 else f"{value:.2f}"
 
 
 def rows(comparison: Comparison) -> list[list[str]]:
