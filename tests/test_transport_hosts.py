@@ -227,7 +227,7 @@ def an_ipv6_port_that_is_not_shared() -> None:
                 # multicast_expert fails half-way: the socket that could not be bound is closed as well.
                 assert set(a.failures) == {"eth1 IPv6", "IPv6 unicast"}
                 assert a.multicast("eth1", b"x", GROUP)
-            with pytest.raises(InterfaceError, match="another program holds UDP port 29499"):
+            with pytest.raises(InterfaceError, match="UDP port 29499 is held by another program"):
                 Transport([interface_of("a")], groups=[GROUP], port=29499, family="6")
 
 
