@@ -3,8 +3,10 @@ from __future__ import annotations
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -36,6 +38,30 @@ def test_a_client_reads_what_another_wrote(server: store.StoreServer) -> None:
 def test_where_nobody_listens_a_client_fails_at_once() -> None:
     with pytest.raises(ConnectionRefusedError):
         agent_store.connect("127.0.0.1", free_port(), 60)
+
+
+def test_a_store_that_goes_away_while_a_client_is_made_is_dialled_for_seconds_not_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store, "PROVE_SECONDS", 0.5)
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+
+    def go_away() -> None:
+        with listener:
+            listener.accept()[0].close()
+
+    thread = threading.Thread(target=go_away)
+    thread.start()
+    started = time.monotonic()
+    with pytest.raises((RuntimeError, OSError)):
+        agent_store.connect("127.0.0.1", port, 60)
+    assert time.monotonic() - started < 20
+    thread.join()
+
+
+def test_a_client_waits_as_long_as_it_was_told(server: store.StoreServer) -> None:
+    assert agent_store.connect("127.0.0.1", server.port, 60).timeout == timedelta(seconds=60)
 
 
 def test_severing_ends_a_call_that_waits_and_leaves_other_stores_alone(server: store.StoreServer) -> None:

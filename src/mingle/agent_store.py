@@ -37,7 +37,11 @@ def connect(address: str, port: int, seconds: float) -> TCPStore:
     """
     # A plain connection goes first: TCPStore's constructor blocks for a minute or more where nobody answers.
     socket.create_connection((address, port), timeout=store.CONNECT_SECONDS).close()
-    return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=seconds), wait_for_workers=False)
+    # If the store goes away in between, the constructor dials again until its timeout, and nothing can end that.
+    dialling = timedelta(seconds=min(seconds, store.PROVE_SECONDS))
+    client = TCPStore(address, port, is_master=False, timeout=dialling, wait_for_workers=False)
+    client.set_timeout(timedelta(seconds=seconds))
+    return client
 
 
 def sever(address: str, port: int) -> None:
