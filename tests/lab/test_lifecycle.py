@@ -118,7 +118,7 @@ with mingle.init(backend="gloo") as job:
     numbers = torch.tensor([job.rank + 1])
     dist.all_reduce(numbers)
     assert job.members == () and os.environ["NODE_RANK"] == "0", (job, os.environ)
-    print("sum", numbers.item(), job.job_id, job.local_world_size)
+    os.write(1, b"sum %d\\n" % numbers.item())  # at once: both workers write to one file
 """
     torchrun = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
     process = lab.host(lab.network()).run(
