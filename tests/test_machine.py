@@ -85,3 +85,10 @@ def test_what_has_no_name_is_not_noted() -> None:
     remarks: dict[str, str] = {}
     note(remarks, "", "of nobody")
     assert remarks == {}
+
+
+def test_a_good_bye_does_not_hide_who_spoke_of_another_job() -> None:
+    evidence, source = Evidence(), Source(interface="lo", address="127.0.0.1")
+    evidence.other(Seek(job="other", member=b"m" * 16, world_size=2, hostname="node7", pid=7), source)
+    evidence.other(Bye(job="other", session=b"s" * 16), source)
+    assert evidence.other_jobs == {"other": "host node7 (127.0.0.1), pid 7"}

@@ -246,6 +246,8 @@ class Evidence:
         """Notes a datagram of another job or attempt."""
         if isinstance(message, Seek | Offer):
             who = f"host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}"
+        elif message.job in self.other_jobs:
+            return  # a good-bye says less than what was heard before
         else:
             who = f"address {source.address}"
         note(self.other_jobs, message.job, who)
