@@ -92,21 +92,8 @@ class Introduction:
 
     def join(self) -> frames.Join:
         """Its application for a seat in its own session."""
-        identity = self.identity
-        return frames.Join(
-            world_size=identity.world_size,
-            rank=identity.rank,
-            node=identity.node,
-            local_rank=identity.local_rank,
-            local_world_size=identity.local_world_size,
-            node_rank=identity.node_rank,
-            who=self.who(),
-            kind=identity.kind,
-            versions=identity.versions,
-            paths=self.paths(),
-            minimum=identity.minimum,
-            port=self.port if identity.kind == "agents" else 0,
-        )
+        port = self.port if self.identity.kind == "agents" else 0
+        return self.identity.join(self.who(), self.paths(), port=port)
 
     def conversation(self, key: JobKey | None) -> HostConversation:
         """Begins its side of a conversation with a caller."""

@@ -20,6 +20,22 @@ REFRESH_SECONDS = 0.5
 _SHOWN = 8
 
 
+def make_finder(
+    observer: Observer, network: Network, job: str | None, now: float, *, refresh: float | None = None
+) -> Finder:
+    """Returns the machine that an observer runs to find a job, or with None all of them; ``refresh`` as it takes it."""
+    return Finder(
+        job,
+        member=new_name(),
+        who=this_process(),
+        secret=network.secret,
+        new_id=observer.new_id,
+        rng=observer.rng,
+        now=now,
+        refresh=refresh,
+    )
+
+
 def look_round(network: Network) -> tuple[Finder, NetworkFacts]:
     """Asks everybody who is there, for ``network.discovery_timeout`` seconds.
 
@@ -28,15 +44,7 @@ def look_round(network: Network) -> tuple[Finder, NetworkFacts]:
     """
     with Observer(network) as observer:
         now = time.monotonic()
-        finder = Finder(
-            None,
-            member=new_name(),
-            who=this_process(),
-            secret=network.secret,
-            new_id=observer.new_id,
-            rng=observer.rng,
-            now=now,
-        )
+        finder = make_finder(observer, network, None, now)
         observer.run(finder, until=now + network.discovery_timeout)
         return finder, observer.facts(diagnosed=not finder.sessions and not finder.seekers)
 
@@ -58,16 +66,7 @@ def find(job: str, network: Network, *, with_store: bool = False) -> tuple[Sight
     key = None if network.secret is None else JobKey(network.secret, job)
     with Observer(network, job, key) as observer:
         now = time.monotonic()
-        finder = Finder(
-            job,
-            member=new_name(),
-            who=this_process(),
-            secret=network.secret,
-            new_id=observer.new_id,
-            rng=observer.rng,
-            now=now,
-            refresh=REFRESH_SECONDS,
-        )
+        finder = make_finder(observer, network, job, now, refresh=REFRESH_SECONDS)
 
         def done() -> bool:
             if not finder.settled:

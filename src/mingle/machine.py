@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from mingle.datagrams import Datagram, Kind, List, Offer, Seek
 from mingle.findings import Finding
-from mingle.frames import Who
+from mingle.frames import Join, Path, Who
 
 # Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
 REMEMBERED_PER_KIND = 64
@@ -55,6 +55,29 @@ class Identity:
             hostname=self.who.hostname,
             pid=self.who.pid,
             kind=self.kind,
+        )
+
+    def join(self, who: Who, paths: tuple[Path, ...], *, port: int = 0) -> Join:
+        """The application for a seat.
+
+        Args:
+            who: this process as its host knows it.
+            paths: the ways to the host that have been proved.
+            port: the own control port, where others may have to ask for it.
+        """
+        return Join(
+            world_size=self.world_size,
+            rank=self.rank,
+            node=self.node,
+            local_rank=self.local_rank,
+            local_world_size=self.local_world_size,
+            node_rank=self.node_rank,
+            who=who,
+            kind=self.kind,
+            versions=self.versions,
+            paths=paths,
+            minimum=self.minimum,
+            port=port,
         )
 
     def list(self) -> List:

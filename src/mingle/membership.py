@@ -108,23 +108,7 @@ class Membership:
         self.current = session
         if self.outcome is None:
             self.step = Step.JOINING
-        self.send(self.application(self._join()))
-
-    def _join(self) -> frames.Join:
-        identity = self.identity
-        return frames.Join(
-            world_size=identity.world_size,
-            rank=identity.rank,
-            node=identity.node,
-            local_rank=identity.local_rank,
-            local_world_size=identity.local_world_size,
-            node_rank=identity.node_rank,
-            who=identity.who,
-            kind=identity.kind,
-            versions=identity.versions,
-            paths=self._paths(),
-            minimum=identity.minimum,
-        )
+        self.send(self.application(self.identity.join(self.identity.who, self._paths())))
 
     def doubt(self, now: float) -> None:
         """Another host takes members: is ours still alive? It may be stopped, or its machine gone without a word."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from mingle import datagrams, store
@@ -33,14 +33,15 @@ class StoreLoop(Loop):
 
     def _listen(self) -> tuple[Address, ...]:
         """Opens the control port and returns the addresses at which it listens, best first."""
-        wanted = self._nics.addresses()
-        ready = self._connections.listen([(each.address, each.index) for each in wanted])
-        return tuple(each for each in wanted if (each.address, each.index) in ready)
+        return self._ready(self._connections.listen)
 
     def _listen_also(self) -> tuple[Address, ...]:
         """Opens it on addresses that have come since, and returns those at which it listens now."""
+        return self._ready(self._connections.listen_also)
+
+    def _ready(self, listen: Callable[[Sequence[tuple[str, int]]], frozenset[tuple[str, int]]]) -> tuple[Address, ...]:
         wanted = self._nics.addresses()
-        ready = self._connections.listen_also([(each.address, each.index) for each in wanted])
+        ready = listen([(each.address, each.index) for each in wanted])
         return tuple(each for each in wanted if (each.address, each.index) in ready)
 
     def _decode(self, untrusted: bytes) -> datagrams.Datagram | None:

@@ -31,23 +31,14 @@ def watch(shared: Shared) -> None:
     A table on a terminal; in a pipe a line for each job that comes (+), goes (-) or changes (=). With --json each
     line is an object with `event` (new, gone, changed) and `job`. It goes on until Ctrl-C or --timeout.
     """
-    from mingle.finding import Finder
-    from mingle.observer import Observer, new_name, this_process
+    from mingle.lookup import make_finder
+    from mingle.observer import Observer
     from mingle.watching import Watching
 
     network = shared.network(1.0)
     with Observer(network) as observer:
         now = time.monotonic()
-        finder = Finder(
-            None,
-            member=new_name(),
-            who=this_process(),
-            secret=network.secret,
-            new_id=observer.new_id,
-            rng=observer.rng,
-            now=now,
-            refresh=REFRESH_SECONDS,
-        )
+        finder = make_finder(observer, network, None, now, refresh=REFRESH_SECONDS)
         until = None if shared.timeout is None else now + shared.timeout
         with _shown(shared, Watching(finder)) as update, contextlib.suppress(KeyboardInterrupt):
 
