@@ -122,12 +122,11 @@ class NameServer:
     def __init__(self) -> None:
         self.answers: dict[str, list[Any] | Exception] = {}
         self.asked: list[tuple[str, int, int]] = []
-        self._turn = threading.Semaphore(0)
-        self._answered = threading.Semaphore(0)
-        self.over = False
+        # One for each name: every name has a thread of its own, and none may take what was meant for another.
+        self._turns: dict[str, threading.Semaphore] = {}
 
     def getaddrinfo(self, host: str, port: int, family: int = 0, kind: int = 0) -> list[Any]:
-        assert self._turn.acquire(timeout=10)
+        assert self._turns_of(host).acquire(timeout=10)
         assert kind == socket.SOCK_DGRAM
         self.asked.append((host, port, family))
         answer = self.answers[host]
@@ -135,10 +134,13 @@ class NameServer:
             raise answer
         return [(socket.AF_INET6 if ":" in each[0] else socket.AF_INET, kind, 17, "", each) for each in answer]
 
-    def answer(self, times: int = 1) -> None:
-        """Let so many look-ups through."""
-        for _ in range(times):
-            self._turn.release()
+    def answer(self, *hosts: str, times: int = 1) -> None:
+        """Let so many look-ups of each of these names through."""
+        for host in hosts:
+            self._turns_of(host).release(times)
+
+    def _turns_of(self, host: str) -> threading.Semaphore:
+        return self._turns.setdefault(host, threading.Semaphore(0))
 
 
 @pytest.fixture
@@ -160,7 +162,7 @@ def resolver(names: NameServer) -> Iterator[Callable[..., Resolver]]:
     yield make
     for each in made:
         each.stop()
-    names.answer(100)
+    names.answer(*names.answers, times=100)
     for thread in threading.enumerate():
         if thread.name == "mingle-abandoned-resolver":
             thread.join(5)
@@ -180,26 +182,24 @@ def test_a_name_that_does_not_resolve_yet_is_asked_for_again(
 ) -> None:
     names.answers["node7"] = socket.gaierror(-2, "Name or service not known")
     found = resolver(Peer("node7", 5000))
-    names.answer(2)
+    names.answer("node7")
     until(lambda: found.failures)
     assert found.failures == {"node7": "Name or service not known"}
     assert found.take() == []
     names.answers["node7"] = [("10.0.0.7", 5000), ("fd00::7", 5000, 0, 0)]
-    names.answer()
+    names.answer("node7")
     until(lambda: not found.failures)
-    until(lambda: found._found)
-    # The second look-up may have come before the new answer or after it.
-    assert list(dict.fromkeys(found.take())) == [("10.0.0.7", 5000), ("fd00::7", 5000)]
+    assert found.take() == [("10.0.0.7", 5000), ("fd00::7", 5000)]
 
 
 def test_a_name_gains_addresses_as_machines_come_up(names: NameServer, resolver: Callable[..., Resolver]) -> None:
     names.answers["workers"] = [("10.0.0.1", 29499)]
     found = resolver(Peer("workers"), Peer("10.9.9.9"))
     assert found.take() == [("10.9.9.9", 29499)]
-    names.answer()
+    names.answer("workers")
     until(lambda: found._found)
     names.answers["workers"] = [("10.0.0.2", 29499)]
-    names.answer()
+    names.answer("workers")
     until(lambda: len(found._found) == 2)
     assert found.take() == [A, B]
 
@@ -212,7 +212,7 @@ def test_only_the_family_in_use_is_asked_for(
 ) -> None:
     names.answers["node7"] = []
     resolver(Peer("node7"), family=family)
-    names.answer()
+    names.answer("node7")
     until(lambda: names.asked)
     assert names.asked[0] == ("node7", 29499, asked)
 
@@ -230,8 +230,8 @@ def test_one_bad_name_does_not_keep_the_others_from_being_found(
 ) -> None:
     names.answers |= {"a..b": problem, "node7": [("10.0.0.1", 29499)]}
     found = resolver(Peer("a..b"), Peer("node7"))
-    names.answer(2)
-    until(lambda: found._found)
+    names.answer("a..b", "node7")
+    until(lambda: found._found and found.failures)
     assert found.take() == [A]
     assert list(found.failures) == ["a..b"]
     assert found.failures["a..b"] in str(problem)
@@ -240,7 +240,7 @@ def test_one_bad_name_does_not_keep_the_others_from_being_found(
 def test_a_link_local_answer_keeps_its_interface(names: NameServer, resolver: Callable[..., Resolver]) -> None:
     names.answers["node7.local"] = [("fe80::7", 29499, 0, 3)]
     found = resolver(Peer("node7.local"))
-    names.answer()
+    names.answer("node7.local")
     until(lambda: found._found)
     assert found.take() == [("fe80::7%3", 29499)]
 
@@ -248,10 +248,10 @@ def test_a_link_local_answer_keeps_its_interface(names: NameServer, resolver: Ca
 def test_failures_can_be_read_while_names_are_looked_up(names: NameServer, resolver: Callable[..., Resolver]) -> None:
     names.answers |= {name: socket.gaierror(-2, "Name or service not known") for name in ("a", "b", "c")}
     found = resolver(Peer("a"), Peer("b"), Peer("c"))
-    names.answer()
+    names.answer("b")
     until(lambda: found.failures)
     reading = iter(found.failures.items())
-    names.answer(20)
+    names.answer("a", "c")
     until(lambda: len(found.failures) == 3)
     assert len(list(reading)) == 1
 
@@ -286,7 +286,7 @@ def test_a_look_up_that_hangs_holds_nobody_up(names: NameServer, resolver: Calla
     found = resolver(Peer("node7"))
     assert found.take() == []
     found.stop()
-    names.answer()
+    names.answer("node7")
     (thread,) = [each for each in threading.enumerate() if each.name == "mingle-abandoned-resolver"]
     assert thread.daemon
     thread.join(5)
@@ -332,11 +332,11 @@ def test_new_addresses_are_looked_for_while_there_is_nothing_to_say(
     asked = Peers([Peer("node7")], 29499, "auto", random.Random(1))
     try:
         assert asked.next_timer(1.0) == 1.0 + peers.RESOLVED_SECONDS
-        names.answer()
+        names.answer("node7")
         until(lambda: asked.turn(silent=False, now=2.0) == [A])
     finally:
         asked.stop()
-        names.answer(5)
+        names.answer("node7", times=5)
         for thread in threading.enumerate():
             if thread.name == "mingle-abandoned-resolver":
                 thread.join(5)
