@@ -87,8 +87,8 @@ test-torch: ## run the tests of the torchrun door on another torch: make test-to
 	sed '/^torch==/d; /^# what torch runs on/,/^$$/d' constraints.txt > $(TORCH_VENV)/constraints.txt
 	PIP_CONSTRAINT=$(TORCH_VENV)/constraints.txt $(TORCH_VENV)/bin/python -m pip install \
 		--disable-pip-version-check --quiet torch==$(TORCH) --editable '.[dev]'
-	$(TORCH_VENV)/bin/python -m pytest -n $(JOBS) tests/test_torchrun.py tests/test_agent_handler.py \
-		tests/test_agent_rounds.py tests/test_agent_absentees.py tests/test_agent_store.py tests/lab/test_torchrun.py \
+	$(TORCH_VENV)/bin/python -m pytest -n $(JOBS) tests/test_torchrun.py tests/test_torchrun_handler.py \
+		tests/test_torchrun_rounds.py tests/test_torchrun_absentees.py tests/test_torchrun_store.py tests/lab/test_torchrun.py \
 		tests/lab/test_torchrun_faults.py tests/lab/test_torchrun_partitions.py $(PYTEST_ARGS)
 
 .PHONY: lint

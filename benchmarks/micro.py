@@ -33,8 +33,8 @@ def run(rounds: int) -> Comparison:
 def _measure() -> None:
     import pyperf
 
-    from mingle import datagrams, frames, framing
-    from mingle.authentication import JobKey
+    from mingle.wire import datagrams, frames, framing
+    from mingle.wire.authentication import JobKey
 
     key = JobKey(b"a secret of some length", "bench")
     offer = datagrams.Offer(

@@ -18,7 +18,7 @@ loads what the first call of `mingle.init` loads, but for torch; a good part of 
 multicast_expert imports (and torch as well: where torch is loaded already it is as good as free); another half are the
 60 modules of mingle itself."""
 
-EVERYTHING = "import mingle, mingle.process_group"
+EVERYTHING = "import mingle, mingle.torch_glue.process_group"
 
 
 def run(rounds: int) -> Comparison:

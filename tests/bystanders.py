@@ -14,16 +14,16 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mingle import datagrams, frames
-from mingle.announcing import Announced, Announcement
-from mingle.authentication import JobKey
-from mingle.finding import Finder
-from mingle.groups import LOBBY
-from mingle.hosting import Host
-from mingle.joining import Joiner
-from mingle.machine import Address, Answer, Dial, Effect, Hangup, Identity, Multicast, Notice, Source, Write
-from mingle.observer import Machine, Observer
-from mingle.settings import Network
+from mingle.configuration.settings import Network
+from mingle.host.hosting import Host
+from mingle.observing.announcing import Announced, Announcement
+from mingle.observing.finding import Finder
+from mingle.observing.observer import Machine, Observer
+from mingle.rank.joining import Joiner
+from mingle.rules.machine import Address, Answer, Dial, Effect, Hangup, Identity, Multicast, Notice, Source, Write
+from mingle.wire import datagrams, frames
+from mingle.wire.authentication import JobKey
+from mingle.wire.groups import LOBBY
 
 ROOT = Path(__file__).parents[1]
 WHO = frames.Who(hostname="bench", pid=4321)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
-from mingle.agents import Gathered
+from mingle.agents.gathering import Gathered
+from mingle.engine.store import StoreServer, open_server
 from mingle.errors import DiscoveryTimeoutError
-from mingle.store import StoreServer, open_server
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Place:
 
 
 class FixedGathering:
-    """Stands in for `mingle.agents.Gathering`."""
+    """Stands in for `mingle.agents.gathering.Gathering`."""
 
     def __init__(self, place: Place, *, timeout: bool = False) -> None:
         self.lost: str | None = None

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import torch.distributed  # noqa: F401 - takes seconds: here, and not within the time that a test allows
 
-from mingle import rendezvous
-from mingle.discovery import Discovery
-from mingle.machine import Formation
-from mingle.settings import Settings
+from mingle.configuration.settings import Settings
+from mingle.engine.discovery import Discovery
+from mingle.rules.machine import Formation
+from mingle.torch_glue import rendezvous
 from tests.bystanders import free_udp_port
 from tests.loopback import job_name
 

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-from mingle.pinger import Pinger
-from mingle.settings import Network
+from mingle.configuration.settings import Network
+from mingle.pings.pinger import Pinger
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from mingle.transport import Received, Transport
+from mingle.network.transport import Received, Transport
 
 
 def gather(transport: Transport, count: int, *, seconds: float = 5.0) -> list[Received]:

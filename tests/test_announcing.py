@@ -6,11 +6,11 @@ import secrets
 
 import pytest
 
-from mingle import frames
-from mingle.announcing import MAX_CALLERS, PROOF_SECONDS, Announcement
-from mingle.control import MemberConversation
-from mingle.datagrams import Bye, List, Offer, Seek
-from mingle.machine import Answer, Effect, Hangup, Multicast, Notice, Source, Write
+from mingle.observing.announcing import MAX_CALLERS, PROOF_SECONDS, Announcement
+from mingle.rules.control import MemberConversation
+from mingle.rules.machine import Answer, Effect, Hangup, Multicast, Notice, Source, Write
+from mingle.wire import frames
+from mingle.wire.datagrams import Bye, List, Offer, Seek
 from tests.bystanders import Wire, an_announcement
 
 SEEK = Seek(job="resnet", member=b"M" * 16, world_size=2, rank=1, hostname="worker", pid=5)

@@ -7,15 +7,15 @@ import random
 
 import pytest
 
-from mingle.asking import Asking
-from mingle.datagrams import Datagram, Kind, List, Offer, Seek
-from mingle.frames import Who
-from mingle.lobby import Lobby
-from mingle.machine import Answer, Effect, Evidence, Identity, Multicast, Source
-from mingle.membership import Membership, Step
-from mingle.protocol import Seeker
-from mingle.proving import Endpoint
-from mingle.sessions import Sessions
+from mingle.rank.asking import Asking
+from mingle.rank.membership import Membership, Step
+from mingle.rank.sessions import Sessions
+from mingle.rules.lobby import Lobby
+from mingle.rules.machine import Answer, Effect, Evidence, Identity, Multicast, Source
+from mingle.rules.protocol import Seeker
+from mingle.rules.proving import Endpoint
+from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek
+from mingle.wire.frames import Who
 
 HERE = Source(interface="eth0", address="10.0.0.9")
 IDENTITY = Identity(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingle.authentication import (
+from mingle.wire.authentication import (
     DATAGRAM_MAC_BYTES,
     FRAME_MAC_BYTES,
     NONCE_BYTES,

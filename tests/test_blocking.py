@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from mingle import frames
-from mingle.blocking import RUNNING_NOTICE_SECONDS, RUNNING_PATIENCE_SECONDS, SILENT_SECONDS, Blocking
-from mingle.datagrams import Offer
 from mingle.errors import ConflictError
-from mingle.frames import Who
-from mingle.machine import Effect, Identity, Notice
-from mingle.protocol import Seeker
-from mingle.proving import Endpoint
-from mingle.sessions import Session, Sessions
+from mingle.rank.blocking import RUNNING_NOTICE_SECONDS, RUNNING_PATIENCE_SECONDS, SILENT_SECONDS, Blocking
+from mingle.rank.sessions import Session, Sessions
+from mingle.rules.machine import Effect, Identity, Notice
+from mingle.rules.protocol import Seeker
+from mingle.rules.proving import Endpoint
+from mingle.wire import frames
+from mingle.wire.datagrams import Offer
+from mingle.wire.frames import Who
 
 IDENTITY = Identity(
     job="job", attempt="", member=b"M" * 16, rank=1, world_size=2, node="n", who=Who(hostname="h", pid=1)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from mingle import frames
-from mingle.authentication import new_nonce
-from mingle.callers import MAX_UNPROVED, MAX_UNPROVED_PER_SOURCE, PROOF_SECONDS, Callers
-from mingle.control import HandshakeFailed, HostConversation, MemberConversation
-from mingle.frames import Purpose, Who
-from mingle.machine import Effect, Hangup, Write
+from mingle.host.callers import MAX_UNPROVED, MAX_UNPROVED_PER_SOURCE, PROOF_SECONDS, Callers
+from mingle.rules.control import HandshakeFailed, HostConversation, MemberConversation
+from mingle.rules.machine import Effect, Hangup, Write
+from mingle.wire import frames
+from mingle.wire.authentication import new_nonce
+from mingle.wire.frames import Purpose, Who
 
 SESSION = b"S" * 16
 

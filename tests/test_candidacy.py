@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mingle.candidacy import (
+from mingle.election.candidacy import (
     ELECT_AFTER_SECONDS,
     ELECT_SPREAD_MAX_SECONDS,
     ELECT_SPREAD_SECONDS,
@@ -16,9 +16,9 @@ from mingle.candidacy import (
     STAND_SECONDS,
     Candidacy,
 )
-from mingle.datagrams import Offer, Seek
-from mingle.frames import Who
-from mingle.machine import Identity
+from mingle.rules.machine import Identity
+from mingle.wire.datagrams import Offer, Seek
+from mingle.wire.frames import Who
 
 
 def candidate(number: int, *, size: int = 4) -> Candidacy:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from mingle import interfaces
 from mingle.cli import main
-from mingle.interfaces import Interface
+from mingle.network import interfaces
+from mingle.network.interfaces import Interface
 
 LO = Interface("lo", 1, (ip_interface("127.0.0.1/8"),), multicast=False, loopback=True)
 ETH = Interface("eth0", 2, (ip_interface("10.0.0.5/24"), ip_interface("fd00::5/64")))

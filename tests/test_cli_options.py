@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mingle.cli.options import Shared, shared_options
+from mingle.configuration.settings import Network
 from mingle.errors import ConfigurationError, InterfaceError
-from mingle.settings import Network
 
 
 def run(*arguments: str, timeout: float | None = 3.0, **environ: str) -> tuple[Network, Result]:

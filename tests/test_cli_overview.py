@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mingle.cli import overview
-from mingle.datagrams import Seek
-from mingle.sighting import Seeking
+from mingle.observing.sighting import Seeking
+from mingle.wire.datagrams import Seek
 from tests.bystanders import Wire, a_finder, an_announcement
 
 

@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from mingle import connections
-from mingle.connections import Accepted, Closed, Connected, Connections, Data, Event, bare_address, counter
 from mingle.errors import InterfaceError
-from mingle.interfaces import scan
+from mingle.network import connections
+from mingle.network.connections import Accepted, Closed, Connected, Connections, Data, Event, bare_address, counter
+from mingle.network.interfaces import scan
 from tests.test_forksafe import in_child
 
 LO = next(interface for interface in scan() if interface.loopback)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from mingle import frames
-from mingle.authentication import JobKey
-from mingle.control import HandshakeFailed, HostConversation, MemberConversation
-from mingle.datagrams import Rejected
-from mingle.framing import MAX_HANDSHAKE_BYTES, PREFACE, encode_frame
+from mingle.rules.control import HandshakeFailed, HostConversation, MemberConversation
+from mingle.wire import frames
+from mingle.wire.authentication import JobKey
+from mingle.wire.datagrams import Rejected
+from mingle.wire.framing import MAX_HANDSHAKE_BYTES, PREFACE, encode_frame
 from tests import golden
 from tests.golden.examples import (
     ADDRESSES,
@@ -31,7 +31,7 @@ from tests.golden.examples import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mingle.frames import AnyFrame
+    from mingle.wire.frames import AnyFrame
 
 HELLO = STORIES["join"].hello
 ANOTHER_KEY = JobKey(b"another secret", JOB)
@@ -96,7 +96,7 @@ def test_golden_conversation_is_what_we_say(story: str, key: JobKey | None) -> N
 
 @EITHER_KEY
 def test_golden_conversation_is_understood(key: JobKey | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mingle.control.new_nonce", lambda: HOST_NONCE)
+    monkeypatch.setattr("mingle.rules.control.new_nonce", lambda: HOST_NONCE)
     title = "join" if key is None else "join signed"
     member, host = conversations(STORIES["join"], key)
     member.data_to_send()

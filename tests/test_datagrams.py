@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingle import datagrams
-from mingle.authentication import DATAGRAM_MAC_BYTES, JobKey
-from mingle.datagrams import (
+from mingle.wire import datagrams
+from mingle.wire.authentication import DATAGRAM_MAC_BYTES, JobKey
+from mingle.wire.datagrams import (
     FLAG_REPEATED,
     HEADER_BYTES,
     MAJOR_VERSION,

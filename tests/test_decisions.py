@@ -6,7 +6,8 @@ import typing
 
 import pytest
 
-from mingle import decisions, frames, machine
+from mingle.rules import decisions, machine
+from mingle.wire import frames
 
 
 def test_every_decision_is_a_frozen_record_with_a_text() -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from mingle.diagnosis import Facts, examine, troubles
-from mingle.findings import Status
-from mingle.firewall import parse
-from mingle.holders import Holder
+from mingle.checks.diagnosis import Facts, examine, troubles
+from mingle.checks.findings import Status
+from mingle.checks.firewall import parse
+from mingle.checks.holders import Holder
 
 HEALTHY = Facts(
     port=29499,

@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 
-from mingle import datagrams, interfaces, loop, store
-from mingle.discovery import Discovery
+from mingle.configuration.values import Peer
+from mingle.engine import loop, store
+from mingle.engine.discovery import Discovery
+from mingle.engine.store import StoreServer
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, InterfaceError, MingleError
-from mingle.joining import Joiner
-from mingle.machine import Formation
-from mingle.store import StoreServer
-from mingle.values import Peer
+from mingle.network import interfaces
+from mingle.rank.joining import Joiner
+from mingle.rules.machine import Formation
+from mingle.wire import datagrams
 from tests.bystanders import free_udp_port
 from tests.in_process import Formed, discovery_of, formed, settings_of
 from tests.loopback import answers, busy_port, job_name, until

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingle import datagrams, echo
-from mingle.authentication import JobKey
-from mingle.datagrams import Rejected
-from mingle.echo import Echo, Gone, Message, Ping, Pong
-from mingle.groups import LOBBY, job_group
-from mingle.pinging import ANSWERS_PER_SECOND
+from mingle.pings.pinging import ANSWERS_PER_SECOND
+from mingle.wire import datagrams, echo
+from mingle.wire.authentication import JobKey
+from mingle.wire.datagrams import Rejected
+from mingle.wire.echo import Echo, Gone, Message, Ping, Pong
+from mingle.wire.groups import LOBBY, job_group
 
 EXAMPLES = settings(derandomize=True, database=None, deadline=None)
 KEY, OTHER = JobKey(b"s3cret", "resnet"), JobKey(b"another", "resnet")

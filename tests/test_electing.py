@@ -6,14 +6,14 @@ import itertools
 import random
 from typing import Any
 
-from mingle import frames
-from mingle.candidacy import STAND_SECONDS
-from mingle.datagrams import Offer
-from mingle.electing import Elector
+from mingle.election.candidacy import STAND_SECONDS
+from mingle.election.electing import Elector
 from mingle.errors import DiscoveryTimeoutError
-from mingle.hosting import Host
-from mingle.joining import Joiner
-from mingle.machine import Address, Dial, Effect, Hangup, Identity, Multicast, NetworkFacts, Source
+from mingle.host.hosting import Host
+from mingle.rank.joining import Joiner
+from mingle.rules.machine import Address, Dial, Effect, Hangup, Identity, Multicast, NetworkFacts, Source
+from mingle.wire import frames
+from mingle.wire.datagrams import Offer
 
 JOB, LOW, HIGH = "job", bytes(16), b"\xff" * 16
 HERE = Source(interface="eth0", address="10.0.0.9")

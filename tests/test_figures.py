@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mingle.echo import WAYS
-from mingle.figures import Peer, Row
+from mingle.pings.figures import Peer, Row
+from mingle.wire.echo import WAYS
 
 
 def test_a_row() -> None:

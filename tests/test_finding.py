@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mingle.datagrams import Bye, List, Offer, Seek
-from mingle.finding import MAX_SESSIONS, RETRY_SECONDS
-from mingle.machine import Dial, Multicast, Source
+from mingle.observing.finding import MAX_SESSIONS, RETRY_SECONDS
+from mingle.rules.machine import Dial, Multicast, Source
+from mingle.wire.datagrams import Bye, List, Offer, Seek
 from tests.bystanders import WHO, Wire, a_finder, an_announcement
 
 

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from mingle import frames
-from mingle.authentication import FRAME_MAC_BYTES
-from mingle.datagrams import MAX_ADDRESSES, MAX_WORLD_SIZE, Rejected, clip
-from mingle.frames import AnyFrame
-from mingle.framing import MAX_FRAME_BYTES, MAX_HANDSHAKE_BYTES, PREFACE, FrameReader, encode_frame
-from mingle.seats import REMEMBERED_DEPARTURES, REMEMBERED_TEXT
+from mingle.rules.seats import REMEMBERED_DEPARTURES, REMEMBERED_TEXT
+from mingle.wire import frames
+from mingle.wire.authentication import FRAME_MAC_BYTES
+from mingle.wire.datagrams import MAX_ADDRESSES, MAX_WORLD_SIZE, Rejected, clip
+from mingle.wire.frames import AnyFrame
+from mingle.wire.framing import MAX_FRAME_BYTES, MAX_HANDSHAKE_BYTES, PREFACE, FrameReader, encode_frame
 from tests.golden.examples import ADDRESSES, HOST_NONCE, MEMBER, MEMBER_NONCE, PORT, SESSION, STORIES
 from tests.wire_strategies import messages
 

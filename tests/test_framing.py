@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mingle import frames
-from mingle.authentication import FrameKeys
-from mingle.datagrams import Rejected
-from mingle.framing import (
+from mingle.wire import frames
+from mingle.wire.authentication import FrameKeys
+from mingle.wire.datagrams import Rejected
+from mingle.wire.framing import (
     LENGTH_BYTES,
     MAX_FRAME_BYTES,
     MAX_HANDSHAKE_BYTES,
@@ -22,7 +22,7 @@ from mingle.framing import (
 from tests.golden.examples import KEY, STORIES, Spoken, speak
 
 if TYPE_CHECKING:
-    from mingle.frames import AnyFrame
+    from mingle.wire.frames import AnyFrame
 
 REASONS = re.compile(r"magic|version \d{1,3}|size|signature|malformed")
 PLAIN = {name: list(speak(story, None)) for name, story in STORIES.items()}

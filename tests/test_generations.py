@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from mingle.agent_hosting import AgentHost
-from mingle.agent_joining import AgentJoiner
-from mingle.datagrams import Offer
-from mingle.electing import Elector
-from mingle.frames import Who
-from mingle.generations import AgentCandidacy
-from mingle.machine import Identity
+from mingle.agents.generations import AgentCandidacy
+from mingle.agents.hosting import AgentHost
+from mingle.agents.joining import AgentJoiner
+from mingle.election.electing import Elector
+from mingle.rules.machine import Identity
+from mingle.wire.datagrams import Offer
+from mingle.wire.frames import Who
 from tests.lan.agents import AgentGathering
 from tests.views import member
 

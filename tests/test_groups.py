@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mingle.groups import LOBBY, Group, job_group
+from mingle.wire.groups import LOBBY, Group, job_group
 
 JOB_IDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=64)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mingle.heartbeat import LEASE_MARGIN_SECONDS, MEMBER_SILENT_SECONDS, PING_SECONDS, Heartbeat, Leases
-from mingle.quorum import LEASE_SECONDS
+from mingle.agents.heartbeat import LEASE_MARGIN_SECONDS, MEMBER_SILENT_SECONDS, PING_SECONDS, Heartbeat, Leases
+from mingle.agents.quorum import LEASE_SECONDS
 from tests.views import member
 
 A, B = member("A"), member("B")
@@ -38,7 +38,7 @@ def test_silence_is_noticed() -> None:
 
 
 def test_a_host_hears_a_cut_before_its_members_choose_another() -> None:
-    from mingle.agent_hosting import MINORITY_SECONDS
+    from mingle.agents.hosting import MINORITY_SECONDS
 
     last_ping_before_the_cut = -PING_SECONDS
     assert last_ping_before_the_cut + LEASE_SECONDS > MEMBER_SILENT_SECONDS + MINORITY_SECONDS

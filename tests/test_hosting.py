@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 
-from mingle import frames
-from mingle.authentication import JobKey, new_nonce
-from mingle.callers import MAX_UNPROVED_PER_SOURCE, PROOF_SECONDS
-from mingle.control import HandshakeFailed, MemberConversation
-from mingle.datagrams import Bye, List, Offer, Seek
 from mingle.errors import DiscoveryTimeoutError, InterfaceError
-from mingle.frames import Path, Who
-from mingle.hosting import Host
-from mingle.machine import (
+from mingle.host.callers import MAX_UNPROVED_PER_SOURCE, PROOF_SECONDS
+from mingle.host.hosting import Host
+from mingle.rules.control import HandshakeFailed, MemberConversation
+from mingle.rules.machine import (
     Address,
     Answer,
     CloseStore,
@@ -29,8 +25,12 @@ from mingle.machine import (
     Source,
     Write,
 )
-from mingle.registrar import RETURN_SECONDS
-from mingle.seats import Phase
+from mingle.rules.registrar import RETURN_SECONDS
+from mingle.rules.seats import Phase
+from mingle.wire import frames
+from mingle.wire.authentication import JobKey, new_nonce
+from mingle.wire.datagrams import Bye, List, Offer, Seek
+from mingle.wire.frames import Path, Who
 
 SESSION, OWN = b"S" * 16, b"H" * 16
 HERE = Source(interface="eth0", address="10.0.0.9")

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from mingle import inspection
-from mingle.diagnosis import Facts
+from mingle.checks.diagnosis import Facts
 from mingle.errors import InterfaceError
-from mingle.inspection import Observed
-from mingle.interfaces import choose, scan
+from mingle.network import inspection
+from mingle.network.inspection import Observed
+from mingle.network.interfaces import choose, scan
 from tests.lab.lab import why_unavailable
 
 LO = choose(scan(), named=["lo"]).usable
@@ -76,7 +76,7 @@ def test_a_resolver_that_hangs_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> 
 def test_routes_and_rules_of_a_namespace_of_its_own() -> None:
     """In a fresh network namespace, where everything is known."""
     program = (
-        "from mingle import inspection as i; import subprocess as s\n"
+        "from mingle.network import inspection as i; import subprocess as s\n"
         "run = lambda text: s.run(text, shell=True, check=True)\n"
         "assert i.default_route() is None or i.default_route() is False, i.default_route()\n"
         "run('ip link set lo up; ip link add near type veth peer name far; ip link set near up; ip link set far up')\n"

@@ -7,9 +7,9 @@ from ipaddress import IPv4Address, IPv6Address, ip_interface
 import netifaces
 import pytest
 
-from mingle import interfaces
 from mingle.errors import InterfaceError
-from mingle.interfaces import Choice, Interface, Kind, choose, owner, scan
+from mingle.network import interfaces
+from mingle.network.interfaces import Choice, Interface, Kind, choose, owner, scan
 from tests.isolation import ip, needs_namespaces, run_isolated, wait_for_link_local
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mingle import frames
-from mingle.datagrams import MAX_ADDRESSES
-from mingle.frames import Path, Who
-from mingle.framing import MAX_FRAME_BYTES, encode_frame
-from mingle.introduction import SEATS_PER_FRAME, Introduction, roster_parts
-from mingle.machine import Address, Identity
-from mingle.seating import Place
-from mingle.seats import Phase, Seated, Seats, roster_digest
+from mingle.host.introduction import SEATS_PER_FRAME, Introduction, roster_parts
+from mingle.rules.machine import Address, Identity
+from mingle.rules.seating import Place
+from mingle.rules.seats import Phase, Seated, Seats, roster_digest
+from mingle.wire import frames
+from mingle.wire.datagrams import MAX_ADDRESSES
+from mingle.wire.frames import Path, Who
+from mingle.wire.framing import MAX_FRAME_BYTES, encode_frame
 
 SESSION, OWN = b"S" * 16, b"H" * 16
 IDENTITY = Identity(

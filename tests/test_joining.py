@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from mingle import frames
-from mingle.blocking import SILENT_SECONDS
-from mingle.control import HandshakeFailed, HostConversation
-from mingle.datagrams import Offer, State
 from mingle.errors import ConflictError, DiscoveryTimeoutError
-from mingle.frames import Who
-from mingle.joining import Joiner
-from mingle.machine import Dial, Effect, Hangup, Identity, Multicast, NetworkFacts, ProveStore, Source, Write
-from mingle.membership import DOUBT_SECONDS, RETURN_SECONDS, STORE_RETRY_SECONDS, Step
-from mingle.protocol import SEEK_INTERVAL_MAX_SECONDS
-from mingle.proving import ADDRESS_SECONDS
+from mingle.rank.blocking import SILENT_SECONDS
+from mingle.rank.joining import Joiner
+from mingle.rank.membership import DOUBT_SECONDS, RETURN_SECONDS, STORE_RETRY_SECONDS, Step
+from mingle.rules.control import HandshakeFailed, HostConversation
+from mingle.rules.machine import Dial, Effect, Hangup, Identity, Multicast, NetworkFacts, ProveStore, Source, Write
+from mingle.rules.protocol import SEEK_INTERVAL_MAX_SECONDS
+from mingle.rules.proving import ADDRESS_SECONDS
+from mingle.wire import frames
+from mingle.wire.datagrams import Offer, State
+from mingle.wire.frames import Who
 
 SESSION, OTHER = b"S" * 16, b"T" * 16
 ADDRESS = "10.0.0.1"

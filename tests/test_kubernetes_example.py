@@ -9,8 +9,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from mingle.launchers import INDEXED_JOB
-from mingle.settings import VARIABLES, resolve
+from mingle.configuration.launchers import INDEXED_JOB
+from mingle.configuration.settings import VARIABLES, resolve
 
 MANIFEST = Path(__file__).parents[1] / "examples" / "kubernetes" / "digits.yaml"
 

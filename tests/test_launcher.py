@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from mingle.configuration.launcher import Launcher, expand_counts
 from mingle.errors import LauncherError
-from mingle.launcher import Launcher, expand_counts
 
 WHOLE = {"X_RANK": "1", "X_SIZE": "4"}
 

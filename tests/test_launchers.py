@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import astuple
 
+from mingle.configuration.launchers import LAUNCHERS, TORCHRUN, Identity, Launcher, detect, seen
 from mingle.errors import LauncherError
-from mingle.launchers import LAUNCHERS, TORCHRUN, Identity, Launcher, detect, seen
 from tests import launcher_environments as recorded
 from tests.launcher_environments import BY_LAUNCHER
 

@@ -7,12 +7,12 @@ from collections import Counter
 
 import pytest
 
-from mingle.datagrams import Seek
+from mingle.checks.findings import Finding, Status
+from mingle.configuration.settings import Network
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError
-from mingle.findings import Finding, Status
-from mingle.lookup import find, look_round, not_found
-from mingle.machine import NetworkFacts
-from mingle.settings import Network
+from mingle.observing.lookup import find, look_round, not_found
+from mingle.rules.machine import NetworkFacts
+from mingle.wire.datagrams import Seek
 from tests.bystanders import Wire, a_finder, announcing, free_udp_port, gathering
 from tests.test_finding import an_offer
 

@@ -14,12 +14,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from mingle import datagrams, interfaces
-from mingle.datagrams import Bye, Datagram, Offer, Seek
-from mingle.loop import Loop
-from mingle.machine import Answer, Dial, Effect, Hangup, Multicast, Source, Write
-from mingle.settings import Network
-from mingle.values import Peer
+from mingle.configuration.settings import Network
+from mingle.configuration.values import Peer
+from mingle.engine.loop import Loop
+from mingle.network import interfaces
+from mingle.rules.machine import Answer, Dial, Effect, Hangup, Multicast, Source, Write
+from mingle.wire import datagrams
+from mingle.wire.datagrams import Bye, Datagram, Offer, Seek
 from tests.bystanders import free_udp_port
 
 MEMBER, SESSION = b"m" * 16, b"s" * 16

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from mingle.datagrams import Bye, List, Offer, Seek
-from mingle.frames import Who
-from mingle.machine import REMEMBERED_PER_KIND, Evidence, Identity, Source, note, note_name
+from mingle.rules.machine import REMEMBERED_PER_KIND, Evidence, Identity, Source, note, note_name
+from mingle.wire.datagrams import Bye, List, Offer, Seek
+from mingle.wire.frames import Who
 
 HERE = Source(interface="eth0", address="10.0.0.7")
 IDENTITY = Identity(

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from mingle import frames
-from mingle.datagrams import Offer
-from mingle.frames import Who
-from mingle.machine import Effect, Evidence, Identity, ProveStore
-from mingle.membership import DOUBT_SECONDS, RETURN_SECONDS, STORE_RETRY_SECONDS, Membership, Step
-from mingle.proving import Endpoint
-from mingle.sessions import Sessions
+from mingle.rank.membership import DOUBT_SECONDS, RETURN_SECONDS, STORE_RETRY_SECONDS, Membership, Step
+from mingle.rank.sessions import Sessions
+from mingle.rules.machine import Effect, Evidence, Identity, ProveStore
+from mingle.rules.proving import Endpoint
+from mingle.wire import frames
+from mingle.wire.datagrams import Offer
+from mingle.wire.frames import Who
 
 SESSION = b"S" * 16
 ADDRESS = "10.0.0.1"

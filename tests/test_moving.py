@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 
-from mingle.datagrams import Offer
-from mingle.frames import Who
-from mingle.machine import Effect, Evidence, Identity
-from mingle.membership import RETURN_SECONDS, Membership, Step
-from mingle.moving import MOVE_SECONDS, Moving
-from mingle.proving import Endpoint
-from mingle.sessions import RETRY_SECONDS, Session, Sessions
+from mingle.rank.membership import RETURN_SECONDS, Membership, Step
+from mingle.rank.moving import MOVE_SECONDS, Moving
+from mingle.rank.sessions import RETRY_SECONDS, Session, Sessions
+from mingle.rules.machine import Effect, Evidence, Identity
+from mingle.rules.proving import Endpoint
+from mingle.wire.datagrams import Offer
+from mingle.wire.frames import Who
 
 IDENTITY = Identity(
     job="job", attempt="", member=b"M" * 16, rank=None, world_size=3, node="n", who=Who(hostname="h", pid=1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from mingle.groups import job_group
-from mingle.interfaces import choose, scan
-from mingle.network_facts import Seen, network_facts, observed
-from mingle.settings import Network
-from mingle.values import Peer
+from mingle.configuration.settings import Network
+from mingle.configuration.values import Peer
+from mingle.engine.network_facts import Seen, network_facts, observed
+from mingle.network.interfaces import choose, scan
+from mingle.wire.groups import job_group
 
 LO = choose(scan(), named=["lo"]).usable
 SEEN = Seen(

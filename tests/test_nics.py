@@ -7,11 +7,12 @@ from ipaddress import ip_interface
 
 import pytest
 
-from mingle import datagrams, interfaces
+from mingle.configuration.settings import Network
+from mingle.engine.nics import Nics, own_addresses
 from mingle.errors import InterfaceError
-from mingle.interfaces import Interface
-from mingle.nics import Nics, own_addresses
-from mingle.settings import Network
+from mingle.network import interfaces
+from mingle.network.interfaces import Interface
+from mingle.wire import datagrams
 
 
 def nic(name: str, index: int, *addresses: str, up: bool = True) -> Interface:

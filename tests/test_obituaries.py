@@ -8,10 +8,10 @@ import os
 
 import pytest
 
-from mingle.connections import _in_words
-from mingle.machine import Dial, Effect, Hangup
-from mingle.obituaries import ANSWER_SECONDS, ASK_SECONDS, REFUSED, Obituaries
-from mingle.quorum import machine_of
+from mingle.agents.obituaries import ANSWER_SECONDS, ASK_SECONDS, REFUSED, Obituaries
+from mingle.agents.quorum import machine_of
+from mingle.network.connections import _in_words
+from mingle.rules.machine import Dial, Effect, Hangup
 from tests.views import member, node
 
 REASON = _in_words(OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED)))

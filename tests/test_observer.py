@@ -7,11 +7,11 @@ import time
 
 import pytest
 
+from mingle.configuration.settings import Network
+from mingle.configuration.values import Peer
 from mingle.errors import InterfaceError
-from mingle.finding import Finder
-from mingle.observer import Observer, new_name, this_process
-from mingle.settings import Network
-from mingle.values import Peer
+from mingle.observing.finding import Finder
+from mingle.observing.observer import Observer, new_name, this_process
 from tests.bystanders import an_announcement, free_udp_port
 
 

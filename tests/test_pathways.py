@@ -6,14 +6,14 @@ import itertools
 
 import pytest
 
-from mingle import pathways
-from mingle.diagnosis import Facts
-from mingle.echo import Way
-from mingle.figures import Peer, Row
-from mingle.findings import Finding, Status
-from mingle.firewall import parse
-from mingle.frames import Who
-from mingle.pinging import Pinging
+from mingle.checks.diagnosis import Facts
+from mingle.checks.findings import Finding, Status
+from mingle.checks.firewall import parse
+from mingle.pings import pathways
+from mingle.pings.figures import Peer, Row
+from mingle.pings.pinging import Pinging
+from mingle.wire.echo import Way
+from mingle.wire.frames import Who
 
 FINE = (8, 8, 8)
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from mingle import peers
-from mingle.peers import PER_ROUND, Peers, PeerSchedule, Resolver
-from mingle.values import Peer
+from mingle.configuration.values import Peer
+from mingle.network import peers
+from mingle.network.peers import PER_ROUND, Peers, PeerSchedule, Resolver
 from tests.loopback import until
 
 A, B = ("10.0.0.1", 29499), ("10.0.0.2", 29499)

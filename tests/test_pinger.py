@@ -8,15 +8,15 @@ import time
 
 import pytest
 
-from mingle import datagrams, echo
-from mingle.echo import Ping, Pong
+from mingle.configuration.settings import Network
+from mingle.configuration.values import Peer
 from mingle.errors import InterfaceError
-from mingle.finding import Finder
-from mingle.groups import LOBBY
-from mingle.observer import Observer, new_name, this_process
-from mingle.pinger import Pinger
-from mingle.settings import Network
-from mingle.values import Peer
+from mingle.observing.finding import Finder
+from mingle.observing.observer import Observer, new_name, this_process
+from mingle.pings.pinger import Pinger
+from mingle.wire import datagrams, echo
+from mingle.wire.echo import Ping, Pong
+from mingle.wire.groups import LOBBY
 from tests.bystanders import free_udp_port
 from tests.receiving import no_descriptor_leaks
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from mingle import echo
-from mingle.authentication import JobKey
-from mingle.echo import Gone, Message, Ping, Way
-from mingle.frames import Who
-from mingle.machine import Dial, Hangup, Write
-from mingle.pinging import ANSWERS_PER_SECOND, MAX_ACCEPTED, MAX_PEERS, Cast, Pinging, Post, Reply
+from mingle.pings.pinging import ANSWERS_PER_SECOND, MAX_ACCEPTED, MAX_PEERS, Cast, Pinging, Post, Reply
+from mingle.rules.machine import Dial, Hangup, Write
+from mingle.wire import echo
+from mingle.wire.authentication import JobKey
+from mingle.wire.echo import Gone, Message, Ping, Way
+from mingle.wire.frames import Who
 
 PORT = 29499
 Lost = Callable[[str, str, Way], bool]

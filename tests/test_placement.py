@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from mingle.configuration.placement import place
 from mingle.errors import ConfigurationError, LauncherError
-from mingle.placement import place
 from tests.launcher_environments import PYTORCH_JOB_OF_8_PER_POD as PODS_OF_8
 
 SRUN_TASK = {

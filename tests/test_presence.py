@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mingle.datagrams import Bye, List, Offer, Seek
-from mingle.frames import Who
-from mingle.introduction import Introduction
-from mingle.machine import Address, Answer, Effect, Evidence, Identity, Multicast, Source
-from mingle.presence import Presence
+from mingle.host.introduction import Introduction
+from mingle.host.presence import Presence
+from mingle.rules.machine import Address, Answer, Effect, Evidence, Identity, Multicast, Source
+from mingle.wire.datagrams import Bye, List, Offer, Seek
+from mingle.wire.frames import Who
 
 OWN, OTHER = b"H" * 16, b"T" * 16
 IDENTITY = Identity(job="job", attempt="", member=OWN, rank=0, world_size=2, node="n", who=Who(hostname="h", pid=1))

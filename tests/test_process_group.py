@@ -19,10 +19,11 @@ import torch
 import torch.distributed as dist
 
 import mingle
-from mingle import loop, process_group, rendezvous, store
+from mingle.configuration.settings import Settings
+from mingle.engine import loop, store
 from mingle.errors import ConfigurationError, ConflictError, DiscoveryTimeoutError, MingleError
-from mingle.process_group import check_options, parse_url, register, rendezvous_handler
-from mingle.settings import Settings
+from mingle.torch_glue import process_group, rendezvous
+from mingle.torch_glue.process_group import check_options, parse_url, register, rendezvous_handler
 from tests.bystanders import free_udp_port
 from tests.in_process import discovery_of, settings_of
 from tests.loopback import answers, job_name, until

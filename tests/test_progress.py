@@ -12,9 +12,9 @@ import threading
 
 import pytest
 
-from mingle import progress
-from mingle.machine import Snapshot
-from mingle.progress import Progress, line, say
+from mingle.engine import progress
+from mingle.engine.progress import Progress, line, say
+from mingle.rules.machine import Snapshot
 from tests.loopback import job_name
 
 SEEKING = Snapshot(host_found=False, joined=0, missing=())
@@ -242,7 +242,8 @@ def test_one_process_of_a_node_speaks_and_hands_it_on(capsys: pytest.CaptureFixt
 @linux_only
 def test_the_kernel_hands_it_on_when_a_speaker_is_killed(job: str) -> None:
     code = (
-        "import sys; from mingle.progress import Progress; shown = Progress(sys.argv[1], 2, 0, off=False, now=0.0); "
+        "import sys; from mingle.engine.progress import Progress\n"
+        "shown = Progress(sys.argv[1], 2, 0, off=False, now=0.0); "
         "print(shown.wants_status(9.0), flush=True); sys.stdin.read()"
     )
     mine = Progress(job, 2, 1, off=False, now=0.0)

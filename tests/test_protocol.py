@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from mingle.protocol import (
+from mingle.rules.protocol import (
     ANSWER_GAP_SECONDS,
     BURST_SECONDS,
     FIRST_SEEK_MAX_SECONDS,

@@ -19,39 +19,39 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingle import datagrams, frames, framing, groups
-from mingle.membership import Step
-from mingle.seats import Phase, roster_digest
+from mingle.rank.membership import Step
+from mingle.rules.seats import Phase, roster_digest
+from mingle.wire import datagrams, frames, framing, groups
 from tests import golden
 from tests.golden.examples import ADDRESSES, HOST_NONCE, JOB, PORT, SECRET, SESSION, render
 
 TEXT = golden.DOCUMENT.read_text(encoding="utf-8")
 EXAMPLES = settings(derandomize=True, database=None, deadline=None)
 MODULES_OF_TIMERS = (
-    "protocol",
-    "lobby",
-    "proving",
-    "joining",
-    "sessions",
-    "membership",
-    "blocking",
-    "moving",
-    "racing",
-    "hosting",
-    "callers",
-    "electing",
-    "candidacy",
-    "telling",
-    "registrar",
-    "rivals",
-    "peers",
-    "quorum",
-    "heartbeat",
-    "obituaries",
-    "superseding",
-    "agent_registrar",
-    "agent_hosting",
-    "agent_joining",
+    "rules.protocol",
+    "rules.lobby",
+    "rules.proving",
+    "rank.joining",
+    "rank.sessions",
+    "rank.membership",
+    "rank.blocking",
+    "rank.moving",
+    "rank.racing",
+    "host.hosting",
+    "host.callers",
+    "election.electing",
+    "election.candidacy",
+    "election.telling",
+    "rules.registrar",
+    "host.rivals",
+    "network.peers",
+    "agents.quorum",
+    "agents.heartbeat",
+    "agents.obituaries",
+    "agents.superseding",
+    "agents.registrar",
+    "agents.hosting",
+    "agents.joining",
 )
 
 
@@ -206,7 +206,7 @@ CONSTANTS = {quoted(cells[0])[0]: cells[1] for cells in rows(section("Timers and
 
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_constant_has_the_documented_value(name: str) -> None:
-    module, _, constant = name.partition(".")
+    module, _, constant = name.rpartition(".")
     value = getattr(importlib.import_module(f"mingle.{module}"), constant)
     documented = tuple(float(number) for number in CONSTANTS[name].split(","))
     assert documented == (value if isinstance(value, tuple) else (value,))

@@ -6,12 +6,9 @@ import itertools
 
 import pytest
 
-from mingle.authentication import new_nonce
-from mingle.control import HandshakeFailed, HostConversation
-from mingle.datagrams import Offer, Rejected
-from mingle.frames import Hello, Ping
-from mingle.machine import Dial, Effect, Hangup, Write
-from mingle.proving import (
+from mingle.rules.control import HandshakeFailed, HostConversation
+from mingle.rules.machine import Dial, Effect, Hangup, Write
+from mingle.rules.proving import (
     ADDRESS_SECONDS,
     FAILURE_SECONDS,
     MAX_ENDPOINTS,
@@ -22,6 +19,9 @@ from mingle.proving import (
     merged,
     named,
 )
+from mingle.wire.authentication import new_nonce
+from mingle.wire.datagrams import Offer, Rejected
+from mingle.wire.frames import Hello, Ping
 
 SESSION = b"S" * 16
 FIRST, SECOND, THIRD = "10.0.0.1", "10.1.0.1", "172.17.0.1"

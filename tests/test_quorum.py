@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mingle.agents.quorum import LEASE_SECONDS, Nodes, Standing, holds, in_force, machine_of, may_survive, survives
 from mingle.errors import ConfigurationError
-from mingle.quorum import LEASE_SECONDS, Nodes, Standing, holds, in_force, machine_of, may_survive, survives
 from tests.views import member, members, view
 
 EXAMPLES = settings(derandomize=True, database=None, deadline=None)
@@ -120,7 +120,7 @@ def test_two_halves_never_both_go_on(
         else survives(whole, side, bound_until=bound, dead=dead, now=now) and bool(side)
         for side in (left, right)
     ]
-    # What the host's side counts out has died as a member of its session: see mingle.heartbeat.Leases.
+    # What the host's side counts out has died as a member of its session: see mingle.agents.heartbeat.Leases.
     assert not all(halves) or not (left and right)
 
 

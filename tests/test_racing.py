@@ -7,17 +7,17 @@ import random
 
 import pytest
 
-from mingle.blocking import Blocking
-from mingle.control import HostConversation
-from mingle.datagrams import Offer, State
-from mingle.frames import Running, Who
-from mingle.machine import Dial, Effect, Evidence, Identity, Write
-from mingle.membership import RETURN_SECONDS, Membership, Step
-from mingle.moving import Moving
-from mingle.protocol import Seeker
-from mingle.proving import ADDRESS_SECONDS
-from mingle.racing import TELL_HOST_SECONDS, Racing
-from mingle.sessions import Session, Sessions
+from mingle.rank.blocking import Blocking
+from mingle.rank.membership import RETURN_SECONDS, Membership, Step
+from mingle.rank.moving import Moving
+from mingle.rank.racing import TELL_HOST_SECONDS, Racing
+from mingle.rank.sessions import Session, Sessions
+from mingle.rules.control import HostConversation
+from mingle.rules.machine import Dial, Effect, Evidence, Identity, Write
+from mingle.rules.protocol import Seeker
+from mingle.rules.proving import ADDRESS_SECONDS
+from mingle.wire.datagrams import Offer, State
+from mingle.wire.frames import Running, Who
 
 ONE, OTHER = b"S" * 16, b"T" * 16
 

@@ -6,12 +6,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from mingle import frames
-from mingle.decisions import Deserted, Drop, Formed, NoCommonNetwork, OpenStore, Reopened, Tell
-from mingle.frames import Path, Who
-from mingle.framing import MAX_FRAME_BYTES, encode_frame
-from mingle.registrar import ACKNOWLEDGE_SECONDS, CHALLENGE_SECONDS, RETURN_SECONDS, Registrar
-from mingle.seats import REMEMBERED_DEPARTURES, Phase, roster_digest
+from mingle.rules.decisions import Deserted, Drop, Formed, NoCommonNetwork, OpenStore, Reopened, Tell
+from mingle.rules.registrar import ACKNOWLEDGE_SECONDS, CHALLENGE_SECONDS, RETURN_SECONDS, Registrar
+from mingle.rules.seats import REMEMBERED_DEPARTURES, Phase, roster_digest
+from mingle.wire import frames
+from mingle.wire.frames import Path, Who
+from mingle.wire.framing import MAX_FRAME_BYTES, encode_frame
 
 SESSION = b"S" * 16
 HOST = b"H" * 16

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import mingle
-from mingle import gloo, interfaces, loop, progress, rendezvous, store
-from mingle.environment import process_environment
+from mingle.configuration.settings import Settings
+from mingle.engine import loop, progress, store
 from mingle.errors import (
     ConfigurationError,
     DiscoveryTimeoutError,
@@ -26,9 +26,11 @@ from mingle.errors import (
     LauncherError,
     MingleError,
 )
-from mingle.interfaces import Interface
-from mingle.machine import Formation
-from mingle.settings import Settings
+from mingle.network import interfaces
+from mingle.network.interfaces import Interface
+from mingle.rules.machine import Formation
+from mingle.torch_glue import gloo, rendezvous
+from mingle.torch_glue.environment import process_environment
 from tests.bystanders import free_udp_port
 from tests.in_process import discovery_of, settings_of
 from tests.loopback import answers, busy_port, job_name, until

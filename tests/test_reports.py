@@ -6,11 +6,12 @@ from collections import Counter
 
 import pytest
 
-from mingle import findings, reports
+from mingle.checks import findings
+from mingle.checks.findings import Finding
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, InterfaceError, MingleError
-from mingle.findings import Finding
-from mingle.frames import Refused, Running, Status, Who
-from mingle.machine import Evidence, Identity, NetworkFacts
+from mingle.rules import reports
+from mingle.rules.machine import Evidence, Identity, NetworkFacts
+from mingle.wire.frames import Refused, Running, Status, Who
 
 ME = Identity(
     job="resnet",

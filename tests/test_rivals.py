@@ -7,14 +7,21 @@ from typing import Any
 
 import pytest
 
-from mingle import frames
-from mingle.authentication import new_nonce
-from mingle.control import HostConversation
-from mingle.datagrams import Offer, State
-from mingle.frames import Who
-from mingle.machine import Dial, Effect, Write
-from mingle.proving import ADDRESS_SECONDS, Endpoint
-from mingle.rivals import MAX_SESSIONS, RETRY_SECONDS, RIVAL_SECONDS, RUNNING_NOTICE_SECONDS, SILENT_SECONDS, Rivals
+from mingle.host.rivals import (
+    MAX_SESSIONS,
+    RETRY_SECONDS,
+    RIVAL_SECONDS,
+    RUNNING_NOTICE_SECONDS,
+    SILENT_SECONDS,
+    Rivals,
+)
+from mingle.rules.control import HostConversation
+from mingle.rules.machine import Dial, Effect, Write
+from mingle.rules.proving import ADDRESS_SECONDS, Endpoint
+from mingle.wire import frames
+from mingle.wire.authentication import new_nonce
+from mingle.wire.datagrams import Offer, State
+from mingle.wire.frames import Who
 
 OTHER = b"T" * 16
 WHO = Who(hostname="h9", pid=9, address="10.0.0.9", rank=0)

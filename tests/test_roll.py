@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mingle.roll import Roll
+from mingle.agents.roll import Roll
 from tests.views import member, members, node, view
 
 

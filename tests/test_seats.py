@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mingle import frames
-from mingle.registrar import Registrar
-from mingle.seats import Phase, roster_digest
+from mingle.rules.registrar import Registrar
+from mingle.rules.seats import Phase, roster_digest
+from mingle.wire import frames
 
 SESSION, HOST = b"s" * 16, b"h" * 16
 

@@ -11,11 +11,12 @@ from functools import partial
 
 import pytest
 
-from mingle import session, store
+from mingle.engine import store
 from mingle.errors import MingleError
 from mingle.job import Member
-from mingle.joining import Joiner
-from mingle.session import LoneSession, RunningSession, group_stands
+from mingle.rank.joining import Joiner
+from mingle.torch_glue import session
+from mingle.torch_glue.session import LoneSession, RunningSession, group_stands
 from tests.in_process import Formed, formed
 from tests.loopback import answers, until
 from tests.test_forksafe import in_child

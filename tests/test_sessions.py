@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from mingle.datagrams import Offer, State
-from mingle.frames import Who
-from mingle.machine import Dial, Effect, Hangup, Identity
-from mingle.proving import ADDRESS_SECONDS, Endpoint
-from mingle.sessions import REMEMBERED_SESSIONS, RETRY_SECONDS, Session, Sessions
+from mingle.rank.sessions import REMEMBERED_SESSIONS, RETRY_SECONDS, Session, Sessions
+from mingle.rules.machine import Dial, Effect, Hangup, Identity
+from mingle.rules.proving import ADDRESS_SECONDS, Endpoint
+from mingle.wire.datagrams import Offer, State
+from mingle.wire.frames import Who
 
 IDENTITY = Identity(
     job="job", attempt="", member=b"M" * 16, rank=1, world_size=2, node="n", who=Who(hostname="h", pid=1)

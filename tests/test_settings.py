@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mingle import settings
+from mingle.configuration import settings
+from mingle.configuration.settings import Network, Peer, Settings, resolve, resolve_network
 from mingle.errors import ConfigurationError, LauncherError, MingleError
-from mingle.settings import Network, Peer, Settings, resolve, resolve_network
 
 TORCHRUN_TASK = {
     "RANK": "5",
@@ -348,12 +348,12 @@ def test_errors_have_their_three_parts() -> None:
 
 def test_the_settings_side_loads_no_heavy_module() -> None:
     heavy = {"torch", "click", "rich", "netifaces", "multicast_expert"}
-    modules = ["errors", "values", "launchers", "placement", "settings", "node", "environment"]
-    imports = ", ".join(f"mingle.{name}" for name in modules)
+    modules = [f"configuration.{name}" for name in ("values", "launchers", "placement", "settings", "node")]
+    imports = ", ".join(f"mingle.{name}" for name in ("errors", "torch_glue.environment", *modules))
     code = f"import sys, {imports}; print(*{heavy} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(Path(settings.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": str(Path(settings.__file__).parents[2])},
         capture_output=True,
         text=True,
         check=True,

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from mingle import datagrams, siblings
-from mingle.datagrams import Seek
-from mingle.siblings import Siblings
-from mingle.transport import Received
+from mingle.network import siblings
+from mingle.network.siblings import Siblings
+from mingle.network.transport import Received
+from mingle.wire import datagrams
+from mingle.wire.datagrams import Seek
 from tests.bystanders import free_udp_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract Unix sockets")

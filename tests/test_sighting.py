@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mingle import frames
-from mingle.datagrams import Kind, Offer, Seek
-from mingle.proving import Endpoint
-from mingle.sighting import Seeking, Sighting, endpoint_text, is_host, ranks_seeking
+from mingle.observing.sighting import Seeking, Sighting, endpoint_text, is_host, ranks_seeking
+from mingle.rules.proving import Endpoint
+from mingle.wire import frames
+from mingle.wire.datagrams import Kind, Offer, Seek
 
 
 def sighting(

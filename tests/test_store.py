@@ -17,10 +17,10 @@ import torch
 from torch.distributed import TCPStore
 
 import tests.in_process  # noqa: F401 - torch, so that it costs each test as little as it can
-from mingle import store
+from mingle.engine import store
+from mingle.engine.store import StoreServer, check_port, open_server, prove
 from mingle.errors import ConfigurationError, MingleError
-from mingle.interfaces import scan
-from mingle.store import StoreServer, check_port, open_server, prove
+from mingle.network.interfaces import scan
 from tests.loopback import answers, busy_port, closed_port, until
 from tests.test_forksafe import in_child
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from mingle import datagrams, store, store_loop
-from mingle.authentication import JobKey
-from mingle.datagrams import List, Seek
+from mingle.engine import store, store_loop
+from mingle.engine.store import StoreServer
+from mingle.engine.store_loop import StoreLoop
 from mingle.errors import ConfigurationError, MingleError
-from mingle.store import StoreServer
-from mingle.store_loop import StoreLoop
+from mingle.wire import datagrams
+from mingle.wire.authentication import JobKey
+from mingle.wire.datagrams import List, Seek
 
 
 class Machine:

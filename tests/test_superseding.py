@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 
-from mingle import frames
-from mingle.authentication import new_nonce
-from mingle.control import HostConversation
-from mingle.datagrams import Offer
-from mingle.machine import Dial, Effect, Hangup, Write
-from mingle.proving import Endpoint
-from mingle.superseding import AGAIN_SECONDS, Superseding
+from mingle.agents.superseding import AGAIN_SECONDS, Superseding
+from mingle.rules.control import HostConversation
+from mingle.rules.machine import Dial, Effect, Hangup, Write
+from mingle.rules.proving import Endpoint
+from mingle.wire import frames
+from mingle.wire.authentication import new_nonce
+from mingle.wire.datagrams import Offer
 from tests.views import member
 
 OFFER = Offer(

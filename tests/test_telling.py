@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-from mingle import frames
-from mingle.control import HostConversation
-from mingle.datagrams import Offer
-from mingle.frames import Sighting, Who
-from mingle.machine import Dial, Effect, Hangup, Identity, Write
-from mingle.proving import ADDRESS_SECONDS
-from mingle.telling import MAX_TOLD, TELL_AGAIN_SECONDS, Telling
+from mingle.election.telling import MAX_TOLD, TELL_AGAIN_SECONDS, Telling
+from mingle.rules.control import HostConversation
+from mingle.rules.machine import Dial, Effect, Hangup, Identity, Write
+from mingle.rules.proving import ADDRESS_SECONDS
+from mingle.wire import frames
+from mingle.wire.datagrams import Offer
+from mingle.wire.frames import Sighting, Who
 
 OWN, LOSER = b"A" * 16, b"T" * 16
 IDENTITY = Identity(job="job", attempt="", member=OWN, rank=None, world_size=2, node="n", who=Who(hostname="h", pid=1))

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from multicast_expert import MulticastExpertError
 
-from mingle import udp
 from mingle.errors import InterfaceError
-from mingle.groups import LOBBY, job_group
-from mingle.interfaces import Family, Interface, scan
-from mingle.transport import MAX_DATAGRAM, Transport
+from mingle.network import udp
+from mingle.network.interfaces import Family, Interface, scan
+from mingle.network.transport import MAX_DATAGRAM, Transport
+from mingle.wire.groups import LOBBY, job_group
 from tests.receiving import gather, no_descriptor_leaks, nothing_more
 
 LO = next(interface for interface in scan() if interface.loopback)

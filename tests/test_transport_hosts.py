@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from mingle import udp
 from mingle.errors import InterfaceError
-from mingle.groups import LOBBY, job_group
-from mingle.interfaces import Family, Interface, scan
-from mingle.transport import Transport
+from mingle.network import udp
+from mingle.network.interfaces import Family, Interface, scan
+from mingle.network.transport import Transport
+from mingle.wire.groups import LOBBY, job_group
 from tests.isolation import cable, host, inside, ip, needs_namespaces, nft, run_isolated
 from tests.receiving import gather, no_descriptor_leaks, nothing_more
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from mingle import udp
-from mingle.interfaces import Interface, scan
-from mingle.udp import Version
+from mingle.network import udp
+from mingle.network.interfaces import Interface, scan
+from mingle.network.udp import Version
 from tests.bystanders import free_udp_port
 from tests.receiving import no_descriptor_leaks
 from tests.test_forksafe import in_child

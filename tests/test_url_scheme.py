@@ -39,7 +39,7 @@ print(json.dumps({
     "source": __import__("inspect").getsource(rendezvous)[:16],
 }))
 """
-REGISTERED = {"mingle": "mingle.process_group.rendezvous_handler"}
+REGISTERED = {"mingle": "mingle.torch_glue.process_group.rendezvous_handler"}
 
 
 @pytest.fixture
@@ -79,9 +79,9 @@ def check(seen: dict[str, Any]) -> None:
         "import mingle; import torch.distributed",
         "import torch; import mingle",
         "import mingle; from torch.distributed.rendezvous import register_rendezvous_handler",
-        "import mingle; from mingle import url_scheme; url_scheme.install(); url_scheme.install()",
-        "import mingle; import torch.distributed; from mingle import url_scheme; url_scheme.install()",
-        "import mingle; import torch.distributed; mingle.url_scheme._register()",
+        "import mingle; from mingle.torch_glue import url_scheme; url_scheme.install(); url_scheme.install()",
+        "import mingle; import torch.distributed; from mingle.torch_glue import url_scheme; url_scheme.install()",
+        "import mingle; import torch.distributed; mingle.torch_glue.url_scheme._register()",
         # Somebody looks whether torch has the module, and does not load it.
         "import mingle, importlib.util; assert importlib.util.find_spec('torch.distributed.rendezvous')",
     ],
@@ -108,9 +108,10 @@ def test_it_is_known_with_the_real_torch() -> None:
 
 def test_without_torch_one_finder_waits_and_is_in_nobodys_way(small_torch: Path) -> None:
     seen = run(
-        "import json, sys, importlib, mingle; from mingle import url_scheme; url_scheme.install()\n"
+        "import json, sys, importlib, mingle; from mingle.torch_glue import url_scheme; url_scheme.install()\n"
         "import csv, xml.dom\n"
-        "print(json.dumps([type(finder).__module__ for finder in sys.meta_path].count('mingle.url_scheme')))",
+        "finders = [type(finder).__module__ for finder in sys.meta_path]\n"
+        "print(json.dumps(finders.count('mingle.torch_glue.url_scheme')))",
         small_torch,
     )
     assert seen == 1

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mingle import values
+from mingle.configuration import values
+from mingle.configuration.values import Peer
 from mingle.errors import ConfigurationError, LauncherError
-from mingle.values import Peer
 
 
 class AnotherLibrarysInteger:

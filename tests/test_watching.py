@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mingle.watching import SEEKER_SECONDS, SESSION_SECONDS, Watching
+from mingle.observing.watching import SEEKER_SECONDS, SESSION_SECONDS, Watching
 from tests.bystanders import Wire, a_finder, an_announcement
 
 
@@ -24,7 +24,7 @@ def test_a_host_that_goes_is_forgotten() -> None:
 
 
 def test_a_seeker_that_goes_is_forgotten() -> None:
-    from mingle.datagrams import Seek
+    from mingle.wire.datagrams import Seek
 
     wire = Wire()
     finder = a_finder(wire, None)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mingle.frames import Join, Node, Path, View, Who
-from mingle.quorum import machine_of
+from mingle.agents.quorum import machine_of
+from mingle.wire.frames import Join, Node, Path, View, Who
 
 
 def member(letter: str) -> bytes:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from hypothesis import strategies as st
 
-from mingle.datagrams import MAX_JOB_ID_BYTES, MAX_SHORT_TEXT_BYTES, clip
+from mingle.wire.datagrams import MAX_JOB_ID_BYTES, MAX_SHORT_TEXT_BYTES, clip
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,31 +9,28 @@ Every machine runs the same command; nobody types an address::
 
 Doors: :func:`init`, :func:`discover`, ``init_method="mingle://JOB"``, and the command ``mingle-discover``.
 
-A map of the package, from the inside out:
+A map of the package, from the inside out (``docs/architecture.md`` says what each module is for):
 
-====================  ==============================================================================
-wire                  ``datagrams``, ``frames``, ``authentication``, ``groups``
-rules (pure)          ``protocol``, ``lobby``, ``control``, ``proving``, ``registrar``, ``seating``
-machines (pure)       ``joining`` (a rank), ``hosting`` (rank 0), ``electing`` (neither yet), ``machine``, ``reports``
-… of a rank           ``asking``, ``sessions``, ``racing``, ``membership``, ``blocking``, ``moving``
-… of the host         ``callers``, ``introduction``, ``presence``, ``rivals``
-… of the elector      ``candidacy``, ``telling``
-network               ``interfaces``, ``transport``, ``udp``, ``siblings``, ``connections``, ``peers``, ``forksafe``
-checks                ``findings``, ``diagnosis`` (pure), ``firewall``, ``holders``, ``inspection``, ``network_facts``
-pings                 ``echo``, ``figures``, ``pinging`` (pure), ``pathways`` (what they mean), ``pinger``
-settings              ``settings``, ``placement``, ``launchers``, ``launcher``, ``values``, ``node``, ``errors``,
-                      ``abandonable``
-where they meet       ``discovery``, ``loop``, ``nics``, ``progress``, ``store_loop``
-torch                 ``store``, ``rendezvous``, ``environment``, ``process_group``, ``url_scheme``, ``job``,
-                      ``gloo``, ``torch_threads``
-agents                ``agents``, ``agent_loop``; ``generations``, ``agent_registrar``, ``agent_hosting``,
-                      ``agent_joining``, ``quorum``, ``roll``, ``heartbeat``, ``obituaries``, ``superseding``,
-                      ``agent_reports`` (pure)
-torchrun              ``torchrun``, ``agent_settings``, ``agent_handler``, ``agent_rounds``, ``agent_store``,
-                      ``agent_absentees``
-frameworks            ``lightning`` (a plug-in for it)
-command line          ``cli``
-====================  ==============================================================================
+=================  ====================================================================
+``wire``           bytes to typed messages and back: the wire format, the proofs, the multicast groups
+``configuration``  what the user, the launcher and the machine say; one table of launchers
+``checks``         what is wrong with a machine, and the line that mends it
+``network``        interfaces, the choice among them, sockets
+``rules``          the pure rules: when to speak, how to prove, who may join, who sits where
+``rank``           the machine of a rank that joins (pure)
+``host``           the machine of rank 0, which hosts the gathering (pure)
+``election``       the machine of a process without a rank (pure)
+``engine``         where machines, sockets, clock and the TCPStore meet
+``observing``      who only looks, and who announces
+``pings``          probes between hosts
+``agents``         torchrun's agents among themselves: a gathering that outlives its host
+``torch_glue``     from a call to a :class:`Job`: rendezvous, environment, process group
+``torchrun``       the door for ``torchrun --rdzv-backend=mingle``, and what is behind it
+``lightning``      a plug-in for it
+``cli``            ``mingle-discover``
+=================  ====================================================================
+
+At the top lie ``errors``, ``job``, and what everyone may use: ``forksafe``, ``abandonable``.
 """
 
 from __future__ import annotations
@@ -43,7 +40,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from mingle import url_scheme
 from mingle._version import __version__
 from mingle.errors import (
     AuthenticationError,
@@ -55,6 +51,7 @@ from mingle.errors import (
     MingleError,
 )
 from mingle.job import Job, Member
+from mingle.torch_glue import url_scheme
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -130,7 +127,7 @@ def init(
         LauncherError: a launcher's variables are incomplete.
         ConfigurationError: an argument or a variable is wrong; raised before any packet.
     """
-    from mingle import process_group
+    from mingle.torch_glue import process_group
 
     return process_group.init(
         job_id,
@@ -175,7 +172,7 @@ def discover(
 
     Arguments, result and errors are those of :func:`init`.
     """
-    from mingle import process_group
+    from mingle.torch_glue import process_group
 
     return process_group.discover(
         job_id,

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mingle import process_group
 from mingle.errors import ConfigurationError
+from mingle.torch_glue import process_group
 
 if TYPE_CHECKING:
     from typing import Any

@@ -6,12 +6,12 @@ import itertools
 import random
 from typing import TypeAlias
 
-from mingle import datagrams
-from mingle.electing import Elector
-from mingle.frames import Who
-from mingle.hosting import Host
-from mingle.joining import Joiner
-from mingle.machine import Address, CloseStore, Dial, Hangup, Identity, OpenStore, ProveStore, Source, Write
+from mingle.election.electing import Elector
+from mingle.host.hosting import Host
+from mingle.rank.joining import Joiner
+from mingle.rules.machine import Address, CloseStore, Dial, Hangup, Identity, OpenStore, ProveStore, Source, Write
+from mingle.wire import datagrams
+from mingle.wire.frames import Who
 from tests.golden.examples import ADDRESSES, HOST, JOB, PORT, SESSION
 
 from . import mutation

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mingle import frames
-from mingle.authentication import new_nonce
-from mingle.control import Conversation, HandshakeFailed, HostConversation, MemberConversation
-from mingle.datagrams import Rejected
-from mingle.framing import LENGTH_BYTES, PREFACE
+from mingle.rules.control import Conversation, HandshakeFailed, HostConversation, MemberConversation
+from mingle.wire import frames
+from mingle.wire.authentication import new_nonce
+from mingle.wire.datagrams import Rejected
+from mingle.wire.framing import LENGTH_BYTES, PREFACE
 from tests.golden.examples import ADDRESSES, JOB, PORT, SESSION, STORIES
 
 from . import mutation

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mingle import datagrams, framing
-from mingle.authentication import DATAGRAM_MAC_BYTES
-from mingle.control import HandshakeFailed
-from mingle.datagrams import Rejected
+from mingle.rules.control import HandshakeFailed
+from mingle.wire import datagrams, framing
+from mingle.wire.authentication import DATAGRAM_MAC_BYTES
+from mingle.wire.datagrams import Rejected
 from tests.golden import load
 from tests.golden.examples import KEY, STORIES, conversations
 

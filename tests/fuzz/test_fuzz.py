@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mingle import framing
-from mingle.authentication import JobKey
-from mingle.registrar import Registrar
+from mingle.rules.registrar import Registrar
+from mingle.wire import framing
+from mingle.wire.authentication import JobKey
 from tests.soak import soaking
 
 from . import __main__ as fuzzing

@@ -9,11 +9,11 @@ from unittest import mock
 
 import msgspec
 
-from mingle import datagrams, frames
-from mingle.authentication import JobKey
-from mingle.control import Conversation, HostConversation, MemberConversation
-from mingle.datagrams import Bye, Datagram, List, Offer, Seek
-from mingle.frames import AnyFrame
+from mingle.rules.control import Conversation, HostConversation, MemberConversation
+from mingle.wire import datagrams, frames
+from mingle.wire.authentication import JobKey
+from mingle.wire.datagrams import Bye, Datagram, List, Offer, Seek
+from mingle.wire.frames import AnyFrame
 from tests.golden import Packet
 
 JOB = "resnet-Ж"
@@ -297,7 +297,7 @@ def speak(story: Story, key: JobKey | None) -> Iterator[Spoken]:
     """Plays a story with fixed nonces and yields what each side writes."""
     member, host = conversations(story, key)
     sides: dict[str, Conversation] = {"member": member, "host": host}
-    with mock.patch("mingle.control.new_nonce", return_value=HOST_NONCE):
+    with mock.patch("mingle.rules.control.new_nonce", return_value=HOST_NONCE):
         hello = member.data_to_send()
         yield Spoken("member", "hello", "preface and HELLO", hello)
         host.receive_data(hello)

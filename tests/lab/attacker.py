@@ -17,9 +17,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mingle import datagrams
-from mingle.authentication import DATAGRAM_MAC_BYTES
-from mingle.groups import LOBBY, job_group
+from mingle.wire import datagrams
+from mingle.wire.authentication import DATAGRAM_MAC_BYTES
+from mingle.wire.groups import LOBBY, job_group
 
 from .rank import report
 

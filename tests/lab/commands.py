@@ -10,9 +10,9 @@ import threading
 from pathlib import Path
 
 import mingle
-from mingle import datagrams
 from mingle.cli import main
-from mingle.groups import LOBBY, job_group
+from mingle.wire import datagrams
+from mingle.wire.groups import LOBBY, job_group
 
 from . import report
 from .scenarios import report_log

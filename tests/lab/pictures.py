@@ -19,9 +19,9 @@ from mingle.cli import overview, verdicts
 from mingle.cli.doctor import examine
 from mingle.cli.ping import findings_of
 from mingle.cli.watch import jobs_table
-from mingle.lookup import look_round
-from mingle.pinger import Pinger
-from mingle.settings import Network
+from mingle.configuration.settings import Network
+from mingle.observing.lookup import look_round
+from mingle.pings.pinger import Pinger
 
 from . import Host, Lab
 from .faults import try_rank

@@ -118,7 +118,7 @@ def _reduced(job: mingle.Job) -> dict[str, Any]:
 
 def end_session() -> None:
     """What the interpreter's exit does: the ``mingle://`` door gives no job to close."""
-    from mingle import rendezvous
+    from mingle.torch_glue import rendezvous
 
     rendezvous.end_session()
 

@@ -15,9 +15,9 @@ from . import Host, Lab, Rank, report
 
 def agent(job_id: str, minimum: int, maximum: int) -> str:
     """Gathers, and again after every loss, until the host ends the job."""
-    from mingle.agents import Gathering, Nodes
+    from mingle.agents.gathering import Gathering, Nodes
+    from mingle.configuration.settings import Settings
     from mingle.errors import MingleError
-    from mingle.settings import Settings
 
     settings = Settings(job_id=job_id, rank=None, world_size=maximum, discovery_timeout=90.0, progress="off")
     gathering = Gathering(settings, Nodes(minimum=minimum, maximum=maximum), last_call=3.0)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import mingle
-from mingle import datagrams
-from mingle.groups import job_group
+from mingle.wire import datagrams
+from mingle.wire.groups import job_group
 from tests.soak import repeated, soaking
 
 from . import Host, Lab, report

@@ -50,7 +50,7 @@ from .rank import run_rank
 from .syscalls import adopt_orphans, die_with_parent
 
 PRELOAD = ("torch", "torch.distributed", "torch.distributed.run", "pytest")
-PRELOAD_IF_INSTALLED = ("mingle", "mingle.rendezvous", "mingle.torch_env")
+PRELOAD_IF_INSTALLED = ("mingle", "mingle.torch_glue.rendezvous", "mingle.torch_env")
 KILL_SECONDS = 10.0
 """How long a killed process may take to end before something is badly wrong, such as an unkillable state."""
 

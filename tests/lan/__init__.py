@@ -1,7 +1,7 @@
 """A local network that exists in memory only, with a clock that jumps from event to event.
 
-The real machines of :mod:`mingle` run in it (:class:`~mingle.joining.Joiner`, :class:`~mingle.hosting.Host`), and
-their messages travel as the real bytes; what is simulated is all that lies outside them:
+The real machines of :mod:`mingle` run in it (:class:`~mingle.rank.joining.Joiner`, :class:`~mingle.host.hosting.Host`),
+and their messages travel as the real bytes; what is simulated is all that lies outside them:
 
 * :mod:`tests.lan.world`: the clock, the seeded dice and the heap of events;
 * :mod:`tests.lan.network`: machines, interfaces, segments, who reaches whom, datagrams lost and doubled;

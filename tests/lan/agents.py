@@ -8,14 +8,14 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from mingle.agent_hosting import AgentHost
-from mingle.agent_joining import AgentJoiner
-from mingle.authentication import JobKey
-from mingle.frames import Who
-from mingle.generations import Agent
-from mingle.machine import Address, Formation, Identity
-from mingle.quorum import Nodes, holds
-from mingle.seats import Phase
+from mingle.agents.generations import Agent
+from mingle.agents.hosting import AgentHost
+from mingle.agents.joining import AgentJoiner
+from mingle.agents.quorum import Nodes, holds
+from mingle.rules.machine import Address, Formation, Identity
+from mingle.rules.seats import Phase
+from mingle.wire.authentication import JobKey
+from mingle.wire.frames import Who
 from tests.lan.network import Machine, Network
 from tests.lan.process import STORE_SECONDS, STORE_SILENT_SECONDS, Process
 from tests.lan.tcp import Connection, End

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from mingle.blocking import SILENT_SECONDS
-from mingle.electing import Elector
+from mingle.election.electing import Elector
 from mingle.errors import ConflictError, DiscoveryTimeoutError
-from mingle.frames import Moved
-from mingle.hosting import Host
-from mingle.membership import Step
-from mingle.seats import Phase
+from mingle.host.hosting import Host
+from mingle.rank.blocking import SILENT_SECONDS
+from mingle.rank.membership import Step
+from mingle.rules.seats import Phase
+from mingle.wire.frames import Moved
 from tests.lan.gathering import Gathering
 from tests.lan.invariants import Invariants
 from tests.lan.process import Process

@@ -6,14 +6,14 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from mingle.authentication import JobKey
-from mingle.datagrams import Datagram, Kind, encode
-from mingle.electing import Elector
+from mingle.election.electing import Elector
 from mingle.errors import MingleError
-from mingle.frames import Who
-from mingle.hosting import Host
-from mingle.joining import Joiner
-from mingle.machine import Address, Formation, Identity
+from mingle.host.hosting import Host
+from mingle.rank.joining import Joiner
+from mingle.rules.machine import Address, Formation, Identity
+from mingle.wire.authentication import JobKey
+from mingle.wire.datagrams import Datagram, Kind, encode
+from mingle.wire.frames import Who
 from tests.lan.invariants import Invariants
 from tests.lan.network import Machine, Network, Packet, Segment
 from tests.lan.process import AnyMachine, Process

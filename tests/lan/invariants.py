@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mingle.hosting import Host
-from mingle.membership import Step
-from mingle.seats import Phase
+from mingle.host.hosting import Host
+from mingle.rank.membership import Step
+from mingle.rules.seats import Phase
 from tests.lan.process import Process
 from tests.lan.world import World
 

@@ -6,8 +6,8 @@ import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mingle.authentication import JobKey
-from mingle.datagrams import Datagram, Rejected, decode, is_signed
+from mingle.wire.authentication import JobKey
+from mingle.wire.datagrams import Datagram, Rejected, decode, is_signed
 from tests.lan.world import World
 
 if TYPE_CHECKING:

@@ -9,15 +9,15 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from mingle import machine as effects
-from mingle.authentication import JobKey
-from mingle.datagrams import Datagram, Offer, Rejected, encode
-from mingle.electing import Elector
+from mingle.election.electing import Elector
 from mingle.errors import MingleError
-from mingle.hosting import Host
-from mingle.joining import Joiner
-from mingle.machine import Effect, Formation, Identity, NetworkFacts, Source
-from mingle.seats import Phase
+from mingle.host.hosting import Host
+from mingle.rank.joining import Joiner
+from mingle.rules import machine as effects
+from mingle.rules.machine import Effect, Formation, Identity, NetworkFacts, Source
+from mingle.rules.seats import Phase
+from mingle.wire.authentication import JobKey
+from mingle.wire.datagrams import Datagram, Offer, Rejected, encode
 from tests.lan.network import Machine, Network, Nic, Packet
 from tests.lan.tcp import Connection, End
 

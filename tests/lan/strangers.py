@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from mingle import frames
-from mingle.authentication import new_nonce
-from mingle.control import HandshakeFailed, HostConversation, MemberConversation
-from mingle.datagrams import Rejected
+from mingle.rules.control import HandshakeFailed, HostConversation, MemberConversation
+from mingle.wire import frames
+from mingle.wire.authentication import new_nonce
+from mingle.wire.datagrams import Rejected
 from tests.lan.network import Machine, Network
 from tests.lan.process import Process
 from tests.lan.tcp import Connection, End

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mingle.connections import USER_TIMEOUT_MILLISECONDS
+from mingle.network.connections import USER_TIMEOUT_MILLISECONDS
 from tests.lan.network import Network, Route
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mingle import agent_registrar
-from mingle.agent_hosting import AgentHost
-from mingle.agent_registrar import AgentsRegistrar
-from mingle.quorum import members_of
-from mingle.roll import Roll
+from mingle.agents import registrar as agent_registrar
+from mingle.agents.hosting import AgentHost
+from mingle.agents.quorum import members_of
+from mingle.agents.registrar import AgentsRegistrar
+from mingle.agents.roll import Roll
 from tests.lan.agent_schedules import AgentSchedule
 from tests.soak import repeated
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from mingle.agents.quorum import Nodes
 from mingle.errors import ConflictError, DiscoveryTimeoutError
-from mingle.quorum import Nodes
 from tests.lan.agents import AgentGathering, AgentProcess
 
 SEEDS = range(5)

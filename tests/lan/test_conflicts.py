@@ -6,9 +6,9 @@ import functools
 
 import pytest
 
-from mingle.datagrams import Offer
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
-from mingle.seats import Phase
+from mingle.rules.seats import Phase
+from mingle.wire.datagrams import Offer
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Process
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from mingle.electing import Elector
+from mingle.election.electing import Elector
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
-from mingle.seats import Phase
+from mingle.rules.seats import Phase
 from tests.lan.electing import ElectionGathering
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Process

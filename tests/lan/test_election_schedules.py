@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from mingle import introduction
-from mingle.datagrams import Offer
-from mingle.electing import Elector
-from mingle.hosting import Host
-from mingle.registrar import Registrar
-from mingle.seats import Phase
+from mingle.election.electing import Elector
+from mingle.host import introduction
+from mingle.host.hosting import Host
+from mingle.rules.registrar import Registrar
+from mingle.rules.seats import Phase
+from mingle.wire.datagrams import Offer
 from tests.lan import gathering
 from tests.lan.election_schedules import ElectionSchedule
 from tests.soak import repeated

@@ -6,9 +6,9 @@ import functools
 
 import pytest
 
-from mingle.datagrams import Offer
 from mingle.errors import InterfaceError
-from mingle.proving import ADDRESS_SECONDS
+from mingle.rules.proving import ADDRESS_SECONDS
+from mingle.wire.datagrams import Offer
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Mute
 

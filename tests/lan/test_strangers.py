@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from mingle.datagrams import Offer
+from mingle.wire.datagrams import Offer
 from tests.lan.gathering import Gathering
 from tests.lan.process import Process
 from tests.lan.strangers import Babbler, Caller

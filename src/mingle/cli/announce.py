@@ -39,11 +39,11 @@ def announce(shared: Shared, job: str, master_port: int, master_addr: str | None
     """
     import time
 
-    from mingle import settings
-    from mingle.announcing import Announced, Announcement
-    from mingle.authentication import JobKey
-    from mingle.observer import Observer, new_name, this_process
-    from mingle.sighting import endpoint_text
+    from mingle.configuration import settings
+    from mingle.observing.announcing import Announced, Announcement
+    from mingle.observing.observer import Observer, new_name, this_process
+    from mingle.observing.sighting import endpoint_text
+    from mingle.wire.authentication import JobKey
 
     job = settings.check_job_id(job, "JOB")
     network = shared.network(1.0)
@@ -94,7 +94,7 @@ def _check_address(text: str) -> None:
     Raises:
         ConfigurationError: it is no address and no host name, or too long.
     """
-    from mingle.sighting import is_host
+    from mingle.observing.sighting import is_host
 
     if not text or not is_host(text) or len(text) > MAX_ADDRESS_LENGTH:
         raise ConfigurationError.explain(

@@ -15,9 +15,9 @@ from mingle.cli.options import FAILED, HELP, Shared, shared_options
 from mingle.errors import ConfigurationError, InterfaceError
 
 if TYPE_CHECKING:
-    from mingle.findings import Finding
-    from mingle.settings import Network
-    from mingle.values import Peer
+    from mingle.checks.findings import Finding
+    from mingle.configuration.settings import Network
+    from mingle.configuration.values import Peer
 
 ROUNDS = 4
 INTERVAL_SECONDS = 0.2
@@ -42,8 +42,8 @@ def doctor(shared: Shared, peer_hosts: tuple[str, ...], serve: bool) -> None:
     PASS, WARN or FAIL: the exit status is 1 if a check failed; a warning is none. As root it sees more: the
     firewall's rules, and who holds a port. It takes a second or two.
     """
+    from mingle.checks.findings import Status, worst
     from mingle.cli import verdicts
-    from mingle.findings import Status, worst
 
     network = shared.network(1.0)
     findings, peers = examine(network, peer_hosts)
@@ -60,10 +60,12 @@ def doctor(shared: Shared, peer_hosts: tuple[str, ...], serve: bool) -> None:
 
 def examine(network: Network, peer_hosts: tuple[str, ...]) -> tuple[list[Finding], list[dict[str, Any]]]:
     """Returns the findings, and the figures of the peers as they stand in JSON."""
-    from mingle import diagnosis, inspection, pathways
+    from mingle.checks import diagnosis
     from mingle.cli import verdicts
-    from mingle.network_facts import observed
-    from mingle.pinger import Pinger
+    from mingle.engine.network_facts import observed
+    from mingle.network import inspection
+    from mingle.pings import pathways
+    from mingle.pings.pinger import Pinger
 
     asked, unresolved = _peers(network, peer_hosts)
     rounds = ROUNDS_WITH_PEER if asked else ROUNDS
@@ -89,8 +91,9 @@ def _peers(network: Network, peer_hosts: tuple[str, ...]) -> tuple[tuple[Peer, .
     Raises:
         ConfigurationError: a --peer does not resolve.
     """
-    from mingle import inspection, values
-    from mingle.values import Peer
+    from mingle.configuration import values
+    from mingle.configuration.values import Peer
+    from mingle.network import inspection
 
     unresolved = {}
     for each in network.peers:
@@ -115,7 +118,7 @@ def _version(address: str) -> str:
 
 
 def _serve(network: Network, seconds: float | None) -> None:
-    from mingle.pinger import Pinger
+    from mingle.pings.pinger import Pinger
 
     with Pinger(dataclasses.replace(network, peers=()), interval=SERVING_INTERVAL_SECONDS) as pinger:
         output.say(

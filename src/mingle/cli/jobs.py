@@ -12,8 +12,8 @@ from mingle.cli import output, overview
 from mingle.cli.options import FAILED, HELP, Shared, shared_options
 
 if TYPE_CHECKING:
-    from mingle.machine import NetworkFacts
-    from mingle.settings import Network
+    from mingle.configuration.settings import Network
+    from mingle.rules.machine import NetworkFacts
 
 LIST_SECONDS = 2.0
 """How long a look round takes: hosts answer within a tenth of a second, at most twice a second, and an
@@ -29,7 +29,7 @@ def list_command(shared: Shared) -> None:
     One line per job, and one for each further host of it. It takes 2 seconds, or what --timeout says. How a
     job with a secret stands is known only with --secret-file.
     """
-    from mingle.lookup import look_round
+    from mingle.observing.lookup import look_round
 
     finder, facts = look_round(shared.network(LIST_SECONDS))
     jobs = overview.records(finder.sessions, finder.seekers.values())
@@ -66,7 +66,8 @@ def find_command(shared: Shared, job: str, export: bool) -> None:
 
     It waits up to --timeout, else MINGLE_TIMEOUT, else 5 seconds for the job to appear.
     """
-    from mingle import lookup, settings
+    from mingle.configuration import settings
+    from mingle.observing import lookup
 
     if export and shared.json:
         raise click.UsageError("--export and --json are two forms of the answer; give one of them.")

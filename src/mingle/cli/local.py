@@ -14,8 +14,8 @@ from mingle.cli.options import FAILED, HELP, Shared, shared_options
 from mingle.errors import InterfaceError, MingleError
 
 if TYPE_CHECKING:
-    from mingle.interfaces import Interface
-    from mingle.settings import Network
+    from mingle.configuration.settings import Network
+    from mingle.network.interfaces import Interface
 
 _STANDARD = {
     "RANK": "this process's rank, where no launcher and no MINGLE_RANK says it",
@@ -39,7 +39,7 @@ _PLACE = ("MINGLE_RANK", "MINGLE_WORLD_SIZE", "RANK", "WORLD_SIZE")
 @shared_options
 def interfaces_command(shared: Shared) -> None:
     """Show every network interface, which ones are used, best first, and why the others are not."""
-    from mingle import interfaces
+    from mingle.network import interfaces
 
     network = shared.network(1.0)
     found = interfaces.scan()
@@ -112,7 +112,7 @@ def env_command(shared: Shared) -> None:
 
     The exit status is 1 when a rank started in this environment would fail.
     """
-    from mingle import launchers
+    from mingle.configuration import launchers
 
     environ = os.environ
     variables = _variables(environ)
@@ -153,7 +153,7 @@ def env_command(shared: Shared) -> None:
 
 def _variables(environ: Mapping[str, str]) -> list[dict[str, str]]:
     """Returns the variables that are set, with their meanings; a secret's value is not among them."""
-    from mingle.settings import VARIABLES
+    from mingle.configuration.settings import VARIABLES
 
     meanings = {**VARIABLES, **_STANDARD}
     return [
@@ -165,8 +165,8 @@ def _variables(environ: Mapping[str, str]) -> list[dict[str, str]]:
 
 def _resolve(shared: Shared, environ: Mapping[str, str]) -> tuple[dict[str, Any], list[MingleError]]:
     """Returns what mingle makes of the environment, and the errors that a rank started in it would raise."""
-    from mingle import launchers, settings
-    from mingle.placement import place
+    from mingle.configuration import launchers, settings
+    from mingle.configuration.placement import place
 
     resolved: dict[str, Any] = {"launcher": None, "job_id": None, "rank": None, "world_size": None}
     conflicts: list[MingleError] = []
@@ -208,7 +208,7 @@ def _unknown(environ: Mapping[str, str]) -> list[str]:
     """Returns a sentence for each variable that looks like one of mingle's and is none."""
     import difflib
 
-    from mingle.settings import VARIABLES
+    from mingle.configuration.settings import VARIABLES
 
     found = []
     for name in sorted(environ):

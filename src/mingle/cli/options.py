@@ -18,7 +18,7 @@ from mingle.cli import output
 from mingle.errors import ConfigurationError, MingleError
 
 if TYPE_CHECKING:
-    from mingle.settings import Network
+    from mingle.configuration.settings import Network
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -55,7 +55,7 @@ class Shared:
         Raises:
             ConfigurationError: a value can't be used.
         """
-        from mingle import settings, values
+        from mingle.configuration import settings, values
 
         if sys.platform == "win32":
             raise ConfigurationError.explain(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mingle.sighting import Seeking, Sighting
+    from mingle.observing.sighting import Seeking, Sighting
 
 COLUMNS = ("JOB", "STATE", "HOST", "ADDRESS", "JOINED", "MISSING", "SEEKING", "SECRET")
 
@@ -24,7 +24,7 @@ def records(sessions: Iterable[Sighting], seekers: Iterable[Seeking]) -> list[di
 
 def _of_job(sightings: Sequence[Sighting], seekers: Sequence[Seeking], job: str) -> list[dict[str, Any]]:
     """Returns one record per session of a job; one without a host where there are only seekers."""
-    from mingle.sighting import ranks_seeking
+    from mingle.observing.sighting import ranks_seeking
 
     seeking = [
         {
@@ -88,8 +88,8 @@ def record(sighting: Sighting) -> dict[str, Any]:
 
 def row(record: dict[str, Any]) -> tuple[str, ...]:
     """Returns a record as it stands in a table."""
-    from mingle.reports import ranks_text
-    from mingle.sighting import endpoint_text
+    from mingle.observing.sighting import endpoint_text
+    from mingle.rules.reports import ranks_text
 
     state = "announced" if record["kind"] == "announcement" else record["state"]
     if not record["proved"] and record["host"] is not None:

@@ -13,8 +13,8 @@ from mingle.cli import output
 from mingle.cli.options import FAILED, HELP, Shared, shared_options
 
 if TYPE_CHECKING:
-    from mingle.findings import Finding
-    from mingle.pinger import Pinger
+    from mingle.checks.findings import Finding
+    from mingle.pings.pinger import Pinger
 
 SHORTEST_INTERVAL_SECONDS = 0.05
 """Peers answer no one address more than 40 times a second and way."""
@@ -42,8 +42,8 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
     It goes on until --count rounds are over, --timeout has passed, or Ctrl-C. The exit status is 1 if nobody
     answered or a way is broken.
     """
-    from mingle import settings
-    from mingle.pinger import Pinger
+    from mingle.configuration import settings
+    from mingle.pings.pinger import Pinger
 
     job = settings.check_job_id(job, "JOB") if job else ""
     network = shared.network(1.0)
@@ -58,9 +58,11 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
 
 def findings_of(pinger: Pinger) -> list[Finding]:
     """Returns what the figures mean, and where something is lost what is wrong with this machine."""
-    from mingle import diagnosis, inspection, pathways
-    from mingle.findings import Status
-    from mingle.network_facts import observed
+    from mingle.checks import diagnosis
+    from mingle.checks.findings import Status
+    from mingle.engine.network_facts import observed
+    from mingle.network import inspection
+    from mingle.pings import pathways
 
     facts = inspection.gather(observed(pinger.seen, pinger.versions))
     found = pathways.judge(pinger.pinging, facts)
@@ -70,8 +72,8 @@ def findings_of(pinger: Pinger) -> list[Finding]:
 
 
 def _show(shared: Shared, pinger: Pinger, job: str, findings: list[Finding]) -> None:
+    from mingle.checks.findings import Status, worst
     from mingle.cli import verdicts
-    from mingle.findings import Status, worst
 
     peers = list(pinger.pinging.peers.values())
     if shared.json:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from mingle.checks.findings import Finding, Status
 from mingle.cli import output
-from mingle.echo import WAYS
-from mingle.findings import Finding, Status
+from mingle.wire.echo import WAYS
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mingle.figures import Peer, Row
+    from mingle.pings.figures import Peer, Row
 
 PING_COLUMNS = ("PEER", "WAY", "SENT", "RECEIVED", "LOSS", "MIN ms", "AVG ms", "MAX ms", "ARRIVED")
 _STYLES = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}

@@ -13,7 +13,7 @@ from mingle.cli import output, overview
 from mingle.cli.options import HELP, Shared, shared_options
 
 if TYPE_CHECKING:
-    from mingle.watching import Watching
+    from mingle.observing.watching import Watching
 
 REFRESH_SECONDS = 1.0
 """How often each job is asked how it stands."""
@@ -31,9 +31,9 @@ def watch(shared: Shared) -> None:
     A table on a terminal; in a pipe a line for each job that comes (+), goes (-) or changes (=). With --json each
     line is an object with `event` (new, gone, changed) and `job`. It goes on until Ctrl-C or --timeout.
     """
-    from mingle.lookup import make_finder
-    from mingle.observer import Observer
-    from mingle.watching import Watching
+    from mingle.observing.lookup import make_finder
+    from mingle.observing.observer import Observer
+    from mingle.observing.watching import Watching
 
     network = shared.network(1.0)
     with Observer(network) as observer:

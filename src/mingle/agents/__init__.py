@@ -1,0 +1,1 @@
+"""The agents of torchrun among themselves: a gathering that outlives its host."""

@@ -1,0 +1,226 @@
+"""An agent's loop: drives its machine in a daemon thread, from its first datagram to the end of its part in the job."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from mingle.agents.generations import Agent
+from mingle.agents.hosting import AgentHost
+from mingle.agents.quorum import Nodes
+from mingle.configuration.settings import Settings
+from mingle.engine import store
+from mingle.engine.progress import Progress
+from mingle.engine.store_loop import StoreLoop
+from mingle.rules.machine import CloseStore, Effect, Identity, OpenStore, ProveStore
+from mingle.wire.authentication import JobKey
+
+logger = logging.getLogger("mingle")
+
+
+class AgentLoop(StoreLoop):
+    """The sockets and the clock of one agent.
+
+    Args:
+        settings: how to discover; the job's id and secret.
+        identity: who this agent is.
+        nodes: how many nodes the job may have.
+        last_call: how long a gathering without a majority waits for one more, in seconds.
+        allow_minority: whether it may go on although others may have the majority.
+        changed: called by the loop's thread after every turn.
+
+    Raises:
+        InterfaceError: no interface can be used.
+    """
+
+    _machine: Agent
+
+    def __init__(
+        self,
+        settings: Settings,
+        identity: Identity,
+        nodes: Nodes,
+        *,
+        last_call: float,
+        allow_minority: bool,
+        changed: Callable[[], None],
+    ) -> None:
+        self.settings = settings
+        self._changed = changed
+        self._stopping = False
+        self._stage = ""
+        self._first_port = settings.master_port
+        self._progress: Progress | None = None
+        key = JobKey(settings.secret, settings.job_id) if settings.secret is not None else None
+        with contextlib.ExitStack() as stack:
+            super().__init__(settings, settings.job_id, key, stack)
+            self._machine = Agent(
+                identity,
+                nodes=nodes,
+                last_call=last_call,
+                allow_minority=allow_minority,
+                addresses=self._listen(),
+                port=self._connections.port,
+                key=self._key,
+                timeout=settings.discovery_timeout,
+                new_id=self.new_id,
+                rng=self.rng,
+                now=time.monotonic(),
+                advertised=(settings.advertise,) if settings.advertise else (),
+                named=bool(settings.interfaces),
+            )
+            self._stack = stack.pop_all()
+        self._thread = threading.Thread(target=self._serve, name="mingle-agent", daemon=True)
+        self._thread.start()
+
+    def _interfaces_looked_at(self, now: float, *, changed: bool) -> None:
+        if changed:
+            self._machine.rewired(now)
+        addresses = self._listen_also()
+        if addresses and addresses != self._machine.addresses:
+            self._machine.readdress(addresses, now)
+
+    @property
+    def agent(self) -> Agent:
+        """The machine; only the loop's thread may touch it."""
+        return self._machine
+
+    @property
+    def alive(self) -> bool:
+        """Whether the loop's thread lives."""
+        return self._thread.is_alive()
+
+    # --- running ---------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            self._carry_out()
+            while not self._stopping:
+                self._turn()
+                now = time.monotonic()
+                if self._machine.deadline_passed(now):
+                    self._machine.give_up(self.facts(), now)
+                    self._carry_out()
+                self._changed()
+        except Exception:
+            # Nobody waits for this thread: without a word its death would be a riddle.
+            logger.exception("job %s: the thread that looks for the other agents has failed", self.settings.job_id)
+        finally:
+            self._shut()
+
+    def _shut(self) -> None:
+        """Says good-bye and closes every socket."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._carry_out()
+        self._show_no_progress()
+        self._stack.close()
+        while self._calls:
+            self._calls.popleft()()
+        if self.store_server is not None:
+            self.store_server.release()
+            self.store_server = None
+
+    def stop(self, reason: str) -> None:
+        """Ends the agent's part in the job and returns when every socket is closed. Not for the loop's own thread."""
+
+        def end() -> None:
+            self._machine.close(reason)
+            self._stopping = True
+
+        self.call(end)
+        self._thread.join()
+
+    def _seeks(self) -> bool:
+        return self._transport is not None
+
+    def _more_timers(self) -> Iterable[float | None]:
+        return (self._progress.next_timer() if self._progress is not None else None,)
+
+    def _house_keeping(self, now: float) -> None:
+        super()._house_keeping(now)
+        if self._machine.outcome is not None or self._machine.part is None:
+            self._show_no_progress()
+            return
+        if self._progress is None:
+            settings = self.settings
+            self._progress = Progress(
+                settings.job_id, self._machine.identity.world_size, None, off=settings.progress == "off", now=now
+            )
+        if self._progress.wants_status(now):
+            self._machine.ask_status()
+        due = self._progress.next_timer()
+        if due is not None and now >= due:
+            self._progress.tick(self._machine.snapshot(), now)
+
+    def _show_no_progress(self) -> None:
+        if self._progress is not None:
+            self._progress.close()
+            self._progress = None
+
+    # --- what comes in and goes out --------------------------------------------------------------------------------
+
+    def _accepted(self, conn: int, address: str, now: float) -> None:
+        self._machine.accepted(conn, address, now)
+
+    def _ended(self, conn: int, reason: str, now: float) -> None:
+        self._machine.disconnected(conn, reason, now)
+
+    def _carry_out(self) -> None:
+        stage = self._machine.stage()
+        if stage != self._stage:
+            self._stage = stage
+            logger.debug("job %s: %s", self.settings.job_id, stage)
+        super()._carry_out()
+
+    def _say(self, level: int, text: str) -> None:
+        if self._progress is not None:
+            self._progress.say(level, text)
+        else:
+            logger.log(level, "%s", text)
+
+    def _perform_more(self, effect: Effect) -> None:
+        match effect:
+            case OpenStore(epoch, address):
+                host = self._machine.host
+                assert host is not None
+                self._in_thread("store", partial(self._open_store, host, epoch, address))
+            case ProveStore():
+                self._in_thread("store-proof", partial(self._prove_store, self._machine.part, effect))
+            case CloseStore(reason):
+                logger.debug("job %s: the store is closed: %s", self.settings.job_id, reason)
+                self._close_store()
+
+    # --- the store -------------------------------------------------------------------------------------------------
+
+    def _open_store(self, host: AgentHost, epoch: int, address: str) -> Callable[[], None]:
+        # Whoever still uses the store of an earlier session may hold its port.
+        server = self._server(address, self._first_port, host.session)
+        if isinstance(server, store.StoreServer):
+            return partial(self._store_opened, host, epoch, server)
+        error = server
+        return lambda: self._machine.store_failed(host, error, time.monotonic())
+
+    def _store_opened(self, host: AgentHost, epoch: int, server: store.StoreServer) -> None:
+        if self._closed or host.closed or host is not self._machine.host:
+            server.release()
+            return
+        self.store_server, self._first_port = server, None
+        self._machine.store_opened(host, epoch, server.port, server.token, time.monotonic())
+
+    def _prove_store(self, part: object, wanted: ProveStore) -> Callable[[], None]:
+        try:
+            store.prove(wanted.address, wanted.port, wanted.session, wanted.token)
+        except OSError as error:
+            reason = str(error)
+            return lambda: self._machine.store_unreachable(part, wanted.epoch, reason, time.monotonic())
+        return lambda: self._machine.store_proved(part, wanted.epoch, time.monotonic())
+
+    def _close_store(self) -> None:
+        if self.store_server is not None:
+            self.store_server.abort()
+            self.store_server = None

@@ -1,0 +1,1 @@
+"""Where machines, sockets, clock and the TCPStore meet."""

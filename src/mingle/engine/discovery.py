@@ -1,0 +1,288 @@
+"""A rank's loop: it drives the rank's machine, opens and proves the store, and goes on after GO.
+
+Until the job has formed it runs in the calling thread; afterwards it goes on in a daemon thread, to answer those who
+ask and to see the process group come and go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TypeAlias
+
+from mingle.configuration.settings import Settings
+from mingle.election.electing import Elector
+from mingle.engine import store
+from mingle.engine.progress import Progress
+from mingle.engine.store_loop import StoreLoop
+from mingle.errors import MingleError
+from mingle.host.hosting import Host
+from mingle.rank.joining import Joiner
+from mingle.rules.machine import CloseStore, Effect, Formation, Identity, OpenStore, ProveStore
+from mingle.wire.authentication import JobKey
+
+logger = logging.getLogger("mingle")
+
+Machine: TypeAlias = Host | Joiner | Elector
+
+FIRST_WATCH_SECONDS = 0.05
+"""When the thread that serves looks after the process group first."""
+
+
+class Discovery(StoreLoop):
+    """One rank's discovery, from its first datagram to the end of its session.
+
+    Raises:
+        InterfaceError: no interface can be used.
+        ConfigurationError: the fixed port of the store is taken.
+    """
+
+    _machine: Machine
+
+    def __init__(self, settings: Settings, identity: Identity) -> None:
+        self.settings = settings
+        self.identity = identity
+        self.watch: Callable[[], float] | None = None
+        """Called by the serving thread; returns the seconds until it wants to be called again."""
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._watch_due = 0.0
+        self._stage = ""
+        now = time.monotonic()
+        self._progress = Progress(
+            settings.job_id, settings.world_size, settings.rank, off=settings.progress == "off", now=now
+        )
+        key = JobKey(settings.secret, settings.job_id) if settings.secret is not None else None
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._progress.close)
+            super().__init__(settings, settings.job_id, key, stack)
+            self._machine = self._make_machine(now)
+            self._stack = stack.pop_all()
+
+    def _make_machine(self, now: float) -> Machine:
+        settings, identity = self.settings, self.identity
+        if identity.rank not in (0, None):
+            return Joiner(
+                identity,
+                key=self._key,
+                timeout=settings.discovery_timeout,
+                new_id=self.new_id,
+                rng=self.rng,
+                now=now,
+            )
+        if settings.master_port is not None:
+            store.check_port(settings.master_port, [each.address for each in self._nics.addresses()])
+        addresses = self._listen()
+        advertised = (settings.advertise,) if settings.advertise else ()
+        if identity.rank is None:
+            return Elector(
+                identity,
+                addresses=addresses,
+                port=self._connections.port,
+                key=self._key,
+                timeout=settings.discovery_timeout,
+                new_id=self.new_id,
+                rng=self.rng,
+                now=now,
+                advertised=advertised,
+                named=bool(settings.interfaces),
+            )
+        return Host(
+            identity,
+            secrets.token_bytes(16),
+            addresses,
+            self._connections.port,
+            self._key,
+            settings.discovery_timeout,
+            self.new_id,
+            self.rng,
+            now,
+            advertised=advertised,
+            named=bool(settings.interfaces),
+        )
+
+    def _interfaces_looked_at(self, now: float, *, changed: bool) -> None:
+        machine = self._machine
+        if changed and not isinstance(machine, Host):
+            machine.rewired(now)
+        if isinstance(machine, Joiner):
+            return
+        addresses = self._listen_also()
+        if addresses and addresses != machine.addresses:
+            machine.readdress(addresses, now)
+
+    # --- running ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> Formation:
+        """Waits until the job has formed.
+
+        Raises:
+            MingleError: it has not, and why.
+        """
+        machine = self._machine
+        try:
+            self._carry_out()
+            while not machine.finished:
+                if machine.expired(time.monotonic()):
+                    machine.give_up(self.facts(diagnosed=True))
+                    break
+                self._turn()
+        except KeyboardInterrupt:
+            self.close("interrupted")
+            raise
+        except BaseException:
+            self.close("failed")
+            raise
+        self._progress.close()
+        if machine.failure is not None:
+            self.close(type(machine.failure).__name__)
+            raise machine.failure
+        assert machine.outcome is not None
+        if isinstance(machine, Elector):
+            self._carry_out()
+            self._machine = machine.acting
+        if isinstance(self._machine, Joiner):
+            self._close_transport()
+        self._peers.stop()
+        return machine.outcome
+
+    def serve(self) -> None:
+        """Goes on in a daemon thread."""
+        # Nobody can have made a process group yet: the new thread goes straight to its sockets, and its caller on.
+        self._watch_due = time.monotonic() + FIRST_WATCH_SECONDS
+        name = "mingle-host" if isinstance(self._machine, Host) else "mingle-member"
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+                now = time.monotonic()
+                if self.watch is not None and now >= self._watch_due:
+                    self._watch_due = now + self.watch()
+        except Exception:
+            # Nobody waits for this thread: without a word its death would be a riddle.
+            logger.exception("job %s: the thread that serves the other ranks has failed", self.settings.job_id)
+
+    def _more_timers(self) -> Iterable[float | None]:
+        if self._thread is None:
+            return (self._progress.next_timer(),)
+        return (self._watch_due if self.watch is not None else None,)
+
+    def _seeks(self) -> bool:
+        return not self._machine.finished
+
+    def _house_keeping(self, now: float) -> None:
+        if self._progress.wants_status(now):
+            self._machine.ask_status()
+        due = self._progress.next_timer()
+        if due is not None and now >= due:
+            self._progress.tick(self._machine.snapshot(), now)
+        super()._house_keeping(now)
+
+    # --- what comes in and goes out --------------------------------------------------------------------------------
+
+    def _accepted(self, conn: int, address: str, now: float) -> None:
+        if isinstance(self._machine, Joiner) or (isinstance(self._machine, Host) and self._machine.closed):
+            super()._accepted(conn, address, now)
+        else:
+            self._machine.accepted(conn, address, now)
+
+    def _ended(self, conn: int, reason: str, now: float) -> None:
+        if isinstance(self._machine, Host):
+            self._machine.lost(conn, reason, now)
+        else:
+            self._machine.closed(conn, reason, now)
+
+    def _carry_out(self) -> None:
+        stage = self._machine.stage()
+        if stage != self._stage:
+            self._stage = stage
+            logger.debug("job %s: %s", self.settings.job_id, stage)
+        super()._carry_out()
+
+    def _perform_more(self, effect: Effect) -> None:
+        match effect:
+            case OpenStore(epoch, address):
+                self._in_thread("store", partial(self._open_store, epoch, address))
+            case ProveStore():
+                self._in_thread("store-proof", partial(self._prove_store, effect))
+            case CloseStore(reason):
+                self._close_store(reason)
+
+    def _say(self, level: int, text: str) -> None:
+        self._progress.say(level, text)
+
+    # --- the store -------------------------------------------------------------------------------------------------
+
+    def _open_store(self, epoch: int, address: str) -> Callable[[], None]:
+        host = self._machine.host if isinstance(self._machine, Elector) else self._machine
+        assert isinstance(host, Host)
+        server = self._server(address, self.settings.master_port, host.session)
+        if isinstance(server, MingleError):
+            return partial(self._store_failed, host, server)
+        return partial(self._store_opened, host, epoch, server)
+
+    def _store_opened(self, host: Host, epoch: int, server: store.StoreServer) -> None:
+        if self._closed or host.closed:
+            server.release()
+            return
+        self.store_server = server
+        assert not isinstance(self._machine, Joiner)
+        self._machine.store_opened(epoch, server.port, server.token, time.monotonic())
+
+    @staticmethod
+    def _store_failed(host: Host, error: MingleError) -> None:
+        host.store_failed(error, time.monotonic())
+
+    def _prove_store(self, wanted: ProveStore) -> Callable[[], None]:
+        joiner = self._machine
+        assert not isinstance(joiner, Host)
+        try:
+            store.prove(wanted.address, wanted.port, wanted.session, wanted.token)
+        except OSError as error:
+            reason = str(error)
+            return lambda: joiner.store_unreachable(wanted.epoch, reason, time.monotonic())
+        return lambda: joiner.store_proved(wanted.epoch)
+
+    def _close_store(self, reason: str) -> None:
+        logger.error("%s; its store is closed, so that the other ranks fail now and not at torch's timeout", reason)
+        if self.store_server is not None:
+            self.store_server.abort()
+
+    # --- what others ask -------------------------------------------------------------------------------------------
+
+    @property
+    def machine(self) -> Host | Joiner:
+        """The machine that this loop drives, once the job has formed."""
+        assert not isinstance(self._machine, Elector)
+        return self._machine
+
+    def close(self, reason: str) -> None:
+        """Ends the session: says good-bye, stops the thread, closes every socket. A second call does nothing."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._stopping = True
+            self.call(lambda: None)
+            self._thread.join()
+            self._thread = None
+        if self._closed:
+            return
+        self._closed = True
+        self._stopping = True
+        if isinstance(self._machine, Host):
+            self._machine.close(reason)
+        else:
+            self._machine.leave(reason)
+        self._carry_out()
+        self._stack.close()
+        while self._calls:
+            self._calls.popleft()()
+        if self.store_server is not None:
+            self.store_server.release()
+            self.store_server = None

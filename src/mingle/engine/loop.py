@@ -1,0 +1,420 @@
+"""The loop: the only place where a machine, sockets and the clock meet.
+
+One selector serves datagrams, control connections and the calls of other threads. Nothing in it blocks, and it waits on
+sockets with deadlines, so it can be interrupted at any moment. ``Discovery``, ``Observer`` and ``AgentLoop`` drive it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import selectors
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Protocol
+
+import msgspec
+
+from mingle import forksafe
+from mingle.configuration.settings import Network
+from mingle.engine.network_facts import Seen, network_facts
+from mingle.engine.nics import Nics
+from mingle.network import connections, inspection, interfaces
+from mingle.network.connections import Connections
+from mingle.network.peers import Peers
+from mingle.network.siblings import Siblings
+from mingle.network.transport import Received, Transport
+from mingle.rules.machine import Answer, Dial, Effect, Hangup, Multicast, NetworkFacts, Notice, Source, Write
+from mingle.wire import datagrams, echo
+from mingle.wire.authentication import JobKey
+from mingle.wire.datagrams import Datagram, Offer, Seek
+from mingle.wire.groups import LOBBY, Group, job_group
+
+logger = logging.getLogger("mingle")
+
+RESCAN_SECONDS = 2.0
+"""How often the interfaces are looked at: a NIC may come or go."""
+REFRESH_SECONDS = 30.0
+"""How often memberships are renewed: a switch that snoops without a querier forgets them after minutes."""
+LONGEST_WAIT_SECONDS = 60.0
+UNICAST_QUESTION_BYTES = datagrams.MAX_BYTES
+"""A unicast question is padded to this, so that no answer is longer; one that is shorter than its answer gets none."""
+
+
+class Machine(Protocol):
+    """What every machine offers the loop; what differs between them is in the loop's hooks."""
+
+    def effects(self) -> list[Effect]:
+        """Hands out what is to be done."""
+
+    def next_timer(self) -> float | None:
+        """When :meth:`handle_timer` has something to do."""
+
+    def handle_timer(self, now: float, /) -> None:
+        """Does what the clock demands."""
+
+    def calling(self) -> Datagram | None:
+        """What to say to unicast peers now."""
+
+    def heard(self, message: Datagram, source: Source, now: float, /) -> None:
+        """A valid datagram came in."""
+
+    def owns(self, conn: int, /) -> bool:
+        """Tells whether a connection is this machine's."""
+
+    def connected(self, conn: int, local_address: str, interface: str, now: float, /, *, weak: bool = False) -> None:
+        """A connection that was dialled stands; ``weak``: it says nothing about the network of the other end."""
+
+    def received(self, conn: int, untrusted: bytes, now: float, /) -> None:
+        """Bytes came in on a connection."""
+
+
+class Loop:
+    """The sockets and the clock of one process. A subclass makes the machine and runs the turns.
+
+    Args:
+        network: how to discover.
+        job: the job whose group is listened to beside the lobby; None: only the lobby is.
+        key: signs what is sent.
+        stack: what is to be closed at the end goes there, also if this constructor fails.
+        groups: the multicast groups to join in place of the job's and the lobby.
+
+    Raises:
+        InterfaceError: no interface can be used.
+    """
+
+    _machine: Machine
+
+    def __init__(
+        self,
+        network: Network,
+        job: str | None,
+        key: JobKey | None,
+        stack: contextlib.ExitStack,
+        *,
+        groups: Sequence[Group] = (),
+    ) -> None:
+        self.network = network
+        self.new_id = connections.counter()
+        self.rng = random.Random()
+        self._key = key
+        self._group: Group | None = None if job is None else job_group(job)
+        self._rejected: Counter[str] = Counter()
+        self._multicasts_on: set[str] = set()
+        self._rp_drops = inspection.reverse_path_drops()
+        self._dialled: dict[int, Dial] = {}
+        self._calls: deque[Callable[[], None]] = deque()
+        self._nics = Nics(network)
+        self._selector = forksafe.register(selectors.DefaultSelector())
+        stack.callback(self._selector.close)
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        for end in (self._wake_reader, self._wake_writer):
+            forksafe.register(end).setblocking(False)
+            stack.callback(end.close)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, self._run_calls)
+        groups = groups or ((LOBBY,) if self._group is None else (self._group, LOBBY))
+        self._siblings = Siblings(network.port)
+        stack.callback(self._siblings.close)
+        if self._siblings.socket is not None:
+            self._selector.register(self._siblings.socket, selectors.EVENT_READ, self._read_siblings)
+        self._transport: Transport | None = Transport(
+            self._nics.usable, groups=groups, port=network.port, ttl=network.ttl, family=network.family
+        )
+        stack.callback(self._close_transport)
+        self._watch_sockets(self._transport.sockets())
+        self._connections = Connections(self._selector, self.new_id)
+        stack.callback(self._connections.close)
+        self._peers = Peers(network.peers, network.port, network.family, self.rng)
+        stack.callback(self._peers.stop)
+        now = time.monotonic()
+        self._rescan_due = now + RESCAN_SECONDS
+        self._refresh_due = now + REFRESH_SECONDS
+
+    # --- hooks -----------------------------------------------------------------------------------------------------
+
+    def _decode(self, untrusted: bytes) -> Datagram | None:
+        """Returns the message in a datagram, or None when it is rejected (and counted)."""
+        raise NotImplementedError
+
+    def _accepted(self, conn: int, address: str, now: float) -> None:
+        """Somebody has connected to the control port; who has none hangs up."""
+        self._connections.hang_up(conn)
+
+    def _ended(self, conn: int, reason: str, now: float) -> None:
+        """A connection of the machine has ended, or could not be made."""
+        raise NotImplementedError
+
+    def _perform_more(self, effect: Effect) -> None:
+        """Carries out an effect that has nothing to do with sockets."""
+        raise NotImplementedError
+
+    def _interfaces_looked_at(self, now: float, *, changed: bool) -> None:
+        """The interfaces were looked at; also an unchanged one may be ready only now."""
+
+    def _seeks(self) -> bool:
+        """Whether anybody is still looked for; if not, there is no house to keep."""
+        return self._transport is not None
+
+    def _more_timers(self) -> Iterable[float | None]:
+        """When something else is to be done."""
+        return ()
+
+    def _house_keeping(self, now: float) -> None:
+        """What is done beside the protocol."""
+        self._ask_peers(now)
+        if now >= self._rescan_due:
+            self._rescan_due = now + RESCAN_SECONDS
+            self._rescan(now)
+        if now >= self._refresh_due and self._transport is not None:
+            self._refresh_due = now + REFRESH_SECONDS
+            change = self._transport.refresh()
+            self._apply(change.added, change.removed)
+
+    # --- running ---------------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        """One round: wait, serve what is ready, then what is due.
+
+        What has come in is served before the timers: after a pause (SIGSTOP, a laptop's lid) the answers lie in the
+        sockets, and a deadline that passed meanwhile must not be judged without them.
+        """
+        for key, mask in self._selector.select(self._wait()):
+            for event in key.data(mask):
+                self._tcp_event(event)
+            self._carry_out()
+        now = time.monotonic()
+        due = self._machine.next_timer()
+        if due is not None and now >= due:
+            self._machine.handle_timer(now)
+        if self._seeks():
+            self._house_keeping(now)
+        self._carry_out()
+
+    def _wait(self) -> float:
+        now = time.monotonic()
+        times = [self._machine.next_timer(), now + LONGEST_WAIT_SECONDS, *self._more_timers()]
+        if self._seeks():
+            times += [self._rescan_due, self._refresh_due, self._peers.next_timer(now)]
+        return max(0.0, min(time for time in times if time is not None) - now)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Has a function run by the loop, from any thread."""
+        self._calls.append(function)
+        with contextlib.suppress(OSError):  # full: it will wake up anyhow; closed: nobody is left to wake
+            self._wake_writer.send(b"\0")
+
+    def _run_calls(self, _mask: int) -> list[connections.Event]:
+        with contextlib.suppress(BlockingIOError):
+            while self._wake_reader.recv(4096):
+                pass
+        while self._calls:
+            self._calls.popleft()()
+        return []
+
+    def _ask_peers(self, now: float) -> None:
+        if self._transport is None:
+            return
+        message = self._machine.calling()
+        for address in self._peers.turn(silent=message is None, now=now):
+            assert message is not None
+            if isinstance(message, datagrams.Seek | datagrams.List):
+                data = datagrams.padded(message, UNICAST_QUESTION_BYTES, self._key)
+            else:
+                data = datagrams.encode(message, self._key)
+            self._transport.unicast(data, address)
+
+    # --- interfaces ------------------------------------------------------------------------------------------------
+
+    def _rescan(self, now: float) -> None:
+        """Looks whether an interface has come or gone."""
+        if self._transport is None:
+            return
+        changed = self._nics.look()
+        if changed:
+            change = self._transport.update(self._nics.usable)
+            self._apply(change.added, change.removed)
+            self._peers.restart(now)
+            for event in self._connections.drop_strays(self._nics.bare_addresses()):
+                self._tcp_event(event)
+        self._interfaces_looked_at(now, changed=changed)
+
+    def _apply(self, added: Iterable[socket.socket], removed: Sequence[socket.socket]) -> None:
+        # The removed ones are closed, so the kernel has forgotten them; the selector's own table has not.
+        for key in list(self._selector.get_map().values()):
+            if any(key.fileobj is sock for sock in removed):
+                self._selector.unregister(key.fileobj)
+        self._watch_sockets(added)
+
+    def _watch_sockets(self, sockets: Iterable[socket.socket]) -> None:
+        for sock in sockets:
+            self._selector.register(sock, selectors.EVENT_READ, partial(self._read_datagrams, sock))
+
+    def _close_transport(self) -> None:
+        if self._transport is None:
+            return
+        for sock in self._transport.sockets():
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(sock)
+        self._transport.close()
+        self._transport = None
+        if self._siblings.socket is not None:
+            self._selector.unregister(self._siblings.socket)
+            self._siblings.close()
+
+    # --- what comes in ---------------------------------------------------------------------------------------------
+
+    def _read_datagrams(self, sock: socket.socket, _mask: int) -> list[connections.Event]:
+        if self._transport is not None:
+            for received in self._transport.receive(sock):
+                message = self._datagram(received)
+                # A question for us is answered by us; who else there is may be asked for anything else.
+                if received.shared and not (isinstance(message, Seek) and self._hosts(message.job)):
+                    self._siblings.hand_on(received, time.monotonic())
+        return []
+
+    def _read_siblings(self, _mask: int) -> list[connections.Event]:
+        for received in self._siblings.receive():
+            self._datagram(received)
+        return []
+
+    def _hosts(self, job: str) -> bool:
+        """Whether this process hosts a job that is forming."""
+        offer = self._machine.calling()
+        return isinstance(offer, Offer) and offer.job == job
+
+    def _note_multicast(self, received: Received) -> None:
+        """Notes where multicasts arrive. Our own come back, too, unless this host's own firewall drops them."""
+        if received.multicast:
+            self._multicasts_on.add(received.interface)
+
+    def _datagram(self, received: Received) -> Datagram | None:
+        self._note_multicast(received)
+        if echo.is_one(received.data):
+            return None  # a ping: for another process of this machine, to which it is handed on
+        source = Source(
+            interface=received.interface,
+            multicast=received.multicast,
+            signed=datagrams.is_signed(received.data),
+            address=connections.bare_address(received.source[0]),
+            reply_to=received,
+        )
+        message = self._decode(received.data)
+        if message is not None:
+            self._machine.heard(message, source, time.monotonic())
+        return message
+
+    def _tcp_event(self, event: connections.Event) -> None:
+        machine, now = self._machine, time.monotonic()
+        if isinstance(event, connections.Accepted):
+            self._accepted(event.conn, event.address, now)
+        elif not machine.owns(event.conn):
+            return
+        elif isinstance(event, connections.Connected):
+            self._connected(event, now)
+        elif isinstance(event, connections.Data):
+            machine.received(event.conn, event.data, now)
+        else:
+            self._dialled.pop(event.conn, None)
+            self._ended(event.conn, event.reason, now)
+
+    def _connected(self, event: connections.Connected, now: float) -> None:
+        dialled = self._dialled.pop(event.conn)
+        if event.local_address not in self._nics.bare_addresses():
+            self._rescan(now)  # an interface that has come since we looked
+            if not self._machine.owns(event.conn):
+                return
+        owner = self._nics.owner(event.local_address, dialled.interface)
+        if not self._nics.in_use(owner):
+            self._connections.hang_up(event.conn)
+            self._ended(event.conn, f"is reached through {owner}, and other interfaces were named", now)
+            return
+        weak = interfaces.reached_weakly(self._nics.found, event.local_address, dialled.address)
+        self._machine.connected(event.conn, event.local_address, owner, now, weak=weak)
+
+    # --- what goes out ---------------------------------------------------------------------------------------------
+
+    def _carry_out(self) -> None:
+        while effects := self._machine.effects():
+            for effect in effects:
+                self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        events: list[connections.Event] = []
+        match effect:
+            case Multicast(message, lobby):
+                self._multicast(message, LOBBY if lobby else self._group)
+            case Answer(source, message):
+                self._answer(source, message)
+            case Dial(conn, address, port, interface):
+                self._dialled[conn] = effect
+                events = self._connections.dial(conn, address, port, self._nics.index(interface))
+            case Write(conn, data):
+                events = self._connections.write(conn, data)
+            case Hangup(conn):
+                self._dialled.pop(conn, None)
+                self._connections.hang_up(conn)
+            case Notice(text, warning):
+                self._say(logging.WARNING if warning else logging.INFO, text)
+            case _:
+                self._perform_more(effect)
+        for event in events:
+            self._tcp_event(event)
+
+    def _answer(self, source: Source, message: Datagram) -> None:
+        """Answers by unicast with no more bytes than were asked with: a forged source gains nothing by asking us."""
+        if self._transport is None or not isinstance(source.reply_to, Received):
+            return
+        data = datagrams.encode(_with_first(message, {source.reply_to.destination}), self._key)
+        if len(data) > len(source.reply_to.data):
+            self._rejected["unpadded"] += 1
+            return
+        self._transport.reply(source.reply_to, data)
+
+    def _say(self, level: int, text: str) -> None:
+        """Says something to people."""
+        logger.log(level, "%s", text)
+
+    def _multicast(self, message: Datagram, group: Group | None) -> None:
+        if self._transport is None or group is None:
+            return
+        for interface in self._transport.interfaces:
+            toward = _with_first(message, {str(each.ip) for each in interface.addresses})
+            self._transport.multicast(interface.name, datagrams.encode(toward, self._key), group)
+
+    # --- what a report says ----------------------------------------------------------------------------------------
+
+    @property
+    def seen(self) -> Seen:
+        """What the sockets have shown."""
+        return Seen(
+            network=self.network,
+            group=self._group or LOBBY,
+            found=self._nics.found,
+            usable=self._nics.usable,
+            transport=self._transport,
+            unresolved=self._peers.failures,
+            rejected=self._rejected,
+            multicasts_on=frozenset(self._multicasts_on),
+            rp_drops_before=self._rp_drops,
+        )
+
+    def facts(self, *, diagnosed: bool = False) -> NetworkFacts:
+        """What a report says of the network.
+
+        Args:
+            diagnosed: whether to look for what is wrong with this machine, too; it takes a moment.
+        """
+        return network_facts(self.seen, diagnosed=diagnosed)
+
+
+def _with_first(message: Datagram, reached: set[str]) -> Datagram:
+    """Returns an OFFER with these addresses first: who hears it at one of them can most likely connect to it."""
+    if not isinstance(message, Offer):
+        return message
+    return msgspec.structs.replace(
+        message, addresses=tuple(sorted(message.addresses, key=lambda address: address not in reached))
+    )

@@ -1,0 +1,156 @@
+"""Waiting made visible: a live line on a terminal, a rare line in a log, nothing when it is quick.
+
+One process per node speaks: the one that holds a certain name among the abstract Unix sockets (unix(7)). Those
+belong to the network namespace, as a node does here, and the kernel frees the name when its holder dies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from mingle import forksafe
+from mingle.errors import printable
+from mingle.rules.machine import Snapshot
+from mingle.rules.reports import ranks_text
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+logger = logging.getLogger("mingle")
+
+TERMINAL_AFTER_SECONDS = 2.0
+TERMINAL_EVERY_SECONDS = 0.5
+LOG_AFTER_SECONDS = 10.0
+LOG_EVERY_SECONDS = 30.0
+
+
+def line(job: str, world_size: int, rank: int | None, snapshot: Snapshot, seconds: float) -> str:
+    """Returns the progress line, such as ``job resnet: 5/8 joined, waiting for ranks 3, 7 · 12 s``."""
+    if snapshot.note:
+        state = snapshot.note
+    elif not snapshot.host_found:
+        state = f"looking for {'a host' if rank is None else 'rank 0'}"
+    elif snapshot.joined == 0:
+        state = "rank 0 found, joining"
+    elif snapshot.joined < world_size:
+        state = f"{snapshot.joined}/{world_size} joined"
+        if snapshot.missing:
+            state += f", waiting for {_ranks(snapshot.missing)}"
+    else:
+        state = f"{snapshot.joined}/{world_size} joined, {snapshot.phase}"
+        if snapshot.missing:
+            state += f", no answer yet from {_ranks(snapshot.missing)}"
+    return printable(f"job {job}: {state} · {seconds:.0f} s")
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranks_text(ranks)}"
+
+
+def say(level: int, text: str, *, quiet: bool = False) -> None:
+    """Says what a person should read: by logging where the application has set it up, else on stderr.
+
+    The library adds no handler, so without this a script that never configured logging would wait in silence.
+    ``quiet`` (``MINGLE_PROGRESS=off``) keeps it to logging.
+    """
+    text = printable(text)
+    if quiet or _logging_shows(level):
+        logger.log(level, text)
+    elif sys.stderr is not None:
+        sys.stderr.write(f"mingle: {text}\n")
+        sys.stderr.flush()
+
+
+def _logging_shows(level: int) -> bool:
+    if not logger.isEnabledFor(level):
+        return False
+    at: logging.Logger | None = logger
+    while at is not None:
+        if any(not isinstance(handler, logging.NullHandler) and handler.level <= level for handler in at.handlers):
+            return True
+        at = at.parent if at.propagate else None
+    return False
+
+
+class Progress:
+    """Shows how a discovery stands. ``tick`` is called by the loop; it never blocks."""
+
+    def __init__(self, job: str, world_size: int, rank: int | None, *, off: bool, now: float) -> None:
+        self._job = job
+        self._world_size = world_size
+        self._rank = rank
+        self._off = off
+        self._quiet = off
+        self._started = now
+        self._terminal = not off and sys.stderr is not None and sys.stderr.isatty()
+        self._due = now + (TERMINAL_AFTER_SECONDS if self._terminal else LOG_AFTER_SECONDS)
+        self._ask_due = self._due - 1.0
+        self._speaker: socket.socket | None = None
+        self._status: Status | None = None
+
+    def next_timer(self) -> float | None:
+        """When :meth:`tick` has something to do."""
+        return None if self._off else min(self._due, self._ask_due)
+
+    def wants_status(self, now: float) -> bool:
+        """Tells, once a second while this process speaks for its node, to ask the host how it stands."""
+        if self._off or now < self._ask_due:
+            return False
+        self._ask_due = now + 1.0
+        return self._speaks()
+
+    def tick(self, snapshot: Snapshot, now: float) -> None:
+        """Shows the line when it is due."""
+        if self._off or now < self._due:
+            return
+        self._due = now + (TERMINAL_EVERY_SECONDS if self._terminal else LOG_EVERY_SECONDS)
+        if not self._speaks():
+            return
+        text = line(self._job, self._world_size, self._rank, snapshot, now - self._started)
+        if self._terminal:
+            self._show(text)
+        else:
+            say(logging.INFO, text)
+
+    def say(self, level: int, text: str) -> None:
+        """Says something beside the line."""
+        say(level, text, quiet=self._quiet)
+
+    def _show(self, text: str) -> None:
+        from rich.console import Console
+        from rich.text import Text
+
+        if self._status is None:
+            self._status = Console(stderr=True).status(Text(text))
+            self._status.start()
+        self._status.update(Text(text))
+
+    def close(self) -> None:
+        """Takes the line away."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+        if self._speaker is not None:
+            self._speaker.close()
+            self._speaker = None
+        self._off = True
+
+    def _speaks(self) -> bool:
+        if self._speaker is not None:
+            return True
+        if sys.platform != "linux":
+            return True
+        name = hashlib.sha256(f"{os.getuid()}\0{self._job}".encode()).hexdigest()[:32]
+        speaker = forksafe.register(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        try:
+            speaker.bind(f"\0mingle-progress-{name}")
+        except OSError:
+            speaker.close()
+            return False
+        self._speaker = speaker
+        return True

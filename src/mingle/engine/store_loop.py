@@ -1,0 +1,97 @@
+"""What the loops of ranks and agents share beyond sockets: wrongly signed datagrams, threads for what may block."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from mingle.configuration.settings import Settings
+from mingle.engine import store
+from mingle.engine.loop import Loop, Machine
+from mingle.errors import MingleError
+from mingle.rules.machine import Address
+from mingle.wire import datagrams
+
+LOOKED_AT_UNVERIFIED = 256
+"""How many wrongly signed datagrams are parsed for the report; bounded against a flood of them."""
+
+
+class JobMachine(Machine, Protocol):
+    """A machine of one job."""
+
+    def heard_unverified(self, message: datagrams.Datagram, /) -> None:
+        """A datagram came in whose signature is missing or wrong."""
+
+
+class StoreLoop(Loop):
+    """A loop whose machine forms one job, and whose host opens a store."""
+
+    _machine: JobMachine
+    settings: Settings
+    store_server: store.StoreServer | None = None
+    _closed: bool = False
+
+    def _listen(self) -> tuple[Address, ...]:
+        """Opens the control port and returns the addresses at which it listens, best first."""
+        return self._ready(self._connections.listen)
+
+    def _listen_also(self) -> tuple[Address, ...]:
+        """Opens it on addresses that have come since, and returns those at which it listens now."""
+        return self._ready(self._connections.listen_also)
+
+    def _ready(self, listen: Callable[[Sequence[tuple[str, int]]], frozenset[tuple[str, int]]]) -> tuple[Address, ...]:
+        wanted = self._nics.addresses()
+        ready = listen([(each.address, each.index) for each in wanted])
+        return tuple(each for each in wanted if (each.address, each.index) in ready)
+
+    def _decode(self, untrusted: bytes) -> datagrams.Datagram | None:
+        try:
+            return datagrams.decode(untrusted, self._key)
+        except datagrams.Rejected as rejected:
+            self._rejected[rejected.reason] += 1
+            return self._look_unverified(untrusted) if rejected.reason in ("unsigned", "signature") else None
+
+    def _look_unverified(self, untrusted: bytes) -> datagrams.Datagram | None:
+        """Looks, for the report alone, whether a datagram with a wrong signature speaks of our job.
+
+        A question to the lobby is answered whoever asks: the answer tells what everybody on the network hears anyway.
+        """
+        if self._rejected["unsigned"] + self._rejected["signature"] > LOOKED_AT_UNVERIFIED:
+            return None
+        try:
+            message = datagrams.decode(untrusted)
+        except datagrams.Rejected:
+            return None
+        if isinstance(message, datagrams.List):
+            return message
+        self._machine.heard_unverified(message)
+        return None
+
+    def _in_thread(self, what: str, work: Callable[[], Callable[[], None]]) -> None:
+        """Runs what may block in a daemon thread that may be abandoned; its result is a call for the loop."""
+
+        def run() -> None:
+            result = work()
+            if self._closed:
+                result()  # nobody turns the loop any more: it only lets go of what it got
+            else:
+                self.call(result)
+
+        threading.Thread(target=run, name=f"mingle-abandoned-{what}", daemon=True).start()
+
+    def _server(self, address: str, port: int | None, session: bytes) -> store.StoreServer | MingleError:
+        """Returns the store for a session, the one that stands or a new one, or why there is none."""
+        server = self.store_server
+        try:
+            if server is None or (server.address, server.session) != (address, session):
+                server = store.open_server(address, port, session)
+        except MingleError as error:
+            return error
+        except RuntimeError as error:  # every error of torch's C++ side is one
+            return MingleError.explain(
+                f"torch could not open its store at {address}: {error}",
+                cause="torch's TCPStore refused the listening socket",
+                remedy="set MINGLE_MASTER_PORT to a free port, or report this with the version of torch.",
+            )
+        return server

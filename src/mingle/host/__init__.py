@@ -1,0 +1,1 @@
+"""The pure machine of the rank that hosts the gathering."""

@@ -1,0 +1,419 @@
+"""The rank that hosts the gathering: a pure machine around the registrar.
+
+It carries frames from its callers (:class:`~mingle.host.callers.Callers`) to the registrar and the decisions back, and
+lets the network know of the session (:class:`~mingle.host.presence.Presence`). Two things hold the registrar up:
+another live host of the same job (*rival*), and another run of the job that is sealed already (*blocker*). Neither is
+believed from a datagram; both are proved over TCP (:class:`~mingle.host.rivals.Rivals`).
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import dataclass, field
+
+import msgspec
+
+from mingle.errors import InterfaceError, MingleError
+from mingle.host.callers import Caller, Callers
+from mingle.host.introduction import Introduction, roster_parts
+from mingle.host.presence import Presence
+from mingle.host.rivals import Rivals
+from mingle.rules import decisions, reports
+from mingle.rules.control import HandshakeFailed
+from mingle.rules.machine import (
+    Address,
+    CloseStore,
+    Effect,
+    Evidence,
+    Formation,
+    Identity,
+    Multicast,
+    NetworkFacts,
+    NewId,
+    Notice,
+    OpenStore,
+    Snapshot,
+    Source,
+    note,
+    note_name,
+    scoped,
+)
+from mingle.rules.proving import named
+from mingle.rules.registrar import Registrar
+from mingle.rules.seats import Phase
+from mingle.wire import frames
+from mingle.wire.authentication import JobKey
+from mingle.wire.datagrams import Datagram, Offer, Rejected
+
+MAX_SIGHTINGS = 64  # reports of other hosts, handed out after each frame; bounded against a member that sends many
+
+
+@dataclass(slots=True)
+class Host:
+    """The machine of the rank that hosts. ``outcome`` or ``failure`` ends the gathering; it serves on until closed."""
+
+    identity: Identity
+    session: bytes
+    addresses: tuple[Address, ...]
+    """Its own addresses in order of preference; the ones that are announced."""
+    port: int
+    key: JobKey | None
+    timeout: float
+    new_id: NewId
+    rng: random.Random
+    started: float
+    advertised: tuple[str, ...] = ()
+    """Addresses that are announced beside the own ones because NAT hides those."""
+    named: bool = False
+    """The user named the interfaces."""
+    outcome: Formation | None = None
+    failure: MingleError | None = None
+    evidence: Evidence = field(default_factory=Evidence)
+    closed: bool = False
+    registrar: Registrar = field(init=False)
+    rivals: Rivals = field(init=False)
+    _introduction: Introduction = field(init=False)
+    _presence: Presence = field(init=False)
+    _callers: Callers = field(init=False)
+    _deadline: float = field(init=False)
+    _effects: list[Effect] = field(default_factory=list)
+    store_port: int = 0
+    _sealed_since: float = 0.0
+    stranded: bool = False
+    """A member could not follow where it was sent."""
+    _making_way: bool = False
+    _moved: frames.Moved | None = None
+    _sightings: list[tuple[Offer, bool]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        identity = self.identity
+        self._deadline = self.started + self.timeout
+        self._introduction = introduction = Introduction(
+            identity=identity,
+            session=self.session,
+            addresses=self.addresses,
+            advertised=self.advertised,
+            port=self.port,
+            started=self.started,
+        )
+        self.registrar = self._make_registrar(introduction)
+        self._presence = Presence(
+            introduction,
+            self.offer,
+            secured=self.key is not None,
+            evidence=self.evidence,
+            effects=self._effects,
+            rng=self.rng,
+            deadline=self._deadline,
+        )
+        self.rivals = Rivals(introduction.hello, self.key, self.new_id, self._effects, competes=identity.rank is None)
+        converse = functools.partial(introduction.conversation, self.key)
+        self._callers = Callers(converse, self._effects, gone=self.rivals.caller_gone)
+
+    def _make_registrar(self, introduction: Introduction) -> Registrar:
+        return introduction.registrar(named=self.named)
+
+    # --- what the driver reads -------------------------------------------------------------------------------------
+
+    def effects(self) -> list[Effect]:
+        """Hands out what is to be done."""
+        self._callers.flush()
+        done, self._effects[:] = list(self._effects), []
+        return done
+
+    @property
+    def finished(self) -> bool:
+        """Whether the gathering has come to an end, good or bad."""
+        return self.outcome is not None or self.failure is not None
+
+    def next_timer(self) -> float | None:
+        """When :meth:`handle_timer` has something to do."""
+        times = [self.registrar.next_timer(), self.rivals.next_timer(), self._callers.next_timer()]
+        times.append(self._presence.next_timer(finished=self.finished))
+        if not self.finished:
+            times += [self._deadline, self.rivals.verdict_timer(self.timeout)]
+        return min((time for time in times if time is not None), default=None)
+
+    def stage(self) -> str:
+        """How far it has come, in a word, for the log."""
+        return f"{self.registrar.phase.value}, {len(self.registrar.seats)}/{self.identity.world_size} joined"
+
+    def snapshot(self) -> Snapshot:
+        """How it stands, for the progress line."""
+        status = self.registrar.status()
+        note_text = ""
+        if self.rivals.running:
+            note_text = f"the job runs already, hosted by {self.rivals.running[0].host}"
+        return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, note_text)
+
+    def ask_status(self) -> None:
+        """The host knows how it stands."""
+
+    def calling(self) -> Datagram | None:
+        """What to tell unicast peers now."""
+        return None if self.finished else self.offer()
+
+    def offer(self) -> Offer:
+        """What this host says of itself."""
+        return self._introduction.offer(self.registrar)
+
+    def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
+        """Its interfaces have changed: it listens at these addresses. They stay once a store may stand on one."""
+        if self.registrar.phase in (Phase.OPEN, Phase.CONFIRMING):
+            self.addresses = addresses
+            self._introduction.readdress(addresses, self.registrar)
+            self._presence.burst(now)
+
+    # --- datagrams -------------------------------------------------------------------------------------------------
+
+    def heard(self, message: Datagram, source: Source, now: float) -> None:
+        """A valid datagram came in."""
+        if self.closed:
+            return
+        other = self._presence.heard(message, source, now)
+        if other is not None and not self.finished:
+            self.rivals.heard(other, named(other, source.interface), now)
+
+    def heard_unverified(self, message: Datagram) -> None:
+        """A datagram came in whose signature is missing or wrong: a hint for the report, and no more than that."""
+        self._presence.heard_unverified(message)
+
+    # --- connections -----------------------------------------------------------------------------------------------
+
+    def accepted(self, conn: int, address: str, now: float) -> None:
+        """Somebody has connected to the control port."""
+        self._callers.accepted(conn, address, now)
+
+    def owns(self, conn: int) -> bool:
+        """Tells whether a connection is this machine's."""
+        return conn in self._callers or self.rivals.owns(conn)
+
+    def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
+        """A connection to another host stands."""
+        self.rivals.connected(conn, local_address, interface)
+
+    def received(self, conn: int, untrusted: bytes, now: float) -> None:
+        """Bytes came in on a connection."""
+        if self.rivals.owns(conn):
+            self.rivals.received(conn, untrusted, now)
+            self._hold(now)
+            if not self.finished:
+                self._judge(now)
+            return
+        caller = self._callers[conn]
+        was_proved = caller.conversation.proved
+        try:
+            received = self._callers.received(conn, untrusted)
+        except (Rejected, HandshakeFailed) as failure:
+            if isinstance(failure, HandshakeFailed) and failure.reason == "secret" and not caller.asks_only:
+                note_name(self.evidence.secret_failures, f"{caller.address}: {failure}")
+            self._callers.hang_up(conn)
+            self.registrar.lost(conn, now, str(failure))
+            self._hold(now)
+            return
+        if caller.conversation.proved and not was_proved:
+            self._greet(conn, caller, now)
+        for frame in received:
+            if conn in self._callers:
+                self._frame(conn, caller, frame, now)
+        self._hold(now)
+
+    def lost(self, conn: int, reason: str, now: float) -> None:
+        """A connection ended."""
+        if self.rivals.owns(conn):
+            self.rivals.closed(conn, reason, now)
+        else:
+            self._callers.forget(conn)
+            self.registrar.lost(conn, now, reason)
+        self._hold(now)
+
+    def _greet(self, conn: int, caller: Caller, now: float) -> None:
+        """A caller has proved itself; the ones that only asked are answered."""
+        hello = caller.hello
+        if hello.purpose in ("probe", "rival"):
+            running = self._introduction.running(
+                self.registrar, now, sealed_since=self._sealed_since, store_port=self.store_port
+            )
+            self._callers.tell(conn, running)
+        elector = self.registrar.assigned and hello.who.rank is None
+        if hello.purpose == "rival" and not elector and not self.finished:
+            self.rivals.caller(conn, hello.member, caller.as_seen(hello.who), now)
+
+    def _frame(self, conn: int, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
+        if isinstance(frame, frames.Join) and caller.hello.purpose == "join":
+            self._join(conn, caller, frame, now)
+        elif isinstance(frame, frames.Confirmed):
+            self.registrar.confirmed(conn, frame, now)
+        elif isinstance(frame, frames.Ack):
+            self.registrar.acknowledged(conn, frame.epoch, now)
+        elif isinstance(frame, frames.Sighting):
+            if len(self._sightings) < MAX_SIGHTINGS:
+                self._sightings.append((frame.offer, frame.stands))
+        elif isinstance(frame, frames.Stranded):
+            self._strand(caller, frame.session)
+        elif isinstance(frame, frames.Ready):
+            self.registrar.ready(conn)
+        elif isinstance(frame, frames.Leave):
+            self.registrar.left(conn, now, frame.reason or "it left")
+            self._callers.hang_up(conn)
+        elif isinstance(frame, frames.Pong):
+            self.registrar.pong(conn)
+        elif isinstance(frame, frames.Ping):
+            self._callers.tell(conn, frames.Pong(number=frame.number))
+        elif isinstance(frame, frames.Ask):
+            for answer in [self.registrar.status()] if frame.what == "status" else roster_parts(self.registrar):
+                self._callers.tell(conn, answer)
+
+    def _join(self, conn: int, caller: Caller, join: frames.Join, now: float) -> None:
+        member = caller.hello.member
+        self.evidence.seekers.pop(member, None)
+        self.registrar.join(conn, member, msgspec.structs.replace(join, who=caller.as_seen(join.who)), now)
+        if self._moved is not None:
+            self._callers.tell(conn, self._moved)
+
+    def _strand(self, caller: Caller, session: bytes) -> None:
+        """A member can't reach the host that it was sent to."""
+        if self._moved is not None and self._moved.offer.session == session:
+            self.stranded = True
+            who = caller.as_seen(caller.hello.who)
+            note(self.evidence.hosts, self._moved.offer.host_name, f"not reached by {who}")
+
+    # --- decisions -------------------------------------------------------------------------------------------------
+
+    def _hold(self, now: float) -> None:
+        self.registrar.hold(self.rivals.any_alive or self._making_way, now)
+        self._decide(now)
+
+    def _decide(self, now: float) -> None:
+        """Carries out what the registrar has decided."""
+        for decision in self.registrar.decisions():
+            match decision:
+                case decisions.Tell(conn, frame):
+                    self._callers.tell(conn, frame)
+                case decisions.Drop(conn):
+                    self._callers.hang_up(conn)
+                case decisions.OpenStore(epoch, address):
+                    self._presence.seal()
+                    self._sealed_since = now
+                    path = self._introduction.path(address)
+                    self._effects.append(OpenStore(epoch, scoped(path.local_address, path.interface)))
+                case decisions.NoCommonNetwork(matrix):
+                    self._fail(reports.no_common_network(self.identity, matrix), conflict=True)
+                case decisions.Reopened(reason):
+                    self._presence.reopen(now)
+                    self._effects.append(Notice(reports.reopened(self.identity, reason)))
+                case decisions.Formed(contiguous):
+                    self.rivals.abandon()
+                    self.outcome = self._introduction.formation(self.registrar, self.store_port)
+                    if not contiguous:
+                        self._effects.append(Notice(reports.not_contiguous(self.identity)))
+                case decisions.Deserted(who):
+                    self._effects.append(CloseStore(reports.deserted(self.identity, who)))
+
+    def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
+        """The store listens."""
+        self.store_port = port
+        self.registrar.store_opened(epoch, self.registrar.store_address, port, token, now)
+        self._decide(now)
+
+    def store_failed(self, error: MingleError, now: float) -> None:
+        """The store could not be opened, and trying again would not help."""
+        self._fail(error, conflict=False)
+
+    # --- making way for another host (when ranks are assigned) -------------------------------------------------------
+
+    def take_sightings(self) -> list[tuple[Offer, bool]]:
+        """Hands out which other hosts were reported, each with whether it stands against a lower id."""
+        seen, self._sightings = self._sightings, []
+        return seen
+
+    @property
+    def has_members(self) -> bool:
+        """Whether anybody but the host itself has a seat."""
+        return len(self.registrar.seats) > 1
+
+    def make_way(self, now: float) -> None:
+        """Stops taking members and confirming, for the time that it takes to join another host."""
+        self._making_way = True
+        self._hold(now)
+
+    def send_after(self, offer: Offer) -> None:
+        """Sends the members to that host, and everybody who still comes."""
+        self._moved, self.stranded = frames.Moved(offer=offer), False
+        for conn in self.registrar.member_connections():
+            self._callers.tell(conn, self._moved)
+
+    def open_again(self, now: float) -> None:
+        """Takes members again: the other host is gone, or not reached by all."""
+        self._making_way, self._moved, self.stranded = False, None, False
+        self._presence.burst(now)
+        self._hold(now)
+
+    # --- time ------------------------------------------------------------------------------------------------------
+
+    def handle_timer(self, now: float) -> None:
+        """Does what the clock demands."""
+        if self.closed:
+            return
+        self._callers.handle_timer(now)
+        self.registrar.handle_timer(now)
+        self.rivals.handle_timer(now)
+        self._hold(now)
+        if not self.finished:
+            self._judge(now)
+        self._presence.handle_timer(now, finished=self.finished, mute=self._making_way)
+
+    def _judge(self, now: float) -> None:
+        """Looks whether another host of this job stays."""
+        rivals = self.rivals.lasting(now)
+        if rivals:
+            self._fail(reports.two_hosts(self.identity, rivals), conflict=True)
+            return
+        for running, waited, told in self.rivals.blockers(now):
+            if not told:
+                self._effects.append(Notice(reports.running_notice(self.identity, running, waited)))
+            if waited >= self.rivals.patience(self.timeout):
+                self._fail(reports.running(self.identity, running, waited), conflict=True)
+                return
+
+    def expired(self, now: float) -> bool:
+        """Tells whether the deadline has passed without an end."""
+        return not self.finished and now >= self._deadline
+
+    def give_up(self, facts: NetworkFacts) -> None:
+        """Ends at the deadline with the error that explains it."""
+        identity, evidence, blockers = self.identity, self.evidence, self.rivals.blockers(self._deadline)
+        failure = reports.running(identity, *blockers[0][:2]) if blockers else None
+        if failure is None and not self.has_members:
+            failure = reports.authentication(identity, evidence, facts, secured=self.key is not None)
+        if failure is None:
+            status = self.registrar.status()
+            failure = reports.timeout(identity, evidence, facts, seconds=self.timeout, status=status, connected=True)
+        self._fail(failure, conflict=False)
+
+    def _fail(self, error: MingleError, *, conflict: bool) -> None:
+        if self.failure is None:
+            self.failure = error
+            self._end(error.observation, conflict=conflict, network=isinstance(error, InterfaceError))
+
+    def close(self, reason: str) -> None:
+        """Ends the session on purpose: says so to everybody and hangs up."""
+        if not self.closed:
+            self._end(reason, conflict=False)
+
+    def _end(self, reason: str, *, conflict: bool, network: bool = False, regather: bool = False) -> None:
+        self.closed = True
+        farewell = frames.Closed(
+            session=self.session, reason=reason[:2048], conflict=conflict, network=network, regather=regather
+        )
+        status = self.registrar.status() if self.outcome is None else None
+        for conn in self._callers.connections():
+            if self._callers[conn].conversation.proved:
+                if status is not None:
+                    # So that every rank can name the ranks that were missing.
+                    self._callers.tell(conn, status)
+                self._callers.tell(conn, farewell)
+            self._callers.hang_up(conn)
+        self.rivals.abandon()
+        self._effects.append(Multicast(self._introduction.bye()))

@@ -1,0 +1,190 @@
+"""What a host says of itself: its addresses and name, its own seat, how its session stands, and its place at the end.
+
+Everything here is computed from who the host is and from the seats; nothing is decided and nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from mingle.rules.control import HostConversation
+from mingle.rules.machine import Address, Formation, Identity, scoped
+from mingle.rules.registrar import Registrar
+from mingle.rules.seats import Phase, Seats, roster_digest
+from mingle.wire import frames
+from mingle.wire.authentication import JobKey, new_nonce
+from mingle.wire.datagrams import MAX_ADDRESSES, Bye, Offer
+
+# The longest names (four bytes a character) of so many seats still fit into one frame.
+SEATS_PER_FRAME = 128
+_SEALED_PHASES = (Phase.SEALING, Phase.SEALED, Phase.RUNNING)
+
+
+@dataclass(slots=True, kw_only=True)
+class Introduction:
+    """Who a host is, and the messages made of it. Only its addresses ever change."""
+
+    identity: Identity
+    session: bytes
+    addresses: tuple[Address, ...]
+    """Its own, in order of preference."""
+    advertised: tuple[str, ...]
+    """Addresses that are announced beside the own ones because NAT hides those."""
+    port: int
+    started: float
+
+    # --- who it is, and where --------------------------------------------------------------------------------------
+
+    def announced(self) -> tuple[str, ...]:
+        """Every address under which the control port may be dialled."""
+        own = tuple(each.address for each in self.addresses)
+        return (*self.advertised, *own)[:MAX_ADDRESSES]
+
+    def who(self) -> frames.Who:
+        """Who it is, for people."""
+        return msgspec.structs.replace(self.identity.who, address=self.addresses[0].address, rank=self.identity.rank)
+
+    def paths(self) -> tuple[frames.Path, ...]:
+        """The ways from an announced address to where to listen: NAT leads the advertised ones to our first own."""
+        first = self.addresses[0]
+        ways = [(each.address, each) for each in self.addresses] + [(each, first) for each in self.advertised]
+        return tuple(
+            frames.Path(host_address=announced, local_address=own.address, interface=own.interface[:64])
+            for announced, own in ways
+        )
+
+    def path(self, announced: str) -> frames.Path:
+        """Returns the way from one announced address."""
+        return next(each for each in self.paths() if each.host_address == announced)
+
+    def prefix_lengths(self) -> Mapping[str, int]:
+        """The prefix length of each address; nothing is on the subnet of an advertised one."""
+        own = {each.address: each.prefix_length for each in self.addresses}
+        return {**dict.fromkeys(self.advertised, 0), **own}
+
+    def last_resort(self) -> frozenset[str]:
+        """The addresses on tunnels and on bridges inside its machine."""
+        return frozenset(each.address for each in self.addresses if each.last_resort)
+
+    def registrar(self, *, named: bool) -> Registrar:
+        """Opens the session's register, with its own seat in it. ``named``: the user named the interfaces."""
+        identity = self.identity
+        return Registrar(
+            self.session,
+            identity.world_size,
+            identity.member,
+            self.join(),
+            prefix_lengths=self.prefix_lengths(),
+            last_resort=self.last_resort(),
+            named=named,
+            kind=identity.kind,
+        )
+
+    def readdress(self, addresses: tuple[Address, ...], registrar: Registrar) -> None:
+        """Its interfaces have changed: from now on it is to be found at these, its register is told."""
+        self.addresses = addresses
+        registrar.readdress(self.join(), self.prefix_lengths(), self.last_resort())
+
+    # --- on a connection -------------------------------------------------------------------------------------------
+
+    def join(self) -> frames.Join:
+        """Its application for a seat in its own session."""
+        port = self.port if self.identity.kind == "agents" else 0
+        return self.identity.join(self.who(), self.paths(), port=port)
+
+    def conversation(self, key: JobKey | None) -> HostConversation:
+        """Begins its side of a conversation with a caller."""
+        return HostConversation(
+            job=self.identity.job,
+            attempt=self.identity.attempt,
+            session=self.session,
+            addresses=self.announced(),
+            port=self.port,
+            key=key,
+        )
+
+    def hello(self, session: bytes, purpose: frames.Purpose) -> frames.Hello:
+        """What it says first to the host of another session."""
+        return frames.Hello(
+            job=self.identity.job,
+            attempt=self.identity.attempt,
+            member=self.identity.member,
+            session=session,
+            nonce=new_nonce(),
+            purpose=purpose,
+            who=self.who(),
+        )
+
+    # --- how its session stands ------------------------------------------------------------------------------------
+
+    def offer(self, seats: Seats) -> Offer:
+        """What the network is told."""
+        return Offer(
+            job=self.identity.job,
+            attempt=self.identity.attempt,
+            session=self.session,
+            host=self.identity.member,
+            addresses=self.announced(),
+            port=self.port,
+            world_size=self.identity.world_size,
+            joined=len(seats.seats),
+            state="sealed" if seats.phase in _SEALED_PHASES else "open",
+            kind=self.identity.kind,
+            assigned=seats.assigned,
+            hostname=self.identity.who.hostname,
+            pid=self.identity.who.pid,
+        )
+
+    def bye(self) -> Bye:
+        """What the network is told when the session ends."""
+        return Bye(job=self.identity.job, attempt=self.identity.attempt, session=self.session)
+
+    def running(self, seats: Seats, now: float, *, sealed_since: float, store_port: int) -> frames.Running:
+        """What a caller is told that only asks."""
+        phase = seats.phase
+        store_stands = phase in (Phase.SEALED, Phase.RUNNING)
+        return frames.Running(
+            state="running" if phase is Phase.RUNNING else "sealed" if phase in _SEALED_PHASES else "open",
+            world_size=self.identity.world_size,
+            seconds=max(0.0, now - (sealed_since if phase in _SEALED_PHASES else self.started)),
+            host=self.who(),
+            joined=tuple(sorted(who.rank for who in seats.whos() if who.rank is not None))[:4096],
+            missing=seats.missing[:4096],
+            roster=seats.crowd()[:2048],
+            store_address=seats.store_address if store_stands else "",
+            store_port=store_port if store_stands else 0,
+        )
+
+    def formation(self, seats: Seats, store_port: int) -> Formation:
+        """Its own place in the job that has formed."""
+        where = seats.places[self.identity.member]
+        roster = seats.roster()
+        seat = next(each for each in roster if each.rank == where.rank)
+        path = self.path(seats.store_address)
+        return Formation(
+            session=self.session,
+            rank=where.rank,
+            world_size=self.identity.world_size,
+            local_rank=where.local_rank,
+            local_world_size=where.local_world_size,
+            node_rank=where.node_rank,
+            num_nodes=where.num_nodes,
+            store_address=scoped(path.local_address, path.interface),
+            store_port=store_port,
+            interface=path.interface,
+            address=seat.address,
+            roster_digest=roster_digest(roster),
+        )
+
+
+def roster_parts(seats: Seats) -> Iterator[frames.Roster]:
+    """Yields who is in the session, as frames that are short enough; nothing before it is sealed."""
+    if seats.phase not in _SEALED_PHASES:
+        return
+    roster = seats.roster()
+    for first in range(0, len(roster), SEATS_PER_FRAME):
+        part = tuple(roster[first : first + SEATS_PER_FRAME])
+        yield frames.Roster(first=first, total=len(roster), seats=part)

@@ -1,0 +1,1 @@
+"""Interfaces and sockets that never block. Knows no protocol."""

@@ -1,0 +1,195 @@
+"""Unicast peers: hosts that are asked directly, for networks that carry no multicast.
+
+Names are resolved again and again while waiting, in threads of their own (``getaddrinfo`` blocks and knows no
+deadline): a headless Service or a compose name gains addresses as machines come up, and a first failed look-up is
+never final. Each address has a timer of its own, and only a few are asked per round.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mingle.configuration.values import Peer
+
+FIRST_INTERVAL_SECONDS = 0.1
+GROWTH = 1.6
+MAX_INTERVAL_SECONDS = 2.0
+PER_ROUND = 8
+"""How many addresses are asked at once; the others have their turn in the next round."""
+ROUND_SECONDS = 0.02
+RESOLVE_SECONDS = 1.0
+RESOLVED_SECONDS = 0.1
+"""How often newly resolved addresses are looked for."""
+MAX_THREADS = 8
+# A name that resolves to more than this is no list of hosts; bounded against a hostile or broken resolver.
+MAX_ADDRESSES = 4096
+
+
+@dataclass(slots=True)
+class _Target:
+    due: float
+    interval: float = FIRST_INTERVAL_SECONDS
+
+
+class PeerSchedule:
+    """Decides which address is asked when. Pure: time is an argument."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._targets: dict[tuple[str, int], _Target] = {}
+        self._not_before = float("-inf")
+
+    @property
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """All that are known."""
+        return tuple(self._targets)
+
+    def learn(self, addresses: Sequence[tuple[str, int]], now: float) -> None:
+        """Adds addresses; what was resolved once stays, since a resolver may leave some out each time."""
+        for address in addresses:
+            if address not in self._targets and len(self._targets) < MAX_ADDRESSES:
+                self._targets[address] = _Target(now)
+
+    def restart(self, now: float) -> None:
+        """Asks everybody quickly again."""
+        for target in self._targets.values():
+            target.due, target.interval = now, FIRST_INTERVAL_SECONDS
+
+    def next_timer(self) -> float | None:
+        """When somebody is due."""
+        due = min((target.due for target in self._targets.values()), default=None)
+        return None if due is None else max(due, self._not_before)
+
+    def turn(self, now: float) -> list[tuple[str, int]]:
+        """Returns whom to ask now, the longest overdue first."""
+        if now < self._not_before:
+            return []
+        due = sorted((target.due, address) for address, target in self._targets.items() if target.due <= now)
+        chosen = [address for _, address in due[:PER_ROUND]]
+        for address in chosen:
+            target = self._targets[address]
+            target.due = now + target.interval * self._rng.uniform(0.75, 1.25)
+            target.interval = min(target.interval * GROWTH, MAX_INTERVAL_SECONDS)
+        if chosen:
+            self._not_before = now + ROUND_SECONDS
+        return chosen
+
+
+class Resolver:
+    """Resolves the peers' names in daemon threads until it is stopped.
+
+    ``take()`` hands out what was found since the last call. A look-up that hangs (5 s and more for each server that
+    does not answer: resolv.conf(5)) keeps its thread, and not the other names'; it may be abandoned: it holds nothing.
+    """
+
+    def __init__(self, peers: Sequence[Peer], default_port: int, family: str) -> None:
+        self._family = {"4": socket.AF_INET, "6": socket.AF_INET6}.get(family, socket.AF_UNSPEC)
+        self._found: list[tuple[str, int]] = []
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._failures: dict[str, str] = {}
+        named = [(peer.host, peer.port or default_port) for peer in peers]
+        literals = [(host, port) for host, port in named if _is_literal(host)]
+        names = [(host, port) for host, port in named if not _is_literal(host)]
+        self._found += literals
+        for first in range(min(len(names), MAX_THREADS)):
+            work = names[first::MAX_THREADS]
+            threading.Thread(target=self._run, args=(work,), name="mingle-abandoned-resolver", daemon=True).start()
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Names that did not resolve, and why, as of the last try."""
+        with self._lock:
+            return dict(self._failures)
+
+    def take(self) -> list[tuple[str, int]]:
+        """Returns the addresses found since the last call."""
+        with self._lock:
+            found, self._found = self._found, []
+        return found
+
+    def stop(self) -> None:
+        """Ends the thread after the look-up it is in."""
+        self._stop.set()
+
+    def _run(self, names: Sequence[tuple[str, int]]) -> None:
+        while not self._stop.is_set():
+            for host, port in names:
+                self._look_up(host, port)
+            self._stop.wait(RESOLVE_SECONDS)
+
+    def _look_up(self, host: str, port: int) -> None:
+        try:
+            answers = socket.getaddrinfo(host, port, self._family, socket.SOCK_DGRAM)
+        except (OSError, UnicodeError) as error:  # UnicodeError: no name that IDNA can encode, such as "a..b"
+            with self._lock:
+                self._failures[host] = getattr(error, "strerror", None) or str(error)
+            return
+        addresses = [_literal(answer[4]) for answer in answers]
+        with self._lock:
+            self._failures.pop(host, None)
+            self._found += [(address, port) for address in addresses]
+
+
+class Peers:
+    """The peers of one process: where their names lead, and whose turn it is."""
+
+    def __init__(self, peers: Sequence[Peer], default_port: int, family: str, rng: random.Random) -> None:
+        self._any = bool(peers)
+        self._schedule = PeerSchedule(rng)
+        self._resolver = Resolver(peers, default_port, family)
+        self._silent = True
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Names that did not resolve, and why, as of the last try."""
+        return self._resolver.failures
+
+    def take(self) -> list[tuple[str, int]]:
+        """Returns the addresses found since the last call, for who asks them in another rhythm."""
+        return self._resolver.take()
+
+    def turn(self, *, silent: bool, now: float) -> list[tuple[str, int]]:
+        """Returns to whom to speak now. Who has been ``silent`` (there was nothing to say) begins quickly again."""
+        if not self._any:
+            return []
+        self._schedule.learn(self._resolver.take(), now)
+        if silent != self._silent:
+            self._silent = silent
+            self._schedule.restart(now)
+        return [] if silent else self._schedule.turn(now)
+
+    def restart(self, now: float) -> None:
+        """Begins quickly again: there are other interfaces to reach them by."""
+        self._schedule.restart(now)
+
+    def next_timer(self, now: float) -> float | None:
+        """When it is somebody's turn, or new addresses are to be looked for."""
+        if not self._any:
+            return None
+        look, due = now + RESOLVED_SECONDS, self._schedule.next_timer()
+        return look if due is None or self._silent else min(look, due)
+
+    def stop(self) -> None:
+        """Ends the look-ups."""
+        self._resolver.stop()
+
+
+def _literal(answer: tuple[Any, ...]) -> str:
+    """Returns the address in one of getaddrinfo's answers; a link-local one with its zone, useless without."""
+    scope = answer[3] if len(answer) == 4 else 0
+    return f"{answer[0]}%{scope}" if scope and "%" not in answer[0] else str(answer[0])
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Probes between hosts: the machine, the figures, and what they mean."""

@@ -1,0 +1,70 @@
+"""The figures of a ping: what was sent, answered and lost, by peer and by way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mingle.wire.echo import WAYS, Way
+
+
+@dataclass(slots=True)
+class Row:
+    """What came of one way to one peer."""
+
+    sent: int = 0
+    """PINGs whose answer came, or should have come by now."""
+    times: list[float] = field(default_factory=list)
+    """Round trips, in seconds."""
+    arrived: int = 0
+    """The peer's own PINGs that reached us this way."""
+    reason: str = ""
+    """Why the last one failed, where the system said so."""
+    pending: dict[int, float] = field(default_factory=dict)
+    """When each unanswered one was sent."""
+
+    @property
+    def received(self) -> int:
+        """Answers."""
+        return len(self.times)
+
+    @property
+    def loss(self) -> float:
+        """The share that was lost, 0 to 1."""
+        return 0.0 if not self.sent else 1 - self.received / self.sent
+
+    def answered(self, number: int, now: float) -> None:
+        """An answer came; a second one to the same PING counts for nothing."""
+        sent_at = self.pending.pop(number, None)
+        if sent_at is not None:
+            self.sent += 1
+            self.times.append(now - sent_at)
+
+    def failed(self, number: int, reason: str) -> None:
+        """The system says that no answer will come."""
+        if self.pending.pop(number, None) is not None:
+            self.sent += 1
+            self.reason = reason
+
+    def expire(self, before: float) -> None:
+        """Counts those as lost that were sent before this time."""
+        late = [number for number, at in self.pending.items() if at <= before]
+        for number in late:
+            del self.pending[number]
+        self.sent += len(late)
+
+
+@dataclass(slots=True)
+class Peer:
+    """Another process that pings."""
+
+    pinger: bytes
+    hostname: str
+    pid: int
+    address: str
+    interface: str
+    port: int
+    rows: dict[Way, Row] = field(default_factory=lambda: {way: Row() for way in WAYS})
+    gone: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.hostname or 'unknown'} ({self.address})"

@@ -1,0 +1,1 @@
+"""The pure machine of a rank that joins."""

@@ -1,0 +1,164 @@
+"""The sessions that a rank has heard of, and the races by which they are proved: pure.
+
+A datagram may name any session; what is kept of them is bounded, and nothing follows from one that is not proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from mingle.rules.machine import Effect, Identity, NewId
+from mingle.rules.proving import Endpoint, Proving, Verdict
+from mingle.wire import frames
+from mingle.wire.authentication import JobKey, new_nonce
+from mingle.wire.datagrams import Offer
+
+RETRY_SECONDS = 0.25
+"""How soon a session that could not be reached may be tried again."""
+# Sessions remembered at a time; bounded against somebody who invents them.
+REMEMBERED_SESSIONS = 32
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A session that was heard of."""
+
+    offer: Offer
+    endpoints: Sequence[Endpoint]
+    proving: Proving | None = None
+    retry_at: float = 0.0
+    confirmed: bool = False
+    """We have confirmed there: it may have decided GO with us in it."""
+    counted_dead: bool = False
+    """Silent for too long once: from now on it blocks us only when it speaks."""
+    running: frames.Running | None = None
+    """What it said of itself, if it runs without us."""
+    blocking_since: float | None = None
+    """Since when it is known, or suspected, to run without us."""
+    told: bool = False
+    """Whether people were told that it does."""
+
+    @property
+    def is_proving(self) -> bool:
+        """Whether a race for it is under way."""
+        return self.proving is not None
+
+    @property
+    def name(self) -> bytes:
+        """The id that its host has given it."""
+        return self.offer.session
+
+    @property
+    def host_name(self) -> str:
+        """Its host, for reports."""
+        return self.offer.host_name
+
+    @property
+    def purpose(self) -> frames.Purpose:
+        """What a race for it is for: to join it, or, when it is sealed without us, to see whether it lives."""
+        return "join" if self.offer.takes_members or self.confirmed else "probe"
+
+    def races_to(self, purpose: frames.Purpose) -> bool:
+        """Whether a race for that purpose is under way."""
+        return self.proving is not None and self.proving.purpose == purpose and self.proving.verdict is Verdict.RACING
+
+    def send(self, frame: frames.AnyFrame) -> None:
+        """Says something to its host, if it is on the line."""
+        if self.proving is not None and self.proving.conversation is not None:
+            self.proving.conversation.send(frame)
+
+    def hang_up(self) -> None:
+        """Ends its race or its connection."""
+        if self.proving is not None:
+            self.proving.abandon()
+            self.proving = None
+
+    def retry_later(self, now: float) -> None:
+        """No other race for it starts at once."""
+        self.retry_at = now + RETRY_SECONDS
+
+
+@dataclass(slots=True)
+class Sessions:
+    """Keeps them, and knows which connection is whose."""
+
+    identity: Identity
+    key: JobKey | None
+    new_id: NewId
+    effects: list[Effect]
+    _known: dict[bytes, Session] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._known.values()))
+
+    def get(self, name: bytes) -> Session | None:
+        """The session of that id, if it was heard of."""
+        return self._known.get(name)
+
+    def remember(self, offer: Offer, endpoints: Sequence[Endpoint], *, keep: Session | None) -> Session | None:
+        """Keeps a session that was not known; None if there is no room. ``keep`` is never forgotten for it."""
+        if len(self._known) >= REMEMBERED_SESSIONS:
+            idle = [each for each in self._known.values() if each.proving is None and each is not keep]
+            if not idle:
+                return None
+            del self._known[idle[0].name]
+        session = self._known[offer.session] = Session(offer, endpoints)
+        return session
+
+    def race(self, session: Session, now: float) -> None:
+        """Starts a race for a session, on all addresses that it is known by."""
+        name, purpose = session.name, session.purpose
+
+        def hello() -> frames.Hello:
+            return frames.Hello(
+                job=self.identity.job,
+                attempt=self.identity.attempt,
+                member=self.identity.member,
+                session=name,
+                nonce=new_nonce(),
+                purpose=purpose,
+                who=self.identity.who,
+            )
+
+        session.proving = Proving(
+            hello,
+            session.endpoints,
+            session.offer.port,
+            key=self.key,
+            new_id=self.new_id,
+            effects=self.effects,
+            now=now,
+            all_ways=purpose == "join",
+        )
+
+    def owns(self, conn: int) -> bool:
+        """Tells whether a connection belongs to one of them."""
+        return any(each.proving is not None and each.proving.owns(conn) for each in self._known.values())
+
+    def owner(self, conn: int) -> tuple[Session, Proving]:
+        """The session, and its race, to which a connection belongs."""
+        return next(
+            (each, each.proving)
+            for each in self._known.values()
+            if each.proving is not None and each.proving.owns(conn)
+        )
+
+    def flush(self) -> None:
+        """Writes what the conversations want to say."""
+        for session in self._known.values():
+            if session.proving is not None:
+                session.proving.flush()
+
+    def keep_only(self, chosen: Session) -> None:
+        """Ends all races: the chosen session keeps the connection that won, the others are hung up on."""
+        for session in self._known.values():
+            if session is not chosen:
+                session.hang_up()
+            elif session.proving is not None:
+                session.proving.stop_trying()
+
+    def hang_up(self) -> None:
+        """Hangs up everywhere."""
+        for session in self._known.values():
+            session.hang_up()

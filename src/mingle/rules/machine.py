@@ -1,0 +1,292 @@
+"""What the pure machines (:mod:`mingle.rank.joining`, :mod:`mingle.host.hosting`) and their driver say to each other.
+
+A machine never touches a socket or a clock. Its driver (:mod:`mingle.engine.discovery`, or a simulator) tells it what
+happened, each time with the present time, and then carries out its *effects* in order.
+
+What is many and small here are structs of msgspec rather than dataclasses: of these every two or three cost the import
+of mingle a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from mingle.checks.findings import Finding
+from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek
+from mingle.wire.frames import Join, Path, Who
+
+# Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
+REMEMBERED_PER_KIND = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who this process is in the job."""
+
+    job: str
+    attempt: str
+    member: bytes
+    """Sixteen random bytes, fresh in each call."""
+    rank: int | None
+    world_size: int
+    node: str
+    who: Who
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    node_rank: int | None = None
+    kind: Kind = "ranks"
+    versions: dict[str, str] = field(default_factory=dict)
+    minimum: int | None = None
+    """Agents only: how many nodes there must be; ``world_size`` is how many there may be."""
+
+    def seek(self) -> Seek:
+        """The question this process asks."""
+        return Seek(
+            job=self.job,
+            attempt=self.attempt,
+            member=self.member,
+            world_size=self.world_size,
+            rank=self.rank,
+            hostname=self.who.hostname,
+            pid=self.who.pid,
+            kind=self.kind,
+        )
+
+    def join(self, who: Who, paths: tuple[Path, ...], *, port: int = 0) -> Join:
+        """The application for a seat.
+
+        Args:
+            who: this process as its host knows it.
+            paths: the ways to the host that have been proved.
+            port: the own control port, where others may have to ask for it.
+        """
+        return Join(
+            world_size=self.world_size,
+            rank=self.rank,
+            node=self.node,
+            local_rank=self.local_rank,
+            local_world_size=self.local_world_size,
+            node_rank=self.node_rank,
+            who=who,
+            kind=self.kind,
+            versions=self.versions,
+            paths=paths,
+            minimum=self.minimum,
+            port=port,
+        )
+
+    def list(self) -> List:
+        """The question to the lobby."""
+        return List(
+            job=self.job,
+            attempt=self.attempt,
+            member=self.member,
+            rank=self.rank,
+            hostname=self.who.hostname,
+            pid=self.who.pid,
+        )
+
+
+class Address(Struct, frozen=True):
+    """One of this machine's own addresses."""
+
+    address: str
+    interface: str
+    prefix_length: int
+    index: int = 0
+    """The kernel's number of the interface, which is the scope of a link-local address."""
+    last_resort: bool = False
+    """On a tunnel, or on a bridge inside this machine: not to be used where all share something better."""
+
+
+def scoped(address: str, interface: str) -> str:
+    """Returns an address as torch and the kernel need it here: a link-local one with the interface it is reached by."""
+    return f"{address}%{interface}" if address.startswith("fe80:") else address
+
+
+class Source(Struct, frozen=True, kw_only=True):
+    """Where a datagram came from."""
+
+    interface: str
+    multicast: bool = True
+    signed: bool = False
+    address: str = ""
+    reply_to: object = None
+    """The driver's own handle for an answer by unicast."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formation:
+    """The end that everybody hopes for: a rank's place in a job that has formed."""
+
+    session: bytes
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+    store_address: str
+    store_port: int
+    interface: str
+    address: str
+    roster_digest: bytes
+
+
+# --- effects -------------------------------------------------------------------------------------------------------
+
+
+class Multicast(Struct, frozen=True):
+    """Send to the job's group (or the lobby) on every interface, and to the unicast peers whose turn it is."""
+
+    message: Datagram
+    lobby: bool = False
+
+
+class Answer(Struct, frozen=True):
+    """Send to the source of what was heard, by unicast."""
+
+    source: Source
+    message: Datagram
+
+
+class Dial(Struct, frozen=True):
+    """Connect. ``interface`` is where the address was heard: the scope of a link-local one."""
+
+    conn: int
+    address: str
+    port: int
+    interface: str
+
+
+class Write(Struct, frozen=True):
+    """Write on a connection."""
+
+    conn: int
+    data: bytes
+
+
+class Hangup(Struct, frozen=True):
+    """Close a connection, after what was to be written on it. The machine is not told of the end."""
+
+    conn: int
+
+
+class OpenStore(Struct, frozen=True):
+    """Open the store on this address of ours."""
+
+    epoch: int
+    address: str
+
+
+class ProveStore(Struct, frozen=True):
+    """Connect to the store and read the session's token there."""
+
+    epoch: int
+    address: str
+    port: int
+    session: bytes
+    token: str
+
+
+class CloseStore(Struct, frozen=True):
+    """End the store with all its connections: a rank was lost, so nobody shall wait for it."""
+
+    reason: str
+
+
+class Notice(Struct, frozen=True):
+    """Something people should read."""
+
+    text: str
+    warning: bool = True
+
+
+Effect: TypeAlias = Multicast | Answer | Dial | Write | Hangup | OpenStore | ProveStore | CloseStore | Notice
+
+
+# --- what reports are made of --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkFacts:
+    """What the driver knows and a report should say."""
+
+    interfaces: Sequence[str] = ()
+    groups: Sequence[str] = ()
+    port: int = 0
+    peers: Sequence[str] = ()
+    sent: int = 0
+    received: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    send_errors: Counter[str] = field(default_factory=Counter)
+    failures: Sequence[str] = ()
+    findings: Sequence[Finding] = ()
+    """What is wrong with this machine, worst first; read when something has failed."""
+
+
+class Snapshot(Struct, frozen=True):
+    """How it stands, for the progress line."""
+
+    host_found: bool
+    joined: int
+    missing: tuple[int, ...]
+    phase: str = "open"
+    note: str = ""
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What was heard and tried, kept for the moment when somebody has to be told why it did not work."""
+
+    other_jobs: dict[str, str] = field(default_factory=dict)
+    """Other job ids on the network, each with who spoke of it."""
+    other_attempts: dict[str, str] = field(default_factory=dict)
+    seekers: dict[bytes, str] = field(default_factory=dict)
+    """Who else looks for this job, by member id."""
+    hosts: dict[str, str] = field(default_factory=dict)
+    """Hosts of this job that were heard, each with what became of it."""
+    announcements: dict[str, None] = field(default_factory=dict)
+    signed_without_secret: int = 0
+    secret_signs: int = 0
+    """Datagrams of this job whose signature is missing or wrong."""
+    secret_failures: dict[str, None] = field(default_factory=dict)
+
+    def seeker(self, message: Seek | List, source: Source) -> None:
+        """Notes who looks for this job; onlookers, which look for it and never join, are no ranks."""
+        onlooker = message.kind == "announcement" if isinstance(message, Seek) else not message.hostname
+        if not onlooker and message.member not in self.seekers and len(self.seekers) < REMEMBERED_PER_KIND:
+            rank = "a process without a rank" if message.rank is None else f"rank {message.rank}"
+            where = f"host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}"
+            self.seekers[message.member] = f"{rank} on {where}"
+
+    def other(self, message: Datagram, source: Source) -> None:
+        """Notes a datagram of another job or attempt."""
+        if isinstance(message, Seek | Offer):
+            who = f"host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}"
+        elif message.job in self.other_jobs:
+            return  # a good-bye says less than what was heard before
+        else:
+            who = f"address {source.address}"
+        note(self.other_jobs, message.job, who)
+
+
+def note(memory: dict[str, str], name: str, text: str) -> None:
+    """Keeps a remark, unless too many are kept already."""
+    if name and (name in memory or len(memory) < REMEMBERED_PER_KIND):
+        memory[name] = text
+
+
+def note_name(memory: dict[str, None], name: str) -> None:
+    """Keeps a name, unless too many are kept already."""
+    if name in memory or len(memory) < REMEMBERED_PER_KIND:
+        memory[name] = None
+
+
+NewId: TypeAlias = Callable[[], int]
+"""Gives each connection of a process its own number."""

@@ -1,0 +1,277 @@
+"""Finding a way to a session and proving that it is the right one, without sockets.
+
+A datagram named a session and some addresses. They are raced side by side (in the manner of RFC 8305): each gets a
+short time, the next one starts soon after, and what wins is not the first that accepts but the first that *proves*
+the session: 172.17.0.1 is also this machine's own docker0, and an old port is somebody else's by now.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mingle.rules.control import HandshakeFailed, MemberConversation
+from mingle.rules.machine import Dial, Effect, Hangup, NewId, Write
+from mingle.wire.authentication import JobKey
+from mingle.wire.datagrams import MAX_ADDRESSES, Offer, Rejected
+from mingle.wire.frames import AnyFrame, Hello, Path
+
+STAGGER_SECONDS = 0.05
+"""How long after one address the next is tried."""
+ADDRESS_SECONDS = 1.0
+"""How long one address may take, connection and proof together."""
+FAILURE_SECONDS = 5.0
+"""How old a failure must be for the address to be tried again when the ways are counted."""
+MAX_ENDPOINTS = 2 * MAX_ADDRESSES
+"""How many are tried for one session: what its host named last, and what somebody else claims of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address, the interface on which it was heard, and the control port that was named with it."""
+
+    address: str
+    interface: str
+    port: int = 0
+    """0: the one that the race was begun with."""
+
+
+def named(offer: Offer, interface: str) -> list[Endpoint]:
+    """Returns where an OFFER, heard on that interface, says that its session is."""
+    return [Endpoint(address, interface, offer.port) for address in offer.addresses]
+
+
+def merged(new: Sequence[Endpoint], known: Sequence[Endpoint]) -> list[Endpoint]:
+    """Returns where to look for a session: what was named last, then what was named before.
+
+    An OFFER can be forged, with the id of a session that is there. What its host said is therefore not forgotten for
+    what somebody says after it.
+    """
+    places = {(each.address, each.port) for each in new}
+    return [*new, *(each for each in known if (each.address, each.port) not in places)][:MAX_ENDPOINTS]
+
+
+@dataclass(slots=True)
+class _Attempt:
+    endpoint: Endpoint
+    conversation: MemberConversation
+    deadline: float
+    local_address: str = ""
+    interface: str = ""
+    weak: bool = False
+
+
+class Verdict(enum.Enum):
+    """What came of it."""
+
+    RACING = "racing"
+    PROVED = "proved"
+    DEAD = "dead"
+    """Every address refused, hung up, or answered as somebody else."""
+    SILENT = "silent"
+    """No address proved the session, and at least one did not answer at all."""
+
+
+class Proving:
+    """One session's race. After it is won, the other addresses are still tried: the ways are counted at the seal."""
+
+    def __init__(
+        self,
+        hello: Callable[[], Hello],
+        endpoints: Sequence[Endpoint],
+        port: int,
+        *,
+        key: JobKey | None,
+        new_id: NewId,
+        effects: list[Effect],
+        now: float,
+        all_ways: bool = False,
+    ) -> None:
+        self.purpose = hello().purpose
+        self.winner: int | None = None
+        self.conversation: MemberConversation | None = None
+        self.paths: dict[str, Path] = {}
+        self.failures: dict[str, str] = {}
+        self._hello = hello
+        self._port = port
+        self._key = key
+        self._new_id = new_id
+        self._effects = effects
+        self._all_ways = all_ways
+        self._waiting = list(endpoints)
+        self._endpoints = {self._place(endpoint): endpoint for endpoint in endpoints}
+        self._attempts: dict[int, _Attempt] = {}
+        self._next_start = now
+        self._was_silent = False
+        self._failed_at: dict[tuple[str, int], float] = {}
+        self.handle_timer(now)
+
+    @property
+    def verdict(self) -> Verdict:
+        """How the race stands."""
+        if self.winner is not None:
+            return Verdict.PROVED
+        if self._waiting or self._attempts:
+            return Verdict.RACING
+        return Verdict.SILENT if self._was_silent else Verdict.DEAD
+
+    @property
+    def address(self) -> str | None:
+        """The host's address on the winner's connection."""
+        return None if self.winner is None else self._attempts[self.winner].endpoint.address
+
+    @property
+    def pending(self) -> bool:
+        """Whether an address is still being tried."""
+        return bool(self._waiting or any(conn != self.winner for conn in self._attempts))
+
+    def owns(self, conn: int) -> bool:
+        """Tells whether a connection belongs to this race."""
+        return conn in self._attempts
+
+    def add(self, endpoints: Sequence[Endpoint]) -> None:
+        """Takes in further addresses of the same session; they are tried from the next timer on."""
+        if self.winner is not None and not self._all_ways:
+            return
+        for endpoint in endpoints:
+            # Whoever invents addresses for a session that is there does not make the race endless.
+            if self._place(endpoint) not in self._endpoints and len(self._endpoints) < MAX_ENDPOINTS:
+                self._endpoints[self._place(endpoint)] = endpoint
+                self._waiting.append(endpoint)
+
+    def _place(self, endpoint: Endpoint) -> tuple[str, int]:
+        return endpoint.address, endpoint.port or self._port
+
+    def prove_again(self, now: float) -> None:
+        """Forgets every way but the winner's and tries all addresses once more."""
+        if self.winner is None:
+            return
+        self.paths = {address: path for address, path in self.paths.items() if address == self.address}
+        # A weak way may be a better one by now, so it is proved beside the connection that stands.
+        weak = any(path.weak for path in self.paths.values())
+        under_way = {
+            self._place(attempt.endpoint) for conn, attempt in self._attempts.items() if conn != self.winner or not weak
+        }
+        self._waiting = [each for place, each in self._endpoints.items() if place not in under_way]
+        self._failed_at.clear()
+        self._next_start = now
+        self.handle_timer(now)
+
+    def try_again(self, now: float) -> None:
+        """Tries the addresses once more that failed a while ago: the way may be open by now, and it counts."""
+        late = [place for place, at in self._failed_at.items() if now - at >= FAILURE_SECONDS]
+        for place in late:
+            del self._failed_at[place]
+            self._waiting.append(self._endpoints[place])
+        if late:
+            self.handle_timer(now)
+
+    def next_timer(self) -> float | None:
+        """When :meth:`handle_timer` has something to do."""
+        times = [attempt.deadline for conn, attempt in self._attempts.items() if conn != self.winner]
+        if self._waiting:
+            times.append(self._next_start)
+        return min(times, default=None)
+
+    def handle_timer(self, now: float) -> None:
+        """Gives up what took too long and starts what is due."""
+        for conn, attempt in list(self._attempts.items()):
+            if conn != self.winner and now >= attempt.deadline:
+                self._was_silent = True
+                self._give_up(conn, f"no proof within {ADDRESS_SECONDS:.0f} s", now)
+        while self._waiting and now >= self._next_start:
+            self._start(self._waiting.pop(0), now)
+            if self.winner is None:
+                self._next_start = now + STAGGER_SECONDS
+
+    def _start(self, endpoint: Endpoint, now: float) -> None:
+        conn = self._new_id()
+        port = endpoint.port or self._port
+        conversation = MemberConversation(self._hello(), (endpoint.address, port), self._key)
+        self._attempts[conn] = _Attempt(endpoint, conversation, now + ADDRESS_SECONDS)
+        self._effects.append(Dial(conn, endpoint.address, port, endpoint.interface))
+
+    def connected(self, conn: int, local_address: str, interface: str, *, weak: bool = False) -> None:
+        """A connection stands; ``interface`` owns its local address."""
+        attempt = self._attempts[conn]
+        attempt.local_address, attempt.interface, attempt.weak = local_address, interface, weak
+        self._effects.append(Write(conn, attempt.conversation.data_to_send()))
+
+    def received(self, conn: int, untrusted: bytes, now: float) -> list[AnyFrame]:
+        """Takes bytes; returns the winner's frames that follow the proof.
+
+        Raises:
+            Rejected, HandshakeFailed: on the winner's connection only; any other is given up here.
+        """
+        attempt = self._attempts[conn]
+        if conn == self.winner:
+            return attempt.conversation.receive_data(untrusted)
+        try:
+            received = attempt.conversation.receive_data(untrusted)
+        except (Rejected, HandshakeFailed) as failure:
+            self._give_up(conn, str(failure), now)
+            self._hurry(now)
+            return []
+        if attempt.conversation.welcome is None:
+            return []
+        address = attempt.endpoint.address
+        self.paths[address] = Path(
+            host_address=address,
+            local_address=attempt.local_address,
+            interface=attempt.interface[:64],
+            weak=attempt.weak,
+        )
+        if self.winner is not None:
+            del self._attempts[conn]
+            self._effects.append(Hangup(conn))
+            return []
+        self.winner, self.conversation = conn, attempt.conversation
+        if self._all_ways:
+            self._next_start = now
+            self.handle_timer(now)
+        else:
+            self.stop_trying()
+        return received
+
+    def closed(self, conn: int, reason: str, now: float) -> None:
+        """A connection ended, or never came to be."""
+        attempt = self._attempts.pop(conn)
+        self._fail(attempt.endpoint, reason, now)
+        if conn == self.winner:
+            self.winner = self.conversation = None
+        self._hurry(now)
+
+    def flush(self) -> None:
+        """Writes what the conversation wants to say."""
+        if self.winner is not None and self.conversation is not None:
+            data = self.conversation.data_to_send()
+            if data:
+                self._effects.append(Write(self.winner, data))
+
+    def stop_trying(self) -> None:
+        """Gives up every address but the winner's."""
+        self._waiting.clear()
+        for conn in [each for each in self._attempts if each != self.winner]:
+            self.failures[self._attempts.pop(conn).endpoint.address] = "not needed any more"
+            self._effects.append(Hangup(conn))
+
+    def abandon(self) -> None:
+        """Hangs up everywhere."""
+        self.flush()
+        self._effects += [Hangup(conn) for conn in self._attempts]
+        self._attempts.clear()
+        self._waiting.clear()
+        self.winner = self.conversation = None
+
+    def _fail(self, endpoint: Endpoint, reason: str, now: float) -> None:
+        self.failures[endpoint.address], self._failed_at[self._place(endpoint)] = reason, now
+
+    def _give_up(self, conn: int, reason: str, now: float) -> None:
+        self._fail(self._attempts.pop(conn).endpoint, reason, now)
+        self._effects.append(Hangup(conn))
+
+    def _hurry(self, now: float) -> None:
+        """One address has failed: the next need not wait for its turn."""
+        self._next_start = min(self._next_start, now)
+        self.handle_timer(now)

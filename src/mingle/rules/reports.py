@@ -1,0 +1,343 @@
+"""What is said when it did not work: every report gives the observation, the likely cause and the way out.
+
+Pure functions from what the machines know to the errors of :mod:`mingle.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mingle.checks import findings
+from mingle.checks.findings import Finding
+from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, InterfaceError, MingleError
+from mingle.rules.machine import Evidence, Identity, NetworkFacts
+from mingle.wire.frames import Refused, Running, Status, Who
+
+_SHOWN = 8
+_NO_NETWORK_CAUSE = "the hosts have several networks and share none of them, or a firewall closes the one they share"
+_NO_NETWORK_REMEDY = "name the network they share with MINGLE_INTERFACE on every host, or open TCP between them."
+
+
+def _few(names: Iterable[object], separator: str = ", ") -> str:
+    every = [str(name) for name in names]
+    shown = separator.join(every[:_SHOWN])
+    return shown if len(every) <= _SHOWN else f"{shown} and {len(every) - _SHOWN} more"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Returns ranks as people write them: ``3, 7-9``."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    # Two neighbours stay apart: "3, 4" is as short as "3-4" and easier to search for.
+    words = [
+        f"{first}-{last}" if last - first > 1 else ", ".join(str(rank) for rank in range(first, last + 1))
+        for first, last in spans
+    ]
+    return _few(words) if words else "none"
+
+
+def _me(identity: Identity) -> str:
+    return f"rank {identity.rank}" if identity.rank is not None else "this process"
+
+
+def _tried(facts: NetworkFacts) -> str:
+    lines = [
+        f"  interfaces: {', '.join(facts.interfaces) or 'none'}; "
+        f"groups {', '.join(facts.groups)} and UDP port {facts.port}"
+    ]
+    if facts.peers:
+        lines.append(f"  peers: {_few(facts.peers)}")
+    rejected = ", ".join(f"{count} {reason}" for reason, count in sorted(facts.rejected.items()))
+    lines.append(
+        f"  datagrams: {facts.sent} sent, {facts.received} heard, "
+        f"{facts.rejected.total()} rejected{f' ({rejected})' if rejected else ''}"
+    )
+    if facts.send_errors:
+        errors = ", ".join(f"{name} {count} times" for name, count in sorted(facts.send_errors.items()))
+        lines.append(f"  sending failed: {errors}")
+    lines += [f"  {failure}" for failure in facts.failures]
+    lines += [f"  on this machine: {finding.observation}" for finding in facts.findings]
+    return "\n".join(lines)
+
+
+def _heard(evidence: Evidence) -> str:
+    lines = []
+    if evidence.hosts:
+        lines.append("  hosts of this job heard: " + "; ".join(f"{n}: {t}" for n, t in evidence.hosts.items()))
+    if evidence.announcements:
+        lines.append(f"  announced by mingle-discover, which no rank can join: {_few(evidence.announcements)}")
+    if evidence.seekers:
+        lines.append(f"  others that look for the same job: {_few(sorted(evidence.seekers.values()), '; ')}")
+    if evidence.other_attempts:
+        others = (f"{attempt!r} by {who}" for attempt, who in evidence.other_attempts.items())
+        lines.append(f"  the same job in other attempts: {_few(others, '; ')}")
+    if evidence.other_jobs:
+        others = (f"{job!r} by {who}" for job, who in sorted(evidence.other_jobs.items()))
+        lines.append(f"  other job ids heard on this network: {_few(others, '; ')}")
+    return "\n".join(lines) or "  nothing of this job was heard, and no other job either"
+
+
+def _versions(facts: NetworkFacts) -> list[str]:
+    return [reason for reason in facts.rejected if reason.startswith("version ")]
+
+
+def authentication(identity: Identity, evidence: Evidence, facts: NetworkFacts, *, secured: bool) -> MingleError | None:
+    """Returns the error for a job kept apart by its secret, or None where there is no sign of that."""
+    if not (evidence.signed_without_secret or evidence.secret_failures or evidence.secret_signs):
+        return None
+    if secured:
+        observation = (
+            f"job {identity.job!r}: {evidence.secret_signs} of its datagrams were rejected because their signature is "
+            "missing or wrong"
+        )
+        cause = "the other ranks were started without a secret or with another one"
+    else:
+        observation = f"job {identity.job!r} is hosted with a secret, and {_me(identity)} has none"
+        cause = "MINGLE_SECRET or MINGLE_SECRET_FILE is set for the other ranks only"
+    if evidence.secret_failures:
+        observation += f"; {_few(evidence.secret_failures, '; ')}"
+    return AuthenticationError.explain(
+        f"{observation}.\n{_tried(facts)}",
+        cause=cause,
+        remedy="give every rank the same MINGLE_SECRET or MINGLE_SECRET_FILE, or none of them any.",
+    )
+
+
+def timeout(
+    identity: Identity,
+    evidence: Evidence,
+    facts: NetworkFacts,
+    *,
+    seconds: float,
+    status: Status | None,
+    connected: bool,
+) -> MingleError:
+    """Returns the error of a rank whose time is up."""
+    if status is not None:
+        observation, cause, remedy = _incomplete(identity, evidence, facts, status, seconds, connected)
+    elif connected:
+        observation, cause, remedy = _hushed(identity, seconds)
+    else:
+        observation, cause, remedy = _no_host(identity, evidence, facts, seconds)
+    return DiscoveryTimeoutError.explain(
+        f"{observation}\n{_heard(evidence)}\n{_tried(facts)}", cause=cause, remedy=remedy
+    )
+
+
+def _incomplete(
+    identity: Identity, evidence: Evidence, facts: NetworkFacts, status: Status, seconds: float, connected: bool
+) -> tuple[str, str, str]:
+    observation = (
+        f"job {identity.job!r} did not form within {seconds:g} s: {status.joined} of {status.world_size} ranks joined"
+    )
+    if status.missing:
+        observation += f", missing ranks: {ranks_text(status.missing)}"
+    elif status.departed:
+        observation += f", gone again: ranks {ranks_text(status.departed)}"
+    elif status.unconfirmed:
+        observation += f", no answer while {status.phase} from ranks: {ranks_text(status.unconfirmed)}"
+    if not connected:
+        observation += " (as last told by rank 0, which is not reached any more)"
+    observation += "."
+    if status.left:
+        observation += f"\n  came and went: {_few(status.left, '; ')}"
+    if status.refused:
+        observation += f"\n  refused: {_few(status.refused, '; ')}"
+    if evidence.secret_failures:
+        observation += f"\n  did not prove the secret: {_few(evidence.secret_failures, '; ')}"
+    remedy = "look at the output of the missing ranks; `mingle-discover list` shows who is there."
+    if status.refused:
+        cause = "a rank was started with settings that contradict the others (see what was refused)"
+    elif status.left and not status.missing:
+        cause = "a rank crashed or was stopped while it waited for the others"
+    elif status.unconfirmed:
+        cause = "those processes are stopped, or their network was cut while the job formed"
+    elif failing := _failing(facts):
+        cause, remedy = failing.observation, f"{failing.remedy}."
+    elif evidence.secret_failures or evidence.secret_signs:
+        cause = (
+            "the missing ranks were started without a secret or with another one (somebody speaks of this job and has "
+            "not ours), or were never started"
+        )
+        remedy = "give every rank the same MINGLE_SECRET or MINGLE_SECRET_FILE; a stranger can be ignored."
+    elif outside := _outside(evidence, status):
+        cause = (
+            f"{_few(outside, '; ')}: heard, and has not joined. Its host's firewall drops what comes from here, or "
+            "ours drops its TCP connections"
+        )
+        remedy = "run `mingle-discover doctor` on both hosts, or `mingle-discover ping` on all of them at once."
+    elif facts.findings:
+        cause, remedy = facts.findings[0].observation, f"{facts.findings[0].remedy}."
+    else:
+        cause = (
+            "the missing ranks were never started, run under another job id (see below), "
+            "or their network does not reach rank 0"
+        )
+    return observation, cause, remedy
+
+
+def _outside(evidence: Evidence, status: Status) -> list[str]:
+    """Returns the missing ranks that were heard to look for the job."""
+    return [text for text in evidence.seekers.values() if any(text.startswith(f"rank {n} ") for n in status.missing)]
+
+
+def _failing(facts: NetworkFacts) -> Finding | None:
+    """Returns what is surely wrong with this machine, or None."""
+    return next((finding for finding in facts.findings if finding.status is findings.Status.FAIL), None)
+
+
+def _hushed(identity: Identity, seconds: float) -> tuple[str, str, str]:
+    return (
+        f"job {identity.job!r} did not form within {seconds:g} s: its host took the connection of {_me(identity)} and "
+        "does not answer.",
+        "the host's process is stopped or hangs, or its network was cut",
+        "look at the output of the host; end it if it hangs, and start the job again.",
+    )
+
+
+def _no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, seconds: float) -> tuple[str, str, str]:
+    host = "a host" if identity.rank is None else "rank 0"
+    observation = f"job {identity.job!r}: {host} was not found within {seconds:g} s by {_me(identity)}."
+    versions = _versions(facts)
+    if evidence.hosts:
+        return (
+            observation,
+            f"{host} was heard but could not be reached over TCP: a firewall, or an address of another network",
+            "allow TCP between the hosts, or name the right network with MINGLE_INTERFACE; `mingle-discover doctor` "
+            "on its host shows the rule.",
+        )
+    if versions:
+        return (
+            observation,
+            f"another protocol {_few(versions)} is spoken on this network: an incompatible mingle",
+            "install the same version of multinode-mingle on every host.",
+        )
+    failing = _failing(facts)
+    if failing is not None:
+        return observation, failing.observation, f"{failing.remedy}."
+    if evidence.other_jobs:
+        return (
+            observation,
+            f"a mistyped job id: {_few(repr(job) for job in sorted(evidence.other_jobs))} is on this network",
+            "start every rank with the same job id.",
+        )
+    if evidence.seekers:
+        return (
+            observation,
+            f"{host} was not started, or its multicast does not reach this network "
+            "(other ranks are heard, so multicast works here)",
+            "look at the output of rank 0; `mingle-discover list` on its host shows what it does.",
+        )
+    if facts.findings:
+        return observation, facts.findings[0].observation, f"{facts.findings[0].remedy}."
+    return (
+        observation,
+        "rank 0 was not started, or this network carries no multicast between the hosts (many clouds and "
+        "Kubernetes networks don't, and a switch that snoops on IGMP without a querier filters it), or a firewall "
+        "drops it",
+        f"check rank 0's output; allow UDP port {facts.port}; without multicast set MINGLE_PEERS=<rank 0's host>; "
+        "`mingle-discover ping` on both hosts tells which.",
+    )
+
+
+def refused(identity: Identity, refusal: Refused) -> MingleError:
+    """Returns the error of a rank that the host proved to have no place for."""
+    who = f" by {refusal.who}" if refusal.who is not None else ""
+    cause, remedy = {
+        "rank taken": (
+            "the same rank was started twice",
+            "give every process its own rank, or end the other one.",
+        ),
+        "rank out of range": ("the ranks don't fit the world size", "give ranks 0 … world_size-1."),
+        "world size": (
+            "the ranks were started with different world sizes",
+            "start every rank with the same world size.",
+        ),
+        "full": (
+            "one process too many was started",
+            "start exactly world_size processes, or give this one another job id.",
+        ),
+        "ranks mixed": (
+            "some processes were given a rank and some were not",
+            "give every process a rank, or none of them.",
+        ),
+        "kind": (
+            "torchrun agents and plain ranks use the same job id",
+            "give them different job ids.",
+        ),
+    }.get(refusal.reason, ("the host is in another state than this process expects", "start the job again."))
+    return ConflictError.explain(
+        f"job {identity.job!r}: {_me(identity)} was refused{who}: {refusal.reason} ({refusal.detail}).",
+        cause=cause,
+        remedy=remedy,
+    )
+
+
+def running(identity: Identity, running: Running, seconds: float) -> MingleError:
+    """Returns the error for a job that runs already under the same id."""
+    return ConflictError.explain(
+        f"job {identity.job!r} runs already, since {running.seconds + seconds:.0f} s ago, and is full with "
+        f"{running.world_size} ranks, hosted by {running.host}. It has: {running.roster}",
+        cause="the job was started twice under one id, one process too many was started, or the last run has not ended",
+        remedy="give this run another job id, or end the other one first.",
+    )
+
+
+def running_notice(identity: Identity, running: Running, seconds: float) -> str:
+    """Returns the line that says, soon, that a job runs already."""
+    return (
+        f"job {identity.job!r} runs already since {running.seconds + seconds:.0f} s, hosted by {running.host}; "
+        "waiting for it to end. Use another job id if these are two jobs."
+    )
+
+
+def reopened(identity: Identity, reason: str) -> str:
+    """A notice: the ranks that were all in are to be gathered once more."""
+    return f"job {identity.job!r}: forming it was interrupted and starts again: {reason}"
+
+
+def deserted(identity: Identity, who: Who) -> str:
+    """Why the store is closed: nobody shall wait there for a rank that is gone."""
+    return f"job {identity.job!r}: {who} was lost before its process group stood"
+
+
+def not_contiguous(identity: Identity) -> str:
+    """A notice: mingle can live with ranks that are spread over the nodes, others can't."""
+    return (
+        f"job {identity.job!r}: the given ranks are not contiguous per node. Frameworks that compute "
+        "rank = node_rank * devices + local_rank (Lightning, for one) will be wrong; give each node one "
+        "block of ranks."
+    )
+
+
+def two_hosts(identity: Identity, rivals: Sequence[Who]) -> MingleError:
+    """Returns the error for two live rank 0s."""
+    return ConflictError.explain(
+        f"job {identity.job!r} has more than one rank 0: this process ({identity.who}) and {_few(rivals, '; ')}.",
+        cause="rank 0 was started twice, or two jobs share one job id",
+        remedy="start one rank 0 only, or give the jobs different ids.",
+    )
+
+
+def closed_by_host(identity: Identity, reason: str, *, network: bool) -> MingleError:
+    """Returns the error of a member whose host ended the session because of a conflict, or for want of a network."""
+    if network:
+        return InterfaceError.explain(reason, cause=_NO_NETWORK_CAUSE, remedy=_NO_NETWORK_REMEDY)
+    return ConflictError.explain(
+        f"job {identity.job!r}: rank 0 ended the gathering: {reason}",
+        cause="the conflict concerns every rank of the job",
+        remedy="see rank 0's error; start the job again when it is solved.",
+    )
+
+
+def no_common_network(identity: Identity, matrix: str) -> MingleError:
+    """Returns the error for hosts that don't all meet on one network."""
+    return InterfaceError.explain(
+        f"job {identity.job!r}: no address of rank 0 was reached by every rank:\n{matrix}",
+        cause=_NO_NETWORK_CAUSE,
+        remedy=_NO_NETWORK_REMEDY,
+    )

@@ -1,0 +1,173 @@
+"""Who has a seat in a session, and how it stands: what others read of the registrar. Pure."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from mingle.rules.seating import Place
+from mingle.wire import frames
+from mingle.wire.datagrams import Kind
+
+# Memory for reports, bounded against a rank that crashes and restarts in a loop.
+REMEMBERED_DEPARTURES = 16
+REMEMBERED_TEXT = 256
+"""Characters kept of each, so that STATUS fits into one frame whatever others call themselves."""
+
+
+class Phase(enum.Enum):
+    """Where a session stands."""
+
+    OPEN = "open"
+    CONFIRMING = "confirming"
+    SEALING = "sealing"
+    SEALED = "sealed"
+    RUNNING = "running"
+
+
+@dataclass(slots=True)
+class Seated:
+    """A member that has a seat."""
+
+    member: bytes
+    conn: int | None
+    """None: the host itself."""
+    applicant: frames.Join
+    paths: tuple[frames.Path, ...] = ()
+    acked: int = 0
+    """The last epoch in which it has reached the store."""
+    done: bool = False
+    """READY or LEAVE was said: its going is no loss any more."""
+
+
+@dataclass(slots=True)
+class Seats:
+    """The seats of a session, with its phase. Only :class:`mingle.rules.registrar.Registrar` changes them."""
+
+    session: bytes
+    world_size: int
+    own_member: bytes
+    own: frames.Join
+    """The host's own application; its paths are its own addresses in order of preference."""
+    prefix_lengths: Mapping[str, int] = field(default_factory=dict)
+    last_resort: frozenset[str] = frozenset()
+    """Those of its addresses that are taken only if all share nothing better."""
+    named: bool = False
+    """Its interfaces were named by the user: their order decides."""
+    kind: Kind = "ranks"
+    phase: Phase = Phase.OPEN
+    epoch: int = 0
+    held: bool = False
+    """This job may be held by another session: gather, but decide nothing that can't be taken back."""
+    seats: dict[bytes, Seated] = field(default_factory=dict)
+    places: dict[bytes, Place] = field(default_factory=dict)
+    store_address: str = ""
+    departures: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED_DEPARTURES))
+    refusals: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED_DEPARTURES))
+    departed_ranks: set[int] = field(default_factory=set)
+    _conns: dict[int, bytes] = field(default_factory=dict)
+    _ranks: dict[int, bytes] = field(default_factory=dict)
+    """Who holds a given rank."""
+    _awaited: set[bytes] = field(default_factory=set)
+    """Who has not confirmed, or not acknowledged, in this epoch."""
+
+    def __post_init__(self) -> None:
+        self.seats[self.own_member] = Seated(self.own_member, None, self.own, self.own.paths)
+        if self.own.rank is not None:
+            self._ranks[self.own.rank] = self.own_member
+
+    @property
+    def assigned(self) -> bool:
+        """Whether this session hands out ranks."""
+        return self.own.rank is None
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The given ranks that never came."""
+        if self.assigned:
+            return ()
+        return tuple(
+            rank for rank in range(self.world_size) if rank not in self._ranks and rank not in self.departed_ranks
+        )
+
+    def status(self) -> frames.Status:
+        """How it stands, for people."""
+        waiting = (self._rank_of(self.seats[member]) for member in self._awaited)
+        return frames.Status(
+            joined=len(self.seats),
+            world_size=self.world_size,
+            missing=self.missing[:4096],
+            departed=tuple(sorted(self.departed_ranks))[:4096],
+            left=tuple(self.departures),
+            refused=tuple(self.refusals),
+            phase=self.phase.value,
+            unconfirmed=tuple(sorted(rank for rank in waiting if rank is not None))[:4096],
+        )
+
+    def roster(self) -> list[frames.Seat]:
+        """Everybody's seat, in order of rank; of meaning once the session is sealed."""
+        seats = []
+        for member, seat in self.seats.items():
+            where = self.places[member]
+            seats.append(
+                frames.Seat(
+                    rank=where.rank,
+                    local_rank=where.local_rank,
+                    node_rank=where.node_rank,
+                    hostname=seat.applicant.who.hostname,
+                    address=self._address_of(seat),
+                    pid=seat.applicant.who.pid,
+                )
+            )
+        return sorted(seats, key=lambda seat: seat.rank)
+
+    def _address_of(self, seat: Seated) -> str:
+        for path in seat.paths:
+            if path.host_address == self.store_address:
+                return path.local_address
+        return seat.applicant.who.address
+
+    def member_connections(self) -> list[int]:
+        """The connections of all members but the host itself."""
+        return list(self._conns)
+
+    def whos(self) -> list[frames.Who]:
+        """Who has a seat, by rank."""
+        everyone = [
+            msgspec.structs.replace(seat.applicant.who, rank=self._rank_of(seat)) for seat in self.seats.values()
+        ]
+        return sorted(everyone, key=lambda who: -1 if who.rank is None else who.rank)
+
+    def _rank_of(self, seat: Seated) -> int | None:
+        where = self.places.get(seat.member)
+        return where.rank if where else seat.applicant.rank
+
+    def crowd(self) -> str:
+        """Who is in, as text for an error; cut where it gets long."""
+        names = [str(who) for who in self.whos()]
+        shown = "; ".join(names[:8])
+        return (shown if len(names) <= 8 else f"{shown}; and {len(names) - 8} more")[:2048]
+
+    def _holder(self, rank: int | None) -> Seated | None:
+        if rank is None:
+            return None
+        member = self._ranks.get(rank)
+        return None if member is None else self.seats[member]
+
+    def _seat_at(self, conn: int) -> Seated | None:
+        member = self._conns.get(conn)
+        return None if member is None else self.seats[member]
+
+    @staticmethod
+    def _describe(seat: Seated) -> str:
+        return str(msgspec.structs.replace(seat.applicant.who, rank=seat.applicant.rank))
+
+
+def roster_digest(seats: Sequence[frames.Seat]) -> bytes:
+    """Returns a digest of the roster: what SEALED promises and the roster must keep."""
+    return hashlib.sha256(msgspec.msgpack.encode(list(seats))).digest()

@@ -1,0 +1,298 @@
+"""The doors that end in a torch process group: :func:`mingle.init` and ``init_method="mingle://JOB"``.
+
+Both go torch's own ``env://`` road. It puts a prefix of its own before every key and counts the workers in a key
+of its own, so ranks that came through different doors, one of them plain ``env://`` after ``discover()``, meet there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import logging
+import os
+import sys
+import threading
+import urllib.parse
+import weakref
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from mingle.errors import ConfigurationError, MingleError
+from mingle.job import Job
+from mingle.torch_glue import rendezvous, session
+
+logger = logging.getLogger("mingle")
+
+SCHEME = "mingle"
+DESTROY_SECONDS = 2.0
+_OURS = frozenset({"init_method", "store", "rank", "world_size", "backend"})
+
+# The process group that init() made, compared by identity: another one is the user's. By weak reference, since who
+# holds a process group holds its store, too, and a store that outlives its group breaks the next one.
+_own_group: weakref.ref[Any] | None = None
+# Who made it. A forked child has a copy without the threads behind it: ending that would wait for them for ever.
+_own_pid = 0
+
+
+def discover(job_id: str | None = None, **arguments: Any) -> Job:
+    """Carries :func:`mingle.discover` out; its arguments are documented there."""
+    with rendezvous.one_call():
+        wanted = rendezvous.resolve({"job_id": job_id, **arguments})
+        _make_way()
+        return rendezvous.form(wanted)
+
+
+def init(
+    job_id: str | None,
+    *,
+    backend: str | None,
+    arguments: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> Job:
+    """Carries :func:`mingle.init` out; its arguments are documented there."""
+    global _own_group, _own_pid
+    with rendezvous.one_call():
+        wanted = rendezvous.resolve({"job_id": job_id, **arguments})
+        check_options(backend, options)
+        _make_way()
+        job = rendezvous.form(wanted)
+        distributed = importlib.import_module("torch.distributed")
+        try:
+            distributed.init_process_group(backend, init_method="env://", **options)
+        except BaseException:
+            job.close()
+            raise
+        _own_group, _own_pid = weakref.ref(_default_group()), os.getpid()
+        job._destroy_group = partial(destroy, _own_group)
+        rendezvous.tell_group_stands()
+        return job
+
+
+def _default_group() -> Any:
+    """Returns torch's default process group, or None."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not session.group_stands():
+        return None
+    return distributed.group.WORLD
+
+
+def _make_way() -> None:
+    """Ends the process group that an earlier ``init`` made: a notebook's cell is run again.
+
+    Raises:
+        ConfigurationError: there is one that somebody else made.
+    """
+    group = _default_group()
+    if group is None:
+        return
+    if _own_group is not None and _own_group() is group:
+        if _own_pid == os.getpid():
+            destroy(_own_group, False)
+            return
+        raise ConfigurationError.explain(
+            "this process has a process group already.",
+            cause="it is a fork of the process that made the group, and a fork can neither use nor end it",
+            remedy="start it with multiprocessing's spawn method, or before mingle is called.",
+        )
+    raise ConfigurationError.explain(
+        "this process has a process group already.",
+        cause="torch.distributed.init_process_group, or a framework, was called before mingle",
+        remedy="call mingle first, or torch.distributed.destroy_process_group() before it.",
+    )
+
+
+def destroy(group: weakref.ref[Any], failing: bool) -> None:
+    """Destroys a process group that ``init`` made, if it still stands.
+
+    Args:
+        group: it; another one that came after it is left alone, and so is all in a forked child.
+        failing: an exception is on its way. The other ranks may be gone, and a backend may wait for them: then
+            this waits a moment only, and leaves the rest to a thread that nobody waits for.
+    """
+    global _own_group
+    if group() is None or _default_group() is not group() or _own_pid != os.getpid():
+        return
+    _own_group = None
+    end = sys.modules["torch.distributed"].destroy_process_group
+    if not failing:
+        end()
+        return
+    thread = threading.Thread(target=_destroy_quietly, args=(end,), name="mingle-abandoned-destroy", daemon=True)
+    thread.start()
+    thread.join(DESTROY_SECONDS)
+
+
+def _destroy_quietly(end: Any) -> None:
+    try:
+        end()
+    except Exception as error:
+        # The exception that is on its way already is the one to be seen.
+        logger.debug("destroying the process group failed: %s", error)
+
+
+# --- the options of init -------------------------------------------------------------------------------------------
+
+
+def check_options(backend: str | None, options: Mapping[str, Any]) -> None:
+    """Checks, before the first packet, what ``init_process_group`` would refuse after the whole wait.
+
+    Raises:
+        ConfigurationError: a name that it does not know or that is mingle's own, or a value of the wrong type.
+    """
+    distributed = importlib.import_module("torch.distributed")
+    if options:
+        _check_names(distributed, options)
+    timeout = options.get("timeout")
+    if timeout is not None and (not isinstance(timeout, timedelta) or timeout <= timedelta(0)):
+        raise ConfigurationError.explain(
+            f"timeout={timeout!r} is not a positive datetime.timedelta.",
+            cause="timeout= is the process group's own timeout, as torch takes it",
+            remedy="pass datetime.timedelta(minutes=10); mingle's own is discovery_timeout=, in seconds.",
+        )
+    for name, kinds in (("group_name", (str,)), ("device_id", (int, sys.modules["torch"].device))):
+        value = options.get(name)
+        if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+            raise ConfigurationError.explain(
+                f"{name}={value!r} has the wrong type.",
+                cause=f"init_process_group takes {' or '.join(kind.__name__ for kind in kinds)} there",
+                remedy=f"pass such a value, or leave {name}= out.",
+            )
+    if backend is not None:
+        _check_backend(distributed, backend)
+
+
+def _check_names(distributed: Any, options: Mapping[str, Any]) -> None:
+    known = [name for name in inspect.signature(distributed.init_process_group).parameters if name not in _OURS]
+    for name in options:
+        if name in _OURS:
+            raise ConfigurationError.explain(
+                f"{name}= is not an option of mingle.init.",
+                cause="mingle itself decides how the ranks find each other",
+                remedy=f"leave {name}= out.",
+            )
+        if name not in known:
+            raise ConfigurationError.explain(
+                f"init_process_group has no option {name}=.",
+                cause="a spelling mistake, or an option of another version of torch",
+                remedy=f"the options are: {', '.join(known)}.",
+            )
+
+
+def _check_backend(distributed: Any, backend: str) -> None:
+    if not isinstance(backend, str):
+        raise _no_backend(distributed, backend, "it is not a str")
+    # Before torch parses the whole: of a name that it does not know it would only warn.
+    names = [part.rpartition(":")[2].lower() for part in backend.split(",")]
+    for name in names:
+        if name not in distributed.Backend.backend_list:
+            raise _no_backend(distributed, backend, f"torch knows no {name!r}")
+        available = getattr(distributed, f"is_{name}_available", None)
+        if available is not None and not available():
+            raise _no_backend(distributed, backend, f"this build of torch has no {name}")
+    try:
+        distributed.distributed_c10d.BackendConfig(distributed.Backend(backend))
+    except ValueError as error:
+        raise _no_backend(distributed, backend, " ".join(str(error).split())) from None
+
+
+def _no_backend(distributed: Any, backend: object, why: str) -> ConfigurationError:
+    return ConfigurationError.explain(
+        f"backend={backend!r} can't be used: {why}.",
+        cause="a spelling mistake, or a build of torch without it",
+        remedy=f"use one of {', '.join(distributed.Backend.backend_list)}, or leave backend= out.",
+    )
+
+
+# --- mingle://JOB --------------------------------------------------------------------------------------------------
+
+
+def parse_url(url: str) -> tuple[str | None, dict[str, str]]:
+    """Returns the job id in ``mingle://JOB`` and what torch appended (``?rank=…&world_size=…``).
+
+    The id is percent-decoded: one with ``?`` or ``#`` in it is written with ``%3F`` and ``%23``. An empty one gives
+    None: then ``MINGLE_JOB_ID`` or the launcher says it.
+
+    Raises:
+        ConfigurationError: what is appended is neither.
+    """
+    # With nothing after them torch drops the slashes when it appends, and the scheme may be in capitals.
+    rest = url.partition(":")[2].removeprefix("//")
+    name, _, query = rest.partition("?")
+    options = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
+    unknown = sorted(set(options) - {"rank", "world_size"})
+    if unknown:
+        raise ConfigurationError.explain(
+            f"{url!r} carries {', '.join(unknown)}.",
+            cause="only the job id stands in the URL; a question mark in it is written %3F",
+            remedy="set the rest by MINGLE_… variables.",
+        )
+    job_id = urllib.parse.unquote(name, errors="strict") if "%" in name else name
+    return job_id or None, options
+
+
+def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """What torch calls for ``init_method="mingle://JOB"``; yields its store, rank and world size."""
+    try:
+        job_id, options = parse_url(url)
+        arguments: dict[str, Any] = {name: _integer(name, value) for name, value in options.items()}
+    except UnicodeDecodeError:
+        raise ConfigurationError.explain(
+            f"the job id in {url!r} is not UTF-8 once it is percent-decoded.",
+            cause="a percent sign that stands for itself",
+            remedy="write it as %25.",
+        ) from None
+    with rendezvous.one_call():
+        wanted = rendezvous.resolve({"job_id": job_id, **arguments})
+        if timeout is not None:
+            wanted = _bounded(wanted, timeout)
+        job = rendezvous.form(wanted)
+    distributed_rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    extra = {} if timeout is None else {"timeout": timeout}
+    with _closed_on_error(job):
+        yield from distributed_rendezvous.rendezvous("env://", job.rank, job.world_size, **extra)
+
+
+def _bounded(wanted: Any, timeout: timedelta) -> Any:
+    import dataclasses
+
+    seconds = min(wanted.discovery_timeout, timeout.total_seconds())
+    return dataclasses.replace(wanted, discovery_timeout=seconds)
+
+
+@contextlib.contextmanager
+def _closed_on_error(job: Job) -> Iterator[None]:
+    try:
+        yield
+    except GeneratorExit:
+        raise  # torch takes one store and drops the generator: that is the good end
+    except BaseException:
+        job.close()
+        raise
+
+
+def _integer(name: str, text: str) -> int | None:
+    try:
+        value = int(text)
+    except ValueError:
+        raise ConfigurationError.explain(
+            f"{name}={text} in the URL is not a number.",
+            cause="the URL was written by hand",
+            remedy="pass rank= and world_size= to init_process_group.",
+        ) from None
+    # torch appends -1 for an argument that was not given.
+    return None if value == -1 else value
+
+
+def register() -> None:
+    """Registers ``mingle://`` with torch; once is enough and twice is no error."""
+    distributed_rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    handlers = getattr(distributed_rendezvous, "_rendezvous_handlers", {})
+    if SCHEME not in handlers:
+        with contextlib.suppress(RuntimeError):  # somebody else has registered it in between
+            distributed_rendezvous.register_rendezvous_handler(SCHEME, rendezvous_handler)
+
+
+__all__ = ["MingleError", "check_options", "destroy", "discover", "init", "parse_url", "register"]

@@ -1,0 +1,298 @@
+"""From a call to a :class:`~mingle.job.Job`: settings, discovery, store, environment, and what goes on afterwards."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib
+import logging
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+from mingle._version import __version__
+from mingle.configuration import node, settings
+from mingle.configuration.settings import Settings
+from mingle.engine import progress, store
+from mingle.engine.discovery import Discovery
+from mingle.errors import ConfigurationError, MingleError
+from mingle.job import Job, Member
+from mingle.rules.machine import Formation, Identity, scoped
+from mingle.torch_glue import environment, gloo, torch_threads
+from mingle.torch_glue.environment import process_environment
+from mingle.torch_glue.session import ForeignSession, LoneSession, RunningSession
+from mingle.wire.datagrams import clip
+from mingle.wire.frames import Who
+
+if sys.platform != "win32":
+    import resource
+
+logger = logging.getLogger("mingle")
+
+# Files a member costs the host: its control connection, two store clients, and room.
+FILES_PER_MEMBER = 3
+FILES_BESIDE = 128
+
+Session: TypeAlias = RunningSession | LoneSession | ForeignSession
+
+_calls = threading.Lock()
+_active: Session | None = None
+_bound_gloo: Callable[[], None] | None = None
+"""Undoes what Gloo was told."""
+
+
+def _hold(session: Session) -> None:
+    """A session has begun: it is this process's from now on."""
+    global _active
+    _active = session
+    session.on_close = functools.partial(_forget, session)
+
+
+def _forget(session: Session) -> None:
+    """A session has ended: the environment is the user's again."""
+    global _active
+    if _active is session:
+        _active = None
+        process_environment.restore()
+        _unbind_gloo()
+
+
+def tell_group_stands() -> None:
+    """Says that the process group of the present session stands."""
+    if _active is not None:
+        _active.group_stands()
+
+
+@contextlib.contextmanager
+def one_call() -> Iterator[None]:
+    """Lets one call at a time through.
+
+    Raises:
+        ConfigurationError: another thread is in one.
+    """
+    if not _calls.acquire(blocking=False):
+        raise ConfigurationError.explain(
+            "mingle is already discovering a job in this process.",
+            cause="init() or discover() was called from two threads at once",
+            remedy="call it once, from one thread, and share the job.",
+        )
+    try:
+        yield
+    finally:
+        _calls.release()
+
+
+def end_session() -> None:
+    """Ends this process's session, if there is one."""
+    if _active is not None:
+        _active.close(failing=False)
+
+
+def resolve(arguments: dict[str, Any]) -> Settings:
+    """Returns the settings of a call; what mingle itself exported earlier does not count."""
+    if sys.platform == "win32":
+        raise ConfigurationError.explain(
+            "mingle does not run on Windows.",
+            cause="its sockets and process identities need Linux (macOS: best effort)",
+            remedy="run it under WSL2 or in a Linux container.",
+        )
+    return settings.resolve(process_environment.visible(), **arguments)
+
+
+def form(wanted: Settings) -> Job:
+    """Carries a call out: ends this process's old session, discovers, exports, returns the job."""
+    end_session()
+    _import_torch()
+    started = time.monotonic()
+    if wanted.pass_through:
+        return _passed_through(wanted)
+    formation, session = _form_alone(wanted) if wanted.world_size == 1 else _discover(wanted)
+    _hold(session)
+    try:
+        _export(wanted, formation)
+        _bind_gloo(formation)
+    except BaseException:
+        session.close(failing=True)
+        raise
+    logger.info(
+        "job %s: rank %d of %d, rank 0 at %s:%d, own interface %s",
+        wanted.job_id,
+        formation.rank,
+        formation.world_size,
+        formation.store_address,
+        formation.store_port,
+        formation.interface,
+    )
+    return Job(
+        job_id=wanted.job_id,
+        rank=formation.rank,
+        world_size=formation.world_size,
+        local_rank=formation.local_rank,
+        local_world_size=formation.local_world_size,
+        node_rank=formation.node_rank,
+        num_nodes=formation.num_nodes,
+        master_addr=formation.store_address,
+        master_port=formation.store_port,
+        interface=formation.interface,
+        address=formation.address,
+        elapsed=time.monotonic() - started,
+        _session=session,
+    )
+
+
+def _import_torch() -> None:
+    """Imports torch before the first packet: its seconds must not count as waiting for the others."""
+    importlib.import_module("torch.distributed")
+
+
+def _discover(wanted: Settings) -> tuple[Formation, RunningSession]:
+    if wanted.rank in (0, None):
+        _make_room(wanted.world_size)
+    discovery = Discovery(wanted, _identity(wanted))
+    formation = discovery.run()
+    return formation, RunningSession(discovery, formation)
+
+
+def _identity(wanted: Settings) -> Identity:
+    torch = sys.modules["torch"]
+    key = node.identity()
+    return Identity(
+        job=wanted.job_id,
+        attempt=clip(wanted.attempt or ""),
+        member=secrets.token_bytes(16),
+        rank=wanted.rank,
+        world_size=wanted.world_size,
+        node=(f"launcher {wanted.node}" if wanted.node is not None else key)[:256],
+        who=Who(hostname=_hostname(), pid=os.getpid(), rank=wanted.rank),
+        local_rank=wanted.local_rank,
+        local_world_size=wanted.local_world_size,
+        node_rank=wanted.node_rank,
+        versions={
+            "mingle": __version__,
+            "torch": str(torch.__version__)[:64],
+            "python": sys.version.split(maxsplit=1)[0][:64],
+        },
+    )
+
+
+def _hostname() -> str:
+    """Returns this machine's name, cut so that every datagram has room for it."""
+    return clip(socket.gethostname())
+
+
+def _make_room(world_size: int) -> None:
+    """Raises the soft limit of open files to the hard one, and says so when that is not enough."""
+    if sys.platform == "win32":  # for the type checker: nobody comes here on Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = FILES_PER_MEMBER * world_size + FILES_BESIDE
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        limit = hard if hard != resource.RLIM_INFINITY else max(needed, soft)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        if limit < needed:
+            progress.say(
+                logging.WARNING,
+                f"rank 0 may open {limit} files and needs about {needed} for {world_size} ranks: raise the hard limit "
+                "(ulimit -Hn)",
+            )
+
+
+def _form_alone(wanted: Settings) -> tuple[Formation, LoneSession]:
+    """Forms a job of one rank: a store on loopback, and not a single packet."""
+    session = secrets.token_bytes(16)
+    server = store.open_server("127.0.0.1", wanted.master_port, session)
+    local_rank = wanted.local_rank or 0
+    member = Member(
+        rank=0, local_rank=local_rank, node_rank=0, hostname=_hostname(), address="127.0.0.1", pid=os.getpid()
+    )
+    formation = Formation(
+        session=session,
+        rank=0,
+        world_size=1,
+        local_rank=local_rank,
+        local_world_size=1,
+        node_rank=0,
+        num_nodes=1,
+        store_address="127.0.0.1",
+        store_port=server.port,
+        interface="lo" if sys.platform == "linux" else "lo0",
+        address="127.0.0.1",
+        roster_digest=b"",
+    )
+    return formation, LoneSession(member, server)
+
+
+def _export(wanted: Settings, formation: Formation) -> None:
+    notes = process_environment.export(
+        environment.variables(
+            rank=formation.rank,
+            world_size=formation.world_size,
+            local_rank=formation.local_rank,
+            local_world_size=formation.local_world_size,
+            node_rank=formation.node_rank,
+            master_addr=formation.store_address,
+            master_port=formation.store_port,
+            interface=formation.interface,
+            interface_was_named=wanted.interfaces_from in ("interface=", "MINGLE_INTERFACE"),
+        )
+    )
+    for note in notes:
+        progress.say(logging.WARNING, f"job {wanted.job_id}: {note}", quiet=wanted.progress == "off")
+
+
+def _bind_gloo(formation: Formation) -> None:
+    """Has Gloo use the address that was proved, where by the name of the interface it would take another one."""
+    global _bound_gloo
+    interface, address = formation.interface, formation.address
+    if os.environ.get("GLOO_SOCKET_IFNAME") == interface and gloo.default_address(interface) not in (address, None):
+        _bound_gloo = gloo.bind(scoped(address, interface))
+
+
+def _unbind_gloo() -> None:
+    global _bound_gloo
+    if _bound_gloo is not None:
+        _bound_gloo()
+        _bound_gloo = None
+
+
+def _passed_through(wanted: Settings) -> Job:
+    """Under torchrun everybody is found already."""
+    assert wanted.rank is not None
+    assert wanted.master_addr is not None
+    assert wanted.master_port is not None
+    session = ForeignSession()
+    _hold(session)
+    node_rank = wanted.node_rank or 0
+    if "NODE_RANK" not in os.environ:
+        process_environment.export({"NODE_RANK": str(node_rank)})
+    local_world_size = wanted.local_world_size or 1
+    return Job(
+        job_id=wanted.job_id,
+        rank=wanted.rank,
+        world_size=wanted.world_size,
+        local_rank=wanted.local_rank or 0,
+        local_world_size=local_world_size,
+        node_rank=node_rank,
+        num_nodes=wanted.num_nodes or max(1, wanted.world_size // local_world_size),
+        master_addr=wanted.master_addr,
+        master_port=wanted.master_port,
+        interface="",
+        address="",
+        elapsed=0.0,
+        _session=session,
+        _members=(),
+    )
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Says good-bye at the interpreter's exit, so that nobody takes a finished rank for a crashed one."""
+    with contextlib.suppress(MingleError):
+        end_session()
+    torch_threads.settle()

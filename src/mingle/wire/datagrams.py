@@ -1,0 +1,251 @@
+"""The datagrams on the wire: bytes to typed messages and back.
+
+A datagram is a *hint*: it says where to look, never what is true. Whatever counts is proved afterwards over
+TCP (:mod:`mingle.rules.control`). ``docs/protocol.md`` holds the same table with golden packets::
+
+    0      4  magic "MNGL"
+    4      1  major version: another one is rejected and named
+    5      1  minor version: a higher one is accepted
+    6      1  flags: bit 0 signed, bit 1 repeated within this host; unknown bits are ignored
+    7      1  reserved, zero
+    8      …  one MessagePack map (msgspec), its key "type" says which message it is; unknown keys are ignored
+    …     32  with bit 0: HMAC-SHA256 over all that comes before, with bit 1 taken as zero
+
+At most :data:`MAX_BYTES` long, so that it is never fragmented (some clouds drop fragments).
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from mingle.wire.authentication import DATAGRAM_MAC_BYTES, JobKey
+
+MAGIC = b"MNGL"
+MAJOR_VERSION = 1
+MINOR_VERSION = 0
+HEADER_BYTES = 8
+MAX_BYTES = 1200
+
+FLAG_SIGNED = 0x01
+FLAG_REPEATED = 0x02
+
+MAX_JOB_ID_BYTES = 256
+MAX_WORLD_SIZE = 1_000_000
+
+JobId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_JOB_ID_BYTES)]
+Identifier: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Rank: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_WORLD_SIZE)]
+WorldSize: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE)]
+TcpPort: TypeAlias = Annotated[int, Meta(ge=1, le=65535)]
+ProcessId: TypeAlias = Annotated[int, Meta(ge=0, lt=2**32)]
+MAX_SHORT_TEXT_BYTES = 64
+ShortText: TypeAlias = Annotated[str, Meta(max_length=MAX_SHORT_TEXT_BYTES)]
+"""Who makes one cuts it with :func:`clip`: readers count characters, the limit of a datagram counts bytes."""
+Address: TypeAlias = Annotated[str, Meta(min_length=2, max_length=45)]
+# Twelve addresses of the longest form still fit into one datagram beside the longest job id and short texts.
+MAX_ADDRESSES = 12
+Addresses: TypeAlias = Annotated[tuple[Address, ...], Meta(min_length=1, max_length=MAX_ADDRESSES)]
+Kind: TypeAlias = Literal["ranks", "agents", "announcement"]
+State: TypeAlias = Literal["open", "sealed"]
+
+
+def check_address(text: str) -> None:
+    """Makes sure that a text from the network is an address.
+
+    Whoever dials one must not resolve a name that a stranger chose, nor wait for a resolver.
+
+    Raises:
+        ValueError: it is no IPv4 or IPv6 literal, or has a zone, which means nothing on another machine.
+    """
+    if "%" in text:
+        raise ValueError(f"{text!r} has a zone")
+    try:
+        # Ten times as fast as the ipaddress module, and one is checked for each rank, twice on rank 0.
+        socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
+    except OSError:
+        raise ValueError(f"{text!r} is no address") from None
+
+
+class Message(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """What every datagram says: which job it is about, and in which attempt of it."""
+
+    job: JobId
+    """The job id, verbatim. It decides; the multicast group only spares bystanders."""
+    attempt: ShortText = ""
+    """The launcher's attempt number; ranks of different attempts never meet."""
+
+
+class Seek(Message, frozen=True, kw_only=True, tag="seek", omit_defaults=True):
+    """I look for the host of this job."""
+
+    member: Identifier
+    """Who looks: fresh in each call, so that a restarted process is not taken for the one before."""
+    world_size: WorldSize
+    rank: Rank | None = None
+    """The rank given to it; None: ranks are to be assigned."""
+    hostname: ShortText = ""
+    pid: ProcessId = 0
+    kind: Kind = "ranks"
+    padding: Annotated[bytes, Meta(max_length=MAX_BYTES)] = b""
+    """Makes a unicast question as long as the longest answer: a forged source gains no amplification."""
+
+
+class Offer(Message, frozen=True, kw_only=True, tag="offer", omit_defaults=True):
+    """I host a session of this job, at these addresses."""
+
+    session: Identifier
+    """The session's name: an address and a port may be someone else's by now, this can't."""
+    host: Identifier
+    """The host's member id; when ranks are assigned the lower one wins."""
+    addresses: Addresses
+    """Where the control port listens; the address of the interface that sent this comes first."""
+    port: TcpPort
+    """The control port."""
+    world_size: WorldSize
+    joined: Annotated[int, Meta(ge=0, le=MAX_WORLD_SIZE)] = 0
+    state: State = "open"
+    kind: Kind = "ranks"
+    assigned: bool = False
+    """Whether this session assigns ranks (nobody was given one)."""
+    hostname: ShortText = ""
+    pid: ProcessId = 0
+    generation: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+    """How many hosts of this job have been lost before this one (agents only)."""
+
+    @property
+    def takes_members(self) -> bool:
+        """Whether it has room: a session of ranks until it is sealed, one of agents as long as a seat is free."""
+        return self.state == "open" or (self.kind == "agents" and self.joined < self.world_size)
+
+    def __post_init__(self) -> None:
+        for address in self.addresses:
+            check_address(address)
+
+    @property
+    def host_name(self) -> str:
+        """Who sent it, for reports."""
+        return f"host {self.hostname or 'unknown'} ({self.addresses[0]}:{self.port}), pid {self.pid}"
+
+
+class Bye(Message, frozen=True, kw_only=True, tag="bye", omit_defaults=True):
+    """This session is over: don't look for it any more."""
+
+    session: Identifier
+
+
+class List(Message, frozen=True, kw_only=True, tag="list", omit_defaults=True):
+    """Who is there? Asked on the lobby group; names the asker's job so that the asked learn of it too."""
+
+    job: Annotated[str, Meta(max_length=MAX_JOB_ID_BYTES)] = ""
+    member: Identifier
+    rank: Rank | None = None
+    hostname: ShortText = ""
+    """Empty: an onlooker asks, and no rank."""
+    pid: ProcessId = 0
+    padding: Annotated[bytes, Meta(max_length=MAX_BYTES)] = b""
+
+
+Datagram: TypeAlias = Seek | Offer | Bye | List
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Datagram] = msgspec.msgpack.Decoder(Datagram)
+
+
+class Rejected(Exception):
+    """Bytes that nobody should act on. ``reason`` is a short word under which they are counted."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def clip(text: str, max_bytes: int = MAX_SHORT_TEXT_BYTES) -> str:
+    """Returns the text cut to a number of bytes in UTF-8, between two characters.
+
+    A lone surrogate, which UTF-8 can't hold (a host name in another encoding has some: PEP 383), becomes "?".
+    """
+    return text.encode("utf-8", "replace")[:max_bytes].decode("utf-8", "ignore")
+
+
+def encode(message: Datagram, key: JobKey | None = None) -> bytes:
+    """Returns the datagram's bytes, signed if there is a key.
+
+    Raises:
+        ValueError: it would be longer than :data:`MAX_BYTES`.
+    """
+    flags = FLAG_SIGNED if key is not None else 0
+    data = MAGIC + bytes((MAJOR_VERSION, MINOR_VERSION, flags, 0)) + _encoder.encode(message)
+    if key is not None:
+        data += key.mac(b"datagram", data)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"a datagram of {len(data)} bytes is longer than {MAX_BYTES}")
+    return data
+
+
+def decode(untrusted: bytes, key: JobKey | None = None) -> Datagram:
+    """Returns the message in bytes that anybody may have sent.
+
+    With a key, the MAC is checked before anything is parsed. Without one a signed datagram is still read (its
+    signature says nothing to us): that is how a rank without the secret learns what it lacks.
+
+    Raises:
+        Rejected: always this and nothing else; its reason is one of ``size``, ``magic``, ``version N``,
+            ``unsigned``, ``signature`` and ``malformed``.
+    """
+    if not HEADER_BYTES < len(untrusted) <= MAX_BYTES:
+        raise Rejected("size")
+    if untrusted[:4] != MAGIC:
+        raise Rejected("magic")
+    if untrusted[4] != MAJOR_VERSION:
+        raise Rejected(f"version {untrusted[4]}")
+    signed = is_signed(untrusted)
+    if key is not None:
+        if not signed:
+            raise Rejected("unsigned")
+        covered = bytearray(untrusted[:-DATAGRAM_MAC_BYTES])
+        covered[6:7] = bytes((untrusted[6] & ~FLAG_REPEATED,))
+        if not key.verify(b"datagram", bytes(covered), untrusted[-DATAGRAM_MAC_BYTES:]):
+            raise Rejected("signature")
+    body = untrusted[HEADER_BYTES : -DATAGRAM_MAC_BYTES if signed else None]
+    try:
+        message = _decoder.decode(body)
+        # msgspec counts characters; the limit is in bytes. Surrogates can't occur: MessagePack text is UTF-8.
+        if len(message.job.encode()) > MAX_JOB_ID_BYTES:
+            raise Rejected("malformed")
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise Rejected("malformed") from None
+    return message
+
+
+def is_signed(data: bytes) -> bool:
+    """Tells whether a datagram claims to carry a MAC."""
+    return len(data) >= HEADER_BYTES and bool(data[6] & FLAG_SIGNED)
+
+
+def is_one(untrusted: bytes) -> bool:
+    """Tells whether bytes look like a datagram of ours, whatever is in it and whoever signed it."""
+    return HEADER_BYTES < len(untrusted) <= MAX_BYTES and untrusted[:4] == MAGIC
+
+
+def is_repeated(data: bytes) -> bool:
+    """Tells whether another process of this host has repeated the datagram; it is not repeated again."""
+    return len(data) >= HEADER_BYTES and bool(data[6] & FLAG_REPEATED)
+
+
+def as_repeated(data: bytes) -> bytes:
+    """Returns a valid datagram marked as repeated; its MAC does not cover the mark, so no key is needed."""
+    return data[:6] + bytes((data[6] | FLAG_REPEATED,)) + data[7:]
+
+
+def padded(message: Seek | List, length: int, key: JobKey | None = None) -> bytes:
+    """Returns the encoded question, filled up to ``length`` bytes: no answer shall be longer than it."""
+    bare = encode(message, key)
+    # A MessagePack key "padding" with a short binary header costs up to 8 + 3 bytes.
+    room = length - len(bare) - 11
+    if room <= 0:
+        return bare
+    return encode(msgspec.structs.replace(message, padding=bytes(room)), key)

@@ -1,0 +1,154 @@
+"""The echo datagrams of ``mingle-discover ping`` and ``doctor``: bytes to PING, PONG and GONE and back.
+
+They have a magic of their own and a multicast group of their own, so no rank ever takes one for a part of the
+discovery, and no rank answers one. The header is that of :mod:`mingle.wire.datagrams`, with :data:`MAGIC`; the rules
+are the same: one MessagePack map, unknown keys ignored, with a secret a MAC behind it. ``docs/protocol.md`` has
+the fields.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from mingle.wire.authentication import DATAGRAM_MAC_BYTES, JobKey
+from mingle.wire.datagrams import HEADER_BYTES, MAX_BYTES, MAX_JOB_ID_BYTES, Identifier, ProcessId, Rejected, ShortText
+from mingle.wire.groups import Group, job_group
+
+MAGIC = b"MNGP"
+MAJOR_VERSION = 1
+MINOR_VERSION = 0
+FLAG_SIGNED = 0x01
+FLAG_REPEATED = 0x02
+"""A sibling on the same machine handed it on (:mod:`mingle.network.siblings`); not covered by the MAC."""
+
+PING_BYTES = 640
+"""Every PING is padded to this, or a byte more: no PONG is longer, so a forged source gains no amplification."""
+LENGTH_BYTES = 2
+"""On TCP each message comes after its length, big endian."""
+
+# RFC 4727, sections 2.4.2 and 3.4.2: for experiments. Switches must flood 224.0.0.x whoever has joined (RFC 4541,
+# section 2.1.2), so what passes there and not on the job's group was filtered by IGMP snooping.
+LINK_GROUP = Group(ipv4="224.0.0.254", ipv6_link="ff02::114", ipv6_site="ff02::114")
+
+Way: TypeAlias = Literal["multicast", "link", "unicast", "tcp"]
+WAYS: tuple[Way, ...] = ("multicast", "link", "unicast", "tcp")
+"""By the job's own kind of group; by :data:`LINK_GROUP`; by unicast to the shared port; over TCP."""
+
+_JobText: TypeAlias = Annotated[str, Meta(max_length=MAX_JOB_ID_BYTES)]
+_Number: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
+_Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
+
+
+class Echo(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """What all of them say."""
+
+    job: _JobText = ""
+    """The job that is pinged about; empty: none."""
+    pinger: Identifier
+    """Who sends it: fresh in each process."""
+    hostname: ShortText = ""
+    pid: ProcessId = 0
+    port: _Port = 0
+    """Where its TCP port listens; 0: nowhere."""
+
+
+class Ping(Echo, frozen=True, kw_only=True, tag="ping", omit_defaults=True):
+    """Answer me."""
+
+    number: _Number
+    way: Way
+    padding: Annotated[bytes, Meta(max_length=MAX_BYTES)] = b""
+
+
+class Pong(Echo, frozen=True, kw_only=True, tag="pong", omit_defaults=True):
+    """The answer: by unicast, to where the PING came from, or on the connection it came on."""
+
+    asker: Identifier
+    number: _Number
+    way: Way
+
+
+class Gone(Echo, frozen=True, kw_only=True, tag="gone", omit_defaults=True):
+    """I stop: what you send from now on is not lost."""
+
+
+Message: TypeAlias = Ping | Pong | Gone
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def ping_group(job: str) -> Group:
+    """The multicast group on which a job is pinged about: like the job's own, and no rank is in it."""
+    return job_group(f"\x00ping {job}")
+
+
+def encode(message: Message, key: JobKey | None = None) -> bytes:
+    """Returns the message's bytes, a PING filled up to :data:`PING_BYTES`, signed if there is a key."""
+    flags = 0 if key is None else FLAG_SIGNED
+    header = MAGIC + bytes((MAJOR_VERSION, MINOR_VERSION, flags, 0))
+    trailer = 0 if key is None else DATAGRAM_MAC_BYTES
+    body = _encoder.encode(message)
+    if isinstance(message, Ping):
+        # The key "padding" and a header of two bytes, or three from 256 bytes on: it may be a byte longer.
+        room = PING_BYTES - HEADER_BYTES - trailer - len(body) - 10
+        body = _encoder.encode(msgspec.structs.replace(message, padding=bytes(max(0, room))))
+    data = header + body
+    return data if key is None else data + key.mac(b"echo", data)
+
+
+def decode(untrusted: bytes) -> Message:
+    """Returns the message in bytes that anybody may have sent; see :func:`is_trusted`.
+
+    Raises:
+        Rejected: ``size``, ``magic``, ``version N`` or ``malformed``.
+    """
+    if not HEADER_BYTES < len(untrusted) <= MAX_BYTES:
+        raise Rejected("size")
+    if untrusted[:4] != MAGIC:
+        raise Rejected("magic")
+    if untrusted[4] != MAJOR_VERSION:
+        raise Rejected(f"version {untrusted[4]}")
+    signed = bool(untrusted[6] & FLAG_SIGNED)
+    try:
+        return _decoder.decode(untrusted[HEADER_BYTES : -DATAGRAM_MAC_BYTES if signed else None])
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise Rejected("malformed") from None
+
+
+def is_one(data: bytes) -> bool:
+    """Tells whether bytes look like one of these."""
+    return HEADER_BYTES < len(data) <= MAX_BYTES and data[:5] == MAGIC + bytes((MAJOR_VERSION,))
+
+
+def is_trusted(untrusted: bytes, key: JobKey | None) -> bool:
+    """Tells whether bytes that :func:`decode` took come from somebody with our secret, or, like us, with none."""
+    signed = bool(untrusted[6] & FLAG_SIGNED)
+    if key is None or not signed:
+        return key is None and not signed
+    covered = bytearray(untrusted[:-DATAGRAM_MAC_BYTES])
+    covered[6] &= ~FLAG_REPEATED
+    return key.verify(b"echo", bytes(covered), untrusted[-DATAGRAM_MAC_BYTES:])
+
+
+def framed(data: bytes) -> bytes:
+    """Returns a message as it goes over TCP."""
+    return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+def unframed(buffer: bytes) -> bytes | None:
+    """Returns the first message in what has come over TCP, or None until more comes.
+
+    Raises:
+        Rejected: ``size``: no message is that long.
+    """
+    if len(buffer) < LENGTH_BYTES:
+        return None
+    length = int.from_bytes(buffer[:LENGTH_BYTES], "big")
+    if length > MAX_BYTES:
+        raise Rejected("size")
+    whole = buffer[LENGTH_BYTES : LENGTH_BYTES + length]
+    return whole if len(whole) == length else None

@@ -1,0 +1,418 @@
+"""The frames of the control connection: what member and host say to each other, as types.
+
+:mod:`mingle.wire.framing` turns them into bytes and back; ``docs/protocol.md`` shows them in their order.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+from mingle.wire.datagrams import (
+    Address,
+    Addresses,
+    Identifier,
+    JobId,
+    Kind,
+    Offer,
+    ProcessId,
+    Rank,
+    ShortText,
+    TcpPort,
+    WorldSize,
+    check_address,
+)
+
+# A roster of many thousand ranks comes in parts of at most so many seats, each below the limit of a frame.
+ROSTER_CHUNK = 256
+# Agents of one job: two views of so many fit into one frame.
+MAX_NODES = 1024
+
+Text: TypeAlias = Annotated[str, Meta(max_length=2048)]
+Epoch: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
+Proof: TypeAlias = Annotated[bytes, Meta(max_length=32)]
+Nonce: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
+NodeKey: TypeAlias = Annotated[str, Meta(max_length=256)]
+Ranks: TypeAlias = Annotated[tuple[Rank, ...], Meta(max_length=4096)]
+Purpose: TypeAlias = Literal["join", "probe", "rival"]
+
+
+class Path(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One way from a member to the host, proved by a conversation that went over it."""
+
+    host_address: Address
+    local_address: Address
+    interface: ShortText
+    """The member's interface that owns ``local_address``."""
+    weak: bool = False
+    """It says nothing about the network that ``host_address`` is on: see
+    :func:`mingle.network.interfaces.reached_weakly`."""
+
+    def __post_init__(self) -> None:
+        check_address(self.host_address)
+        check_address(self.local_address)
+
+
+Paths: TypeAlias = Annotated[tuple[Path, ...], Meta(max_length=64)]
+
+
+class Who(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A process, as an error names it."""
+
+    hostname: ShortText = ""
+    pid: ProcessId = 0
+    address: Annotated[str, Meta(max_length=64)] = ""
+    rank: Rank | None = None
+
+    def __str__(self) -> str:
+        rank = "" if self.rank is None else f"rank {self.rank} on "
+        address = f" ({self.address})" if self.address else ""
+        return f"{rank}host {self.hostname or 'unknown'}{address}, pid {self.pid}"
+
+
+class Node(Struct, frozen=True, array_like=True):
+    """One agent in a view: who it is, and where its control port refuses once its process is dead."""
+
+    member: Identifier
+    address: Address
+    """As its host sees it."""
+    port: Annotated[int, Meta(ge=0, le=65535)]
+    """0: not known."""
+    machine: Annotated[bytes, Meta(max_length=8)]
+    """The beginning of a hash of its node key: an address of one's own may be another machine's as well."""
+
+    def __post_init__(self) -> None:
+        check_address(self.address)
+
+
+class View(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who was in a session of agents at one time; majorities are counted of it (:mod:`mingle.agents.quorum`)."""
+
+    generation: Annotated[int, Meta(ge=0, lt=2**31)]
+    number: Annotated[int, Meta(ge=0, lt=2**31)]
+    """Counts the views of a session."""
+    session: Identifier
+    host: Identifier
+    nodes: Annotated[tuple[Node, ...], Meta(max_length=MAX_NODES)]
+
+
+class Frame(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """Base of all frames."""
+
+
+# --- the handshake ------------------------------------------------------------------------------------------
+
+
+class Hello(Frame, frozen=True, kw_only=True, tag="hello", omit_defaults=True):
+    """Member to host, first: who calls, for which session, and why."""
+
+    job: JobId
+    attempt: ShortText = ""
+    member: Identifier
+    session: Identifier
+    """The session that the datagram named; a host of another session says so and hangs up."""
+    nonce: Nonce
+    purpose: Purpose
+    who: Who = Who()
+
+
+class Welcome(Frame, frozen=True, kw_only=True, tag="welcome", omit_defaults=True):
+    """Host to member: this is the session, and this is the proof that it is no one else's."""
+
+    session: Identifier
+    nonce: Nonce
+    addresses: Addresses
+    """The host's true addresses: an endpoint that is not among them is a relay."""
+    port: TcpPort
+    proof: Proof = b""
+    """With a secret: the MAC over the handshake's transcript. Empty: this host has no secret."""
+
+
+class Prove(Frame, frozen=True, kw_only=True, tag="prove", omit_defaults=True):
+    """Member to host: the same proof from the other side. With a secret all that follows carries MACs."""
+
+    proof: Proof = b""
+
+
+# --- joining ------------------------------------------------------------------------------------------------
+
+
+class Join(Frame, frozen=True, kw_only=True, tag="join", omit_defaults=True):
+    """Member to host: everything the host needs to seat it."""
+
+    world_size: WorldSize
+    rank: Rank | None = None
+    node: NodeKey
+    local_rank: Rank | None = None
+    local_world_size: WorldSize | None = None
+    node_rank: Rank | None = None
+    who: Who = Who()
+    kind: Kind = "ranks"
+    versions: Annotated[dict[ShortText, ShortText], Meta(max_length=16)] = {}
+    paths: Paths = ()
+    minimum: WorldSize | None = None
+    """Agents only: how many nodes there must be; ``world_size`` is how many there may be."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """Agents only: its control port."""
+    settled: View | None = None
+    """Agents only: the last view that it knows to have been in force."""
+    proposed: View | None = None
+    """Agents only: a later one that may be in force."""
+    bound: Annotated[float, Meta(ge=-3600, le=3600)] | None = None
+    """Agents only: for how many seconds it is still bound to the host of that one; below zero: since when it is not."""
+
+
+class Joined(Frame, frozen=True, kw_only=True, tag="joined", omit_defaults=True):
+    """Host to member: you have a seat."""
+
+    session: Identifier
+    epoch: Epoch = 0
+
+
+RefusalReason: TypeAlias = Literal[
+    "rank taken",
+    "rank out of range",
+    "world size",
+    "full",
+    "ranks mixed",
+    "kind",
+    "running",
+    "secret",
+    "session",
+    "ended",
+    "network",
+    "generation",
+]
+
+
+class Refused(Frame, frozen=True, kw_only=True, tag="refused", omit_defaults=True):
+    """Host to member: no seat for you, why, and who is in the way."""
+
+    reason: RefusalReason
+    detail: Text = ""
+    who: Who | None = None
+
+
+class Running(Frame, frozen=True, kw_only=True, tag="running", omit_defaults=True):
+    """Host to a caller that only asked whether the session lives: it does."""
+
+    state: Literal["open", "sealed", "running"]
+    world_size: WorldSize
+    seconds: Annotated[float, Meta(ge=0)] = 0.0
+    """How long it has been in this state."""
+    host: Who
+    joined: Ranks = ()
+    missing: Ranks = ()
+    roster: Text = ""
+    """Who is in it, for people."""
+    store_address: Annotated[str, Meta(max_length=64)] = ""
+    """Where the store listens, once the session is sealed. An announcement may name a host here; empty: the
+    address that was dialled."""
+    store_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """0: there is no store yet."""
+
+
+class Confirm(Frame, frozen=True, kw_only=True, tag="confirm", omit_defaults=True):
+    """Host to member: all are in; are you still?"""
+
+    session: Identifier
+    epoch: Epoch
+
+
+class Confirmed(Frame, frozen=True, kw_only=True, tag="confirmed", omit_defaults=True):
+    """Member to host: I am, and I leave only on VOID, EOF or my own deadline."""
+
+    session: Identifier
+    epoch: Epoch
+    paths: Paths
+
+
+class Sealed(Frame, frozen=True, kw_only=True, tag="sealed", omit_defaults=True):
+    """Host to member: the gathering is closed; this is your place in it and this is the store."""
+
+    session: Identifier
+    epoch: Epoch
+    rank: Rank
+    world_size: WorldSize
+    local_rank: Rank
+    local_world_size: WorldSize
+    node_rank: Rank
+    num_nodes: WorldSize
+    store_address: Address
+    store_port: TcpPort
+    store_token: Annotated[str, Meta(max_length=64)]
+    """What the store holds under this session's key: proves that it is this store and no other."""
+    roster_digest: Proof
+
+    def __post_init__(self) -> None:
+        check_address(self.store_address)
+
+
+class Ack(Frame, frozen=True, kw_only=True, tag="ack", omit_defaults=True):
+    """Member to host: I opened the store and read the token there."""
+
+    session: Identifier
+    epoch: Epoch
+
+
+class Go(Frame, frozen=True, kw_only=True, tag="go", omit_defaults=True):
+    """Host to member: every rank has acknowledged. Decided once per session."""
+
+    session: Identifier
+    epoch: Epoch
+
+
+class Void(Frame, frozen=True, kw_only=True, tag="void", omit_defaults=True):
+    """Host to member: this epoch is off, you keep your seat, a new one will come."""
+
+    session: Identifier
+    epoch: Epoch
+    reason: Text
+
+
+class Sighting(Frame, frozen=True, kw_only=True, tag="sighting", omit_defaults=True):
+    """Either side to a host that assigns ranks, member or other host: one more host of this job is there."""
+
+    offer: Offer
+    stands: bool = False
+    """Its host's id is the higher one and yet it does not make way: somebody there can't reach you."""
+
+
+class Moved(Frame, frozen=True, kw_only=True, tag="moved", omit_defaults=True):
+    """Host to member: this session goes up in that one, where I have a seat already; join it, then hang up here."""
+
+    offer: Offer
+
+
+class Stranded(Frame, frozen=True, kw_only=True, tag="stranded", omit_defaults=True):
+    """Member to host: I can't reach the host that you sent me to."""
+
+    session: Identifier
+
+
+class Ready(Frame, frozen=True, kw_only=True, tag="ready", omit_defaults=True):
+    """Member to host: the process group stands."""
+
+    session: Identifier
+
+
+class Leave(Frame, frozen=True, kw_only=True, tag="leave", omit_defaults=True):
+    """Member to host: I am done, on purpose; this is no crash."""
+
+    session: Identifier
+    reason: Text = ""
+
+
+class Closed(Frame, frozen=True, kw_only=True, tag="closed", omit_defaults=True):
+    """Host to member: the session ends on purpose."""
+
+    session: Identifier
+    reason: Text = ""
+    conflict: bool = False
+    """Whether the host ended it because of a conflict that concerns every rank."""
+    network: bool = False
+    """Whether that is that the ranks share no network."""
+    regather: bool = False
+    """Agents only: the session is given up, the job is not; look for a host again."""
+
+
+class Members(Frame, frozen=True, kw_only=True, tag="members", omit_defaults=True):
+    """Host to member: who is in this session of agents."""
+
+    view: View
+    settled: bool = False
+    """Whether a majority of the view before knows of this one; until then both count."""
+
+
+# --- questions ----------------------------------------------------------------------------------------------
+
+
+class Ask(Frame, frozen=True, kw_only=True, tag="ask", omit_defaults=True):
+    """Member to host: tell me how it stands, or who is in it."""
+
+    what: Literal["status", "roster"]
+
+
+class Status(Frame, frozen=True, kw_only=True, tag="status", omit_defaults=True):
+    """Host to member: who is in, who never came, who came and went."""
+
+    joined: Annotated[int, Meta(ge=0)]
+    world_size: WorldSize
+    missing: Ranks = ()
+    departed: Ranks = ()
+    """Ranks that were in and have gone; not among the missing."""
+    left: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
+    refused: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
+    phase: ShortText = "open"
+    unconfirmed: Ranks = ()
+    """Ranks that have not answered in this phase."""
+    present: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
+    """Agents only: who is in."""
+    lacks: Text = ""
+    """Agents only: what has to come before the session can be sealed."""
+
+    @property
+    def awaited(self) -> Ranks:
+        """Ranks without a seat, whether they never came or have gone."""
+        return tuple(sorted((*self.missing, *self.departed)))
+
+
+class Seat(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One member in the roster."""
+
+    rank: Rank
+    local_rank: Rank
+    node_rank: Rank
+    hostname: ShortText
+    address: Address
+    pid: ProcessId
+
+
+class Roster(Frame, frozen=True, kw_only=True, tag="roster", omit_defaults=True):
+    """Host to member: a part of the roster, in order of rank."""
+
+    first: Rank
+    total: WorldSize
+    seats: Annotated[tuple[Seat, ...], Meta(max_length=ROSTER_CHUNK)]
+
+
+class Ping(Frame, frozen=True, kw_only=True, tag="ping", omit_defaults=True):
+    """Either side: are you alive?"""
+
+    number: Annotated[int, Meta(ge=0)] = 0
+
+
+class Pong(Frame, frozen=True, kw_only=True, tag="pong", omit_defaults=True):
+    """Either side: I am."""
+
+    number: Annotated[int, Meta(ge=0)] = 0
+
+
+AnyFrame: TypeAlias = (
+    Hello
+    | Welcome
+    | Prove
+    | Join
+    | Joined
+    | Refused
+    | Running
+    | Confirm
+    | Confirmed
+    | Sealed
+    | Ack
+    | Go
+    | Void
+    | Sighting
+    | Moved
+    | Stranded
+    | Ready
+    | Leave
+    | Closed
+    | Members
+    | Ask
+    | Status
+    | Roster
+    | Ping
+    | Pong
+)

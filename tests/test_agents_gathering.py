@@ -1,0 +1,188 @@
+"""Gathering, what the torchrun back-end uses, with real sockets on `lo` and several agents in one process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from mingle.agents import gathering as agents
+from mingle.agents.gathering import Gathered, Gathering, Nodes
+from mingle.configuration.settings import Settings
+from mingle.errors import ConflictError, DiscoveryTimeoutError, MingleError
+from tests.bystanders import free_udp_port
+from tests.loopback import answers, job_name, until
+
+import torch.distributed  # isort: skip # noqa: F401 - takes seconds: here, and not within the time that a test allows
+
+
+class Job:
+    """Agents of one job, closed at the end."""
+
+    def __init__(self) -> None:
+        self.job_id = job_name("agents")
+        self.port = free_udp_port()
+        self.agents: list[Gathering] = []
+
+    def agent(self, minimum: int = 2, maximum: int = 3, *, timeout: float = 20.0) -> Gathering:
+        settings = Settings(
+            job_id=self.job_id,
+            rank=None,
+            world_size=maximum,
+            discovery_timeout=timeout,
+            port=self.port,
+            interfaces=("lo",),
+            family="4",
+            progress="off",
+        )
+        self.agents.append(Gathering(settings, Nodes(minimum=minimum, maximum=maximum), last_call=0.5))
+        return self.agents[-1]
+
+    def close(self) -> None:
+        for agent in self.agents:
+            agent.close("the test is over")
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    made = Job()
+    yield made
+    made.close()
+
+
+def gather(*several: Gathering) -> list[Gathered]:
+    """Lets all of them gather at once."""
+    with ThreadPoolExecutor(len(several)) as pool:
+        return list(pool.map(Gathering.gather, several))
+
+
+def host_first(several: list[Gathering], found: list[Gathered]) -> list[Gathering]:
+    return sorted(several, key=lambda agent: not found[several.index(agent)].is_host)
+
+
+def kill(agent: Gathering) -> None:
+    """Ends an agent as SIGKILL does: the kernel closes its sockets, and nothing is said."""
+    loop = agent._loop
+    assert loop is not None
+
+    def die() -> None:
+        loop._connections.close()
+        loop._machine.closed = True
+        loop._machine.part = None
+        loop._stopping = True
+
+    loop.call(die)
+
+
+def test_without_torch_it_can_be_imported() -> None:
+    code = "import sys, mingle.agents.gathering; sys.exit('torch' in sys.modules)"
+    sources = Path(agents.__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={"PYTHONPATH": str(sources)})
+
+
+def test_agents_gather_and_share_a_store(job: Job) -> None:
+    several = [job.agent() for _ in range(3)]
+    found = gather(*several)
+    assert len({each.session for each in found}) == 1
+    assert [each.is_host for each in found].count(True) == 1
+    assert {(each.store_address, each.generation, each.interface) for each in found} == {("127.0.0.1", 0, "lo")}
+    host, *others = host_first(several, found)
+    assert host.store is not None
+    assert all(other.store is None for other in others)
+    assert host.store.port == found[0].store_port
+    until(lambda: host.present == {agent.member for agent in several})
+    assert others[0].present is None
+    assert gather(*several) == found, "asked again, it is the same session"
+    assert not any(agent.disturbed.is_set() or agent.lost or agent.ended for agent in several)
+
+
+def test_the_survivors_gather_again_and_a_new_one_joins_them(job: Job) -> None:
+    several = [job.agent() for _ in range(3)]
+    found = gather(*several)
+    host, *others = host_first(several, found)
+    kill(host)
+    for other in others:
+        assert other.disturbed.wait(5)
+        assert other.lost is not None
+    began = time.monotonic()
+    again = gather(*others)
+    assert time.monotonic() - began < 5
+    assert {each.generation for each in again} == {1}
+    assert again[0].session == again[1].session != found[0].session
+    assert not any(other.disturbed.is_set() or other.lost for other in others)
+    assert not answers(found[0].store_port) or host._loop is not None
+    (late,) = gather(job.agent())
+    assert late.session == again[0].session
+    assert not any(other.disturbed.is_set() for other in others)
+
+
+def test_a_host_that_ends_for_good_ends_the_job_for_all(job: Job) -> None:
+    several = [job.agent() for _ in range(2)]
+    host, other = host_first(several, gather(*several))
+    host.close("its workers failed")
+    host.close("a second time")
+    assert other.disturbed.wait(5)
+    assert (other.lost, other.ended) == (None, "its workers failed")
+    with pytest.raises(MingleError, match="has ended: its workers failed"):
+        other.gather()
+    with pytest.raises(MingleError, match="has closed its part in it"):
+        host.gather()
+
+
+def test_a_member_that_ends_disturbs_nobody(job: Job) -> None:
+    several = [job.agent(1, 3) for _ in range(3)]
+    host, one, two = host_first(several, gather(*several))
+    one.close("its workers are done")
+    assert not two.disturbed.wait(0.5)
+    until(lambda: host.present == {host.member, two.member})
+
+
+def test_whose_workers_are_done_gathers_no_more(job: Job) -> None:
+    several = [job.agent(1, 2) for _ in range(2)]
+    host, other = host_first(several, gather(*several))
+    other.workers_done()
+    kill(host)
+    assert other.disturbed.wait(5)
+    loop = other._loop
+    assert loop is not None
+    assert loop.agent.part is None
+
+
+def test_too_few_nodes_are_an_error_that_counts_and_names_them(job: Job) -> None:
+    alone = job.agent(2, 4, timeout=2.5)
+    with pytest.raises(DiscoveryTimeoutError, match="1 of 2 to 4 nodes were there") as failure:
+        alone.gather()
+    assert f"pid {alone._identity.who.pid}" in str(failure.value)
+    with pytest.raises(DiscoveryTimeoutError):
+        alone.gather()
+
+
+def test_other_numbers_are_an_error(job: Job) -> None:
+    gather(job.agent(2, 3), job.agent(2, 3))
+    with pytest.raises(ConflictError, match="--nnodes=2:3, the newcomer with --nnodes=1:3"):
+        job.agent(1, 3).gather()
+
+
+def test_closing_ends_a_call_that_waits(job: Job) -> None:
+    waiting = job.agent(2, 2)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(waiting.gather)
+        until(lambda: waiting._loop)
+        waiting.close("changed its mind")
+        with pytest.raises(MingleError, match="has closed its part in it"):
+            call.result(timeout=10)
+
+
+def test_a_thread_that_died_is_an_error(job: Job) -> None:
+    waiting = job.agent(2, 2)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(waiting.gather)
+        until(lambda: waiting._loop)
+        waiting._loop.call(lambda: 1 // 0)
+        with pytest.raises(MingleError, match="thread that looks for the other agents has died"):
+            call.result(timeout=10)

@@ -1,0 +1,76 @@
+"""An agent's loop with real sockets on `lo`: it runs in a thread of its own and leaves nothing behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from mingle.agents import gathering as agents
+from mingle.agents.loop import AgentLoop
+from mingle.agents.quorum import Nodes
+from mingle.engine import store
+from mingle.errors import MingleError
+from tests.bystanders import free_udp_port
+from tests.in_process import settings_of
+from tests.loopback import answers, job_name, until
+
+NODES = Nodes(minimum=1, maximum=1)
+
+
+def loop_of(changed: Any = lambda: None, nodes: Nodes = NODES, **more: Any) -> AgentLoop:
+    settings = dataclasses.replace(settings_of(job_name("agent"), 0, nodes.maximum, free_udp_port(), **more), rank=None)
+    return AgentLoop(
+        settings,
+        agents._identity(settings, nodes),
+        nodes,
+        last_call=0.2,
+        allow_minority=False,
+        changed=changed,
+    )
+
+
+def test_an_agent_alone_opens_its_store_and_closes_it() -> None:
+    turns = threading.Event()
+    loop = loop_of(turns.set)
+    assert turns.wait(10)
+    until(lambda: loop.agent.outcome)
+    server = loop.store_server
+    assert server is not None
+    assert server.handle is not None
+    assert answers(server.port)
+    port = loop.agent.port
+    assert answers(port)
+    loop.stop("the test is over")
+    assert not loop.alive
+    assert not answers(port)
+    assert server.handle is None
+
+
+def test_a_store_that_cannot_be_opened_ends_the_gathering(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> store.StoreServer:
+        raise MingleError.explain("no store today", cause="a test", remedy="none")
+
+    monkeypatch.setattr(store, "open_server", fail)
+    loop = loop_of()
+    until(lambda: loop.agent.failure)
+    assert "no store today" in str(loop.agent.failure)
+    loop.stop("the test is over")
+
+
+def test_a_fault_in_the_thread_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    loop = loop_of()
+
+    def fail() -> None:
+        raise ZeroDivisionError("a fault")
+
+    with caplog.at_level(logging.ERROR, logger="mingle"):
+        loop.call(fail)
+        until(lambda: not loop.alive)
+    assert "the thread that looks for the other agents has failed" in caplog.text
+    assert "a fault" in caplog.text
+    port = loop.agent.port
+    assert not answers(port)

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mingle.configuration.values import Peer
+from mingle.errors import ConfigurationError
+from mingle.torchrun import settings as agent_settings
+from mingle.torchrun.settings import AgentSettings
+
+
+def resolve(environ: dict[str, str] | None = None, **given: Any) -> AgentSettings:
+    arguments: dict[str, Any] = {"run_id": "resnet", "endpoint": "", "minimum": 2, "maximum": 4}
+    config = {"timeout": 900, **given.pop("config", {})}  # torch always adds it
+    return agent_settings.resolve(environ or {}, **{**arguments, "config": config, **given})
+
+
+def test_without_options_everything_is_at_its_default() -> None:
+    found = resolve()
+    assert found.settings.job_id == "resnet"
+    assert (found.settings.rank, found.settings.world_size) == (None, 4)
+    assert (found.minimum, found.maximum, found.local_addr, found.allow_minority) == (2, 4, None, False)
+    assert (found.settings.port, found.settings.ttl, found.settings.discovery_timeout) == (29499, 1, 300)
+    assert (found.last_call, found.read_timeout, found.close_timeout) == (30, 60, 30)
+    assert found.torch == {"timeout": 900}
+
+
+def test_the_defaults_are_those_of_torch() -> None:
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
+
+    theirs = RendezvousTimeout()
+    assert timedelta(seconds=agent_settings.DEFAULT_LAST_CALL) == theirs.last_call
+    assert timedelta(seconds=agent_settings.DEFAULT_CLOSE_TIMEOUT) == theirs.close
+
+
+def test_every_key_of_the_rendezvous_configuration(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret\n")
+    found = resolve(
+        config={
+            "interface": "eth0;10.0.0.1",
+            "peers": "a;b:7",
+            "secret_file": str(secret),
+            "port": "7777",
+            "ttl": "3",
+            "family": "6",
+            "discovery_timeout": "12.5",
+            "allow_minority": "1",
+            "join_timeout": "100",
+            "last_call_timeout": "3",
+            "close_timeout": "4",
+            "heartbeat_timeout": "5",
+            "keep_alive_interval": "6",
+            "keep_alive_max_attempt": "7",
+            "read_timeout": "8",
+        }
+    )
+    settings = found.settings
+    assert settings.interfaces == ("eth0", "10.0.0.1")
+    assert settings.peers == (Peer("a"), Peer("b", 7))
+    assert settings.secret == b"s3cret"
+    assert (settings.port, settings.ttl, settings.family, settings.discovery_timeout) == (7777, 3, "6", 12.5)
+    assert found.allow_minority
+    assert (found.last_call, found.read_timeout, found.close_timeout) == (3, 8, 4)
+    assert found.torch == {
+        "join_timeout": 100,
+        "last_call_timeout": 3,
+        "close_timeout": 4,
+        "heartbeat_timeout": 5,
+        "keep_alive_interval": 6,
+        "keep_alive_max_attempt": 7,
+        "read_timeout": 8,
+        "timeout": 900,
+    }
+
+
+def test_variables_count_and_options_come_first() -> None:
+    environ = {"MINGLE_PORT": "7000", "MINGLE_TTL": "2", "MINGLE_TIMEOUT": "9", "MINGLE_MASTER_PORT": "7001"}
+    settings = resolve(environ, config={"ttl": "5"}).settings
+    assert (settings.port, settings.ttl, settings.discovery_timeout, settings.master_port) == (7000, 5, 9, 7001)
+
+
+def test_the_ranks_of_a_launcher_are_not_those_of_agents() -> None:
+    environ = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77", "RANK": "5", "WORLD_SIZE": "6"}
+    settings = resolve(environ).settings
+    assert (settings.job_id, settings.rank, settings.world_size) == ("resnet", None, 4)
+
+
+def test_a_program_may_give_numbers() -> None:
+    assert resolve(config={"port": 7777, "allow_minority": True}).allow_minority
+
+
+@pytest.mark.parametrize("run_id", ["none", ""])
+def test_an_id_that_was_not_given_is_refused_with_the_line_to_type(run_id: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"torchrun --rdzv-backend=mingle --rdzv-id=NAME --nnodes=2:4"):
+        resolve(run_id=run_id)
+    with pytest.raises(ConfigurationError, match=r"--nnodes=4 "):
+        resolve(run_id=run_id, minimum=4)
+
+
+def test_an_endpoint_is_refused_with_both_ways_out() -> None:
+    with pytest.raises(ConfigurationError, match=r"drop --rdzv-endpoint.*--rdzv-backend=c10d"):
+        resolve(endpoint="node1:29400")
+
+
+def test_unknown_keys_are_named_with_those_that_are_known() -> None:
+    with pytest.raises(ConfigurationError) as error:
+        resolve(config={"intreface": "eth0", "is_host": "1"})
+    assert error.value.observation == "--rdzv-conf holds intreface, is_host, which mingle does not know."
+    for key in (*agent_settings.OWN_KEYS, *agent_settings.TORCH_KEYS):
+        assert key in str(error.value.remedy)
+
+
+def test_the_document_lists_every_key_with_its_meaning() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "torchrun.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", text, re.MULTILINE))
+    assert rows == agent_settings.OWN_KEYS
+    assert [key for key in agent_settings.TORCH_KEYS if f"`{key}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("port", "0"),
+        ("port", "65536"),
+        ("ttl", "256"),
+        ("discovery_timeout", "5m"),
+        ("secret_file", "/nonexistent"),
+        ("allow_minority", "perhaps"),
+        ("last_call_timeout", "0"),
+        ("join_timeout", "ten"),
+        ("keep_alive_interval", "1.5"),
+    ],
+)
+def test_a_value_that_can_not_be_used_is_named_by_its_key(key: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"--rdzv-conf {key}="):
+        resolve(config={key: value})
+
+
+@pytest.mark.parametrize(("key", "value"), [("family", "5"), ("peers", "http://x"), ("interface", ";")])
+def test_a_value_of_the_network_that_can_not_be_used_is_named(key: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=key):
+        resolve(config={key: value})
