@@ -161,6 +161,7 @@ class Project:
         self.subnet = IPv4Network(f"172.29.{number}.0/24")
         self.subnet6 = IPv6Network(f"fd6d:696e:676c:{number:x}::/64")
         self._engine = engine
+        self._network = f"{self.name}_lan"
         self._environment = {
             **engine.environment,
             "COMPOSE_PROJECT_NAME": self.name,
@@ -221,6 +222,14 @@ class Project:
         if set(statuses) != {"0"}:
             raise EngineError(f"containers ended with status {', '.join(statuses)}\n{self.describe()}")
         return "".join(container.log() for container in containers)
+
+    def disconnect(self, container: Container) -> None:
+        """Take a container's interface away, as when a machine is unplugged."""
+        self._engine.docker("network", "disconnect", self._network, container.identity)
+
+    def connect(self, container: Container, address: str) -> None:
+        """Give it an interface again, of another name perhaps, with this IPv4 address of the subnet."""
+        self._engine.docker("network", "connect", f"--ip={address}", self._network, container.identity)
 
     def describe(self) -> str:
         """What each container wrote, under its name."""

@@ -1,15 +1,17 @@
-"""Containers that die, and those that take their places."""
+"""Containers that die or lose their network, and those that take their places."""
 
 from __future__ import annotations
 
 import json
+import threading
 
 from .output import MET, identical_ranks, roster
-from .project import MakeProject, Project
+from .project import Container, MakeProject, Project
 from .training import BRIEFLY, FOREVER, epochs
 
 LOOKS = 20  # of mingle-discover, 2 s each
 PATIENCE_SECONDS = 4  # of one process too many
+UNPLUGGED_SECONDS = 3  # longer than mingle takes to see it
 
 
 def gathering(project: Project, joined: int) -> str:
@@ -48,6 +50,51 @@ def test_a_rank_by_number_is_killed_before_the_start(project: MakeProject) -> No
     log = four.logs()
     assert identical_ranks(log) == 4
     assert victim.hostname not in roster(log).hostnames
+
+
+def move(project: Project, container: Container, address: str) -> None:
+    """Take a container off its network for a while; it comes back at another address."""
+    before, _ = container.addresses()
+    assert before != address
+    project.disconnect(container)
+    threading.Event().wait(UNPLUGGED_SECONDS)
+    project.connect(container, address)
+    assert container.addresses()[0] == address
+
+
+def test_networks_come_and_go_while_replicas_wait_for_the_last(project: MakeProject) -> None:
+    """That of one that waits, then that of the host that was elected."""
+    three = project(BRIEFLY, WORLD_SIZE="3")
+    two = three.up("--scale", "trainer=2")
+    host = gathering(three, 2)
+    moved = sorted(two, key=lambda container: container.hostname == host)
+    addresses = [str(three.subnet[200 + number]) for number in range(2)]
+    for container, address in zip(moved, addresses, strict=True):
+        move(three, container, address)
+    containers = three.up("--scale", "trainer=3")
+    assert {container.identity for container in two} < {container.identity for container in containers}
+    log = three.logs()
+    assert identical_ranks(log) == 3
+    job = roster(log)
+    assert sorted(job.hostnames) == sorted(container.hostname for container in containers)
+    found = dict(zip(job.hostnames, job.addresses, strict=True))
+    assert [found[container.hostname] for container in moved] == addresses
+
+
+def test_the_network_of_rank_0_comes_and_goes_while_ranks_by_number_wait(project: MakeProject) -> None:
+    services = {name: {**each, "environment": {"WORLD_SIZE": "3"}} for name, each in BRIEFLY["services"].items()}
+    three = project({"services": services})
+    three.up_ranks(0, 1)
+    gathering(three, 2)
+    (rank_zero,) = three.containers("rank0")
+    address = str(three.subnet[200])
+    move(three, rank_zero, address)
+    three.up_ranks(2)
+    log = three.logs()
+    assert identical_ranks(log) == 3
+    job = roster(log)
+    assert (job.hostnames[0], job.addresses[0]) == (rank_zero.hostname, address)
+    assert job.store.startswith(f"{address}:")
 
 
 def test_containers_that_restart_one_by_one_form_one_new_job(project: MakeProject) -> None:

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.asked_for import leave_out_unless_asked_for
+from tests.lab.conftest import _zygote, lab, pytest_runtest_makereport
+
+__all__ = ["_zygote", "lab", "pytest_runtest_makereport"]
 
 _HERE = Path(__file__).parent
 _TEST_SECONDS = 180  # the first test waits for the ranks of all

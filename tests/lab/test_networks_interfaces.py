@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import mingle
-from tests.soak import repeated, soaking
+from tests.soak import chosen, repeated, soaking
 
 from . import Host, Lab, Network, Rank, report
 from .scenarios import TIMEOUT, describe, results, train, wait_for_log
@@ -168,14 +168,40 @@ def test_a_nic_goes_down_and_up_while_ranks_wait(lab: Lab, whose: str, seed: int
     hosts = [lab.host(network) for _ in range(3)]
     ranks = [host.start(train, f"flap {seed}", rank, 3) for rank, host in enumerate(hosts[:2])]
     wait_for_log(ranks[0], "2/3 joined")
-    chosen = {"rank 0": hosts[:1], "a waiting rank": hosts[1:2], "all": hosts[:2]}[whose]
-    for host in chosen:
+    unplugged = {"rank 0": hosts[:1], "a waiting rank": hosts[1:2], "all": hosts[:2]}[whose]
+    for host in unplugged:
         host.ip(f"link set {host.interface()} down")
     threading.Event().wait(3)  # longer than mingle takes to see it
-    for host in chosen:
+    for host in unplugged:
         host.ip(f"link set {host.interface()} up", f"route add default dev {host.interface()}")
         network.wait_forwarding([host.nic().port])
     ranks.append(hosts[2].start(train, f"flap {seed}", 2, 3))
+    for result, host in zip(results(ranks), hosts, strict=True):
+        assert (result["sum"], result["master_addr"]) == (6, hosts[0].address())
+        assert (result["interface"], result["address"]) == (host.interface(), host.address())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seconds", chosen([3], soak=[0, 14]))
+@pytest.mark.parametrize("whose", chosen(["rank 0"], soak=["a waiting rank", "all"]))
+def test_a_nic_comes_back_under_another_name_with_another_address(
+    lab: Lab, whose: str, seconds: float, seed: int
+) -> None:
+    """As that of a container does that is moved; before it is seen to be gone, after that, and after it is lost."""
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    ranks = [host.start(train, f"moved {seed}", rank, 3) for rank, host in enumerate(hosts[:2])]
+    wait_for_log(ranks[0], "2/3 joined")
+    moved = {"rank 0": hosts[:1], "a waiting rank": hosts[1:2], "all": hosts[:2]}[whose]
+    before = {(host.interface(), host.address()) for host in moved}
+    for host in moved:
+        host.detach()
+    threading.Event().wait(seconds)
+    for host in moved:
+        host.attach(network)
+    assert not before & {(host.interface(), host.address()) for host in moved}
+    ranks.append(hosts[2].start(train, f"moved {seed}", 2, 3))
     for result, host in zip(results(ranks), hosts, strict=True):
         assert (result["sum"], result["master_addr"]) == (6, hosts[0].address())
         assert (result["interface"], result["address"]) == (host.interface(), host.address())
