@@ -22,16 +22,17 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from mingle import abandonable, environment, progress
+from mingle import abandonable, environment, gloo, progress
 from mingle.abandonable import AbandonedError
 from mingle.agent_rounds import BACKEND, Round, Rounds, first_line
 from mingle.agent_store import RoundStore
 from mingle.environment import process_environment
 from mingle.errors import DiscoveryTimeoutError, MingleError
+from mingle.machine import scoped
 
 if TYPE_CHECKING:
     from mingle.agent_settings import AgentSettings
-    from mingle.agents import Gathering
+    from mingle.agents import Gathered, Gathering
 
 logger = logging.getLogger("mingle")
 
@@ -123,7 +124,7 @@ class AgentHandler(RendezvousHandler):
         except MingleError as error:
             self._refuse_if_over()
             raise RendezvousError(str(error)) from error
-        self._export(gathered.interface)
+        self._export(gathered)
         logger.info(
             "job %s: generation %d, the agents' store is at %s:%d, own address %s on %s",
             self.get_run_id(),
@@ -136,17 +137,20 @@ class AgentHandler(RendezvousHandler):
         self._rounds = Rounds(self._wanted, self._gathering, gathered)
         return self._rounds
 
-    def _export(self, interface: str) -> None:
+    def _export(self, gathered: Gathered) -> None:
         """Tells the workers, and torch's own code in this process, by the environment that they inherit."""
+        interface, before = gathered.interface, process_environment.visible()
         named = self._wanted.settings.interfaces_from in ("interface=", "MINGLE_INTERFACE")
         # Torch 2.13 hands the bootstrap information of the first round out again in all that follow; with this it
         # makes a new one each time, which is then not used either (see `Rounds`).
-        process_environment.export(
-            {
-                **environment.socket_interfaces(interface, named=named),
-                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            }
-        )
+        told = {
+            **environment.socket_interfaces(interface, named=named),
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
+        # What the user has set stays.
+        if gloo.misses(interface, gathered.address, {gloo.VARIABLE: before.get(gloo.VARIABLE) or interface}):
+            told |= gloo.for_workers(scoped(gathered.address, interface), before)
+        process_environment.export(told)
 
     def _info(self, completed: Round) -> RendezvousInfo:
         logger.info(
