@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import netifaces
@@ -34,6 +38,23 @@ def test_the_address_that_gloo_takes_by_itself(
     monkeypatch.setattr(netifaces, "ifaddresses", {"eth0": families}.__getitem__)
     assert gloo.default_address("eth0") == expected
     assert gloo.default_address("eth1") is None
+
+
+@pytest.mark.parametrize(
+    ("told", "address", "missed"),
+    [("eth0", "fd00::1", True), ("eth0", "10.0.0.1", False), ("eth1", "fd00::1", False), (None, "fd00::1", False)],
+)
+def test_whether_it_takes_another_address(
+    monkeypatch: pytest.MonkeyPatch, told: str | None, address: str, missed: bool
+) -> None:
+    monkeypatch.setattr(gloo, "default_address", {"eth0": "10.0.0.1", "eth1": None}.__getitem__)
+    environ = {} if told is None else {gloo.VARIABLE: told}
+    assert gloo.misses("eth0", address, environ) is missed
+
+
+def test_it_takes_none_of_an_interface_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gloo, "default_address", lambda _: None)
+    assert not gloo.misses("eth0", "10.0.0.1", {gloo.VARIABLE: "eth0"})
 
 
 @pytest.fixture
@@ -96,3 +117,40 @@ def test_it_is_undone(wrong_interface: None) -> None:
 def test_a_torch_without_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_gloo_available", lambda: False)
     gloo.bind("127.0.0.1")()
+
+
+# --- in processes that don't call mingle ------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_call_mingle_uses_the_address() -> None:
+    """In a fresh interpreter, told of an interface that is not there, with not a word of mingle."""
+    sources = {"PYTHONPATH": str(Path(__file__).parents[1] / "src")}  # it need not be installed
+    code = (
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "dist.destroy_process_group()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PATH": os.environ["PATH"], gloo.VARIABLE: "nonexistent0", **gloo.for_workers("127.0.0.1", sources)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_leads_python_elsewhere_stays() -> None:
+    alone, more = (gloo.for_workers("::1", environ)["PYTHONPATH"] for environ in ({}, {"PYTHONPATH": "/one:/two"}))
+    assert Path(alone).is_dir()
+    assert more == f"{alone}:/one:/two"
+
+
+def test_without_an_address_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = dist.ProcessGroupGloo.__init__
+    (name,) = set(gloo.for_workers("127.0.0.1", {})) - {"PYTHONPATH"}
+    monkeypatch.delenv(name, raising=False)
+    gloo.bind_as_told()
+    assert dist.ProcessGroupGloo.__init__ is before

@@ -21,6 +21,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from mingle.errors import DiscoveryTimeoutError
+from mingle.torch_glue import gloo
 from mingle.torchrun import handler as agent_handler
 from mingle.torchrun import settings as agent_settings
 from mingle.torchrun.handler import AgentHandler
@@ -118,6 +119,27 @@ def test_the_workers_inherit_the_interface_unless_the_user_chose(place: Place, m
     assert "NCCL_SOCKET_IFNAME" not in os.environ
     assert handler.shutdown()
     assert "GLOO_SOCKET_IFNAME" not in os.environ
+
+
+@pytest.mark.parametrize("chosen", [None, "lo", "eth7"])
+@pytest.mark.parametrize("by_itself", ["127.0.0.1", "10.0.0.1"])
+def test_the_workers_gloo_is_told_the_address_where_it_would_take_another(
+    place: Place, monkeypatch: pytest.MonkeyPatch, by_itself: str, chosen: str | None
+) -> None:
+    monkeypatch.setattr(gloo, "default_address", lambda _: by_itself)
+    if chosen is not None:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", chosen)
+    before = dict(os.environ)
+    handler, _ = make(place, 1, 1)
+    handler.next_rendezvous()
+    told = gloo.for_workers("127.0.0.1", before)
+    inherited = {name: value for name, value in os.environ.items() if name in told}
+    if by_itself == "10.0.0.1" and chosen != "eth7":
+        assert inherited == told
+    else:
+        assert inherited == {name: value for name, value in before.items() if name in told}
+    assert handler.shutdown()
+    assert os.environ == before
 
 
 def test_a_local_address_of_the_users_wins(place: Place) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.lab import Host, Lab, Rank
-from tests.lab.torchrun_jobs import torchrun
+from tests.lab.torchrun_jobs import SOURCES, torchrun
 
 _PROGRAMS = Path(__file__).parent / "programs"
 _SECONDS = 120.0  # idle, the fresh interpreters of the workers take a tenth of it
@@ -28,7 +28,7 @@ def run(hosts: list[Host], program: str, workers: int) -> list[dict[str, Any]]:
         *("--rdzv-backend=mingle", f"--rdzv-id={program}", f"--nnodes={len(hosts)}", f"--nproc-per-node={workers}"),
         *(f"--rdzv-conf=discovery_timeout={_SECONDS:g}", str(_PROGRAMS / f"{program}.py")),
     ]
-    settings = {"MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1"}
+    settings = {"MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCES)}
     agents: list[Rank[None]] = [host.start(torchrun, command, env=settings) for host in hosts]
     for agent in agents:
         agent.result(_SECONDS)

@@ -49,17 +49,22 @@ def test_the_commands_on_hosts_without_ipv4(lab: Lab) -> None:
     assert f"[{hosts[0].address()}]" in commands["list"].stdout
 
 
-@pytest.mark.parametrize("door", ["init", "env"])
-@pytest.mark.parametrize("way_broken", ["dropped", "no route"])
-def test_dual_stack_with_ipv4_broken(lab: Lab, way_broken: str, door: str) -> None:
-    network = lab.network(ipv6="fd77::/64")
-    hosts = [lab.host(network) for _ in range(3)]
+def break_ipv4(hosts: list[Host], way_broken: str) -> None:
+    """Leave the hosts of one network their IPv4 addresses, which lead nowhere: an error at once, or no answer."""
     for number, host in enumerate(hosts, start=1):
         if way_broken == "dropped":
             host.drop('meta nfproto ipv4 iifname != "lo"')
         else:
             host.ip("address flush dev eth0 scope global", "route flush dev eth0")
             host.ip(f"address add 10.{number}.0.1/24 dev eth0", f"address add fd77::{number}/64 dev eth0 nodad")
+
+
+@pytest.mark.parametrize("door", ["init", "env"])
+@pytest.mark.parametrize("way_broken", ["dropped", "no route"])
+def test_dual_stack_with_ipv4_broken(lab: Lab, way_broken: str, door: str) -> None:
+    network = lab.network(ipv6="fd77::/64")
+    hosts = [lab.host(network) for _ in range(3)]
+    break_ipv4(hosts, way_broken)
     ranks = [host.start(train, "dual", rank, 3, door=door) for rank, host in enumerate(hosts)]
     for result, host in zip(results(ranks), hosts, strict=True):
         assert result["sum"] == 6

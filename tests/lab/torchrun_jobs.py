@@ -17,6 +17,7 @@ from . import Host, Rank
 from .scenarios import report_log
 
 SCRIPT = Path(__file__).with_name("training.py")
+SOURCES = Path(__file__).parents[2] / "src"
 SECONDS = 90.0
 """Far above what a step of a scenario needs: workers are fresh interpreters, and machines are loaded."""
 INSTALLED = "the entry point is not installed: `make test` installs the tree, or `pip install --no-deps -e .`"
@@ -51,7 +52,7 @@ class Job:
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
-        self.env = {"MINGLE_PROGRESS": "off", **(env or {})}
+        self.env = {"MINGLE_PROGRESS": "off", "PYTHONPATH": str(SOURCES), **(env or {})}
         self.stop_file = directory / f"{name}.stop"
         self.fail_file = directory / f"{name}.fail"
         self.agents: dict[Host, Rank[None]] = {}

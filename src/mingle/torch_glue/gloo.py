@@ -5,16 +5,27 @@ before IPv6, and of several the one that was configured first (gloo/transport/tc
 one than all ranks have proved to each other, a group would hang although every rank has been found: on hosts whose
 IPv4 leads nowhere, with a second address on the interface, and with IPv6, where the first one is often link-local.
 No variable names an address, and ``init_process_group`` hands no options to Gloo. So its class is told.
+
+The workers of torchrun have never heard of mingle. Where theirs is the wrong address, the agent has torch itself call
+:func:`bind_as_told` in them: at the end of its import torch loads what it finds under the entry point group
+``torch.backends`` (from 2.5 on, pytorch#122468), and an entry point is found wherever ``PYTHONPATH`` leads to.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+import importlib.resources
+import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import netifaces
+
+VARIABLE = "GLOO_SOCKET_IFNAME"
+"""How Gloo is told an interface."""
+
+_ADDRESS = "_MINGLE_GLOO_ADDRESS"  # between an agent and its workers: no setting, so nothing that users are told of
 
 
 def default_address(interface: str) -> str | None:
@@ -26,6 +37,28 @@ def default_address(interface: str) -> str | None:
         for entry in families.get(family, ()):
             return str(entry["addr"].partition("%")[0])
     return None
+
+
+def misses(interface: str, address: str, environ: Mapping[str, str]) -> bool:
+    """Returns whether Gloo, by the interface that it is told there, would take another address than this one."""
+    return environ.get(VARIABLE) == interface and default_address(interface) not in (address, None)
+
+
+def for_workers(address: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables by which processes that don't call mingle use this address as well: see `bind_as_told`.
+
+    Args:
+        address: it, with its zone if it is a link-local one.
+        environ: what they would inherit without.
+    """
+    ours = str(importlib.resources.files(__package__) / "for_workers")
+    return {_ADDRESS: address, "PYTHONPATH": os.pathsep.join(filter(None, (ours, environ.get("PYTHONPATH"))))}
+
+
+def bind_as_told() -> None:
+    """Torch calls this in every process that has inherited `for_workers`, before any code of the user's uses torch."""
+    if address := os.environ.get(_ADDRESS):
+        bind(address)
 
 
 def bind(address: str) -> Callable[[], None]:

@@ -250,7 +250,7 @@ def _bind_gloo(formation: Formation) -> None:
     """Has Gloo use the address that was proved, where by the name of the interface it would take another one."""
     global _bound_gloo
     interface, address = formation.interface, formation.address
-    if os.environ.get("GLOO_SOCKET_IFNAME") == interface and gloo.default_address(interface) not in (address, None):
+    if gloo.misses(interface, address, os.environ):
         _bound_gloo = gloo.bind(scoped(address, interface))
 
 

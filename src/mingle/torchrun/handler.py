@@ -26,13 +26,14 @@ from mingle import abandonable
 from mingle.abandonable import AbandonedError
 from mingle.engine import progress
 from mingle.errors import DiscoveryTimeoutError, MingleError
-from mingle.torch_glue import environment
+from mingle.rules.machine import scoped
+from mingle.torch_glue import environment, gloo
 from mingle.torch_glue.environment import process_environment
 from mingle.torchrun.rounds import BACKEND, Round, Rounds, first_line
 from mingle.torchrun.store import RoundStore
 
 if TYPE_CHECKING:
-    from mingle.agents.gathering import Gathering
+    from mingle.agents.gathering import Gathered, Gathering
     from mingle.torchrun.settings import AgentSettings
 
 logger = logging.getLogger("mingle")
@@ -125,7 +126,7 @@ class AgentHandler(RendezvousHandler):
         except MingleError as error:
             self._refuse_if_over()
             raise RendezvousError(str(error)) from error
-        self._export(gathered.interface)
+        self._export(gathered)
         logger.info(
             "job %s: generation %d, the agents' store is at %s:%d, own address %s on %s",
             self.get_run_id(),
@@ -138,17 +139,20 @@ class AgentHandler(RendezvousHandler):
         self._rounds = Rounds(self._wanted, self._gathering, gathered)
         return self._rounds
 
-    def _export(self, interface: str) -> None:
+    def _export(self, gathered: Gathered) -> None:
         """Tells the workers, and torch's own code in this process, by the environment that they inherit."""
+        interface, before = gathered.interface, process_environment.visible()
         named = self._wanted.settings.interfaces_from in ("interface=", "MINGLE_INTERFACE")
         # Torch 2.13 hands the bootstrap information of the first round out again in all that follow; with this it
         # makes a new one each time, which is then not used either (see `Rounds`).
-        process_environment.export(
-            {
-                **environment.socket_interfaces(interface, named=named),
-                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            }
-        )
+        told = {
+            **environment.socket_interfaces(interface, named=named),
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
+        # What the user has set stays.
+        if gloo.misses(interface, gathered.address, {gloo.VARIABLE: before.get(gloo.VARIABLE) or interface}):
+            told |= gloo.for_workers(scoped(gathered.address, interface), before)
+        process_environment.export(told)
 
     def _info(self, completed: Round) -> RendezvousInfo:
         logger.info(
