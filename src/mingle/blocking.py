@@ -33,6 +33,8 @@ class Blocking:
     timeout: float
     effects: list[Effect]
     patience: float = RUNNING_PATIENCE_SECONDS
+    _conflict: MingleError | None = None
+    """Why one that was in the way has ended, if that concerns every rank of the job."""
 
     # --- what is known ---------------------------------------------------------------------------------------------
 
@@ -67,6 +69,15 @@ class Blocking:
             return
         session.running, session.counted_dead = frame, False
         self.lives(session, now)
+
+    def ended(self, frame: frames.Closed) -> None:
+        """One that was in the way ends. A conflict may be solved by the next: it counts if none comes."""
+        if frame.conflict:
+            self._conflict = reports.closed_by_host(self.identity, frame.reason, network=frame.network)
+
+    def over(self) -> None:
+        """A host takes us: whatever was in the way is not."""
+        self._conflict = None
 
     def silent(self, session: Session, now: float) -> bool:
         """A sealed session did not answer: tells whether it is still taken for alive."""
@@ -136,8 +147,8 @@ class Blocking:
         return reports.running(self.identity, running, waited) if waited >= self._patience else None
 
     def failure(self, now: float) -> MingleError | None:
-        """The error of one whose time is over while the job runs elsewhere, if it does."""
-        failure = None
+        """The error of one whose time is over while the job runs elsewhere, or after that has ended by a conflict."""
+        failure = self._conflict
         for session in self.sessions:
             if session.running is not None and session.blocking_since is not None:
                 failure = reports.running(self.identity, session.running, now - session.blocking_since)

@@ -217,6 +217,7 @@ class Joiner:
             self._blocking.lives(session, now)
             return
         self._blocking.unblock(session)
+        self._blocking.over()
         if self._racing.bound_elsewhere(session):
             # Another session was quicker, or the job runs elsewhere: this one will be heard again.
             session.hang_up()
@@ -241,6 +242,8 @@ class Joiner:
                 self.make_for(frame.offer, ways[0].interface if ways else "", now)
         elif ours and isinstance(frame, frames.Closed):
             self._closed_by_host(session, frame)
+        elif isinstance(frame, frames.Closed):
+            self._blocking.ended(frame)
         elif ours:
             self.membership.received(frame, now)
 
@@ -262,9 +265,11 @@ class Joiner:
             self.failure = reports.refused(self.identity, frame)
 
     def _closed_by_host(self, session: Session, frame: frames.Closed) -> None:
-        if self.outcome is None and frame.conflict:
+        if self.outcome is not None:
+            self.membership.dismissed = f"it ended its session: {frame.reason}"
+        elif frame.conflict:
             self.failure = reports.closed_by_host(self.identity, frame.reason, network=frame.network)
-        elif self.outcome is None:
+        else:
             note(self.evidence.hosts, session.host_name, f"ended the session: {frame.reason}")
 
     def _confirm_if_due(self) -> None:
@@ -332,7 +337,7 @@ class Joiner:
 
     def _lost(self, session: Session, reason: str, now: float) -> None:
         note(self.evidence.hosts, session.host_name, f"connection lost: {reason}")
-        returning = self.membership.lost(session, now)
+        returning = self.membership.lost(session, reason, now)
         if self.outcome is None:
             self._moving.stop()
         if returning:
@@ -394,6 +399,11 @@ class Joiner:
         """Asks the host who is in the job; the answer gathers in ``roster``."""
         self.membership.roster = []
         self.membership.send(frames.Ask(what="roster"))
+
+    @property
+    def bereft(self) -> MingleError | None:
+        """Why nobody need wait for the host's store any more, once the host is gone before the process group stood."""
+        return reports.bereft(self.identity, self.membership.loss) if self.membership.bereft else None
 
     @property
     def connection_stands(self) -> bool:
