@@ -57,7 +57,7 @@ def test_sessions_are_raced_for_side_by_side_and_each_once() -> None:
     race.hear(OTHER, address="10.0.0.2")
     race.hear(ONE, address="10.0.0.1")
     assert race.dialled() == ["10.0.0.1", "10.0.0.2"]
-    assert race.racing.host_in_sight
+    assert race.racing.host_in_sight(2.0)
     assert len(race.evidence.hosts) == 2
 
 
@@ -97,7 +97,7 @@ def test_the_session_to_return_to_comes_first_and_has_its_time() -> None:
     race.membership.join(session)
     race.membership.step = Step.CONFIRMED
     session.hang_up()
-    race.membership.lost(session, 2.0)
+    race.membership.lost(session, "reset", 2.0)
     race.dialled()
     other = race.hear(OTHER, address="10.0.0.2")
     assert race.racing.bound_elsewhere(other)

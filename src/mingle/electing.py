@@ -30,6 +30,7 @@ from mingle.errors import MingleError
 from mingle.hosting import Host
 from mingle.joining import Joiner
 from mingle.machine import Address, Effect, Formation, Hangup, Identity, NetworkFacts, NewId, Snapshot, Source
+from mingle.proving import Suspicion
 from mingle.seats import Phase
 from mingle.telling import Telling
 
@@ -98,6 +99,8 @@ class Elector:
         self._candidacy = candidacy if candidacy is not None else Candidacy(identity)
         self._elect_at: float | None = now + self._candidacy.patience()
         self._yield: _Yield | None = None
+        self._suspicion = Suspicion()
+        """Of winners that have no seat for us."""
         self._telling = Telling(identity, self._own_offer, key=key, new_id=new_id, effects=self._effects)
 
     # --- what the driver reads -------------------------------------------------------------------------------------
@@ -187,7 +190,9 @@ class Elector:
         if self.host is None:
             self.joiner.heard(message, source, now)
         elif self._candidacy.competes(message):
-            self._compete(message, source.interface, stands=False, now=now)
+            if not self._suspicion.spent or not self._candidacy.loses_to(message, stands=False, now=now):
+                self._compete(message, source.interface, stands=False, now=now)
+            # Else a winner that is there tells us so on a connection.
         elif self._yield is not None and isinstance(message, Offer):
             self.joiner.heard(message, source, now)
         else:
@@ -334,7 +339,8 @@ class Elector:
                     self._compete(offer, "", stands=stands, now=now)
         if self._yield is not None:
             self._go_on_making_way(self._yield, now)
-        if self.host is not None or self.joiner.host_in_sight or self.joiner.blocked:
+        self._suspicion.note(now, pending=self._yield is not None and not self._yield.seated)
+        if self.host is not None or self.joiner.host_in_sight(now) or self.joiner.blocked:
             self._elect_at = None
         elif self._elect_at is None:
             self._elect_at = now + self._candidacy.patience()
@@ -348,7 +354,7 @@ class Elector:
                 self._leave_behind(host, seat)
             self._end_host("it has a place in another session")
         elif seat is None:
-            if now >= making.until or not self.joiner.host_in_sight:
+            if now >= making.until or not self.joiner.host_in_sight(now):
                 self._open_again(making, now, stand=not making.seated)
         elif not making.seated or seat != making.session:
             # Also when that host has made way in its turn, and we went with it.

@@ -145,7 +145,8 @@ class Joiner:
             return
         offer = self._asking.heard(message, source, now)
         if offer is not None:
-            self._racing.offered(offer, source.interface, now)
+            self._racing.offered(offer, source.interface, now, sender=source.address)
+            self._blocking.weigh(now)
 
     def rewired(self, now: float) -> None:
         """Our interfaces have changed."""
@@ -187,7 +188,7 @@ class Joiner:
             if session.proving is not proving:
                 break
             self._frame(session, frame, now)
-        self._confirm_if_due()
+        self._confirm_if_due(now)
 
     def closed(self, conn: int, reason: str, now: float) -> None:
         """A connection ended, or could not be made."""
@@ -204,7 +205,7 @@ class Joiner:
                 self._blocking.free(session, now)
         else:
             self._racing.settle(session, now)
-        self._confirm_if_due()
+        self._confirm_if_due(now)
 
     def _note_secret_failures(self, proving: Proving) -> None:
         for address, reason in proving.failures.items():
@@ -272,8 +273,9 @@ class Joiner:
         else:
             note(self.evidence.hosts, session.host_name, f"ended the session: {frame.reason}")
 
-    def _confirm_if_due(self) -> None:
+    def _confirm_if_due(self, now: float) -> None:
         """Confirms, unless the job runs without us already, or may."""
+        self._blocking.weigh(now)
         if self.membership.can_confirm and not self._blocking.possible(self.membership.current):
             self.membership.confirm()
 
@@ -298,10 +300,9 @@ class Joiner:
         """Whether our host may decide GO with us in it."""
         return self.membership.has_confirmed
 
-    @property
-    def host_in_sight(self) -> bool:
+    def host_in_sight(self, now: float) -> bool:
         """Whether we have a host, or are about to see whether we have one."""
-        return self._racing.host_in_sight
+        return self._racing.host_in_sight(now)
 
     @property
     def blocked(self) -> bool:
@@ -355,7 +356,7 @@ class Joiner:
 
     def _gather(self, now: float) -> None:
         self.failure = self._blocking.watch(now)
-        self._confirm_if_due()
+        self._confirm_if_due(now)
         silent = self.membership.doubted(now)
         if silent is not None:
             silent.hang_up()

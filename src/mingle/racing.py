@@ -6,7 +6,7 @@ always.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mingle import frames
 from mingle.blocking import Blocking
@@ -14,7 +14,7 @@ from mingle.datagrams import Offer
 from mingle.machine import Evidence, note
 from mingle.membership import Membership
 from mingle.moving import Moving
-from mingle.proving import Endpoint, Verdict, merged, named
+from mingle.proving import Endpoint, Suspicion, Verdict, merged, named
 from mingle.sessions import Session, Sessions
 
 TELL_HOST_SECONDS = 1.0
@@ -30,14 +30,15 @@ class Racing:
     blocking: Blocking
     moving: Moving
     evidence: Evidence
+    _suspicion: Suspicion = field(default_factory=Suspicion)
 
-    def offered(self, offer: Offer, interface: str, now: float) -> None:
+    def offered(self, offer: Offer, interface: str, now: float, *, sender: str = "") -> None:
         """A datagram speaks of a host of our job."""
         session = self.sessions.get(offer.session)
         endpoints = merged(named(offer, interface), () if session is None else session.endpoints)
         if session is None:
             note(self.evidence.hosts, Session(offer, endpoints).host_name, "heard")
-            session = self._remember(offer, endpoints)
+            session = self._remember(offer, endpoints, sender)
             if session is None:
                 return
         session.offer = offer
@@ -74,8 +75,8 @@ class Racing:
             session.offer, session.endpoints = offer, endpoints
             self.prove(session, now)
 
-    def _remember(self, offer: Offer, endpoints: list[Endpoint]) -> Session | None:
-        return self.sessions.remember(offer, endpoints, keep=self.membership.return_to)
+    def _remember(self, offer: Offer, endpoints: list[Endpoint], sender: str = "") -> Session | None:
+        return self.sessions.remember(offer, endpoints, keep=self.membership.return_to, sender=sender)
 
     def prove(self, session: Session, now: float) -> bool:
         """Starts a race for a session, unless it is one to join and another comes first. Tells whether it did.
@@ -104,12 +105,11 @@ class Racing:
         if session is not None and session.proving is not None and not self.membership.has_confirmed:
             session.proving.prove_again(now)
 
-    @property
-    def host_in_sight(self) -> bool:
+    def host_in_sight(self, now: float) -> bool:
         """Whether we have a host, or are about to see whether we have one."""
-        membership = self.membership
-        racing = any(each.races_to("join") for each in self.sessions)
-        return membership.current is not None or membership.return_to is not None or racing
+        racing = self._weigh(now)
+        has_one = self.membership.current is not None or self.membership.return_to is not None
+        return has_one or (racing and not self._suspicion.spent)
 
     def settle(self, session: Session, now: float) -> None:
         """Looks whether a race was lost on every address."""
@@ -130,9 +130,15 @@ class Racing:
             # Dead, or said to take members meanwhile while we have a host: in neither case it is in the way.
             self.blocking.free(session, now)
 
+    def _weigh(self, now: float) -> bool:
+        """Looks whether a host that is only claimed to be there is raced for, and takes note of it."""
+        racing = any(each.races_to("join") for each in self.sessions)
+        self._suspicion.note(now, pending=racing)
+        return racing
+
     def timers(self) -> list[float | None]:
         """When :meth:`handle_timer` has something to do."""
-        times: list[float | None] = []
+        times = [self._suspicion.next_timer()]
         for session in self.sessions:
             if session.proving is not None:
                 times.append(session.proving.next_timer())
@@ -151,3 +157,4 @@ class Racing:
                     self.prove(session, now)
                 else:
                     self.membership.return_to = None
+        self._weigh(now)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mingle.proving import SILENT_SECONDS
 from tests.soak import repeated
 
 from . import Host, Lab, Rank
@@ -77,6 +78,19 @@ def test_garbage_harms_nothing_without_a_secret_either(lab: Lab, seed: int) -> N
     enemy.start(attack, "garbage", enemy.address(), [], offers=False, seed=seed).wait_for("sent")
     found, _ = form(hosts, "garbage")
     check(found, hosts, hosts[0])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=20))
+def test_invented_sessions_hold_nobody_up_for_long_without_a_secret_either(lab: Lab, seed: int) -> None:
+    """Well-formed OFFERs of open and of running sessions, a new one each time, that lead nowhere."""
+    network = lab.network()
+    enemy, *hosts = [lab.host(network) for _ in range(3)]
+    enemy.start(attack, "invented", enemy.address(), [], seed=seed).wait_for("sent")
+    found, disturbed = form(hosts, "invented")
+    check(found, hosts, hosts[0])
+    print(f"GO after {disturbed:.3f} s")
+    assert disturbed < SILENT_SECONDS + SLOWER
 
 
 def test_what_was_rejected_is_counted_by_reason(lab: Lab) -> None:
