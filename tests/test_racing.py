@@ -57,7 +57,7 @@ def test_sessions_are_raced_for_side_by_side_and_each_once() -> None:
     race.hear(OTHER, address="10.0.0.2")
     race.hear(ONE, address="10.0.0.1")
     assert race.dialled() == ["10.0.0.1", "10.0.0.2"]
-    assert race.racing.host_in_sight(2.0)
+    assert race.racing.host_in_sight
     assert len(race.evidence.hosts) == 2
 
 

@@ -340,7 +340,7 @@ class Elector:
         if self._yield is not None:
             self._go_on_making_way(self._yield, now)
         self._suspicion.note(now, pending=self._yield is not None and not self._yield.seated)
-        if self.host is not None or self.joiner.host_in_sight(now) or self.joiner.blocked:
+        if self.host is not None or self.joiner.expects_host(now) or self.joiner.blocked:
             self._elect_at = None
         elif self._elect_at is None:
             self._elect_at = now + self._candidacy.patience()
@@ -354,7 +354,7 @@ class Elector:
                 self._leave_behind(host, seat)
             self._end_host("it has a place in another session")
         elif seat is None:
-            if now >= making.until or not self.joiner.host_in_sight(now):
+            if now >= making.until or not self.joiner.host_in_sight:
                 self._open_again(making, now, stand=not making.seated)
         elif not making.seated or seat != making.session:
             # Also when that host has made way in its turn, and we went with it.

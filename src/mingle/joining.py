@@ -146,7 +146,6 @@ class Joiner:
         offer = self._asking.heard(message, source, now)
         if offer is not None:
             self._racing.offered(offer, source.interface, now, sender=source.address)
-            self._blocking.weigh(now)
 
     def rewired(self, now: float) -> None:
         """Our interfaces have changed."""
@@ -300,9 +299,14 @@ class Joiner:
         """Whether our host may decide GO with us in it."""
         return self.membership.has_confirmed
 
-    def host_in_sight(self, now: float) -> bool:
+    @property
+    def host_in_sight(self) -> bool:
         """Whether we have a host, or are about to see whether we have one."""
-        return self._racing.host_in_sight(now)
+        return self._racing.host_in_sight
+
+    def expects_host(self, now: float) -> bool:
+        """Likewise, but hosts that are only claimed to be there are not waited for long."""
+        return self._racing.expects_host(now)
 
     @property
     def blocked(self) -> bool:
@@ -322,8 +326,8 @@ class Joiner:
         """Stops looking and leaves its seat: this process hosts a session of its own."""
         if self.membership.current is not None:
             self.membership.send(frames.Leave(session=self.membership.current.name, reason=reason))
+        self._racing.stop()
         for session in self._sessions:
-            session.hang_up()
             self._blocking.unblock(session)
         self.membership.let_go()
         self.membership.return_to = None
@@ -341,10 +345,9 @@ class Joiner:
         returning = self.membership.lost(session, reason, now)
         if self.outcome is None:
             self._moving.stop()
+            self._seeker.resume(now)
         if returning:
             self._racing.prove(session, now)
-        if self.outcome is None:
-            self._seeker.resume(now)
 
     def handle_timer(self, now: float) -> None:
         """Does what the clock demands."""

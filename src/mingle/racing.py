@@ -105,11 +105,28 @@ class Racing:
         if session is not None and session.proving is not None and not self.membership.has_confirmed:
             session.proving.prove_again(now)
 
-    def host_in_sight(self, now: float) -> bool:
+    @property
+    def host_in_sight(self) -> bool:
         """Whether we have a host, or are about to see whether we have one."""
-        racing = self._weigh(now)
-        has_one = self.membership.current is not None or self.membership.return_to is not None
-        return has_one or (racing and not self._suspicion.spent)
+        return self._has_host or self._races
+
+    def expects_host(self, now: float) -> bool:
+        """Whether we need not be host ourselves: as before, but hosts that are only claimed are not waited for long."""
+        self._weigh(now)
+        return self._has_host or (self._races and not self._suspicion.spent)
+
+    @property
+    def _has_host(self) -> bool:
+        return self.membership.current is not None or self.membership.return_to is not None
+
+    @property
+    def _races(self) -> bool:
+        return any(each.races_to("join") for each in self.sessions)
+
+    def stop(self) -> None:
+        """Hangs up everywhere."""
+        self.sessions.hang_up()
+        self._suspicion = Suspicion()
 
     def settle(self, session: Session, now: float) -> None:
         """Looks whether a race was lost on every address."""
@@ -130,11 +147,9 @@ class Racing:
             # Dead, or said to take members meanwhile while we have a host: in neither case it is in the way.
             self.blocking.free(session, now)
 
-    def _weigh(self, now: float) -> bool:
-        """Looks whether a host that is only claimed to be there is raced for, and takes note of it."""
-        racing = any(each.races_to("join") for each in self.sessions)
-        self._suspicion.note(now, pending=racing)
-        return racing
+    def _weigh(self, now: float) -> None:
+        """Takes note of whether a host is raced for that is only claimed to be there."""
+        self._suspicion.note(now, pending=self._races)
 
     def timers(self) -> list[float | None]:
         """When :meth:`handle_timer` has something to do."""
