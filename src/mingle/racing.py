@@ -88,6 +88,7 @@ class Racing:
             self.blocking.unblock(session)
             return False
         self.sessions.race(session, now)
+        self.blocking.weigh(now)
         return True
 
     def bound_elsewhere(self, candidate: Session) -> bool:
