@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import statistics
 from typing import Any
 
 import pytest
 
 from mingle.proving import SILENT_SECONDS
-from tests.soak import repeated
+from tests.soak import repeated, soaking
 
 from . import Host, Lab, Rank
 from .attacker import attack, bait, record
@@ -54,6 +55,27 @@ def test_an_attacker_without_the_secret(lab: Lab, seed: int) -> None:
     print(f"undisturbed {undisturbed:.3f} s, disturbed {disturbed:.3f} s, at {max(counts)} datagrams per second")
     assert disturbed < SLOWER * undisturbed + SCHEDULING_SECONDS
     assert [event for event in trap.events if event.name == "bitten"] == []
+
+
+@pytest.mark.soak
+def test_an_attacker_costs_at_most_three_times_the_undisturbed(lab: Lab) -> None:
+    """By the medians of jobs that form in turns with the attacker stopped and not."""
+    network = lab.network()
+    enemy, *hosts = [lab.host(network) for _ in range(4)]
+    storm = enemy.start(attack, "weighed", enemy.address(), [])
+    storm.wait_for("sent")
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for _ in repeated(3, soak=25):
+        for attacked, taken in seconds.items():
+            storm.resume() if attacked else storm.stop()
+            found, slowest = form(hosts, "weighed", secret=SECRET)
+            check(found, hosts, hosts[0])
+            taken.append(slowest)
+    undisturbed, disturbed = (statistics.median(taken) for taken in seconds.values())
+    ratio = disturbed / undisturbed
+    print(f"medians of {len(seconds[True])}: {undisturbed:.3f} s, attacked {disturbed:.3f} s: {ratio:.2f} times")
+    if soaking():  # a few jobs say nothing of a median, nor do tests that run beside this one
+        assert ratio <= SLOWER
 
 
 @pytest.mark.soak
