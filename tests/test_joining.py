@@ -271,6 +271,23 @@ def test_a_running_job_that_ends_makes_room() -> None:
     assert len(alone.dialled()) == 1
 
 
+@pytest.mark.parametrize("another", [False, True])
+def test_a_running_job_that_ends_in_a_conflict_explains_that_none_comes(another: bool) -> None:
+    alone = Alone(timeout=10.0)
+    alone.joiner.heard(offer(OTHER, state="sealed"), HERE, 1.0)
+    (conn,) = alone.dialled()
+    alone.answer(conn, 1.0, session=OTHER)
+    alone.hear(conn, 1.0, running())
+    alone.hear(conn, 3.0, frames.Closed(session=OTHER, reason="two rank 0s", conflict=True))
+    assert not alone.joiner.finished, "who comes next may be the only one"
+    alone.joiner.closed(conn, "the other side closed the connection", 3.0)
+    if another:
+        alone.join(4.0)
+    alone.joiner.give_up(NetworkFacts())
+    assert isinstance(alone.joiner.failure, DiscoveryTimeoutError if another else ConflictError)
+    assert ("two rank 0s" in str(alone.joiner.failure)) is not another
+
+
 def test_a_silent_sealed_session_is_in_the_way_for_ten_seconds_once() -> None:
     alone = Alone()
     alone.joiner.heard(offer(state="sealed"), HERE, 1.0)

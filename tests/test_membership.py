@@ -139,7 +139,7 @@ def test_after_a_loss_it_comes_back_once_it_has_confirmed(step: Step) -> None:
     membership = joined.membership
     membership.step = step
     returning = step in (Step.CONFIRMED, Step.PROVING_STORE, Step.ACKED)
-    assert membership.lost(joined.session, 5.0) is returning
+    assert membership.lost(joined.session, "reset", 5.0) is returning
     assert membership.current is None
     assert (membership.return_to is joined.session) is returning
     assert (membership.return_until == 5.0 + RETURN_SECONDS) is returning
@@ -151,10 +151,53 @@ def test_only_an_acknowledged_seal_outlasts_a_loss() -> None:
         joined.seal()
         if acked:
             joined.membership.store_proved(1)
-        joined.membership.lost(joined.session, 5.0)
+        joined.membership.lost(joined.session, "reset", 5.0)
         joined.membership.join(joined.session)
         joined.hear(frames.Joined(session=SESSION, epoch=1))
         assert joined.membership.step is (Step.ACKED if acked else Step.SEATED)
+
+
+def formed() -> Joined:
+    joined = Joined()
+    joined.seal()
+    joined.membership.store_proved(1)
+    joined.hear(frames.Go(session=SESSION, epoch=1))
+    assert joined.membership.step is Step.FORMED
+    return joined
+
+
+def test_a_host_that_is_lost_after_go_is_given_up_when_it_cannot_be_returned_to() -> None:
+    membership = (joined := formed()).membership
+    assert not membership.bereft
+    assert membership.lost(joined.session, "reset", 5.0)
+    assert not membership.bereft, "it is tried again first"
+    membership.return_to = None
+    assert membership.bereft
+    assert "reset" in membership.loss
+
+
+def test_a_host_that_came_back_is_not_given_up() -> None:
+    membership = (joined := formed()).membership
+    for _ in range(2):
+        assert membership.lost(joined.session, "reset", 5.0)
+        membership.join(joined.session)
+        joined.hear(frames.Joined(session=SESSION, epoch=1))
+        assert not membership.bereft
+
+
+def test_a_host_that_has_said_good_bye_is_given_up_at_once() -> None:
+    membership = (joined := formed()).membership
+    membership.dismissed = "it has done its work"
+    assert not membership.lost(joined.session, "closed", 5.0)
+    assert membership.bereft
+    assert "it has done its work" in membership.loss
+
+
+def test_who_has_its_process_group_misses_no_host() -> None:
+    membership = (joined := formed()).membership
+    membership.ready()
+    assert not membership.lost(joined.session, "reset", 5.0)
+    assert not membership.bereft
 
 
 def test_a_host_is_doubted_until_it_speaks_and_never_after_confirmed() -> None:

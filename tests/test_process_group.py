@@ -26,7 +26,7 @@ from mingle.torch_glue import process_group, rendezvous
 from mingle.torch_glue.process_group import check_options, parse_url, register, rendezvous_handler
 from tests.bystanders import free_udp_port
 from tests.in_process import discovery_of, settings_of
-from tests.loopback import answers, job_name, until
+from tests.loopback import answers, busy_port, closed_port, job_name, until
 from tests.test_forksafe import in_child
 
 # Not by an import statement: torch.distributed has a function of that name as well.
@@ -465,6 +465,46 @@ def test_an_error_of_the_discovery_comes_through_torch_as_it_is(monkeypatch: pyt
     with pytest.raises(ConflictError, match="two rank 0s"):
         dist.init_process_group("gloo", init_method="mingle://conflict", rank=0, world_size=2)
     assert not dist.is_initialized()
+
+
+# --- rank 0 is lost on the way to its store ---------------------------------------------------------------------------
+
+
+class Bereft:
+    """The session of a member whose rank 0 is lost, or will be."""
+
+    def __init__(self, lost: threading.Event) -> None:
+        self._lost = lost
+
+    @property
+    def bereft(self) -> MingleError | None:
+        return MingleError("rank 0 is lost") if self._lost.is_set() else None
+
+
+def on_the_way(monkeypatch: pytest.MonkeyPatch, port: int, lost: threading.Event) -> Iterator[Any]:
+    """The road of a member to the store at that port."""
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": 1, "WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(rendezvous, "as_member", partial(Bereft, lost))
+    return process_group.formed_handler("mingle+formed://", timeout=timedelta(seconds=2))
+
+
+def test_a_rank_whose_rank_zero_is_lost_already_does_not_begin_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = threading.Event()
+    lost.set()
+    with busy_port() as port, pytest.raises(MingleError, match="rank 0 is lost"):
+        next(on_the_way(monkeypatch, port, lost))
+
+
+@pytest.mark.parametrize("server", [busy_port, closed_port], ids=["silent", "refuses"])
+def test_a_rank_whose_rank_zero_is_lost_stops_connecting(monkeypatch: pytest.MonkeyPatch, server: Any) -> None:
+    """Torch's client can't be stopped: it is left to a thread."""
+    lost, started = threading.Event(), time.monotonic()
+    with server() as port:
+        threading.Timer(0.3, lost.set).start()
+        with pytest.raises(MingleError, match="rank 0 is lost"):
+            next(on_the_way(monkeypatch, port, lost))
+    assert time.monotonic() - started < 1.5
 
 
 def test_registering_twice_is_once() -> None:

@@ -97,7 +97,7 @@ def test_the_session_to_return_to_comes_first_and_has_its_time() -> None:
     race.membership.join(session)
     race.membership.step = Step.CONFIRMED
     session.hang_up()
-    race.membership.lost(session, 2.0)
+    race.membership.lost(session, "reset", 2.0)
     race.dialled()
     other = race.hear(OTHER, address="10.0.0.2")
     assert race.racing.bound_elsewhere(other)

@@ -9,6 +9,7 @@ import pytest
 
 from mingle.host.rivals import (
     MAX_SESSIONS,
+    MAX_SESSIONS_BY_SENDER,
     RETRY_SECONDS,
     RIVAL_SECONDS,
     RUNNING_NOTICE_SECONDS,
@@ -166,7 +167,46 @@ def test_a_silent_sealed_session_is_suspected_once_for_ten_seconds() -> None:
         if watched.rivals.any_alive:
             until = now
     assert until is not None
-    assert SILENT_SECONDS <= until <= SILENT_SECONDS + 3 * ADDRESS_SECONDS
+    assert SILENT_SECONDS - ADDRESS_SECONDS < until < SILENT_SECONDS
+
+
+def claim(watched: Watched, number: int, now: float, sender: str = "") -> None:
+    session = number.to_bytes(16, "big")
+    watched.rivals.heard(offer("sealed", session), ENDPOINTS, now, sender=sender)
+
+
+def test_sealed_sessions_that_are_only_claimed_hold_nobody_up_for_longer_than_one() -> None:
+    watched, held = Watched(), []
+    for tick in range(60):
+        claim(watched, tick, tick / 2)
+        watched.rivals.handle_timer(tick / 2)
+        if watched.rivals.any_alive:
+            held.append(tick / 2)
+    assert held == [tick / 2 for tick in range(20)]
+    (*_, conn) = watched.hear("sealed", 30.0)
+    watched.answer(conn, 30.0, running("running"))
+    assert watched.rivals.any_alive, "what is proved counts in the midst of claims"
+
+
+def test_after_a_while_without_claims_the_next_one_counts_again() -> None:
+    watched = Watched()
+    for tick in range(12):
+        claim(watched, tick, float(tick))
+        watched.rivals.handle_timer(float(tick))
+    assert not watched.rivals.any_alive
+    for second in range(12, 40):
+        watched.rivals.handle_timer(float(second))
+    claim(watched, 99, 40.0)
+    assert watched.rivals.any_alive
+
+
+def test_who_invents_sessions_leaves_room_for_those_of_others() -> None:
+    watched = Watched()
+    for number in range(10 * MAX_SESSIONS):
+        claim(watched, number, 0.0, "10.0.0.66")
+    assert len(watched.dialled()) == MAX_SESSIONS_BY_SENDER
+    claim(watched, 1000, 0.0, "10.0.0.9")
+    assert len(watched.dialled()) == 1
 
 
 def test_a_silent_open_session_is_nothing() -> None:

@@ -147,6 +147,32 @@ def test_whether_a_process_group_stands_is_told_without_torch(monkeypatch: pytes
     assert group_stands() is False
 
 
+# --- rank 0 is lost before there is a process group -------------------------------------------------------------------
+
+
+def test_a_rank_zero_that_goes_before_the_process_group_is_named(
+    sessions: list[RunningSession], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert [each.is_member for each in sessions] == [False, True]
+    assert sessions[1].bereft is None
+    sessions[0].close(failing=True)
+    until(lambda: sessions[1].bereft is not None)
+    assert "rank 0 was lost after the job had formed" in str(sessions[1].bereft)
+    assert f"pid {os.getpid()}: it ended its session: an exception ended it" in caplog.text
+
+
+def test_a_rank_zero_that_goes_after_it_is_no_loss(
+    sessions: list[RunningSession], ranks: list[Formed], group: Group
+) -> None:
+    group.stands = True
+    sessions[1].group_stands()
+    sessions[0].close(failing=False)
+    machine = ranks[1].discovery.machine
+    assert isinstance(machine, Joiner)
+    until(lambda: not machine.connection_stands)
+    assert sessions[1].bereft is None
+
+
 # --- the end --------------------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from mingle.rank.sessions import REMEMBERED_SESSIONS, RETRY_SECONDS, Session, Sessions
+from mingle.rank.sessions import REMEMBERED_BY_SENDER, REMEMBERED_SESSIONS, RETRY_SECONDS, Session, Sessions
 from mingle.rules.machine import Dial, Effect, Hangup, Identity
 from mingle.rules.proving import ADDRESS_SECONDS, Endpoint
 from mingle.wire.datagrams import Offer, State
@@ -52,6 +52,16 @@ def test_the_oldest_idle_one_makes_room() -> None:
     assert sessions.get(racing.name) is racing
     assert sessions.get(kept.name) is kept
     assert sessions.get(offer(2).session) is None
+
+
+def test_who_invents_sessions_leaves_room_for_those_of_others() -> None:
+    sessions = known()
+    for number in range(2 * REMEMBERED_SESSIONS):
+        session = sessions.remember(offer(number), ENDPOINTS, keep=None, sender="10.0.0.66")
+        if session is not None:
+            sessions.race(session, 0.0)
+    assert len(list(sessions)) == REMEMBERED_BY_SENDER
+    assert sessions.remember(offer(99), ENDPOINTS, keep=None, sender="10.0.0.9") is not None
 
 
 def test_where_all_are_raced_for_nobody_makes_room() -> None:

@@ -17,9 +17,10 @@ import torch
 from torch.distributed import TCPStore
 
 import tests.in_process  # noqa: F401 - torch, so that it costs each test as little as it can
+from mingle.abandonable import AbandonedError
 from mingle.engine import store
-from mingle.engine.store import StoreServer, check_port, open_server, prove
-from mingle.errors import ConfigurationError, MingleError
+from mingle.engine.store import StoreServer, await_server, check_port, open_server, prove
+from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError
 from mingle.network.interfaces import scan
 from tests.loopback import answers, busy_port, closed_port, until
 from tests.test_forksafe import in_child
@@ -150,6 +151,17 @@ def test_a_host_that_does_not_answer_costs_seconds_not_minutes(monkeypatch: pyte
         with pytest.raises(TimeoutError):
             prove("127.0.0.1", silent.getsockname()[1], SESSION, "0" * 32)
     assert time.monotonic() - started < 2
+
+
+def test_a_server_is_awaited() -> None:
+    with closed_port() as port:
+        looked = iter([False, False, True])
+        with pytest.raises(AbandonedError):
+            await_server("127.0.0.1", port, seconds=60, given_up=lambda: next(looked))
+        with pytest.raises(DiscoveryTimeoutError, match=f"127.0.0.1:{port} was not reached within 0 s"):
+            await_server("127.0.0.1", port, seconds=0, given_up=lambda: False)
+    with busy_port() as port:
+        await_server("127.0.0.1", port, seconds=0, given_up=lambda: False)
 
 
 def test_a_store_without_the_sessions_key(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from ipaddress import ip_interface
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from multicast_expert import MulticastExpertError
 
 from mingle.errors import InterfaceError
@@ -89,8 +90,8 @@ def test_a_reply_when_the_socket_of_the_question_has_gone(port: int) -> None:
     with on_lo(port) as server, on_lo(free_port()) as client:
         client.unicast(b"who?", ("127.0.0.1", port))
         (question,) = gather(server, 1)
-        assert server.reply(replace(question, via=None), b"me")
-        assert server.reply(replace(question, via=None, interface="gone0"), b"me")
+        assert server.reply(structs.replace(question, via=None), b"me")
+        assert server.reply(structs.replace(question, via=None, interface="gone0"), b"me")
         assert [one.data for one in gather(client, 2)] == [b"me", b"me"]
 
 

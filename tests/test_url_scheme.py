@@ -39,7 +39,10 @@ print(json.dumps({
     "source": __import__("inspect").getsource(rendezvous)[:16],
 }))
 """
-REGISTERED = {"mingle": "mingle.torch_glue.process_group.rendezvous_handler"}
+REGISTERED = {
+    "mingle": "mingle.torch_glue.process_group.rendezvous_handler",
+    "mingle+formed": "mingle.torch_glue.process_group.formed_handler",
+}
 
 
 @pytest.fixture
@@ -102,8 +105,8 @@ def test_it_is_known_with_the_real_torch() -> None:
         ),
         None,
     )
-    assert seen["handlers"].keys() >= {"env", "tcp", "file", "mingle"}
-    check({**seen, "handlers": {"mingle": seen["handlers"]["mingle"]}})
+    assert seen["handlers"].keys() >= {"env", "tcp", "file", *REGISTERED}
+    check({**seen, "handlers": {scheme: seen["handlers"][scheme] for scheme in REGISTERED}})
 
 
 def test_without_torch_one_finder_waits_and_is_in_nobodys_way(small_torch: Path) -> None:
@@ -153,4 +156,4 @@ def test_a_scheme_that_somebody_else_has_registered_stays_theirs(small_torch: Pa
         "theirs.register_rendezvous_handler('mingle', handler)\n"
         "import mingle\n"
     )
-    assert run(code + LOOK, small_torch)["handlers"] == {"mingle": "__main__.handler"}
+    assert run(code + LOOK, small_torch)["handlers"] == {**REGISTERED, "mingle": "__main__.handler"}

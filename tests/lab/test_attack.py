@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import statistics
 from typing import Any
 
 import pytest
 
-from tests.soak import repeated
+from mingle.rules.proving import SILENT_SECONDS
+from tests.soak import repeated, soaking
 
 from . import Host, Lab, Rank
 from .attacker import attack, bait, record
@@ -56,6 +58,27 @@ def test_an_attacker_without_the_secret(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.soak
+def test_an_attacker_costs_at_most_three_times_the_undisturbed(lab: Lab) -> None:
+    """By the medians of jobs that form in turns with the attacker stopped and not."""
+    network = lab.network()
+    enemy, *hosts = [lab.host(network) for _ in range(4)]
+    storm = enemy.start(attack, "weighed", enemy.address(), [])
+    storm.wait_for("sent")
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for _ in repeated(3, soak=25):
+        for attacked, taken in seconds.items():
+            storm.resume() if attacked else storm.stop()
+            found, slowest = form(hosts, "weighed", secret=SECRET)
+            check(found, hosts, hosts[0])
+            taken.append(slowest)
+    undisturbed, disturbed = (statistics.median(taken) for taken in seconds.values())
+    ratio = disturbed / undisturbed
+    print(f"medians of {len(seconds[True])}: {undisturbed:.3f} s, attacked {disturbed:.3f} s: {ratio:.2f} times")
+    if soaking():  # a few jobs say nothing of a median, nor do tests that run beside this one
+        assert ratio <= SLOWER
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=50))
 def test_an_attacker_on_an_election(lab: Lab, seed: int) -> None:
     """Its OFFERs name the lowest member id there is: unsigned, it wins nothing."""
@@ -77,6 +100,19 @@ def test_garbage_harms_nothing_without_a_secret_either(lab: Lab, seed: int) -> N
     enemy.start(attack, "garbage", enemy.address(), [], offers=False, seed=seed).wait_for("sent")
     found, _ = form(hosts, "garbage")
     check(found, hosts, hosts[0])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=20))
+def test_invented_sessions_hold_nobody_up_for_long_without_a_secret_either(lab: Lab, seed: int) -> None:
+    """Well-formed OFFERs of open and of running sessions, a new one each time, that lead nowhere."""
+    network = lab.network()
+    enemy, *hosts = [lab.host(network) for _ in range(3)]
+    enemy.start(attack, "invented", enemy.address(), [], seed=seed).wait_for("sent")
+    found, disturbed = form(hosts, "invented")
+    check(found, hosts, hosts[0])
+    print(f"GO after {disturbed:.3f} s")
+    assert disturbed < SILENT_SECONDS + SLOWER
 
 
 def test_what_was_rejected_is_counted_by_reason(lab: Lab) -> None:

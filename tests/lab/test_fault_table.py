@@ -1,7 +1,6 @@
 """The rest of the fault table: what else goes wrong on machines. Never a hang, never a wrong success, nothing left.
 
-Kills, pauses and cut links at each phase are in `test_faults`, duplicated and reordered datagrams in the simulator
-(`tests/lan`): no Linux network reorders on demand here.
+Kills, pauses and cut links at each phase are in `test_faults`.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from tests.soak import repeated
 
 from . import Host, Lab, Rank, report
 from .attacker import PORT
+from .mixer import mix
 from .scenarios import TIMEOUT, check, results, train, wait_for_log
 from .test_timeouts import timed
 
@@ -58,6 +58,21 @@ def test_seven_of_ten_datagrams_are_lost(lab: Lab, seed: int) -> None:
         host.drop_udp(70)
     ranks = [host.start(train, f"lossy {seed}", rank, 3) for rank, host in enumerate(hosts)]
     check(results(ranks), hosts, hosts[0])
+
+
+@pytest.mark.parametrize("seed", REPEATS)
+def test_datagrams_are_doubled_and_overtake_each_other(lab: Lab, seed: int) -> None:
+    """Between rank 0 and the others is a cable that does so, and passes the rest on as it is."""
+    near, far = (lab.network("10.77.0.0/24") for _ in range(2))
+    cable = lab.host(near, far)
+    hosts = [lab.host(near)]
+    far.next_port()  # whose address is rank 0's
+    hosts += [lab.host(far) for _ in range(2)]
+    mixing = cable.start(mix, (cable.interface(near), cable.interface(far)), seed)
+    mixing.wait_for("mixing")
+    ranks = [hosts[rank].start(train, f"mixed {seed}", rank, 3) for rank in (2, 1, 0)]
+    check(results(ranks[::-1]), hosts, hosts[0])
+    assert {event["what"] for event in mixing.events if event.name == "mixed"} == {"doubled", "overtaken"}
 
 
 @pytest.mark.parametrize("seed", REPEATS)

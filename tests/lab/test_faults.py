@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 import mingle
+from mingle.configuration.settings import Settings
+from mingle.torch_glue import rendezvous
 from mingle.wire import datagrams
 from mingle.wire.groups import job_group
-from tests.soak import repeated, soaking
+from tests.soak import chosen, repeated, soaking
 
 from . import Host, Lab, report
 from .scenarios import TIMEOUT, check, discover_only, report_log, results, train, wait_for_log
@@ -297,3 +299,54 @@ def test_a_rank_lost_between_go_and_its_process_group_fails_the_others_soon(lab:
     for rank in ranks[:victim] + ranks[victim + 1 :]:
         assert rank.error().name == "DistNetworkError"
         assert rank.wait_for("ended")["seconds"] < 10
+
+
+def initialise_without_rank_zero(job_id: str, rank: int, door: str) -> None:
+    """Pass GO; rank 0 goes no further, and the others go on when its store is out of reach."""
+    form = rendezvous.form
+
+    def held(wanted: Settings) -> mingle.Job:
+        job = form(wanted)
+        report("formed")
+        if rank == 0:
+            threading.Event().wait()
+        while reaches(job.master_addr, job.master_port):
+            threading.Event().wait(0.01)
+        report("gone")
+        return job
+
+    rendezvous.form = held
+    try:
+        train(job_id, rank, 3, door)
+    finally:
+        report("ended")
+
+
+def reaches(address: str, port: int) -> bool:
+    """Whether anybody answers there."""
+    try:
+        socket.create_connection((address, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=20))
+@pytest.mark.parametrize("door", ["init", "url"])
+@pytest.mark.parametrize("fault", chosen(["kill"], soak=["cut"]))
+def test_rank_zero_is_lost_before_the_others_connect_to_its_store(lab: Lab, fault: str, door: str, seed: int) -> None:
+    """Torch alone would try to reach its store until its own timeout, half an hour."""
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    ranks = [host.start(initialise_without_rank_zero, f"early {seed}", rank, door) for rank, host in enumerate(hosts)]
+    for rank in ranks:
+        rank.wait_for("formed")
+    ranks[0].kill() if fault == "kill" else hosts[0].cut()
+    for rank in ranks[1:]:
+        gone = rank.wait_for("gone").time
+        error = rank.error(30)
+        assert error.name == "MingleError"
+        assert "rank 0" in error.message
+        assert f"{hosts[0].name} ({hosts[0].address()}" in error.message
+        assert rank.wait_for("ended").time - gone < (7 if fault == "kill" else 20)

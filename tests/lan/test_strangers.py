@@ -6,7 +6,8 @@ import functools
 
 import pytest
 
-from mingle.wire.datagrams import Offer
+from mingle.host.rivals import SILENT_SECONDS
+from mingle.wire.datagrams import Offer, State
 from tests.lan.gathering import Gathering
 from tests.lan.process import Process
 from tests.lan.strangers import Babbler, Caller
@@ -60,3 +61,45 @@ def test_hosts_that_say_anything(first: int) -> None:
                 gathering.world.after(tick / 4, functools.partial(gathering.say, "m9", offer))
         gathering.world.run(60.0)
         assert gathering.settled(), f"seed {seed}"
+
+
+CLAIMS_PER_SECOND = 100
+
+
+def invent(gathering: Gathering, address: str, state: State) -> None:
+    """Has a machine that belongs to nobody offer a new session of the job, and another one soon after."""
+    world = gathering.world
+    offer = Offer(
+        job="job",
+        session=world.identifier(),
+        host=bytes(16),  # the lowest id there is: in an election it would win
+        addresses=(address,),
+        port=4321,
+        world_size=4,
+        state=state,
+        assigned=gathering.rng.random() < 0.5,
+        hostname="m9",
+    )
+    gathering.say("m9", offer)
+    world.after(1 / CLAIMS_PER_SECOND, functools.partial(invent, gathering, address, state))
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
+@pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
+@pytest.mark.parametrize("state", ["open", "sealed"])
+def test_sessions_that_somebody_invents_hold_nobody_up_for_long(state: State, silent: bool, given: bool) -> None:
+    """What is only said in datagrams gives way to those who have all proved that they are there."""
+    for seed in range(2):
+        gathering = Gathering(seed, timeout=120)
+        (nic,) = gathering.machine("m9").nics
+        if silent:
+            nic.machine.filtered.add(nic.address)
+        invent(gathering, nic.address, state)
+        starts = [gathering.rng.uniform(0, 3) for _ in range(4)]
+        if given:
+            gathering.everybody(starts)
+        else:
+            for number, at in enumerate(starts):
+                gathering.elector(f"m{number}", at=at)
+        gathering.run()
+        gathering.expect_formed(within=(1 if given else 2) * SILENT_SECONDS + 3)

@@ -29,6 +29,7 @@ from mingle.errors import MingleError
 from mingle.host.hosting import Host
 from mingle.rank.joining import Joiner
 from mingle.rules.machine import Address, Effect, Formation, Hangup, Identity, NetworkFacts, NewId, Snapshot, Source
+from mingle.rules.proving import Suspicion
 from mingle.rules.seats import Phase
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Offer
@@ -98,6 +99,8 @@ class Elector:
         self._candidacy = candidacy if candidacy is not None else Candidacy(identity)
         self._elect_at: float | None = now + self._candidacy.patience()
         self._yield: _Yield | None = None
+        self._suspicion = Suspicion()
+        """Of winners that have no seat for us."""
         self._telling = Telling(identity, self._own_offer, key=key, new_id=new_id, effects=self._effects)
 
     # --- what the driver reads -------------------------------------------------------------------------------------
@@ -187,7 +190,9 @@ class Elector:
         if self.host is None:
             self.joiner.heard(message, source, now)
         elif self._candidacy.competes(message):
-            self._compete(message, source.interface, stands=False, now=now)
+            if not self._suspicion.spent or not self._candidacy.loses_to(message, stands=False, now=now):
+                self._compete(message, source.interface, stands=False, now=now)
+            # Else a winner that is there tells us so on a connection.
         elif self._yield is not None and isinstance(message, Offer):
             self.joiner.heard(message, source, now)
         else:
@@ -334,7 +339,8 @@ class Elector:
                     self._compete(offer, "", stands=stands, now=now)
         if self._yield is not None:
             self._go_on_making_way(self._yield, now)
-        if self.host is not None or self.joiner.host_in_sight or self.joiner.blocked:
+        self._suspicion.note(now, pending=self._yield is not None and not self._yield.seated)
+        if self.host is not None or self.joiner.expects_host(now) or self.joiner.blocked:
             self._elect_at = None
         elif self._elect_at is None:
             self._elect_at = now + self._candidacy.patience()

@@ -295,15 +295,15 @@ class Loop:
         self._note_multicast(received)
         if echo.is_one(received.data):
             return None  # a ping: for another process of this machine, to which it is handed on
-        source = Source(
-            interface=received.interface,
-            multicast=received.multicast,
-            signed=datagrams.is_signed(received.data),
-            address=connections.bare_address(received.source[0]),
-            reply_to=received,
-        )
         message = self._decode(received.data)
         if message is not None:
+            source = Source(
+                interface=received.interface,
+                multicast=received.multicast,
+                signed=datagrams.is_signed(received.data),
+                address=connections.bare_address(received.source[0]),
+                reply_to=received,
+            )
             self._machine.heard(message, source, time.monotonic())
         return message
 

@@ -12,19 +12,23 @@ import os
 import secrets
 import socket
 import stat
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mingle import forksafe
-from mingle.errors import ConfigurationError, MingleError
+from mingle.abandonable import AbandonedError
+from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 BACKLOG = 4096
 CONNECT_SECONDS = 2.0
+CONNECT_AGAIN_SECONDS = 0.2
 PROVE_SECONDS = 10.0
 """Longer than the host waits for the proof helps nobody, and shorter fails where reverse look-ups stall (5 s each)."""
 OPERATION_SECONDS = 30.0
@@ -184,6 +188,33 @@ def prove(address: str, port: int, session: bytes, token: str) -> None:
         raise OSError(f"the store at {address}:{port} failed: {str(error).splitlines()[0]}") from error
     if found != token.encode():
         raise OSError(f"the store at {address}:{port} belongs to another session")
+
+
+def await_server(address: str, port: int, *, seconds: float, given_up: Callable[[], bool]) -> None:
+    """Waits until somebody takes connections at a store's port; in a thread of its own, since it blocks.
+
+    Torch's client tries again until its own timeout, and nothing ends it before: where it is to be given up, it is
+    better not begun. Left to itself it would connect to the next store at that port, and count there as a worker.
+
+    Raises:
+        AbandonedError: ``given_up()`` became true first.
+        DiscoveryTimeoutError: nobody did within that time.
+    """
+    deadline = time.monotonic() + seconds
+    while not given_up():
+        try:
+            _connect(address, port).close()
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise DiscoveryTimeoutError.explain(
+                    f"rank 0's store at {address}:{port} was not reached within {seconds:g} s: {error}",
+                    cause="a firewall has closed its port since the job formed, or the link to rank 0 is down",
+                    remedy="look at rank 0's output, and at whether its machine can be reached.",
+                ) from error
+            time.sleep(CONNECT_AGAIN_SECONDS)
+        else:
+            return
+    raise AbandonedError
 
 
 def _connect(address: str, port: int) -> socket.socket:

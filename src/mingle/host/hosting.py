@@ -173,7 +173,7 @@ class Host:
             return
         other = self._presence.heard(message, source, now)
         if other is not None and not self.finished:
-            self.rivals.heard(other, named(other, source.interface), now)
+            self.rivals.heard(other, named(other, source.interface), now, sender=source.address)
 
     def heard_unverified(self, message: Datagram) -> None:
         """A datagram came in whose signature is missing or wrong: a hint for the report, and no more than that."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from mingle.rules.control import HandshakeFailed
 from mingle.rules.machine import Effect, Hangup, NewId
-from mingle.rules.proving import Endpoint, Proving, Verdict, merged
+from mingle.rules.proving import SILENT_SECONDS, Endpoint, Proving, Suspicion, Verdict, merged
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Offer, Rejected
@@ -22,17 +22,19 @@ RIVAL_SECONDS = 2.0
 """How long each of two rank 0s waits for the other to go."""
 RUNNING_NOTICE_SECONDS = 2.0
 RUNNING_PATIENCE_SECONDS = 30.0
-SILENT_SECONDS = 10.0
-"""How long a sealed session that does not answer is still taken for alive."""
 RETRY_SECONDS = 0.5
-# Sessions looked into at a time; bounded against somebody who invents them.
+# Sessions looked into at a time, of all and by the address that their datagrams came from; bounded against somebody who
+# invents them, and who shall not leave the others without a place.
 MAX_SESSIONS = 16
+MAX_SESSIONS_BY_SENDER = 4
 
 
 @dataclass(slots=True)
 class _Other:
     offer: Offer
     endpoints: Sequence[Endpoint]
+    sender: str = ""
+    """The address of whoever spoke of it first; empty: a connection that has proved itself."""
     proving: Proving | None = None
     since: float | None = None
     """Since when it is known to live (or, sealed and silent, suspected to)."""
@@ -60,10 +62,19 @@ class _Other:
         return racing and self.is_sealed and not self.counted_dead
 
     @property
+    def is_proved(self) -> bool:
+        """Whether it has proved itself, and is still on the line."""
+        return self.proving is not None and self.proving.verdict is Verdict.PROVED
+
+    @property
     def is_mute(self) -> bool:
         """Whether it has proved itself and not said yet in what state it is."""
-        proved = self.proving is not None and self.proving.verdict is Verdict.PROVED
-        return proved and self.since is not None and self.running is None
+        return self.is_proved and self.since is not None and self.running is None
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether it may hold a job that runs, and nothing but a datagram says so."""
+        return self.may_run or (self.since is not None and not self.is_proved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,7 @@ class Rivals:
     (:mod:`mingle.election.electing`)."""
     longest_wait: float = RUNNING_PATIENCE_SECONDS
     """How long at most another run of the job is waited for."""
+    _suspicion: Suspicion = field(default_factory=Suspicion)
     _others: dict[bytes, _Other] = field(default_factory=dict)
     _callers: dict[int, _Caller] = field(default_factory=dict)
     _conceded: list[frames.Who] = field(default_factory=list)
@@ -101,7 +113,13 @@ class Rivals:
     @property
     def any_alive(self) -> bool:
         """Whether another host lives, or may hold a job that runs: then nothing is decided here."""
-        return bool(self._callers) or any(each.since is not None or each.may_run for each in self._others.values())
+        if self._callers or any(each.since is not None and each.is_proved for each in self._others.values()):
+            return True
+        return not self._suspicion.spent and any(each.is_claimed for each in self._others.values())
+
+    def _weigh(self, now: float) -> None:
+        """Takes note of how long others have held us up that are only claimed to be there."""
+        self._suspicion.note(now, pending=any(each.is_claimed for each in self._others.values()))
 
     def lasting(self, now: float) -> list[frames.Who]:
         """The rivals that have been alive for long enough to be an error."""
@@ -146,16 +164,13 @@ class Rivals:
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
-    def heard(self, offer: Offer, endpoints: Sequence[Endpoint], now: float) -> None:
+    def heard(self, offer: Offer, endpoints: Sequence[Endpoint], now: float, *, sender: str = "") -> None:
         """Another session of this job was named in a datagram: look whether it lives."""
         other = self._others.get(offer.session)
         if other is None:
-            if len(self._others) >= MAX_SESSIONS:
-                idle = [name for name, each in self._others.items() if each.proving is None]
-                if not idle:
-                    return
-                del self._others[idle[0]]
-            other = self._others[offer.session] = _Other(offer, endpoints)
+            if not self._has_room(sender):
+                return
+            other = self._others[offer.session] = _Other(offer, endpoints, sender)
         other.offer, other.endpoints = offer, merged(endpoints, other.endpoints)
         if now < other.retry_at:
             return
@@ -167,6 +182,18 @@ class Rivals:
             other.retry_at = now + RETRY_SECONDS
         if other.proving is None:
             self._prove(other, now)
+        self._weigh(now)
+
+    def _has_room(self, sender: str) -> bool:
+        """Whether another session may be looked into; one that is over is forgotten for it."""
+        of_sender = [name for name, each in self._others.items() if sender and each.sender == sender]
+        crowded = of_sender if len(of_sender) >= MAX_SESSIONS_BY_SENDER else list(self._others)
+        if crowded is of_sender or len(crowded) >= MAX_SESSIONS:
+            idle = [name for name in crowded if self._others[name].proving is None]
+            if not idle:
+                return False
+            del self._others[idle[0]]
+        return True
 
     def _prove(self, other: _Other, now: float) -> None:
         purpose: frames.Purpose = "probe" if other.offer.state == "sealed" else "rival"
@@ -232,6 +259,7 @@ class Rivals:
                 self._concede(other, now)
         proving.flush()
         self._settle(other, now)
+        self._weigh(now)
 
     def _concede(self, other: _Other, now: float) -> None:
         """A rival fails because of us: its two seconds were over a moment before ours, and both shall fail."""
@@ -250,6 +278,7 @@ class Rivals:
             self._forget(other, now)
         else:
             self._settle(other, now)
+        self._weigh(now)
 
     def _settle(self, other: _Other, now: float) -> None:
         if other.proving is None or other.proving.verdict not in (Verdict.DEAD, Verdict.SILENT):
@@ -273,7 +302,8 @@ class Rivals:
 
     def next_timer(self) -> float | None:
         """When :meth:`handle_timer` has something to do."""
-        times = [each.proving.next_timer() for each in self._others.values() if each.proving is not None]
+        times = [self._suspicion.next_timer()]
+        times += [each.proving.next_timer() for each in self._others.values() if each.proving is not None]
         times += [
             each.since + SILENT_SECONDS for each in self._others.values() if each.since is not None and each.is_mute
         ]
@@ -287,6 +317,7 @@ class Rivals:
                 self._settle(other, now)
             if other.proving is not None and other.since is not None and other.is_mute:
                 self._hang_up_on_mute(other, other.since, now)
+        self._weigh(now)
 
     def _hang_up_on_mute(self, other: _Other, since: float, now: float) -> None:
         assert other.proving is not None

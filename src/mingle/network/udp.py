@@ -8,6 +8,7 @@ programs or forked children, asks for a large receive buffer and reports where a
 from __future__ import annotations
 
 import errno
+import functools
 import ipaddress
 import socket
 import struct
@@ -15,10 +16,10 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv6Interface
 from typing import Literal, TypeAlias, TypeVar
 
+from msgspec import Struct
 from multicast_expert import IfaceInfo, McastRxSocket, McastTxSocket, os_multicast
 
 from mingle import forksafe
@@ -49,8 +50,7 @@ _ANCILLARY_SIZE = 64  # holds either with its header
 _Mcast = TypeVar("_Mcast", McastRxSocket, McastTxSocket)
 
 
-@dataclass(frozen=True, slots=True)
-class Datagram:
+class Datagram(Struct, frozen=True):
     """One datagram as read."""
 
     data: bytes
@@ -233,15 +233,21 @@ def read(opened: socket.socket) -> Datagram | None:
             index, ours, header = _IN_PKTINFO.unpack(value)
             multicast = header[0] & 0xF0 == 0xE0
             # The two differ for a group and for a broadcast, from which nobody can answer.
-            destination = socket.inet_ntop(socket.AF_INET, header if multicast else ours)
+            destination = _address(header if multicast else ours)
         elif level == socket.IPPROTO_IPV6 and kind == socket.IPV6_PKTINFO:
             header, index = _IN6_PKTINFO.unpack(value)
             multicast = header[0] == 0xFF
-            destination = socket.inet_ntop(socket.AF_INET6, header)
-    if opened.family == socket.AF_INET6:
+            destination = _address(header)
+    if len(source) == 4:  # asking the socket for its family takes longer than all the rest of this
         host, port, _flow, scope = source
         source = (host, port, 0, scope)
     return Datagram(data, source, destination, multicast, index)
+
+
+@functools.lru_cache(maxsize=64)
+def _address(packed: bytes) -> str:
+    """An address of ours, or a group's, as text."""
+    return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
 
 
 def send_from(opened: socket.socket, data: bytes, own: str, target: SocketAddress) -> None:

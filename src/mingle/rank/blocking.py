@@ -6,21 +6,19 @@ other one is joined: two runs of one job under one id would be the end of both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mingle.errors import MingleError
 from mingle.rank.sessions import Session, Sessions
 from mingle.rules import reports
 from mingle.rules.machine import Effect, Identity, Notice
 from mingle.rules.protocol import Seeker
-from mingle.rules.proving import Verdict
+from mingle.rules.proving import SILENT_SECONDS, Suspicion, Verdict
 from mingle.wire import frames
 
 RUNNING_NOTICE_SECONDS = 2.0
 RUNNING_PATIENCE_SECONDS = 30.0
 """How long at most a rank waits for another run of the same job to end."""
-SILENT_SECONDS = 10.0
-"""How long a sealed session that does not answer is still taken for alive."""
 
 
 @dataclass(slots=True)
@@ -34,6 +32,9 @@ class Blocking:
     timeout: float
     effects: list[Effect]
     patience: float = RUNNING_PATIENCE_SECONDS
+    _suspicion: Suspicion = field(default_factory=Suspicion)
+    _conflict: MingleError | None = None
+    """Why one that was in the way has ended, if that concerns every rank of the job."""
 
     # --- what is known ---------------------------------------------------------------------------------------------
 
@@ -44,11 +45,36 @@ class Blocking:
 
     def known(self, candidate: Session | None) -> bool:
         """Whether the job runs in another session than the candidate."""
-        return any(each.blocking_since is not None and each is not candidate for each in self.sessions)
+        return any(
+            each.blocking_since is not None and each is not candidate and (self._is_proved(each) or self._credulous)
+            for each in self.sessions
+        )
 
     def possible(self, candidate: Session | None) -> bool:
         """Whether it does, or may, since a sealed session is just being asked."""
-        return self.known(candidate) or any(each.races_to("probe") and not each.counted_dead for each in self.sessions)
+        return self.known(candidate) or (self._credulous and any(self._is_asked(each) for each in self.sessions))
+
+    @property
+    def _credulous(self) -> bool:
+        return not self._suspicion.spent
+
+    @staticmethod
+    def _is_asked(session: Session) -> bool:
+        return session.races_to("probe") and not session.counted_dead
+
+    @staticmethod
+    def _is_proved(session: Session) -> bool:
+        return session.running is not None or (
+            session.proving is not None and session.proving.verdict is Verdict.PROVED
+        )
+
+    def weigh(self, now: float) -> None:
+        """Takes note of how long sealed sessions have been in the way that are only claimed to be there."""
+        claimed = any(
+            self._is_asked(each) or (each.blocking_since is not None and not self._is_proved(each))
+            for each in self.sessions
+        )
+        self._suspicion.note(now, pending=claimed)
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
@@ -68,6 +94,15 @@ class Blocking:
             return
         session.running, session.counted_dead = frame, False
         self.lives(session, now)
+
+    def ended(self, frame: frames.Closed) -> None:
+        """One that was in the way ends. A conflict may be solved by the next: it counts if none comes."""
+        if frame.conflict:
+            self._conflict = reports.closed_by_host(self.identity, frame.reason, network=frame.network)
+
+    def over(self) -> None:
+        """A host takes us: whatever was in the way is not."""
+        self._conflict = None
 
     def silent(self, session: Session, now: float) -> bool:
         """A sealed session did not answer: tells whether it is still taken for alive."""
@@ -104,7 +139,8 @@ class Blocking:
 
     def timers(self) -> list[float]:
         """When :meth:`watch` has something to do."""
-        times = []
+        due = self._suspicion.next_timer()
+        times = [] if due is None else [due]
         for session in self.sessions:
             if session.blocking_since is not None and self._is_mute(session):
                 times.append(session.blocking_since + SILENT_SECONDS)
@@ -116,6 +152,7 @@ class Blocking:
 
     def watch(self, now: float) -> MingleError | None:
         """Says what people should know by now; returns the error once patience is over."""
+        self.weigh(now)
         failure = None
         for session in self.sessions:
             if session.blocking_since is None:
@@ -137,8 +174,8 @@ class Blocking:
         return reports.running(self.identity, running, waited) if waited >= self._patience else None
 
     def failure(self, now: float) -> MingleError | None:
-        """The error of one whose time is over while the job runs elsewhere, if it does."""
-        failure = None
+        """The error of one whose time is over while the job runs elsewhere, or after that has ended by a conflict."""
+        failure = self._conflict
         for session in self.sessions:
             if session.running is not None and session.blocking_since is not None:
                 failure = reports.running(self.identity, session.running, now - session.blocking_since)

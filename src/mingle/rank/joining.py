@@ -146,7 +146,7 @@ class Joiner:
             return
         offer = self._asking.heard(message, source, now)
         if offer is not None:
-            self._racing.offered(offer, source.interface, now)
+            self._racing.offered(offer, source.interface, now, sender=source.address)
 
     def rewired(self, now: float) -> None:
         """Our interfaces have changed."""
@@ -188,7 +188,7 @@ class Joiner:
             if session.proving is not proving:
                 break
             self._frame(session, frame, now)
-        self._confirm_if_due()
+        self._confirm_if_due(now)
 
     def closed(self, conn: int, reason: str, now: float) -> None:
         """A connection ended, or could not be made."""
@@ -205,7 +205,7 @@ class Joiner:
                 self._blocking.free(session, now)
         else:
             self._racing.settle(session, now)
-        self._confirm_if_due()
+        self._confirm_if_due(now)
 
     def _note_secret_failures(self, proving: Proving) -> None:
         for address, reason in proving.failures.items():
@@ -218,6 +218,7 @@ class Joiner:
             self._blocking.lives(session, now)
             return
         self._blocking.unblock(session)
+        self._blocking.over()
         if self._racing.bound_elsewhere(session):
             # Another session was quicker, or the job runs elsewhere: this one will be heard again.
             session.hang_up()
@@ -242,6 +243,8 @@ class Joiner:
                 self.make_for(frame.offer, ways[0].interface if ways else "", now)
         elif ours and isinstance(frame, frames.Closed):
             self._closed_by_host(session, frame)
+        elif isinstance(frame, frames.Closed):
+            self._blocking.ended(frame)
         elif ours:
             self.membership.received(frame, now)
 
@@ -263,13 +266,16 @@ class Joiner:
             self.failure = reports.refused(self.identity, frame)
 
     def _closed_by_host(self, session: Session, frame: frames.Closed) -> None:
-        if self.outcome is None and frame.conflict:
+        if self.outcome is not None:
+            self.membership.dismissed = f"it ended its session: {frame.reason}"
+        elif frame.conflict:
             self.failure = reports.closed_by_host(self.identity, frame.reason, network=frame.network)
-        elif self.outcome is None:
+        else:
             note(self.evidence.hosts, session.host_name, f"ended the session: {frame.reason}")
 
-    def _confirm_if_due(self) -> None:
+    def _confirm_if_due(self, now: float) -> None:
         """Confirms, unless the job runs without us already, or may."""
+        self._blocking.weigh(now)
         if self.membership.can_confirm and not self._blocking.possible(self.membership.current):
             self.membership.confirm()
 
@@ -299,6 +305,10 @@ class Joiner:
         """Whether we have a host, or are about to see whether we have one."""
         return self._racing.host_in_sight
 
+    def expects_host(self, now: float) -> bool:
+        """Likewise, but hosts that are only claimed to be there are not waited for long."""
+        return self._racing.expects_host(now)
+
     @property
     def blocked(self) -> bool:
         """Whether the job runs without us, or may."""
@@ -317,8 +327,8 @@ class Joiner:
         """Stops looking and leaves its seat: this process hosts a session of its own."""
         if self.membership.current is not None:
             self.membership.send(frames.Leave(session=self.membership.current.name, reason=reason))
+        self._racing.stop()
         for session in self._sessions:
-            session.hang_up()
             self._blocking.unblock(session)
         self.membership.let_go()
         self.membership.return_to = None
@@ -333,13 +343,12 @@ class Joiner:
 
     def _lost(self, session: Session, reason: str, now: float) -> None:
         note(self.evidence.hosts, session.host_name, f"connection lost: {reason}")
-        returning = self.membership.lost(session, now)
+        returning = self.membership.lost(session, reason, now)
         if self.outcome is None:
             self._moving.stop()
+            self._seeker.resume(now)
         if returning:
             self._racing.prove(session, now)
-        if self.outcome is None:
-            self._seeker.resume(now)
 
     def handle_timer(self, now: float) -> None:
         """Does what the clock demands."""
@@ -351,7 +360,7 @@ class Joiner:
 
     def _gather(self, now: float) -> None:
         self.failure = self._blocking.watch(now)
-        self._confirm_if_due()
+        self._confirm_if_due(now)
         silent = self.membership.doubted(now)
         if silent is not None:
             silent.hang_up()
@@ -395,6 +404,11 @@ class Joiner:
         """Asks the host who is in the job; the answer gathers in ``roster``."""
         self.membership.roster = []
         self.membership.send(frames.Ask(what="roster"))
+
+    @property
+    def bereft(self) -> MingleError | None:
+        """Why nobody need wait for the host's store any more, once the host is gone before the process group stood."""
+        return reports.bereft(self.identity, self.membership.loss) if self.membership.bereft else None
 
     @property
     def connection_stands(self) -> bool:

@@ -67,6 +67,10 @@ class Membership:
     outcome: Formation | None = None
     status: frames.Status | None = None
     roster: list[frames.Seat] = field(default_factory=list)
+    loss: str = ""
+    """Who our host was and what became of it, when the connection has ended after GO and before READY."""
+    dismissed: str = ""
+    """Why our host has ended its session after GO, if it has said so."""
     application: Callable[[frames.Join], frames.Join] = lambda join: join
     """Completes what the host is told of us."""
     _confirm_due: bool = False
@@ -85,6 +89,11 @@ class Membership:
     def has_confirmed(self) -> bool:
         """Whether our host may decide GO with us in it, or has."""
         return self.step in _AFTER_CONFIRMED or self.step is Step.FORMED
+
+    @property
+    def bereft(self) -> bool:
+        """Whether our host is gone for good after GO and before READY: nobody answers at its store any more."""
+        return bool(self.loss) and not self._ready and self.current is None and self.return_to is None
 
     def _path(self, address: str) -> frames.Path | None:
         assert self.current is not None
@@ -134,11 +143,12 @@ class Membership:
         if self.outcome is None:
             self.step, self.doubt_until = Step.SEEKING, None
 
-    def lost(self, session: Session, now: float) -> bool:
+    def lost(self, session: Session, reason: str, now: float) -> bool:
         """The connection to our host is gone; tells whether to try the same session first."""
         if self.outcome is not None:
-            # The host counts us as lost unless we come back and say READY.
-            returning = not self._ready
+            # The host counts us as lost unless we come back and say READY; if it has said CLOSED, nobody counts.
+            returning = not self._ready and not self.dismissed
+            self.loss = f"{session.host_name}: {self.dismissed or reason}"
             self.current = self.doubt_until = None
         else:
             returning = self.step in _AFTER_CONFIRMED
@@ -194,6 +204,7 @@ class Membership:
         assert self.current is not None
         self.return_to = None
         if self.outcome is not None:
+            self.loss = ""
             if self._ready:
                 self.send(frames.Ready(session=self.current.name))
             return

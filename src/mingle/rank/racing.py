@@ -6,14 +6,14 @@ always.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mingle.rank.blocking import Blocking
 from mingle.rank.membership import Membership
 from mingle.rank.moving import Moving
 from mingle.rank.sessions import Session, Sessions
 from mingle.rules.machine import Evidence, note
-from mingle.rules.proving import Endpoint, Verdict, merged, named
+from mingle.rules.proving import Endpoint, Suspicion, Verdict, merged, named
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer
 
@@ -30,14 +30,15 @@ class Racing:
     blocking: Blocking
     moving: Moving
     evidence: Evidence
+    _suspicion: Suspicion = field(default_factory=Suspicion)
 
-    def offered(self, offer: Offer, interface: str, now: float) -> None:
+    def offered(self, offer: Offer, interface: str, now: float, *, sender: str = "") -> None:
         """A datagram speaks of a host of our job."""
         session = self.sessions.get(offer.session)
         endpoints = merged(named(offer, interface), () if session is None else session.endpoints)
         if session is None:
             note(self.evidence.hosts, Session(offer, endpoints).host_name, "heard")
-            session = self._remember(offer, endpoints)
+            session = self._remember(offer, endpoints, sender)
             if session is None:
                 return
         session.offer = offer
@@ -74,8 +75,8 @@ class Racing:
             session.offer, session.endpoints = offer, endpoints
             self.prove(session, now)
 
-    def _remember(self, offer: Offer, endpoints: list[Endpoint]) -> Session | None:
-        return self.sessions.remember(offer, endpoints, keep=self.membership.return_to)
+    def _remember(self, offer: Offer, endpoints: list[Endpoint], sender: str = "") -> Session | None:
+        return self.sessions.remember(offer, endpoints, keep=self.membership.return_to, sender=sender)
 
     def prove(self, session: Session, now: float) -> bool:
         """Starts a race for a session, unless it is one to join and another comes first. Tells whether it did.
@@ -87,6 +88,7 @@ class Racing:
             self.blocking.unblock(session)
             return False
         self.sessions.race(session, now)
+        self.blocking.weigh(now)
         return True
 
     def bound_elsewhere(self, candidate: Session) -> bool:
@@ -107,9 +109,25 @@ class Racing:
     @property
     def host_in_sight(self) -> bool:
         """Whether we have a host, or are about to see whether we have one."""
-        membership = self.membership
-        racing = any(each.races_to("join") for each in self.sessions)
-        return membership.current is not None or membership.return_to is not None or racing
+        return self._has_host or self._races
+
+    def expects_host(self, now: float) -> bool:
+        """Whether we need not be host ourselves: as before, but hosts that are only claimed are not waited for long."""
+        self._weigh(now)
+        return self._has_host or (self._races and not self._suspicion.spent)
+
+    @property
+    def _has_host(self) -> bool:
+        return self.membership.current is not None or self.membership.return_to is not None
+
+    @property
+    def _races(self) -> bool:
+        return any(each.races_to("join") for each in self.sessions)
+
+    def stop(self) -> None:
+        """Hangs up everywhere."""
+        self.sessions.hang_up()
+        self._suspicion = Suspicion()
 
     def settle(self, session: Session, now: float) -> None:
         """Looks whether a race was lost on every address."""
@@ -130,9 +148,13 @@ class Racing:
             # Dead, or said to take members meanwhile while we have a host: in neither case it is in the way.
             self.blocking.free(session, now)
 
+    def _weigh(self, now: float) -> None:
+        """Takes note of whether a host is raced for that is only claimed to be there."""
+        self._suspicion.note(now, pending=self._races)
+
     def timers(self) -> list[float | None]:
         """When :meth:`handle_timer` has something to do."""
-        times: list[float | None] = []
+        times = [self._suspicion.next_timer()]
         for session in self.sessions:
             if session.proving is not None:
                 times.append(session.proving.next_timer())
@@ -151,3 +173,4 @@ class Racing:
                     self.prove(session, now)
                 else:
                     self.membership.return_to = None
+        self._weigh(now)

@@ -16,8 +16,10 @@ from mingle.wire.datagrams import Offer
 
 RETRY_SECONDS = 0.25
 """How soon a session that could not be reached may be tried again."""
-# Sessions remembered at a time; bounded against somebody who invents them.
+# Sessions remembered at a time, of all and by the address that their datagrams came from; bounded against somebody who
+# invents them, and who shall not leave the others without a place.
 REMEMBERED_SESSIONS = 32
+REMEMBERED_BY_SENDER = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +28,8 @@ class Session:
 
     offer: Offer
     endpoints: Sequence[Endpoint]
+    sender: str = ""
+    """The address of whoever spoke of it first; empty: a connection that has proved itself."""
     proving: Proving | None = None
     retry_at: float = 0.0
     confirmed: bool = False
@@ -96,14 +100,18 @@ class Sessions:
         """The session of that id, if it was heard of."""
         return self._known.get(name)
 
-    def remember(self, offer: Offer, endpoints: Sequence[Endpoint], *, keep: Session | None) -> Session | None:
+    def remember(
+        self, offer: Offer, endpoints: Sequence[Endpoint], *, keep: Session | None, sender: str = ""
+    ) -> Session | None:
         """Keeps a session that was not known; None if there is no room. ``keep`` is never forgotten for it."""
-        if len(self._known) >= REMEMBERED_SESSIONS:
-            idle = [each for each in self._known.values() if each.proving is None and each is not keep]
+        of_sender = [each for each in self._known.values() if sender and each.sender == sender]
+        crowded = of_sender if len(of_sender) >= REMEMBERED_BY_SENDER else list(self._known.values())
+        if crowded is of_sender or len(crowded) >= REMEMBERED_SESSIONS:
+            idle = [each for each in crowded if each.proving is None and each is not keep]
             if not idle:
                 return None
             del self._known[idle[0].name]
-        session = self._known[offer.session] = Session(offer, endpoints)
+        session = self._known[offer.session] = Session(offer, endpoints, sender)
         return session
 
     def race(self, session: Session, now: float) -> None:

@@ -21,6 +21,10 @@ STAGGER_SECONDS = 0.05
 """How long after one address the next is tried."""
 ADDRESS_SECONDS = 1.0
 """How long one address may take, connection and proof together."""
+SILENT_SECONDS = 10.0
+"""How long sealed sessions that do not answer are still taken for alive, one of them or all together."""
+CLAIM_PAUSE_SECONDS = 1.0
+"""How long nobody must have claimed a session for the next claim to be a new one."""
 FAILURE_SECONDS = 5.0
 """How old a failure must be for the address to be tried again when the ways are counted."""
 MAX_ENDPOINTS = 2 * MAX_ADDRESSES
@@ -60,6 +64,37 @@ class _Attempt:
     local_address: str = ""
     interface: str = ""
     weak: bool = False
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """For how long sessions that are only claimed to be there may hold up those who have proved theirs.
+
+    A datagram can't be believed and may be true, so each such session is looked into; but somebody who invents them
+    one after the other would hold everybody up for ever. So claims that follow each other count as one.
+    """
+
+    spent: bool = False
+    """They have held us up for long enough: only what is proved counts now, until they have ceased for a while."""
+    _since: float | None = None
+    _seen: float = 0.0
+    _pending: bool = False
+
+    def note(self, now: float, *, pending: bool) -> None:
+        """Takes note of whether a claim is being looked into."""
+        if self._pending:
+            self._seen = now
+        elif now > self._seen + CLAIM_PAUSE_SECONDS:
+            self._since = None
+        if pending:
+            self._seen = now
+            self._since = now if self._since is None else self._since
+        self._pending = pending
+        self.spent = self._since is not None and now >= self._since + SILENT_SECONDS
+
+    def next_timer(self) -> float | None:
+        """When :attr:`spent` changes if nothing happens until then."""
+        return self._since + SILENT_SECONDS if self._pending and self._since is not None and not self.spent else None
 
 
 class Verdict(enum.Enum):

@@ -305,6 +305,15 @@ def deserted(identity: Identity, who: Who) -> str:
     return f"job {identity.job!r}: {who} was lost before its process group stood"
 
 
+def bereft(identity: Identity, loss: str) -> MingleError:
+    """Returns the error of a member whose host is gone after GO and before the process group stood."""
+    return MingleError.explain(
+        f"job {identity.job!r}: rank 0 was lost after the job had formed and before its process group stood ({loss}).",
+        cause="its process was killed or has failed, or its machine or its link is down",
+        remedy="see rank 0's own output; start the job again.",
+    )
+
+
 def not_contiguous(identity: Identity) -> str:
     """A notice: mingle can live with ranks that are spread over the nodes, others can't."""
     return (

@@ -2,6 +2,8 @@
 
 Both go torch's own ``env://`` road. It puts a prefix of its own before every key and counts the workers in a key
 of its own, so ranks that came through different doors, one of them plain ``env://`` after ``discover()``, meet there.
+On it torch looks for rank 0's store until its own timeout, half an hour, and can't be stopped; a rank whose rank 0 is
+lost meanwhile leaves that to a thread, and fails.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from mingle import abandonable
+from mingle.engine import store
 from mingle.errors import ConfigurationError, MingleError
 from mingle.job import Job
 from mingle.torch_glue import rendezvous, session
@@ -27,6 +31,8 @@ from mingle.torch_glue import rendezvous, session
 logger = logging.getLogger("mingle")
 
 SCHEME = "mingle"
+FORMED = "mingle+formed"
+"""The scheme of ``init``, whose job has formed when torch calls."""
 DESTROY_SECONDS = 2.0
 _OURS = frozenset({"init_method", "store", "rank", "world_size", "backend"})
 
@@ -61,7 +67,7 @@ def init(
         job = rendezvous.form(wanted)
         distributed = importlib.import_module("torch.distributed")
         try:
-            distributed.init_process_group(backend, init_method="env://", **options)
+            distributed.init_process_group(backend, init_method=f"{FORMED}://", **options)
         except BaseException:
             job.close()
             raise
@@ -249,10 +255,44 @@ def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> 
         if timeout is not None:
             wanted = _bounded(wanted, timeout)
         job = rendezvous.form(wanted)
-    distributed_rendezvous = importlib.import_module("torch.distributed.rendezvous")
-    extra = {} if timeout is None else {"timeout": timeout}
     with _closed_on_error(job):
-        yield from distributed_rendezvous.rendezvous("env://", job.rank, job.world_size, **extra)
+        yield from _env_road(timeout, job.rank, job.world_size)
+
+
+def formed_handler(_url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """What torch calls for ``init``; yields as `rendezvous_handler` does."""
+    return _env_road(timeout)
+
+
+def _env_road(timeout: timedelta | None, *place: int) -> Iterator[tuple[Any, int, int]]:
+    """Goes torch's ``env://`` road to the store.
+
+    Raises:
+        MingleError: this is not rank 0, and rank 0 is lost.
+    """
+    distributed_rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    if timeout is None:
+        timeout = distributed_rendezvous.default_pg_timeout
+    road = distributed_rendezvous.rendezvous("env://", *place, timeout=timeout)
+    member = rendezvous.as_member()
+    if member is None:  # the store is in this process, or torchrun's
+        yield from road
+        return
+
+    def given_up() -> bool:
+        return member.bereft is not None
+
+    def connect() -> tuple[Any, int, int]:
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store.await_server(address, port, seconds=timeout.total_seconds(), given_up=given_up)
+        connected: tuple[Any, int, int] = next(road)
+        return connected
+
+    try:
+        yield abandonable.run(connect, "env", given_up)
+    except abandonable.AbandonedError:
+        assert member.bereft is not None
+        raise member.bereft from None
 
 
 def _bounded(wanted: Any, timeout: timedelta) -> Any:
@@ -287,12 +327,13 @@ def _integer(name: str, text: str) -> int | None:
 
 
 def register() -> None:
-    """Registers ``mingle://`` with torch; once is enough and twice is no error."""
+    """Registers our schemes with torch; once is enough and twice is no error."""
     distributed_rendezvous = importlib.import_module("torch.distributed.rendezvous")
     handlers = getattr(distributed_rendezvous, "_rendezvous_handlers", {})
-    if SCHEME not in handlers:
-        with contextlib.suppress(RuntimeError):  # somebody else has registered it in between
-            distributed_rendezvous.register_rendezvous_handler(SCHEME, rendezvous_handler)
+    for scheme, handler in ((SCHEME, rendezvous_handler), (FORMED, formed_handler)):
+        if scheme not in handlers:
+            with contextlib.suppress(RuntimeError):  # somebody else has registered it in between
+                distributed_rendezvous.register_rendezvous_handler(scheme, handler)
 
 
 __all__ = ["MingleError", "check_options", "destroy", "discover", "init", "parse_url", "register"]

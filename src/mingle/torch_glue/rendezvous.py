@@ -69,6 +69,11 @@ def tell_group_stands() -> None:
         _active.group_stands()
 
 
+def as_member() -> RunningSession | None:
+    """Returns the present session, if another process is its rank 0 and holds the store."""
+    return _active if isinstance(_active, RunningSession) and _active.is_member else None
+
+
 @contextlib.contextmanager
 def one_call() -> Iterator[None]:
     """Lets one call at a time through.

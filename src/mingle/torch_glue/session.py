@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -20,6 +21,8 @@ from mingle.rank.joining import Joiner
 from mingle.rules.machine import Formation
 from mingle.rules.seats import roster_digest
 from mingle.wire.frames import Seat
+
+logger = logging.getLogger("mingle")
 
 ROSTER_SECONDS = 10.0
 WATCH_QUICK_SECONDS = 0.05
@@ -76,7 +79,10 @@ class LoneSession:
 
 
 class RunningSession:
-    """A job that has formed: its loop goes on in a thread, answers others and sees the process group come and go."""
+    """A job that has formed: its loop goes on in a thread, answers others and sees the process group come and go.
+
+    ``bereft``: rank 0 is gone for good, and there is no process group yet.
+    """
 
     def __init__(self, discovery: Discovery, formation: Formation) -> None:
         self.on_close: Callable[[], None] = _nothing
@@ -86,8 +92,14 @@ class RunningSession:
         self._group_stood = False
         self._ended = False
         self._closed = False
+        self.bereft: MingleError | None = None
         discovery.watch = self._watch
         discovery.serve()
+
+    @property
+    def is_member(self) -> bool:
+        """Whether another process is rank 0."""
+        return isinstance(self._discovery.machine, Joiner)
 
     # --- the process group -----------------------------------------------------------------------------------------
 
@@ -99,6 +111,8 @@ class RunningSession:
         elif self._group_stood and not stands and not self._ended:
             self._ended = True
             self._say_good_bye()
+        elif not stands and self.bereft is None:
+            self._look_after_host()
         return WATCH_SLOW_SECONDS if self._group_stood else WATCH_QUICK_SECONDS
 
     def _note_group(self) -> None:
@@ -108,6 +122,16 @@ class RunningSession:
         machine = self._discovery.machine
         if isinstance(machine, Joiner):
             machine.ready()
+
+    def _look_after_host(self) -> None:
+        """Notes that rank 0 is gone before there was a process group: torch would look for its store for half an hour.
+
+        Whoever waits there through a door of ours is told by an exception; who calls torch by himself, by this line.
+        """
+        machine = self._discovery.machine
+        self.bereft = machine.bereft if isinstance(machine, Joiner) else None
+        if self.bereft is not None:
+            logger.error("%s", self.bereft.observation)
 
     def _say_good_bye(self) -> None:
         machine = self._discovery.machine

@@ -22,6 +22,7 @@ MAJOR_VERSION = 1
 MINOR_VERSION = 0
 FLAG_SIGNED = 0x01
 FLAG_REPEATED = 0x02
+_BEGINNING = MAGIC + bytes((MAJOR_VERSION,))
 """A sibling on the same machine handed it on (:mod:`mingle.network.siblings`); not covered by the MAC."""
 
 PING_BYTES = 640
@@ -121,7 +122,7 @@ def decode(untrusted: bytes) -> Message:
 
 def is_one(data: bytes) -> bool:
     """Tells whether bytes look like one of these."""
-    return HEADER_BYTES < len(data) <= MAX_BYTES and data[:5] == MAGIC + bytes((MAJOR_VERSION,))
+    return HEADER_BYTES < len(data) <= MAX_BYTES and data[:5] == _BEGINNING
 
 
 def is_trusted(untrusted: bytes, key: JobKey | None) -> bool:
