@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from mingle.configuration.values import Peer
-from mingle.engine import loop, store
+from mingle.engine import loop, progress, store
 from mingle.engine.discovery import Discovery
 from mingle.engine.store import StoreServer
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, InterfaceError, MingleError
 from mingle.network import interfaces
+from mingle.network.transport import Change
 from mingle.rank.joining import Joiner
 from mingle.rules.machine import Formation
 from mingle.wire import datagrams
@@ -196,6 +197,36 @@ def test_an_error_of_the_serving_thread_is_told(caplog: pytest.LogCaptureFixture
         assert "the thread that serves the other ranks has failed" in record.message
         assert record.exc_info is not None
         assert "a riddle" in str(record.exc_info[1])
+
+
+@pytest.mark.parametrize("what", ["error", "loss"])
+def test_what_went_wrong_is_said_also_where_nobody_configured_logging(
+    what: str, ranks: list[Formed], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_logging_shows", lambda _level: False)
+    discovery = ranks[0].discovery
+    monkeypatch.setattr(discovery._progress, "_quiet", False)
+    if what == "error":
+        discovery.say("the thread has failed", ZeroDivisionError("a riddle"))
+        assert capfd.readouterr().err == "mingle: the thread has failed\nZeroDivisionError: a riddle\n"
+    else:
+        discovery._close_store("rank 1 was lost")
+        assert capfd.readouterr().err.startswith("mingle: rank 1 was lost; its store is closed")
+
+
+def test_a_host_whose_job_runs_renews_its_memberships(ranks: list[Formed], monkeypatch: pytest.MonkeyPatch) -> None:
+    discovery, renewed = ranks[0].discovery, threading.Event()
+    assert discovery._transport is not None
+    real = discovery._transport.refresh
+
+    def refresh() -> Change:
+        renewed.set()
+        return real()
+
+    monkeypatch.setattr(discovery._transport, "refresh", refresh)
+    discovery._refresh_due = time.monotonic()
+    discovery.serve()
+    assert renewed.wait(10)
 
 
 # --- going on -------------------------------------------------------------------------------------------------------

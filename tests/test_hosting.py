@@ -281,6 +281,16 @@ def test_the_lobby_is_answered_also_by_a_job_that_runs() -> None:
     assert "jbo" in alone.host.evidence.other_jobs
 
 
+@pytest.mark.parametrize("message", [List(job="", member=b"M" * 16), Seek(job="job", member=b"M" * 16, world_size=2)])
+def test_closed_it_has_nothing_left_to_do(message: List | Seek) -> None:
+    alone = Alone()
+    alone.form()
+    alone.host.heard(message, HERE, 20.0)
+    assert alone.host.next_timer() is not None
+    alone.host.close("done")
+    assert alone.host.next_timer() is None, "its thread would spin"
+
+
 def test_closed_it_says_good_bye_once() -> None:
     alone = Alone()
     alone.form()

@@ -196,6 +196,19 @@ def test_a_living_member_keeps_its_rank() -> None:
     assert registrar.next_timer() is None
 
 
+def test_a_member_that_comes_back_while_its_rank_is_claimed_keeps_it() -> None:
+    registrar = at(Phase.OPEN)
+    registrar.join(7, member(7), join(1), 2.0)
+    registrar.decisions()
+    registrar.join(3, member(1), join(1), 2.5)
+    (refused,) = told(registrar.decisions(), 7, frames.Refused)
+    assert refused.reason == "rank taken"
+    assert registrar.next_timer() is None
+    registrar.handle_timer(2.0 + CHALLENGE_SECONDS)
+    assert registrar.decisions() == []
+    assert registrar.seats[member(1)].conn == 3
+
+
 def test_a_silent_member_loses_its_rank_and_the_first_claim_wins() -> None:
     registrar = at(Phase.OPEN)
     registrar.join(7, member(7), join(1), 2.0)

@@ -13,7 +13,7 @@ from mingle.agents.generations import Agent
 from mingle.agents.hosting import AgentHost
 from mingle.agents.quorum import Nodes
 from mingle.configuration.settings import Settings
-from mingle.engine import store
+from mingle.engine import progress, store
 from mingle.engine.progress import Progress
 from mingle.engine.store_loop import StoreLoop
 from mingle.rules.machine import CloseStore, Effect, Identity, OpenStore, ProveStore
@@ -106,9 +106,10 @@ class AgentLoop(StoreLoop):
                     self._machine.give_up(self.facts(), now)
                     self._carry_out()
                 self._changed()
-        except Exception:
+        except Exception as error:
             # Nobody waits for this thread: without a word its death would be a riddle.
-            logger.exception("job %s: the thread that looks for the other agents has failed", self.settings.job_id)
+            text = f"job {self.settings.job_id}: the thread that looks for the other agents has failed"
+            progress.say(logging.ERROR, text, quiet=self.settings.progress == "off", error=error)
         finally:
             self._shut()
 

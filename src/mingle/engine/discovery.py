@@ -166,9 +166,9 @@ class Discovery(StoreLoop):
                 now = time.monotonic()
                 if self.watch is not None and now >= self._watch_due:
                     self._watch_due = now + self.watch()
-        except Exception:
+        except Exception as error:
             # Nobody waits for this thread: without a word its death would be a riddle.
-            logger.exception("job %s: the thread that serves the other ranks has failed", self.settings.job_id)
+            self.say(f"job {self.settings.job_id}: the thread that serves the other ranks has failed", error)
 
     def _more_timers(self) -> Iterable[float | None]:
         if self._thread is None:
@@ -252,11 +252,15 @@ class Discovery(StoreLoop):
         return lambda: joiner.store_proved(wanted.epoch)
 
     def _close_store(self, reason: str) -> None:
-        logger.error("%s; its store is closed, so that the other ranks fail now and not at torch's timeout", reason)
+        self.say(f"{reason}; its store is closed, so that the other ranks fail now and not at torch's timeout")
         if self.store_server is not None:
             self.store_server.abort()
 
     # --- what others ask -------------------------------------------------------------------------------------------
+
+    def say(self, text: str, error: Exception | None = None) -> None:
+        """Says that something is wrong, for a person who may never have configured logging."""
+        self._progress.say(logging.ERROR, text, error)
 
     @property
     def machine(self) -> Host | Joiner:

@@ -39,7 +39,7 @@ logger = logging.getLogger("mingle")
 RESCAN_SECONDS = 2.0
 """How often the interfaces are looked at: a NIC may come or go."""
 REFRESH_SECONDS = 30.0
-"""How often memberships are renewed: a switch that snoops without a querier forgets them after minutes."""
+"""How often memberships are renewed, also while the job runs: a switch that snoops without a querier forgets them."""
 LONGEST_WAIT_SECONDS = 60.0
 UNICAST_QUESTION_BYTES = datagrams.MAX_BYTES
 """A unicast question is padded to this, so that no answer is longer; one that is shorter than its answer gets none."""
@@ -131,8 +131,7 @@ class Loop:
         self._peers = Peers(network.peers, network.port, network.family, self.rng)
         stack.callback(self._peers.stop)
         now = time.monotonic()
-        self._rescan_due = now + RESCAN_SECONDS
-        self._refresh_due = now + REFRESH_SECONDS
+        self._rescan_due, self._refresh_due = now + RESCAN_SECONDS, now + REFRESH_SECONDS
 
     # --- hooks -----------------------------------------------------------------------------------------------------
 
@@ -169,10 +168,6 @@ class Loop:
         if now >= self._rescan_due:
             self._rescan_due = now + RESCAN_SECONDS
             self._rescan(now)
-        if now >= self._refresh_due and self._transport is not None:
-            self._refresh_due = now + REFRESH_SECONDS
-            change = self._transport.refresh()
-            self._apply(change.added, change.removed)
 
     # --- running ---------------------------------------------------------------------------------------------------
 
@@ -192,13 +187,17 @@ class Loop:
             self._machine.handle_timer(now)
         if self._seeks():
             self._house_keeping(now)
+        if self._transport is not None and now >= self._refresh_due:
+            self._refresh_due = now + REFRESH_SECONDS
+            change = self._transport.refresh()
+            self._apply(change.added, change.removed)
         self._carry_out()
 
     def _wait(self) -> float:
         now = time.monotonic()
         times = [self._machine.next_timer(), now + LONGEST_WAIT_SECONDS, *self._more_timers()]
-        if self._seeks():
-            times += [self._rescan_due, self._refresh_due, self._peers.next_timer(now)]
+        times += [self._rescan_due, self._peers.next_timer(now)] if self._seeks() else []
+        times += [self._refresh_due] if self._transport is not None else []
         return max(0.0, min(time for time in times if time is not None) - now)
 
     def call(self, function: Callable[[], None]) -> None:

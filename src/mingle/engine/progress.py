@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import sys
+import traceback
 from typing import TYPE_CHECKING
 
 from mingle import forksafe
@@ -52,17 +53,18 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranks_text(ranks)}"
 
 
-def say(level: int, text: str, *, quiet: bool = False) -> None:
+def say(level: int, text: str, *, quiet: bool = False, error: BaseException | None = None) -> None:
     """Says what a person should read: by logging where the application has set it up, else on stderr.
 
     The library adds no handler, so without this a script that never configured logging would wait in silence.
-    ``quiet`` (``MINGLE_PROGRESS=off``) keeps it to logging.
+    ``quiet`` (``MINGLE_PROGRESS=off``) keeps it to logging. The traceback of an ``error`` follows the text.
     """
     text = printable(text)
     if quiet or _logging_shows(level):
-        logger.log(level, text)
+        logger.log(level, text, exc_info=error)
     elif sys.stderr is not None:
-        sys.stderr.write(f"mingle: {text}\n")
+        lines = traceback.format_exception(error) if error is not None else []
+        sys.stderr.write(f"mingle: {text}\n{''.join(lines)}")
         sys.stderr.flush()
 
 
@@ -117,9 +119,9 @@ class Progress:
         else:
             say(logging.INFO, text)
 
-    def say(self, level: int, text: str) -> None:
-        """Says something beside the line."""
-        say(level, text, quiet=self._quiet)
+    def say(self, level: int, text: str, error: BaseException | None = None) -> None:
+        """Says something beside the line; see `say`."""
+        say(level, text, quiet=self._quiet, error=error)
 
     def _show(self, text: str) -> None:
         from rich.console import Console

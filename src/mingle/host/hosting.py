@@ -129,10 +129,11 @@ class Host:
 
     def next_timer(self) -> float | None:
         """When :meth:`handle_timer` has something to do."""
-        times = [self.registrar.next_timer(), self.rivals.next_timer(), self._callers.next_timer()]
+        if self.closed:
+            return None
+        times = [each.next_timer() for each in (self.registrar, self.rivals, self._callers)]
         times.append(self._presence.next_timer(finished=self.finished))
-        if not self.finished:
-            times += [self._deadline, self.rivals.verdict_timer(self.timeout)]
+        times += [] if self.finished else [self._deadline, self.rivals.verdict_timer(self.timeout)]
         return min((time for time in times if time is not None), default=None)
 
     def stage(self) -> str:

@@ -1,8 +1,7 @@
 """A rank that looks for its host, joins it and waits for GO: a pure machine.
 
-It asks by datagrams, races for every session that it hears of (:mod:`mingle.rank.sessions`), and takes the first that
-proves itself. From there on its steps are those of :mod:`mingle.rank.membership`. What may come between: the job runs
-already (:mod:`mingle.rank.blocking`), or the host sends its members to another one (:mod:`mingle.rank.moving`).
+It asks by datagrams, races for every session that it hears of (``sessions``), and takes the first that proves itself.
+From there on ``membership`` has its steps; the job may run already (``blocking``), or the host makes way (``moving``).
 """
 
 from __future__ import annotations

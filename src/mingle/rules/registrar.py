@@ -161,6 +161,7 @@ class Registrar(Seats):
         seat.conn = conn
         self._lost.pop(seat.member, None)
         self._conns[conn] = seat.member
+        self._refuse_challengers(seat)  # who comes back lives; the question went to its old connection
         self._decisions.append(Tell(conn, frames.Joined(session=self.session, epoch=self.epoch)))
         if self.phase is Phase.RUNNING:
             # It has acknowledged, so it lacks only this one word.
@@ -228,8 +229,10 @@ class Registrar(Seats):
     def pong(self, conn: int) -> None:
         """A seated member lives: whoever claims its rank is refused."""
         seat = self._seat_at(conn)
-        if seat is None:
-            return
+        if seat is not None:
+            self._refuse_challengers(seat)
+
+    def _refuse_challengers(self, seat: Seated) -> None:
         for challenge in [each for each in self._challenges if each.seat == seat.member]:
             self._challenges.remove(challenge)
             self._refuse(challenge.conn, challenge.applicant, self._taken(seat))

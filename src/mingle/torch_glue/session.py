@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -21,8 +20,6 @@ from mingle.rank.joining import Joiner
 from mingle.rules.machine import Formation
 from mingle.rules.seats import roster_digest
 from mingle.wire.frames import Seat
-
-logger = logging.getLogger("mingle")
 
 ROSTER_SECONDS = 10.0
 WATCH_QUICK_SECONDS = 0.05
@@ -131,7 +128,7 @@ class RunningSession:
         machine = self._discovery.machine
         self.bereft = machine.bereft if isinstance(machine, Joiner) else None
         if self.bereft is not None:
-            logger.error("%s", self.bereft.observation)
+            self._discovery.say(self.bereft.observation)
 
     def _say_good_bye(self) -> None:
         machine = self._discovery.machine
