@@ -6,8 +6,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from mingle.rules import registrar as registrar_module
 from mingle.rules.decisions import Deserted, Drop, Formed, NoCommonNetwork, OpenStore, Reopened, Tell
 from mingle.rules.registrar import ACKNOWLEDGE_SECONDS, CHALLENGE_SECONDS, RETURN_SECONDS, Registrar
+from mingle.rules.seating import Applicant
 from mingle.rules.seats import REMEMBERED_DEPARTURES, Phase, roster_digest
 from mingle.wire import frames
 from mingle.wire.frames import Path, Who
@@ -183,6 +185,13 @@ def test_a_stranger_with_the_hosts_own_id_gets_no_seat() -> None:
     registrar.join(4, HOST, join(1), 1.0)
     assert told(registrar.decisions(), 4, frames.Refused)
     assert registrar.seats[HOST].conn is None
+
+
+def test_what_a_launcher_says_of_a_node_reaches_the_seating() -> None:
+    application = join(1, local_rank=3, local_world_size=4, node_rank=2)
+    assert registrar_module._applicant(application) == Applicant(
+        node="node1", rank=1, local_rank=3, local_world_size=4, node_rank=2
+    )
 
 
 def test_a_living_member_keeps_its_rank() -> None:

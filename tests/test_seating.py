@@ -170,6 +170,33 @@ def test_node_ranks_are_the_launchers_only_where_they_fit(told: tuple[int | None
 # --- contiguity ---------------------------------------------------------------------------------------------
 
 
+def containers(*told: tuple[int | None, int | None], machines: str = "") -> list[Applicant]:
+    """One rank in each container, with the local and the node rank that it was told; on one machine, or not."""
+    machines = machines or "a" * len(told)
+    return [
+        Applicant(node=f"boot:{machine}/net:{rank}/pid:{rank}", rank=rank, local_rank=local, node_rank=node)
+        for rank, ((local, node), machine) in enumerate(zip(told, machines, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("applicants", "expected"),
+    [
+        # Containers of one machine that see all its devices: who says so is one node with the others.
+        (containers((0, 0), (1, 0)), [(0, 0), (1, 0)]),
+        (containers((0, 0), (1, 0), (0, 1), (1, 1)), [(0, 0), (1, 0), (0, 1), (1, 1)]),
+        # Said by halves, or of two machines: each container is a node of its own.
+        (containers((0, 0), (1, None)), [(0, 0), (0, 1)]),
+        (containers((0, 0), (0, 0)), [(0, 0), (0, 1)]),
+        (containers((0, 0), (1, 0), machines="ab"), [(0, 0), (0, 1)]),
+    ],
+)
+def test_containers_of_one_machine_are_one_node_where_they_are_told_so(
+    applicants: list[Applicant], expected: list[tuple[int, int]]
+) -> None:
+    assert [(each.local_rank, each.node_rank) for each in place(applicants)] == expected
+
+
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [

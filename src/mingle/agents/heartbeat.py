@@ -1,4 +1,4 @@
-"""Whether the other side of a control connection between agents still lives: asked every two seconds. Pure.
+"""Whether the other side of a control connection between agents still lives: asked every second. Pure.
 
 The kernel's keepalive notices a machine that is gone, not a process that has stopped; and a host has to notice that
 it is cut off, and stop, before those who are cut off from it choose another, so its patience is the shorter one.

@@ -363,5 +363,6 @@ def _applicant(join: frames.Join) -> Applicant:
         node=join.node,
         rank=join.rank,
         local_rank=join.local_rank,
+        local_world_size=join.local_world_size,
         node_rank=join.node_rank,
     )

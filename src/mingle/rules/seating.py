@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
 from typing import TypeAlias
@@ -45,17 +45,19 @@ def place(applicants: Sequence[Applicant]) -> list[Place]:
 
     Given ranks are kept. Assigned ones are contiguous per node, the host's node first and the host first on it,
     the others in the order in which they came. What a launcher says about local ranks and about node ranks is kept
-    where it fits what is seen on every node; a half of it, or one that contradicts itself, is replaced for all.
+    where it fits what is seen on every node; a half of it, or one that contradicts itself, is replaced for all. Where
+    it fits only if containers of one machine are one node, by the node ranks that they were told, they are.
     """
-    nodes: dict[str, list[int]] = {}
-    for index, applicant in enumerate(applicants):
-        nodes.setdefault(applicant.node, []).append(index)
+    nodes = _grouped(each.node for each in applicants)
+    if _told_local_ranks(applicants, nodes) is None:
+        told = _grouped(_told_node(each) for each in applicants)
+        nodes = nodes if _told_local_ranks(applicants, told) is None else told
     given = [applicant.rank for applicant in applicants if applicant.rank is not None]
     if len(given) == len(applicants):
         ranks = dict(enumerate(given))
     else:
-        ranks = {index: rank for rank, index in enumerate(itertools.chain.from_iterable(nodes.values()))}
-    by_rank = [sorted(members, key=ranks.__getitem__) for members in nodes.values()]
+        ranks = {index: rank for rank, index in enumerate(itertools.chain.from_iterable(nodes))}
+    by_rank = [sorted(members, key=ranks.__getitem__) for members in nodes]
     by_rank.sort(key=lambda members: ranks[members[0]])
     local_ranks = _told_local_ranks(applicants, by_rank) or {
         index: local for members in by_rank for local, index in enumerate(members)
@@ -72,6 +74,20 @@ def place(applicants: Sequence[Applicant]) -> list[Place]:
                 num_nodes=len(by_rank),
             )
     return [places[index] for index in range(len(applicants))]
+
+
+def _grouped(keys: Iterable[str]) -> list[list[int]]:
+    """Returns the indices of the equal ones, in the order in which they come first."""
+    groups: dict[str, list[int]] = {}
+    for index, key in enumerate(keys):
+        groups.setdefault(key, []).append(index)
+    return list(groups.values())
+
+
+def _told_node(applicant: Applicant) -> str:
+    """Returns the node by what its processes were told: containers of one machine may share it, devices and all."""
+    machine = applicant.node.partition("/net:")[0]
+    return applicant.node if applicant.node_rank is None else f"{machine}/told:{applicant.node_rank}"
 
 
 def _told_local_ranks(applicants: Sequence[Applicant], nodes: Sequence[Sequence[int]]) -> dict[int, int] | None:
