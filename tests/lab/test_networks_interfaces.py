@@ -182,7 +182,7 @@ def test_a_nic_goes_down_and_up_while_ranks_wait(lab: Lab, whose: str, seed: int
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("seed", repeated(1, soak=3))
 @pytest.mark.parametrize("seconds", chosen([3], soak=[0, 14]))
 @pytest.mark.parametrize("whose", chosen(["rank 0"], soak=["a waiting rank", "all"]))
 def test_a_nic_comes_back_under_another_name_with_another_address(

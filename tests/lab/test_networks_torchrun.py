@@ -1,14 +1,15 @@
-"""torchrun on networks that carry no multicast, or no IPv4."""
+"""torchrun on networks that carry no multicast or no IPv4, and on NICs that come and go."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.soak import chosen
+from tests.soak import chosen, repeated
 
-from . import Lab
+from . import Host, Lab
 from .name_server import serve_name
 from .test_networks_ipv6 import break_ipv4
 from .test_networks_unicast import NAME, without_multicast
@@ -54,6 +55,7 @@ def test_hosts_without_ipv4(lab: Lab, job: MakeJob) -> None:
     made.finish(*hosts)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("way_broken", chosen(["dropped"], soak=["no route"]))
 def test_dual_stack_with_ipv4_broken(lab: Lab, job: MakeJob, way_broken: str) -> None:
     """Gloo prefers IPv4, and the workers, which know nothing of mingle, train all the same."""
@@ -66,4 +68,54 @@ def test_dual_stack_with_ipv4_broken(lab: Lab, job: MakeJob, way_broken: str) ->
     masters = {said["environment"]["MASTER_ADDR"] for host in hosts for said in made.said(host, "started")}
     assert len(masters) == 1
     assert masters <= {host.address(family=6) for host in hosts}
+    made.finish(*hosts)
+
+
+# --- NICs that come and go -------------------------------------------------------------------------------------------
+
+
+def elected(made: Job, hosts: list[Host], joined: str) -> Host:
+    """The host of the agents that wait, once so many have joined it."""
+
+    def found() -> list[Host]:
+        return [
+            host
+            for host in hosts
+            for event in made.agents[host].events
+            if event.name == "log" and event["text"].endswith(f": open, {joined} joined")
+        ]
+
+    made.until(lambda: bool(found()), f"{joined} agents to join one of them")
+    return found()[0]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
+@pytest.mark.parametrize("how", chosen(["down and up"], soak=["to another address"]))
+@pytest.mark.parametrize("whose", chosen(["the host's"], soak=["another one's", "all"]))
+def test_a_nic_goes_and_comes_while_agents_wait(lab: Lab, job: MakeJob, whose: str, how: str, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    made = job(f"nic-{seed}", "3")
+    made.start(*hosts[:2])
+    holder = elected(made, hosts[:2], "2/3")
+    unplugged = [host for host in hosts[:2] if whose == "all" or (host is holder) == (whose == "the host's")]
+    for host in unplugged:
+        if how == "down and up":
+            host.ip(f"link set {host.interface()} down")
+        else:
+            host.detach()
+    threading.Event().wait(3)  # longer than mingle takes to see it
+    for host in unplugged:
+        if how == "down and up":
+            host.ip(f"link set {host.interface()} up", f"route add default dev {host.interface()}")
+            network.wait_forwarding([host.nic().port])
+        else:
+            host.attach(network)
+    made.start(hosts[2])
+    made.wait_for_group(hosts)
+    environments = [made.said(host, "started")[0]["environment"] for host in hosts]
+    (master,) = {environment["MASTER_ADDR"] for environment in environments}
+    assert master in {host.address() for host in hosts}
+    assert [environment["GLOO_SOCKET_IFNAME"] for environment in environments] == [host.interface() for host in hosts]
     made.finish(*hosts)

@@ -74,6 +74,13 @@ def test_mpi_inside_a_slurm_job(slurm: Slurm, mpi: list[str], launcher: str) -> 
     assert {"Slurm", launcher} <= {seen["name"] for record in found for seen in record["launchers"]}
 
 
+def test_pdsh(cluster: Cluster) -> None:
+    """By `-R exec`, which runs a command here for each host and puts the host's name and number into it."""
+    words = ["MINGLE_JOB_ID=digits", "WORLD_SIZE=2", "RANK=%n", *train()]
+    output = cluster.run("pdsh", "-S", "-R", "exec", "-w", "node[1-2]", "ssh", "%h", *words)
+    assert places(output) == [("node1", 0, 0), ("node2", 1, 0)]
+
+
 def test_the_pdsh_example(cluster: Cluster) -> None:
     output = cluster.run(EXAMPLES / "pdsh" / "train.sh", "node[1-2]", "2", "2", "--device", "cpu", "--epochs", "12")
     found = places(output)
