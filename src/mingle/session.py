@@ -129,9 +129,10 @@ class RunningSession:
         Whoever waits there through a door of ours is told by an exception; who calls torch by himself, by this line.
         """
         machine = self._discovery.machine
-        self.bereft = machine.bereft if isinstance(machine, Joiner) else None
-        if self.bereft is not None:
-            logger.error("%s", self.bereft.observation)
+        if isinstance(machine, Joiner) and (bereft := machine.bereft) is not None:
+            self.bereft = bereft
+            # One that has said good-bye may have done all that it was there for, if nobody wants a process group.
+            logger.log(logging.INFO if machine.membership.dismissed else logging.ERROR, "%s", bereft.observation)
 
     def _say_good_bye(self) -> None:
         machine = self._discovery.machine
