@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import sys
 import time
@@ -13,7 +14,9 @@ import pytest
 
 from mingle.engine import store
 from mingle.errors import MingleError
+from mingle.host.hosting import Host
 from mingle.job import Member
+from mingle.rank import membership
 from mingle.rank.joining import Joiner
 from mingle.torch_glue import session
 from mingle.torch_glue.session import LoneSession, RunningSession, group_stands
@@ -155,10 +158,22 @@ def test_a_rank_zero_that_goes_before_the_process_group_is_named(
 ) -> None:
     assert [each.is_member for each in sessions] == [False, True]
     assert sessions[1].bereft is None
+    caplog.set_level(logging.INFO, "mingle")
     sessions[0].close(failing=True)
     until(lambda: sessions[1].bereft is not None)
+    assert {record.levelname for record in caplog.records if "was lost" in record.message} == {"INFO"}
     assert "rank 0 was lost after the job had formed" in str(sessions[1].bereft)
     assert f"pid {os.getpid()}: it ended its session: an exception ended it" in caplog.text
+
+
+def test_a_rank_zero_that_dies_before_the_process_group_is_an_error_in_the_log(
+    sessions: list[RunningSession], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "RETURN_SECONDS", 0.1)
+    monkeypatch.setattr(Host, "close", lambda _host, _reason: None)  # no good-bye: its sockets just end
+    sessions[0].close(failing=True)
+    until(lambda: sessions[1].bereft is not None)
+    assert {record.levelname for record in caplog.records if "was lost" in record.message} == {"ERROR"}
 
 
 def test_a_rank_zero_that_goes_after_it_is_no_loss(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -20,6 +21,8 @@ from mingle.rank.joining import Joiner
 from mingle.rules.machine import Formation
 from mingle.rules.seats import roster_digest
 from mingle.wire.frames import Seat
+
+logger = logging.getLogger("mingle")
 
 ROSTER_SECONDS = 10.0
 WATCH_QUICK_SECONDS = 0.05
@@ -126,9 +129,13 @@ class RunningSession:
         Whoever waits there through a door of ours is told by an exception; who calls torch by himself, by this line.
         """
         machine = self._discovery.machine
-        self.bereft = machine.bereft if isinstance(machine, Joiner) else None
-        if self.bereft is not None:
-            self._discovery.say(self.bereft.observation)
+        if isinstance(machine, Joiner) and (bereft := machine.bereft) is not None:
+            self.bereft = bereft
+            if machine.membership.dismissed:
+                # It may have done all that it was there for, if nobody wants a process group.
+                logger.info("%s", bereft.observation)
+            else:
+                self._discovery.say(bereft.observation)
 
     def _say_good_bye(self) -> None:
         machine = self._discovery.machine
