@@ -380,5 +380,7 @@ class AgentHost(Host):
             failure = reports.authentication(self.identity, self.evidence, facts, secured=self.key is not None)
         if failure is None:
             status = self.registrar.status()
-            failure = agent_reports.incomplete(self.identity, self._nodes, status, self.timeout, self._attendance)
+            failure = agent_reports.incomplete(
+                self.identity, self._nodes, status, self.timeout, self._attendance, self.evidence, facts
+            )
         self._fail(failure, conflict=False)

@@ -103,7 +103,7 @@ class AgentLoop(StoreLoop):
                 self._turn()
                 now = time.monotonic()
                 if self._machine.deadline_passed(now):
-                    self._machine.give_up(self.facts(), now)
+                    self._machine.give_up(self.facts(diagnosed=True), now)
                     self._carry_out()
                 self._changed()
         except Exception:
