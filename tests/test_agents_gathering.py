@@ -158,6 +158,8 @@ def test_too_few_nodes_are_an_error_that_counts_and_names_them(job: Job) -> None
     with pytest.raises(DiscoveryTimeoutError, match="1 of 2 to 4 nodes were there") as failure:
         alone.gather()
     assert f"pid {alone._identity.who.pid}" in str(failure.value)
+    for part in ("interfaces: lo ", f"UDP port {job.port}", "datagrams: "):
+        assert part in str(failure.value)
     with pytest.raises(DiscoveryTimeoutError):
         alone.gather()
 

@@ -7,6 +7,7 @@ import pytest
 from mingle.agents.heartbeat import LEASE_MARGIN_SECONDS, MEMBER_SILENT_SECONDS
 from mingle.agents.hosting import LOOK_AROUND_SECONDS, MINORITY_SECONDS, AgentHost
 from mingle.agents.quorum import LEASE_SECONDS, members_of
+from mingle.wire import frames
 from mingle.wire.datagrams import Seek
 from tests.lan.agents import AgentGathering, AgentProcess
 
@@ -114,3 +115,26 @@ def test_nothing_is_asked_for_once_it_is_closed(gathering: AgentGathering) -> No
     assert host.closed
     assert all(other.agent.ended == "its workers are done" for other in others)
     assert host.calling() is None
+
+
+def test_nothing_is_kept_of_those_that_count_no_more(gathering: AgentGathering) -> None:
+    process, host, others = started(gathering)
+    for agent in others[:2]:
+        agent.close()
+    gathering.world.run(1.0)
+    assert on_the_roll(host) == ids(process, others[2])
+    assert not [agent for agent in others[:2] if agent.identity.member in host._leases]
+    assert others[2].identity.member in host._leases
+    assert host.registrar.left_on_purpose == set()
+
+
+def test_an_answer_counts_on_the_connection_of_the_seat_only(gathering: AgentGathering) -> None:
+    _, host, others = started(gathering)
+    seat = host.registrar.seats[others[0].identity.member]
+    assert host.roll is not None
+    assert seat.conn is not None
+    caller, number = host._callers[seat.conn], host.roll.latest.number + 1
+    host._frame(10**6, caller, frames.Pong(number=number), gathering.world.now)
+    assert host.roll._known.get(seat.member, 0) < number, "whoever says it is that member has shown nothing"
+    host._frame(seat.conn, caller, frames.Pong(number=number), gathering.world.now)
+    assert host.roll._known[seat.member] == number

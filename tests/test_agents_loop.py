@@ -12,7 +12,7 @@ import pytest
 from mingle.agents import gathering as agents
 from mingle.agents.loop import AgentLoop
 from mingle.agents.quorum import Nodes
-from mingle.engine import store
+from mingle.engine import file_limit, store
 from mingle.errors import MingleError
 from tests.bystanders import free_udp_port
 from tests.in_process import settings_of
@@ -48,6 +48,13 @@ def test_an_agent_alone_opens_its_store_and_closes_it() -> None:
     assert not loop.alive
     assert not answers(port)
     assert server.handle is None
+
+
+def test_every_agent_makes_room_since_each_may_come_to_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, bool]] = []
+    monkeypatch.setattr(file_limit, "make_room", lambda *count, what, quiet: asked.append((*count, quiet)))
+    loop_of(nodes=Nodes(minimum=1, maximum=700), progress="off").stop("the test is over")
+    assert asked == [(700, file_limit.FILES_PER_NODE, True)]
 
 
 def test_a_store_that_cannot_be_opened_ends_the_gathering(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -338,3 +338,41 @@ def test_who_counts_for_nothing_here_may_come_from_anywhere() -> None:
     registry.registrar.counted = {member("A"), member("B"), member("C")}
     late = registry.join("D", settled=view("DEF", host="E", generation=4, session="T"))
     assert registry.kinds(late) == [frames.Joined, frames.Confirm]
+
+
+# --- what is kept ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_nothing_is_kept_of_who_has_no_seat(running: bool) -> None:
+    registry = Registry(2, 3)
+    if running:
+        registry.go("B", "C")
+    strangers = "KLMNOP"
+    for letter in strangers:
+        registry.registrar.join(100, member(letter), registry.wish(letter, kind="ranks", bound=5.0), registry.now)
+    assert not {member(letter) for letter in strangers} & registry.registrar._bound_until.keys()
+
+
+def test_nothing_is_kept_of_who_has_left() -> None:
+    registry = Registry(2, 4)
+    conns = registry.go("B", "C")
+    assert registry.registrar._bound_until.keys() == {member("B"), member("C")}
+    late = registry.join("D", bound=5.0)
+    registry.registrar.lost(late, 1.0)
+    registry.registrar.lost(conns["B"], 1.0)
+    again = registry.join("C", bound=5.0)
+    assert registry.registrar._bound_until == {member("C"): registry.now + 5.0}
+    registry.registrar.left(again, 2.0, "its workers are done")
+    assert registry.registrar._bound_until == {}
+
+
+def test_of_those_that_were_refused_only_who_counts_is_remembered() -> None:
+    registry = Registry(2, 4)
+    conns = registry.go("B", "C")
+    for letter in "BC":
+        later = view(f"N{letter}", host="N", generation=1, session="T")
+        registry.registrar.lost(conns[letter], 1.0)
+        registry.registrar.counted = {member("A"), member(letter)}
+        assert refusal(registry, registry.join(letter, proposed=later)).reason == "generation"
+    assert registry.registrar._refused_since.keys() == {member("C")}

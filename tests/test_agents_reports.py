@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import pytest
+
 from mingle.agents import reports as agent_reports
 from mingle.agents.quorum import Nodes
 from mingle.agents.reports import Attendance
-from mingle.errors import DiscoveryTimeoutError
-from mingle.rules.machine import Identity
+from mingle.checks import findings
+from mingle.checks.findings import Finding
+from mingle.errors import DiscoveryTimeoutError, MingleError
+from mingle.rules.machine import Evidence, Identity, NetworkFacts
 from mingle.wire.frames import Status, Who
 from tests.views import member, view
 
@@ -14,11 +20,35 @@ NODES = Nodes(minimum=2, maximum=4)
 IDENTITY = Identity(
     job="resnet", attempt="", member=member("A"), rank=None, world_size=4, node="A", who=Who(hostname="one", pid=1)
 )
+FACTS = NetworkFacts(
+    interfaces=["eth0 10.0.0.1/24"],
+    groups=["239.192.7.7"],
+    port=29499,
+    sent=12,
+    received=5,
+    rejected=Counter({"unsigned": 2}),
+)
+BLOCKED = Finding("multicast", findings.Status.FAIL, "this host's firewall drops it", "nft insert rule x")
+DOUBTFUL = Finding("interfaces", findings.Status.WARN, "eth1 is up, too", "name it")
+ALONE = Status(joined=1, world_size=4, lacks="1 more node(s): 2 to 4 are wanted")
+
+
+def incomplete(
+    status: Status,
+    *,
+    seconds: float = 30.0,
+    attendance: Attendance | None = None,
+    evidence: Evidence | None = None,
+    facts: NetworkFacts = FACTS,
+) -> MingleError:
+    return agent_reports.incomplete(
+        IDENTITY, NODES, status, seconds, attendance or Attendance(), evidence or Evidence(), facts
+    )
 
 
 def test_too_few_nodes() -> None:
     status = Status(joined=1, world_size=4, present=("host one, pid 1",), lacks="1 more node(s): 2 to 4 are wanted")
-    error = agent_reports.incomplete(IDENTITY, NODES, status, 30.0, Attendance())
+    error = incomplete(status)
     assert isinstance(error, DiscoveryTimeoutError)
     assert "within 30 s: 1 of 2 to 4 nodes were there (host one, pid 1)" in error.observation
     assert "lacks 1 more node(s)" in error.observation
@@ -28,7 +58,7 @@ def test_too_few_nodes() -> None:
 
 def test_a_part_without_the_majority() -> None:
     status = Status(joined=2, world_size=4, lacks="a majority of …", left=("C: gone",), refused=("D: kind",))
-    error = agent_reports.incomplete(IDENTITY, NODES, status, 30.0, Attendance())
+    error = incomplete(status)
     assert error.cause is not None
     assert "the network is in parts" in error.cause
     assert "allow_minority=1" in str(error.remedy)
@@ -41,13 +71,59 @@ def test_whoever_is_last_names_those_that_gave_up_before() -> None:
     attendance.note(Status(joined=1, world_size=4))
     attendance.note(Status(joined=3, world_size=4, present=("one", "two", "three")))
     attendance.note(Status(joined=2, world_size=4))
-    error = agent_reports.incomplete(IDENTITY, NODES, Status(joined=1, world_size=4), 30.0, attendance)
+    error = incomplete(Status(joined=1, world_size=4), attendance=attendance)
     assert "3 of 2 to 4 nodes were there (one; two; three), 1 at the end" in error.observation
 
 
 def test_a_gathering_that_lacks_nothing_any_more() -> None:
     status = Status(joined=3, world_size=4, phase="sealed")
-    assert agent_reports.incomplete(IDENTITY, NODES, status, 1.0, Attendance()).observation.endswith("sealed.")
+    assert "(host one, pid 1), sealed.\n" in incomplete(status, seconds=1.0).observation
+
+
+def test_what_was_heard_and_tried_is_said() -> None:
+    evidence = Evidence()
+    evidence.other_jobs["resent"] = "host two (10.0.0.2), pid 7"
+    error = incomplete(ALONE, evidence=evidence)
+    for part in (
+        "other job ids heard on this network: 'resent' by host two (10.0.0.2), pid 7",
+        "interfaces: eth0 10.0.0.1/24; groups 239.192.7.7 and UDP port 29499",
+        "datagrams: 12 sent, 5 heard, 2 rejected (2 unsigned)",
+    ):
+        assert part in error.observation
+    assert error.cause == "the other nodes were not started, or with another --rdzv-id: 'resent' is on this network"
+    assert "nothing of this job was heard, and no other job either" in incomplete(ALONE).observation
+
+
+def test_the_cause_follows_the_evidence() -> None:
+    seekers, secret, typo = Evidence(), Evidence(), Evidence()
+    seekers.seekers[member("B")] = "a process without a rank on host two (10.0.0.2), pid 7"
+    secret.secret_failures["10.0.0.2: it has another secret"] = None
+    typo.other_jobs["resent"] = "host two (10.0.0.2), pid 7"
+    maybe = NetworkFacts(findings=[DOUBTFUL])
+    assert "firewall" in str(incomplete(ALONE, evidence=seekers).cause)
+    assert "host two (10.0.0.2), pid 7" in incomplete(ALONE, evidence=seekers).observation
+    assert "secret" in str(incomplete(ALONE, evidence=secret).cause)
+    assert "did not prove the secret: 10.0.0.2" in incomplete(ALONE, evidence=secret).observation
+    assert "incompatible" in str(incomplete(ALONE, facts=NetworkFacts(rejected=Counter({"version 9": 1}))).cause)
+    assert incomplete(ALONE, facts=maybe).cause == DOUBTFUL.observation
+    assert "'resent'" in str(incomplete(ALONE, facts=maybe, evidence=typo).cause)
+    refused = Status(joined=1, world_size=4, lacks="1 more", refused=("host two: world size",))
+    assert "contradict" in str(incomplete(refused, evidence=typo).cause)
+
+
+@pytest.mark.parametrize("left", [(), ("host two: its connection closed",)])
+def test_whoever_joined_is_not_said_to_be_kept_out(left: tuple[str, ...]) -> None:
+    evidence = Evidence()
+    evidence.seekers[member("B")] = "a process without a rank on host two (10.0.0.2), pid 7"
+    present = Status(joined=1 if left else 2, world_size=4, lacks="1 more", left=left)
+    assert "firewall" not in str(incomplete(present, evidence=evidence).cause)
+
+
+def test_what_is_surely_wrong_with_this_machine_is_the_likely_cause() -> None:
+    """The same sentence that `mingle-discover doctor` says."""
+    error = incomplete(ALONE, facts=NetworkFacts(findings=[BLOCKED, DOUBTFUL]))
+    assert (error.cause, error.remedy) == (BLOCKED.observation, "nft insert rule x.")
+    assert "on this machine: eth1 is up, too" in error.observation
 
 
 def test_notices_name_the_job_and_what_follows() -> None:

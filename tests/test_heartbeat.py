@@ -71,3 +71,16 @@ def test_a_death_is_certain_within_the_lease_of_a_question_that_was_answered() -
     leases.answered(A)  # to nothing that was asked
     assert leases.died_bound(A, LEASE_SECONDS + 1.5)
     assert not leases.died_bound(B, 0.0)
+
+
+def test_who_counts_no_more_is_forgotten() -> None:
+    leases = Leases()
+    for name in (b"a", b"b"):
+        leases.begin(name, 0.0)
+        leases.asked(name, 1.0)
+    leases.forget_all_but({b"b"})
+    assert b"a" not in leases
+    assert not leases.died_bound(b"a", 0.0)
+    leases.answered(b"a")
+    leases.answered(b"b")
+    assert leases.bound(b"b", 1.0)

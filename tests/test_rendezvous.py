@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import socket
 import sys
 import threading
@@ -18,7 +17,7 @@ import torch
 
 import mingle
 from mingle.configuration.settings import Settings
-from mingle.engine import loop, progress, store
+from mingle.engine import file_limit, loop, progress, store
 from mingle.errors import (
     ConfigurationError,
     DiscoveryTimeoutError,
@@ -387,32 +386,6 @@ def test_the_launchers_word_for_a_node_counts_before_the_machines() -> None:
     assert rendezvous._identity(settings_of("x", 1, 2, 1)).node.startswith("boot:" if os.name == "posix" else "")
 
 
-@pytest.mark.parametrize(
-    ("limits", "world_size", "raised_to", "warned"),
-    [
-        ((1024, 4096), 64, None, False),
-        ((1024, 4096), 1000, 4096, False),
-        ((1024, 2048), 1000, 2048, True),
-        ((1024, resource.RLIM_INFINITY), 1000, 3128, False),
-        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 100_000, None, False),
-        ((1024, 1024), 1000, 1024, True),
-    ],
-)
-def test_room_for_the_connections_of_a_large_job(
-    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], world_size: int, raised_to: int | None, warned: bool
-) -> None:
-    new_limits: list[tuple[int, int]] = []
-    said: list[str] = []
-    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    monkeypatch.setattr(resource, "setrlimit", lambda _, new: new_limits.append(new))
-    monkeypatch.setattr(progress, "say", lambda level, text, **_: said.append(text))
-    rendezvous._make_room(world_size)
-    assert new_limits == ([] if raised_to is None else [(raised_to, limits[1])])
-    assert bool(said) is warned
-    if warned:
-        assert f"{limits[1]} files and needs about 3128 for 1000 ranks" in said[0]
-
-
 @pytest.mark.parametrize(("rank", "hosts"), [(0, True), (None, True), (1, False)])
 def test_who_may_host_makes_room(monkeypatch: pytest.MonkeyPatch, rank: int | None, hosts: bool) -> None:
     asked: list[int] = []
@@ -423,7 +396,7 @@ def test_who_may_host_makes_room(monkeypatch: pytest.MonkeyPatch, rank: int | No
     def stop(*_: object) -> None:
         raise Stop
 
-    monkeypatch.setattr(rendezvous, "_make_room", asked.append)
+    monkeypatch.setattr(file_limit, "make_room", lambda members, *_, **__: asked.append(members))
     monkeypatch.setattr(rendezvous, "Discovery", stop)
     with pytest.raises(Stop):
         mingle.discover("room", rank=rank, world_size=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -116,17 +117,25 @@ def test_a_worker_crashes_in_its_first_attempt(lab: Lab, job: MakeJob, count: in
     assert len(ports) > 1  # a store of its own for each round
 
 
-def test_fewer_nodes_than_wanted_end_with_who_was_there(lab: Lab, job: MakeJob) -> None:
+def test_fewer_nodes_than_wanted_end_with_who_was_there_and_the_mistyped_id(lab: Lab, job: MakeJob) -> None:
     network = lab.network()
-    hosts = [lab.host(network) for _ in range(2)]
-    made = job("few", "3", conf="discovery_timeout=5")
+    *hosts, apart = [lab.host(network) for _ in range(3)]
+    made, mistyped = job("few", "3", conf="discovery_timeout=5"), job("fwe", "3", conf="discovery_timeout=5")
     made.start(*hosts)
+    mistyped.start(apart)
     for host in hosts:
         failure = made.agents[host].error(SECONDS)
         assert failure.name == "RendezvousTimeoutError"
         assert "2 of 3 nodes were there" in failure.message
         for each in hosts:
             assert f"host {each.name} ({each.address()})" in failure.message
+        assert "another --rdzv-id: 'fwe' is on this network" in failure.message
+    failure = mistyped.agents[apart].error(SECONDS)
+    assert "1 of 3 nodes were there" in failure.message
+    assert "another --rdzv-id: 'few' is on this network" in failure.message
+    assert f"interfaces: {apart.interface(network)} " in failure.message
+    assert "UDP port 29499" in failure.message
+    assert re.search(r"datagrams: [1-9]\d* sent, [1-9]\d* heard, 0 rejected", failure.message)
 
 
 def test_two_jobs_at_once_and_one_again_with_the_same_id(lab: Lab, job: MakeJob) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from mingle.agents.quorum import LEASE_SECONDS
@@ -85,6 +86,12 @@ class Leases:
         """GO was said to a member."""
         self._told[member] = self._heard_of[member] = now
         self._asked[member] = deque()
+
+    def forget_all_but(self, members: AbstractSet[bytes]) -> None:
+        """Of nobody else anything is asked any more."""
+        for kept in (self._asked, self._told, self._heard_of):
+            for member in kept.keys() - members:
+                del kept[member]
 
     def asked(self, member: bytes, now: float) -> None:
         """A member was asked whether it lives."""

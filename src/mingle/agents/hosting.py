@@ -208,9 +208,10 @@ class AgentHost(Host):
         self._look(now)
 
     def _frame(self, conn: int, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
-        if isinstance(frame, frames.Pong) and self.roll is not None:
-            self.roll.acknowledged(caller.hello.member, frame.number)
-            self._leases.answered(caller.hello.member)
+        seat = self.registrar.seats.get(caller.hello.member)
+        if isinstance(frame, frames.Pong) and self.roll is not None and seat is not None and seat.conn == conn:
+            self.roll.acknowledged(seat.member, frame.number)
+            self._leases.answered(seat.member)
         super()._frame(conn, caller, frame, now)
 
     def _hold(self, now: float) -> None:
@@ -293,6 +294,9 @@ class AgentHost(Host):
         while True:
             if roll.settle(present, gone, bound):
                 self._tell_members(lambda: frames.Members(view=roll.settled, settled=True))
+                counting = roll.counted | self._nodes_seen.keys()
+                self._leases.forget_all_but(counting)
+                registrar.left_on_purpose &= counting
             if not roll.change(list(self._nodes_seen.values()), registrar.generation):
                 break
             self._tell_members(lambda: frames.Members(view=roll.latest))
@@ -380,5 +384,7 @@ class AgentHost(Host):
             failure = reports.authentication(self.identity, self.evidence, facts, secured=self.key is not None)
         if failure is None:
             status = self.registrar.status()
-            failure = agent_reports.incomplete(self.identity, self._nodes, status, self.timeout, self._attendance)
+            failure = agent_reports.incomplete(
+                self.identity, self._nodes, status, self.timeout, self._attendance, self.evidence, facts
+            )
         self._fail(failure, conflict=False)

@@ -197,7 +197,9 @@ class AgentJoiner(Joiner):
             failure = reports.authentication(self.identity, self.evidence, facts, secured=self._secured)
         status = status or self._attendance.best
         if failure is None and status is not None:
-            failure = agent_reports.incomplete(self.identity, self._nodes, status, self.timeout, self._attendance)
+            failure = agent_reports.incomplete(
+                self.identity, self._nodes, status, self.timeout, self._attendance, self.evidence, facts
+            )
         self.failure = failure
         if failure is None:
             super().give_up(facts)

@@ -13,7 +13,7 @@ from mingle.agents.generations import Agent
 from mingle.agents.hosting import AgentHost
 from mingle.agents.quorum import Nodes
 from mingle.configuration.settings import Settings
-from mingle.engine import progress, store
+from mingle.engine import file_limit, progress, store
 from mingle.engine.progress import Progress
 from mingle.engine.store_loop import StoreLoop
 from mingle.rules.machine import CloseStore, Effect, Identity, OpenStore, ProveStore
@@ -56,6 +56,8 @@ class AgentLoop(StoreLoop):
         self._first_port = settings.master_port
         self._progress: Progress | None = None
         key = JobKey(settings.secret, settings.job_id) if settings.secret is not None else None
+        quiet = settings.progress == "off"
+        file_limit.make_room(nodes.maximum, file_limit.FILES_PER_NODE, what="nodes", quiet=quiet)
         with contextlib.ExitStack() as stack:
             super().__init__(settings, settings.job_id, key, stack)
             self._machine = Agent(
@@ -103,7 +105,7 @@ class AgentLoop(StoreLoop):
                 self._turn()
                 now = time.monotonic()
                 if self._machine.deadline_passed(now):
-                    self._machine.give_up(self.facts(), now)
+                    self._machine.give_up(self.facts(diagnosed=True), now)
                     self._carry_out()
                 self._changed()
         except Exception as error:

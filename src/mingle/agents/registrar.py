@@ -196,21 +196,30 @@ class AgentsRegistrar(Registrar):
 
     def join(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
         """A proved connection asks for a seat."""
-        self._bound_until[member] = float("-inf") if applicant.bound is None else now + applicant.bound
-        if self.phase is Phase.OPEN:
-            if member not in self.seats:
-                self._newcomer_at = now
-            super().join(conn, member, applicant, now)
-            return
         known = self.seats.get(member)
-        if known is not None and (self.phase is not Phase.RUNNING or member == self.own_member):
-            super().join(conn, member, applicant, now)
-            return
-        for seat in (known, self.latecomers.get(member)):
+        late = self.phase is not Phase.OPEN and (
+            known is None or (self.phase is Phase.RUNNING and member != self.own_member)
+        )
+        for seat in (known, self.latecomers.get(member)) if late else ():
             if seat is not None and seat.conn is not None:
                 # The same agent on another connection: its old one is dead, whether or not we have noticed.
                 self._decisions.append(Drop(seat.conn))
                 self.lost(seat.conn, now, "it came back on another connection")
+        self._bound_until[member] = float("-inf") if applicant.bound is None else now + applicant.bound
+        if late:
+            self._join_late(conn, member, applicant, now)
+        else:
+            if self.phase is Phase.OPEN and known is None:
+                self._newcomer_at = now
+            super().join(conn, member, applicant, now)
+        self._forget_unless_in(member)
+
+    def _forget_unless_in(self, member: bytes) -> None:
+        """Member ids are what callers say they are: nothing is kept of one that has no seat."""
+        if member not in self.seats and member not in self.latecomers:
+            self._bound_until.pop(member, None)
+
+    def _join_late(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
         refusal = self._refusal(applicant) or self._claims(member, applicant, now)
         if refusal is not None:
             self._refuse(conn, applicant, refusal)
@@ -257,6 +266,7 @@ class AgentsRegistrar(Registrar):
             return None
         present = {*self.seats, member}
         views = [each for each in (applicant.settled, applicant.proposed) if each and each.generation > self.generation]
+        self._refused_since = {each: at for each, at in self._refused_since.items() if each in self.counted}
         since = self._refused_since.setdefault(member, now)
         lone = all(may_survive(view, present, self.dead.keys()) for view in views)
         if self._survives(views, present, now) or (lone and now >= since + self._last_call):
@@ -333,6 +343,7 @@ class AgentsRegistrar(Registrar):
         member = self._conns.pop(conn)
         del self.latecomers[member]
         self.places.pop(member, None)
+        self._forget_unless_in(member)
 
     # --- going -----------------------------------------------------------------------------------------------------
 
@@ -346,6 +357,8 @@ class AgentsRegistrar(Registrar):
             self.departures.append(f"{self._describe(seat)}: {reason}"[:REMEMBERED_TEXT])
         else:
             super().lost(conn, now, reason)
+        if seat is not None:
+            self._forget_unless_in(seat.member)
 
     def left(self, conn: int, now: float, reason: str) -> None:
         """A member says good-bye: it counts in no majority any more."""

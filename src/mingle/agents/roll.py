@@ -61,6 +61,7 @@ class Roll:
         if not holds(self.settled, aware, gone) or (tie and (rest - aware) & bound):
             return False
         self.settled, self.proposed = proposed, None
+        self._known.clear()  # the number of the next one is higher
         return True
 
     def holds(self, present: AbstractSet[bytes], gone: AbstractSet[bytes]) -> bool:

@@ -60,7 +60,8 @@ class Presence:
         return None
 
     def _asked(self, message: Seek, source: Source) -> None:
-        self._evidence.seeker(message, source)
+        if message.member != self._identity.member:  # else it is our own, from before we were a host
+            self._evidence.seeker(message, source)
         if source.multicast:
             self._announcer.asked()
         else:

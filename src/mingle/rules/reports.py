@@ -18,7 +18,8 @@ _NO_NETWORK_CAUSE = "the hosts have several networks and share none of them, or 
 _NO_NETWORK_REMEDY = "name the network they share with MINGLE_INTERFACE on every host, or open TCP between them."
 
 
-def _few(names: Iterable[object], separator: str = ", ") -> str:
+def few(names: Iterable[object], separator: str = ", ") -> str:
+    """Returns the first few of these names, and how many more there are."""
     every = [str(name) for name in names]
     shown = separator.join(every[:_SHOWN])
     return shown if len(every) <= _SHOWN else f"{shown} and {len(every) - _SHOWN} more"
@@ -37,20 +38,21 @@ def ranks_text(ranks: Sequence[int]) -> str:
         f"{first}-{last}" if last - first > 1 else ", ".join(str(rank) for rank in range(first, last + 1))
         for first, last in spans
     ]
-    return _few(words) if words else "none"
+    return few(words) if words else "none"
 
 
 def _me(identity: Identity) -> str:
     return f"rank {identity.rank}" if identity.rank is not None else "this process"
 
 
-def _tried(facts: NetworkFacts) -> str:
+def tried(facts: NetworkFacts) -> str:
+    """Returns the lines that say what was tried: interfaces, groups, port, datagrams, and what is wrong here."""
     lines = [
         f"  interfaces: {', '.join(facts.interfaces) or 'none'}; "
         f"groups {', '.join(facts.groups)} and UDP port {facts.port}"
     ]
     if facts.peers:
-        lines.append(f"  peers: {_few(facts.peers)}")
+        lines.append(f"  peers: {few(facts.peers)}")
     rejected = ", ".join(f"{count} {reason}" for reason, count in sorted(facts.rejected.items()))
     lines.append(
         f"  datagrams: {facts.sent} sent, {facts.received} heard, "
@@ -64,24 +66,26 @@ def _tried(facts: NetworkFacts) -> str:
     return "\n".join(lines)
 
 
-def _heard(evidence: Evidence) -> str:
+def heard(evidence: Evidence) -> str:
+    """Returns the lines that say who was heard: of this job, and of others."""
     lines = []
     if evidence.hosts:
         lines.append("  hosts of this job heard: " + "; ".join(f"{n}: {t}" for n, t in evidence.hosts.items()))
     if evidence.announcements:
-        lines.append(f"  announced by mingle-discover, which no rank can join: {_few(evidence.announcements)}")
+        lines.append(f"  announced by mingle-discover, which no rank can join: {few(evidence.announcements)}")
     if evidence.seekers:
-        lines.append(f"  others that look for the same job: {_few(sorted(evidence.seekers.values()), '; ')}")
+        lines.append(f"  others that look for the same job: {few(sorted(evidence.seekers.values()), '; ')}")
     if evidence.other_attempts:
         others = (f"{attempt!r} by {who}" for attempt, who in evidence.other_attempts.items())
-        lines.append(f"  the same job in other attempts: {_few(others, '; ')}")
+        lines.append(f"  the same job in other attempts: {few(others, '; ')}")
     if evidence.other_jobs:
         others = (f"{job!r} by {who}" for job, who in sorted(evidence.other_jobs.items()))
-        lines.append(f"  other job ids heard on this network: {_few(others, '; ')}")
+        lines.append(f"  other job ids heard on this network: {few(others, '; ')}")
     return "\n".join(lines) or "  nothing of this job was heard, and no other job either"
 
 
-def _versions(facts: NetworkFacts) -> list[str]:
+def versions(facts: NetworkFacts) -> list[str]:
+    """Returns the foreign versions of the protocol that were heard."""
     return [reason for reason in facts.rejected if reason.startswith("version ")]
 
 
@@ -99,9 +103,9 @@ def authentication(identity: Identity, evidence: Evidence, facts: NetworkFacts, 
         observation = f"job {identity.job!r} is hosted with a secret, and {_me(identity)} has none"
         cause = "MINGLE_SECRET or MINGLE_SECRET_FILE is set for the other ranks only"
     if evidence.secret_failures:
-        observation += f"; {_few(evidence.secret_failures, '; ')}"
+        observation += f"; {few(evidence.secret_failures, '; ')}"
     return AuthenticationError.explain(
-        f"{observation}.\n{_tried(facts)}",
+        f"{observation}.\n{tried(facts)}",
         cause=cause,
         remedy="give every rank the same MINGLE_SECRET or MINGLE_SECRET_FILE, or none of them any.",
     )
@@ -124,7 +128,7 @@ def timeout(
     else:
         observation, cause, remedy = _no_host(identity, evidence, facts, seconds)
     return DiscoveryTimeoutError.explain(
-        f"{observation}\n{_heard(evidence)}\n{_tried(facts)}", cause=cause, remedy=remedy
+        f"{observation}\n{heard(evidence)}\n{tried(facts)}", cause=cause, remedy=remedy
     )
 
 
@@ -144,11 +148,11 @@ def _incomplete(
         observation += " (as last told by rank 0, which is not reached any more)"
     observation += "."
     if status.left:
-        observation += f"\n  came and went: {_few(status.left, '; ')}"
+        observation += f"\n  came and went: {few(status.left, '; ')}"
     if status.refused:
-        observation += f"\n  refused: {_few(status.refused, '; ')}"
+        observation += f"\n  refused: {few(status.refused, '; ')}"
     if evidence.secret_failures:
-        observation += f"\n  did not prove the secret: {_few(evidence.secret_failures, '; ')}"
+        observation += f"\n  did not prove the secret: {few(evidence.secret_failures, '; ')}"
     remedy = "look at the output of the missing ranks; `mingle-discover list` shows who is there."
     if status.refused:
         cause = "a rank was started with settings that contradict the others (see what was refused)"
@@ -156,8 +160,8 @@ def _incomplete(
         cause = "a rank crashed or was stopped while it waited for the others"
     elif status.unconfirmed:
         cause = "those processes are stopped, or their network was cut while the job formed"
-    elif failing := _failing(facts):
-        cause, remedy = failing.observation, f"{failing.remedy}."
+    elif sure := failing(facts):
+        cause, remedy = sure.observation, f"{sure.remedy}."
     elif evidence.secret_failures or evidence.secret_signs:
         cause = (
             "the missing ranks were started without a secret or with another one (somebody speaks of this job and has "
@@ -166,7 +170,7 @@ def _incomplete(
         remedy = "give every rank the same MINGLE_SECRET or MINGLE_SECRET_FILE; a stranger can be ignored."
     elif outside := _outside(evidence, status):
         cause = (
-            f"{_few(outside, '; ')}: heard, and has not joined. Its host's firewall drops what comes from here, or "
+            f"{few(outside, '; ')}: heard, and has not joined. Its host's firewall drops what comes from here, or "
             "ours drops its TCP connections"
         )
         remedy = "run `mingle-discover doctor` on both hosts, or `mingle-discover ping` on all of them at once."
@@ -185,7 +189,7 @@ def _outside(evidence: Evidence, status: Status) -> list[str]:
     return [text for text in evidence.seekers.values() if any(text.startswith(f"rank {n} ") for n in status.missing)]
 
 
-def _failing(facts: NetworkFacts) -> Finding | None:
+def failing(facts: NetworkFacts) -> Finding | None:
     """Returns what is surely wrong with this machine, or None."""
     return next((finding for finding in facts.findings if finding.status is findings.Status.FAIL), None)
 
@@ -202,7 +206,7 @@ def _hushed(identity: Identity, seconds: float) -> tuple[str, str, str]:
 def _no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, seconds: float) -> tuple[str, str, str]:
     host = "a host" if identity.rank is None else "rank 0"
     observation = f"job {identity.job!r}: {host} was not found within {seconds:g} s by {_me(identity)}."
-    versions = _versions(facts)
+    spoken = versions(facts)
     if evidence.hosts:
         return (
             observation,
@@ -210,19 +214,19 @@ def _no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, second
             "allow TCP between the hosts, or name the right network with MINGLE_INTERFACE; `mingle-discover doctor` "
             "on its host shows the rule.",
         )
-    if versions:
+    if spoken:
         return (
             observation,
-            f"another protocol {_few(versions)} is spoken on this network: an incompatible mingle",
+            f"another protocol {few(spoken)} is spoken on this network: an incompatible mingle",
             "install the same version of multinode-mingle on every host.",
         )
-    failing = _failing(facts)
-    if failing is not None:
-        return observation, failing.observation, f"{failing.remedy}."
+    sure = failing(facts)
+    if sure is not None:
+        return observation, sure.observation, f"{sure.remedy}."
     if evidence.other_jobs:
         return (
             observation,
-            f"a mistyped job id: {_few(repr(job) for job in sorted(evidence.other_jobs))} is on this network",
+            f"a mistyped job id: {few(repr(job) for job in sorted(evidence.other_jobs))} is on this network",
             "start every rank with the same job id.",
         )
     if evidence.seekers:
@@ -326,7 +330,7 @@ def not_contiguous(identity: Identity) -> str:
 def two_hosts(identity: Identity, rivals: Sequence[Who]) -> MingleError:
     """Returns the error for two live rank 0s."""
     return ConflictError.explain(
-        f"job {identity.job!r} has more than one rank 0: this process ({identity.who}) and {_few(rivals, '; ')}.",
+        f"job {identity.job!r} has more than one rank 0: this process ({identity.who}) and {few(rivals, '; ')}.",
         cause="rank 0 was started twice, or two jobs share one job id",
         remedy="start one rank 0 only, or give the jobs different ids.",
     )

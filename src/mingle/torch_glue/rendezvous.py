@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from mingle._version import __version__
 from mingle.configuration import node, settings
 from mingle.configuration.settings import Settings
-from mingle.engine import progress, store
+from mingle.engine import file_limit, progress, store
 from mingle.engine.discovery import Discovery
 from mingle.errors import ConfigurationError, MingleError
 from mingle.job import Job, Member
@@ -30,14 +30,7 @@ from mingle.torch_glue.session import ForeignSession, LoneSession, RunningSessio
 from mingle.wire.datagrams import clip
 from mingle.wire.frames import Who
 
-if sys.platform != "win32":
-    import resource
-
 logger = logging.getLogger("mingle")
-
-# Files a member costs the host: its control connection, two store clients, and room.
-FILES_PER_MEMBER = 3
-FILES_BESIDE = 128
 
 Session: TypeAlias = RunningSession | LoneSession | ForeignSession
 
@@ -158,7 +151,8 @@ def _import_torch() -> None:
 
 def _discover(wanted: Settings) -> tuple[Formation, RunningSession]:
     if wanted.rank in (0, None):
-        _make_room(wanted.world_size)
+        quiet = wanted.progress == "off"
+        file_limit.make_room(wanted.world_size, file_limit.FILES_PER_RANK, what="ranks", quiet=quiet)
     discovery = Discovery(wanted, _identity(wanted))
     formation = discovery.run()
     return formation, RunningSession(discovery, formation)
@@ -189,23 +183,6 @@ def _identity(wanted: Settings) -> Identity:
 def _hostname() -> str:
     """Returns this machine's name, cut so that every datagram has room for it."""
     return clip(socket.gethostname())
-
-
-def _make_room(world_size: int) -> None:
-    """Raises the soft limit of open files to the hard one, and says so when that is not enough."""
-    if sys.platform == "win32":  # for the type checker: nobody comes here on Windows
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = FILES_PER_MEMBER * world_size + FILES_BESIDE
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        limit = hard if hard != resource.RLIM_INFINITY else max(needed, soft)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-        if limit < needed:
-            progress.say(
-                logging.WARNING,
-                f"rank 0 may open {limit} files and needs about {needed} for {world_size} ranks: raise the hard limit "
-                "(ulimit -Hn)",
-            )
 
 
 def _form_alone(wanted: Settings) -> tuple[Formation, LoneSession]:

@@ -1,0 +1,44 @@
+"""Room for the connections of a large job: the limit of open files (getrlimit(2)) of the process that may host it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from mingle.engine import progress
+
+if sys.platform != "win32":
+    import resource
+
+FILES_PER_RANK = 3
+"""What a rank costs its host: a control connection, two store clients, and room."""
+FILES_PER_NODE = 3 + 16
+"""What a node of agents costs the one that hosts and is agent 0: a control connection, two clients of the agents'
+store, and one of the workers' store for each of its workers, of which it rarely has more."""
+FILES_BESIDE = 128
+
+
+def make_room(members: int, files_per_member: int, *, what: str, quiet: bool) -> None:
+    """Raises the soft limit of open files to the hard one if it may not do, and says so when that is not enough.
+
+    Args:
+        members: how many there are.
+        files_per_member: what each of them costs.
+        what: what they are, for people.
+        quiet: whether to say it in the log only.
+    """
+    if sys.platform == "win32":  # for the type checker: nobody comes here on Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = files_per_member * members + FILES_BESIDE
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    limit = hard if hard != resource.RLIM_INFINITY else max(needed, soft)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit < needed:
+        progress.say(
+            logging.WARNING,
+            f"the host of a job may open {limit} files and needs about {needed} for {members} {what}: raise the hard "
+            "limit (ulimit -Hn)",
+            quiet=quiet,
+        )
