@@ -18,10 +18,12 @@ from mingle.engine import loop, progress, store
 from mingle.engine.discovery import Discovery
 from mingle.engine.store import StoreServer
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, InterfaceError, MingleError
+from mingle.host.hosting import Host
 from mingle.network import interfaces
 from mingle.network.transport import Change
 from mingle.rank.joining import Joiner
 from mingle.rules.machine import Formation
+from mingle.rules.seats import Phase
 from mingle.wire import datagrams
 from tests.bystanders import free_udp_port
 from tests.in_process import Formed, discovery_of, formed, settings_of
@@ -305,6 +307,43 @@ def test_a_store_that_was_opened_too_late_does_not_stay(monkeypatch: pytest.Monk
     go_on.set()
     until(lambda: ports)
     until(lambda: gc.collect() >= 0 and not answers(ports[0]))
+
+
+def test_a_seal_that_is_called_off_while_its_store_is_opened_leaves_one_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, go_on, open_server = threading.Event(), threading.Event(), store.open_server
+
+    def slow(*arguments: Any) -> StoreServer:
+        opening.set()
+        assert go_on.wait(20)
+        return open_server(*arguments)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "open_server", slow)
+    with busy_port() as fixed:
+        pass
+    job_id, port = job_name("again"), free_udp_port()
+    host, first, second = (
+        discovery_of(settings_of(job_id, rank, 2, port, timeout=20.0, master_port=fixed)) for rank in (0, 1, 1)
+    )
+    with ThreadPoolExecutor(3) as pool:
+        hosting, leaving = pool.submit(host.run), pool.submit(first.run)
+        assert opening.wait(10)
+        first.call(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            leaving.result(10)
+        joining = pool.submit(second.run)
+        machine = host.machine
+        assert isinstance(machine, Host)
+        until(lambda: (machine.registrar.epoch, machine.registrar.phase) == (2, Phase.SEALING))
+        go_on.set()
+        assert hosting.result(20).store_port == joining.result(20).store_port == fixed
+    server = host.store_server
+    assert server is not None
+    store.prove(server.address, fixed, server.session, server.token)
+    for each in (second, host):
+        each.close("the test is over")
 
 
 # --- the network changes --------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mingle.errors import DiscoveryTimeoutError, InterfaceError
+from mingle.errors import ConfigurationError, DiscoveryTimeoutError, InterfaceError
 from mingle.host.callers import MAX_UNPROVED_PER_SOURCE, PROOF_SECONDS
 from mingle.host.hosting import Host
 from mingle.rules.control import HandshakeFailed, MemberConversation
@@ -125,6 +125,20 @@ def test_the_way_to_its_outcome() -> None:
     outcome = alone.host.outcome
     assert outcome is not None
     assert (outcome.rank, outcome.store_address, outcome.store_port, outcome.interface) == (0, "10.0.0.1", 5000, "eth0")
+
+
+def test_only_the_store_of_the_present_seal_fails_the_job() -> None:
+    alone, taken = Alone(), ConfigurationError.explain("taken", cause="c", remedy="r")
+    alone.join(1, 1)
+    alone.confirm(1)
+    alone.say(1, frames.Leave(session=SESSION, reason="a second thought"))
+    alone.host.store_failed(1, taken, 2.0)
+    alone.join(2, 1)
+    alone.confirm(2)
+    alone.host.store_failed(1, taken, 2.0)
+    assert (alone.host.registrar.epoch, alone.phase(), alone.host.failure) == (2, Phase.SEALING, None)
+    alone.host.store_failed(2, taken, 2.0)
+    assert alone.host.failure is taken
 
 
 def test_the_roster_is_told_to_who_asks() -> None:

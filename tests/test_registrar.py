@@ -333,11 +333,11 @@ def test_no_common_network() -> None:
     assert "rank 2 on host h2 (10.0.0.3), pid 12: not 10.0.0.1" in problem.matrix
 
 
-def test_a_store_that_fails_voids() -> None:
-    registrar = at(Phase.SEALING)
-    registrar.decisions()
-    registrar.store_failed("no port", 3.0)
-    assert told(registrar.decisions(), 1, frames.Void)[0].reason == "no port"
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_store_is_awaited_for_the_present_seal_alone(phase: Phase) -> None:
+    registrar = at(phase)
+    awaited = [epoch for epoch in range(4) if registrar.awaits_store(epoch)]
+    assert awaited == ([registrar.epoch] if phase is Phase.SEALING else [])
 
 
 def test_the_status_fits_into_a_frame_whatever_members_call_themselves() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -74,6 +75,30 @@ def test_a_store_that_stands_is_used_again_for_its_session(loop: StoreLoop, monk
     assert loop._server("127.0.0.1", None, b"one") is first
     assert loop._server("127.0.0.1", None, b"two") is not first
     assert len(opened) == 2
+
+
+def test_a_store_moves_to_another_address_with_its_port(loop: StoreLoop) -> None:
+    loop.store_server = first = store.open_server("127.0.0.1", None, b"S" * 16)
+    moved = loop._server("127.0.0.2", first.port, b"S" * 16)
+    assert isinstance(moved, StoreServer)
+    store.prove("127.0.0.2", first.port, b"S" * 16, moved.token)
+
+
+def test_stores_are_opened_one_at_a_time_and_the_last_that_waits_counts(
+    loop: StoreLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Callable[[], Callable[[], None]]] = []
+    done: list[int] = []
+    monkeypatch.setattr(loop, "_in_thread", lambda _, work: started.append(work))
+    for number in range(3):
+        loop._open_in_turn(lambda number=number: lambda: done.append(number))
+    assert len(started) == 1
+    started[0]()()
+    assert (len(started), done) == (2, [0])
+    loop._open_in_turn(lambda: lambda: done.append(3))
+    loop._closed = True
+    started[1]()()
+    assert (len(started), done) == (2, [0, 2])
 
 
 @pytest.mark.parametrize(

@@ -301,11 +301,11 @@ class Agent:
             self.part.store_opened(epoch, port, token, now)
             self._look(now)
 
-    def store_failed(self, host: AgentHost, error: MingleError, now: float) -> None:
+    def store_failed(self, host: AgentHost, epoch: int, error: MingleError, now: float) -> None:
         """It could not be opened."""
         if host is self.host:
             assert isinstance(self.part, Elector | AgentHost)
-            self.part.store_failed(error, now)
+            self.part.store_failed(epoch, error, now)
             self._look(now)
 
     def store_proved(self, part: object, epoch: int, now: float) -> None:

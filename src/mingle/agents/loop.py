@@ -191,7 +191,7 @@ class AgentLoop(StoreLoop):
             case OpenStore(epoch, address):
                 host = self._machine.host
                 assert host is not None
-                self._in_thread("store", partial(self._open_store, host, epoch, address))
+                self._open_in_turn(partial(self._open_store, host, epoch, address))
             case ProveStore():
                 self._in_thread("store-proof", partial(self._prove_store, self._machine.part, effect))
             case CloseStore(reason):
@@ -206,7 +206,7 @@ class AgentLoop(StoreLoop):
         if isinstance(server, store.StoreServer):
             return partial(self._store_opened, host, epoch, server)
         error = server
-        return lambda: self._machine.store_failed(host, error, time.monotonic())
+        return lambda: self._machine.store_failed(host, epoch, error, time.monotonic())
 
     def _store_opened(self, host: AgentHost, epoch: int, server: store.StoreServer) -> None:
         if self._closed or host.closed or host is not self._machine.host:

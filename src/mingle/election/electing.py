@@ -282,10 +282,10 @@ class Elector:
             self.host.store_opened(epoch, port, token, now)
             self._watch(now)
 
-    def store_failed(self, error: MingleError, now: float) -> None:
+    def store_failed(self, epoch: int, error: MingleError, now: float) -> None:
         """It could not be opened."""
         if self.host is not None:
-            self.host.store_failed(error, now)
+            self.host.store_failed(epoch, error, now)
             self._watch(now)
 
     def store_proved(self, epoch: int) -> None:

@@ -210,7 +210,9 @@ class Discovery(StoreLoop):
     def _perform_more(self, effect: Effect) -> None:
         match effect:
             case OpenStore(epoch, address):
-                self._in_thread("store", partial(self._open_store, epoch, address))
+                host = self._machine.host if isinstance(self._machine, Elector) else self._machine
+                if isinstance(host, Host):  # an elector may have given its session up meanwhile
+                    self._open_in_turn(partial(self._open_store, host, epoch, address))
             case ProveStore():
                 self._in_thread("store-proof", partial(self._prove_store, effect))
             case CloseStore(reason):
@@ -221,12 +223,10 @@ class Discovery(StoreLoop):
 
     # --- the store -------------------------------------------------------------------------------------------------
 
-    def _open_store(self, epoch: int, address: str) -> Callable[[], None]:
-        host = self._machine.host if isinstance(self._machine, Elector) else self._machine
-        assert isinstance(host, Host)
+    def _open_store(self, host: Host, epoch: int, address: str) -> Callable[[], None]:
         server = self._server(address, self.settings.master_port, host.session)
         if isinstance(server, MingleError):
-            return partial(self._store_failed, host, server)
+            return partial(self._store_failed, host, epoch, server)
         return partial(self._store_opened, host, epoch, server)
 
     def _store_opened(self, host: Host, epoch: int, server: store.StoreServer) -> None:
@@ -237,9 +237,10 @@ class Discovery(StoreLoop):
         assert not isinstance(self._machine, Joiner)
         self._machine.store_opened(epoch, server.port, server.token, time.monotonic())
 
-    @staticmethod
-    def _store_failed(host: Host, error: MingleError) -> None:
-        host.store_failed(error, time.monotonic())
+    def _store_failed(self, host: Host, epoch: int, error: MingleError) -> None:
+        if not host.closed:
+            assert not isinstance(self._machine, Joiner)
+            self._machine.store_failed(epoch, error, time.monotonic())
 
     def _prove_store(self, wanted: ProveStore) -> Callable[[], None]:
         joiner = self._machine

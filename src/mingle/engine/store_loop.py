@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from mingle.configuration.settings import Settings
@@ -31,6 +32,9 @@ class StoreLoop(Loop):
     settings: Settings
     store_server: store.StoreServer | None = None
     _closed: bool = False
+    _opening: bool = False
+    _open_next: Callable[[], Callable[[], None]] | None = None
+    """The opening of a store that waits for the one at work."""
 
     def _listen(self) -> tuple[Address, ...]:
         """Opens the control port and returns the addresses at which it listens, best first."""
@@ -80,11 +84,32 @@ class StoreLoop(Loop):
 
         threading.Thread(target=run, name=f"mingle-abandoned-{what}", daemon=True).start()
 
+    def _open_in_turn(self, opening: Callable[[], Callable[[], None]]) -> None:
+        """Opens a store in a thread, one at a time; of those that wait the last counts.
+
+        A seal may be called off and come again while its store is still being opened. Two openings at once would
+        contend for a fixed port, and the slower one would replace the store whose port the ranks were told.
+        """
+        if self._opening:
+            self._open_next = opening
+            return
+        self._opening = True
+        self._in_thread("store", lambda: partial(self._opening_done, opening()))
+
+    def _opening_done(self, result: Callable[[], None]) -> None:
+        self._opening = False
+        opening, self._open_next = self._open_next, None
+        result()
+        if opening is not None and not self._closed:
+            self._open_in_turn(opening)
+
     def _server(self, address: str, port: int | None, session: bytes) -> store.StoreServer | MingleError:
         """Returns the store for a session, the one that stands or a new one, or why there is none."""
         server = self.store_server
         try:
             if server is None or (server.address, server.session) != (address, session):
+                if server is not None:
+                    server.release()  # torch knows a store by its port: on another address it would be the old one
                 server = store.open_server(address, port, session)
         except MingleError as error:
             return error

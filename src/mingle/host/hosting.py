@@ -318,9 +318,10 @@ class Host:
         self.registrar.store_opened(epoch, self.registrar.store_address, port, token, now)
         self._decide(now)
 
-    def store_failed(self, error: MingleError, now: float) -> None:
+    def store_failed(self, epoch: int, error: MingleError, now: float) -> None:
         """The store could not be opened, and trying again would not help."""
-        self._fail(error, conflict=False)
+        if self.registrar.awaits_store(epoch):
+            self._fail(error, conflict=False)
 
     # --- making way for another host (when ranks are assigned) -------------------------------------------------------
 

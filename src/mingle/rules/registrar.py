@@ -248,9 +248,13 @@ class Registrar(Seats):
         self.held = held
         self._advance(now)
 
+    def awaits_store(self, epoch: int) -> bool:
+        """Whether the store asked for in this epoch is still wanted."""
+        return self.phase is Phase.SEALING and epoch == self.epoch
+
     def store_opened(self, epoch: int, address: str, port: int, token: str, now: float) -> None:
         """The store asked for by :class:`OpenStore` listens: everybody is told its place and the store's."""
-        if self.phase is not Phase.SEALING or epoch != self.epoch:
+        if not self.awaits_store(epoch):
             return
         self.phase, self._sealed_at = Phase.SEALED, now
         self._awaited = set(self.seats)
@@ -348,11 +352,6 @@ class Registrar(Seats):
         self._tell_all(frames.Void(session=self.session, epoch=self.epoch, reason=reason[:2048]))
         self._decisions.append(Reopened(reason))
         self._advance(now)
-
-    def store_failed(self, reason: str, now: float) -> None:
-        """The store could not be opened: the epoch is off."""
-        if self.phase is Phase.SEALING:
-            self._void(reason, now)
 
     def _tell_all(self, frame: frames.AnyFrame) -> None:
         self._decisions += [Tell(seat.conn, frame) for seat in self.seats.values() if seat.conn is not None]
