@@ -333,7 +333,7 @@ def reaches(address: str, port: int) -> bool:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=20))
-@pytest.mark.parametrize("door", ["init", "url"])
+@pytest.mark.parametrize("door", chosen(["init"], soak=["url"]))
 @pytest.mark.parametrize("fault", chosen(["kill"], soak=["cut"]))
 def test_rank_zero_is_lost_before_the_others_connect_to_its_store(lab: Lab, fault: str, door: str, seed: int) -> None:
     """Torch alone would try to reach its store until its own timeout, half an hour."""
