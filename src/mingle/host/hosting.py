@@ -368,8 +368,7 @@ class Host:
 
     def _judge(self, now: float) -> None:
         """Looks whether another host of this job stays."""
-        rivals = self.rivals.lasting(now)
-        if rivals:
+        if rivals := self.rivals.lasting(now):
             self._fail(reports.two_hosts(self.identity, rivals), conflict=True)
             return
         for running, waited, told in self.rivals.blockers(now):
