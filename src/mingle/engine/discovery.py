@@ -61,7 +61,8 @@ class Discovery(StoreLoop):
         with contextlib.ExitStack() as stack:
             stack.callback(self._progress.close)
             super().__init__(settings, settings.job_id, key, stack)
-            self._machine = self._make_machine(now)
+            # The time to answer begins when the sockets are open: on a starved machine that may take seconds.
+            self._machine = self._make_machine(time.monotonic())
             self._stack = stack.pop_all()
 
     def _make_machine(self, now: float) -> Machine:
