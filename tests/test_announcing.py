@@ -8,6 +8,7 @@ import pytest
 
 from mingle.observing.announcing import MAX_CALLERS, PROOF_SECONDS, Announcement
 from mingle.rules.control import MemberConversation
+from mingle.rules.lobby import UNICAST_ANSWERS_AT_ONCE
 from mingle.rules.machine import Answer, Effect, Hangup, Multicast, Notice, Source, Write
 from mingle.wire import frames
 from mingle.wire.datagrams import Bye, List, Offer, Seek
@@ -66,6 +67,13 @@ def test_it_answers_everybody_together_twice_a_second_at_most(announcement: Anno
 def test_who_asks_by_unicast_is_answered_by_unicast(announcement: Announcement, question: Seek | List) -> None:
     announcement.heard(question, UNICAST, START)
     assert Answer(UNICAST, announcement.offer()) in announcement.effects()
+
+
+def test_a_flood_of_questions_to_the_lobby_by_unicast_is_answered_rarely(announcement: Announcement) -> None:
+    for _ in range(1000):
+        announcement.heard(List(member=b"L" * 16), UNICAST, START)
+    answers = [each for each in announcement.effects() if isinstance(each, Answer)]
+    assert len(answers) == UNICAST_ANSWERS_AT_ONCE
 
 
 def test_another_job_is_none_of_its_business(announcement: Announcement) -> None:

@@ -10,7 +10,7 @@ import pytest
 from mingle.rank.asking import Asking
 from mingle.rank.membership import Membership, Step
 from mingle.rank.sessions import Sessions
-from mingle.rules.lobby import Lobby
+from mingle.rules.lobby import UNICAST_ANSWERS_AT_ONCE, Lobby
 from mingle.rules.machine import Answer, Effect, Evidence, Identity, Multicast, Source
 from mingle.rules.protocol import Seeker
 from mingle.rules.proving import Endpoint
@@ -72,6 +72,14 @@ def test_only_the_offers_of_its_own_job_are_handed_on() -> None:
     assert list(evidence.other_attempts) == ["1"]
     assert len(evidence.announcements) == 1
     assert list(evidence.seekers) == [b"N" * 16]
+
+
+def test_a_flood_of_questions_to_the_lobby_by_unicast_is_answered_rarely() -> None:
+    alone = Alone()
+    source = Source(interface="eth0", address="10.0.0.9", multicast=False)
+    for _ in range(1000):
+        alone.asking.heard(asked(job="other"), source, 1.0)
+    assert alone.effects == [Answer(source, IDENTITY.seek())] * int(UNICAST_ANSWERS_AT_ONCE)
 
 
 def test_its_own_words_are_nobodys() -> None:

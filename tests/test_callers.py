@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from mingle.host.callers import MAX_UNPROVED, MAX_UNPROVED_PER_SOURCE, PROOF_SECONDS, Callers
+from mingle.host.callers import (
+    MAX_ONLOOKERS,
+    MAX_ONLOOKERS_PER_SOURCE,
+    MAX_UNPROVED,
+    MAX_UNPROVED_PER_SOURCE,
+    PROOF_SECONDS,
+    Callers,
+)
 from mingle.rules.control import HandshakeFailed, HostConversation, MemberConversation
 from mingle.rules.machine import Effect, Hangup, Write
 from mingle.wire import frames
 from mingle.wire.authentication import new_nonce
 from mingle.wire.frames import Purpose, Who
+from tests.views import application
 
 SESSION = b"S" * 16
 
@@ -17,10 +25,10 @@ SESSION = b"S" * 16
 class Called:
     """A port that is called, and its callers' side."""
 
-    def __init__(self) -> None:
+    def __init__(self, expected: int = 0) -> None:
         self.effects: list[Effect] = []
         self.gone: list[int] = []
-        self.callers = Callers(self._converse, self.effects, gone=self.gone.append)
+        self.callers = Callers(self._converse, self.effects, gone=self.gone.append, expected=expected)
         self.members: dict[int, MemberConversation] = {}
         self.said: dict[int, list[frames.AnyFrame]] = {}
 
@@ -28,18 +36,26 @@ class Called:
     def _converse() -> HostConversation:
         return HostConversation(job="job", attempt="", session=SESSION, addresses=("10.0.0.1",), port=4000)
 
-    def call(self, conn: int, *, purpose: Purpose = "join", session: bytes = SESSION, now: float = 0.0) -> None:
+    def call(
+        self,
+        conn: int,
+        *,
+        purpose: Purpose = "join",
+        session: bytes = SESSION,
+        source: str | None = None,
+        now: float = 0.0,
+    ) -> None:
         hello = frames.Hello(job="job", member=b"M" * 16, session=session, nonce=new_nonce(), purpose=purpose)
         self.members[conn], self.said[conn] = MemberConversation(hello, ("10.0.0.1", 4000)), []
-        self.callers.accepted(conn, f"10.0.0.{conn}", now)
+        self.callers.accepted(conn, source or f"10.0.0.{conn}", now)
 
-    def say(self, conn: int) -> list[frames.AnyFrame]:
-        return self.callers.received(conn, self.members[conn].data_to_send())
+    def say(self, conn: int, now: float = 0.0) -> list[frames.AnyFrame]:
+        return self.callers.received(conn, self.members[conn].data_to_send(), now)
 
-    def prove(self, conn: int) -> list[frames.AnyFrame]:
-        self.say(conn)
+    def prove(self, conn: int, now: float = 0.0) -> list[frames.AnyFrame]:
+        self.say(conn, now)
         self.carry()
-        return self.say(conn)
+        return self.say(conn, now)
 
     def carry(self) -> list[Effect]:
         """What was written arrives."""
@@ -69,14 +85,59 @@ def test_what_is_said_in_one_round_is_written_in_one_piece_and_in_order_of_conne
     assert called.carry() == []
 
 
-def test_who_has_proved_itself_has_no_deadline_any_more() -> None:
+def test_who_has_proved_itself_and_only_asks_has_no_deadline_any_more() -> None:
     called = Called()
-    called.call(1, now=1.0)
+    called.call(1, purpose="probe", now=1.0)
     assert called.callers.next_timer() == 1.0 + PROOF_SECONDS
     called.prove(1)
     assert called.callers.next_timer() is None
     called.callers.handle_timer(99.0)
     assert 1 in called.callers
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_who_has_proved_itself_to_join_must_ask_to(asks: bool) -> None:
+    called = Called()
+    called.call(1, now=1.0)
+    called.prove(1, now=2.0)
+    called.carry()
+    assert called.callers.next_timer() == 2.0 + PROOF_SECONDS
+    if asks:
+        called.members[1].send(application("B"))
+        called.say(1, now=3.0)
+        assert called.callers.next_timer() is None
+    called.callers.handle_timer(2.0 + PROOF_SECONDS)
+    assert (1 in called.callers) is asks
+
+
+def test_whose_purpose_is_another_wins_nothing_by_asking_to_join() -> None:
+    called = Called()
+    called.call(0, purpose="probe")
+    called.prove(0)
+    called.members[0].send(application("B"))
+    called.say(0)
+    for conn in range(1, MAX_ONLOOKERS_PER_SOURCE + 1):
+        called.call(conn, purpose="probe", source="10.0.0.0")
+        called.prove(conn)
+    assert 0 not in called.callers
+
+
+@pytest.mark.parametrize("purpose", ["probe", "rival", "join"])
+def test_without_a_seat_no_more_are_kept_than_there_is_room_for(purpose: Purpose) -> None:
+    called = Called(expected=5)
+    called.call(0, source="10.9.9.9", purpose="probe")
+    called.prove(0)
+    room = MAX_ONLOOKERS_PER_SOURCE + 5
+    for conn in range(1, room + 3):
+        called.call(conn, purpose=purpose, source="10.0.0.1")
+        called.prove(conn)
+    assert called.callers.connections() == [0, *range(3, room + 3)]
+    assert called.gone == [1, 2], "the rivals are to know"
+    for conn in range(room + 3, MAX_ONLOOKERS + 5 + 6):
+        called.call(conn, purpose=purpose, source="10.0.0.2")
+        called.prove(conn)
+    assert len(called.callers.connections()) == MAX_ONLOOKERS + 5
+    assert 0 not in called.callers, "the oldest of all"
 
 
 def test_only_those_whose_time_is_over_are_hung_up_on() -> None:

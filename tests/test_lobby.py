@@ -11,6 +11,8 @@ from mingle.rules.lobby import (
     ASK_JITTER_SECONDS,
     EARLY_ASK_SECONDS,
     LAST_ASK_SECONDS,
+    UNICAST_ANSWERS_AT_ONCE,
+    UNICAST_ANSWERS_PER_SECOND,
     Lobby,
 )
 
@@ -126,3 +128,12 @@ def test_a_thousand_ranks_of_one_job_ask_early_about_once() -> None:
                 for other in lobbies:
                     other.answered()
     assert asked == 1
+
+
+def test_questions_by_unicast_are_answered_at_a_bounded_rate() -> None:
+    lobby = new_lobby()
+    at_once = [lobby.may_answer_by_unicast(1.0) for _ in range(50)]
+    assert at_once == [True] * int(UNICAST_ANSWERS_AT_ONCE) + [False] * (50 - int(UNICAST_ANSWERS_AT_ONCE))
+    flooded = sum(lobby.may_answer_by_unicast(1.0 + step / 100) for step in range(1, 1001))
+    assert flooded == 10 * UNICAST_ANSWERS_PER_SECOND
+    assert lobby.may_answer_by_unicast(60.0), "and again when it is over"

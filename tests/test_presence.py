@@ -9,6 +9,7 @@ import pytest
 
 from mingle.host.introduction import Introduction
 from mingle.host.presence import Presence
+from mingle.rules.lobby import UNICAST_ANSWERS_AT_ONCE
 from mingle.rules.machine import Address, Answer, Effect, Evidence, Identity, Multicast, Source
 from mingle.wire.datagrams import Bye, List, Offer, Seek
 from mingle.wire.frames import Who
@@ -96,6 +97,20 @@ def test_a_question_by_multicast_is_answered_where_it_was_asked(message: Seek | 
     alone.seal()
     alone.presence.heard(message, HERE, 1.0)
     assert alone.due() == [Multicast(OURS, lobby=lobby)]
+
+
+def test_a_flood_of_questions_to_the_lobby_by_unicast_is_answered_rarely() -> None:
+    alone = Alone()
+    alone.seal()
+    for _ in range(1000):
+        alone.presence.heard(List(job="jbo", member=b"M" * 16), BY_UNICAST, 1.0)
+    assert alone.effects == [Answer(BY_UNICAST, OURS)] * int(UNICAST_ANSWERS_AT_ONCE)
+
+
+def test_its_own_question_from_before_it_was_a_host_is_no_other_seeker() -> None:
+    alone = Alone()
+    alone.presence.heard(IDENTITY.seek(), HERE, 1.0)
+    assert alone.evidence.seekers == {}
 
 
 def test_its_own_question_to_the_lobby_is_not_answered() -> None:

@@ -1,4 +1,4 @@
-"""Those who called the control port: their conversations, their time to prove themselves, and hanging up on them.
+"""Those who called the control port: their conversations, their time to say what they want, and hanging up on them.
 
 What is said to a caller gathers in its conversation and is written when :meth:`Callers.flush` is called, so several
 frames go out in one piece.
@@ -16,11 +16,15 @@ from mingle.rules.machine import Effect, Hangup, Write
 from mingle.wire import frames
 
 PROOF_SECONDS = 2.0
-"""How long a caller may take until it has proved itself."""
+"""How long a caller may take until it has proved itself, and after that, if it called to join, until it asks to."""
 # Callers that have not proved themselves; bounded against a flood of connections that never speak.
 MAX_UNPROVED = 2048
 # Of these from one address: whoever floods us from one machine pushes out nobody but itself.
 MAX_UNPROVED_PER_SOURCE = 1024
+# Callers that have, and do not join, beside one for each rank: without a secret everybody can prove itself. Another run
+# of the job waits for the end of this one on so many connections, and must not take it for dead.
+MAX_ONLOOKERS = 2048
+MAX_ONLOOKERS_PER_SOURCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +51,62 @@ class Caller:
         return msgspec.structs.replace(who, address=self.address)
 
 
+class _Crowd:
+    """Connections in their order, bounded in all and by the address that they came from."""
+
+    def __init__(self, most: int, most_of_source: int) -> None:
+        self._most = most
+        self._most_of_source = most_of_source
+        self._sources: dict[int, str] = {}
+        self._by_source: dict[str, dict[int, None]] = {}
+
+    def too_many(self, source: str) -> int | None:
+        """Returns which one has to go before another one of this address comes: the oldest, of its own if possible."""
+        alike = self._by_source.get(source, {})
+        if len(alike) >= self._most_of_source:
+            return next(iter(alike))
+        return next(iter(self._sources)) if len(self._sources) >= self._most else None
+
+    def add(self, conn: int, source: str) -> None:
+        self._sources[conn] = source
+        self._by_source.setdefault(source, {})[conn] = None
+
+    def discard(self, conn: int) -> bool:
+        """Tells whether it was there."""
+        source = self._sources.pop(conn, None)
+        if source is None:
+            return False
+        alike = self._by_source[source]
+        del alike[conn]
+        if not alike:
+            del self._by_source[source]
+        return True
+
+
 class Callers:
     """The callers of one host, by connection.
 
     ``converse`` begins the host's side of a conversation; ``gone`` is told of each connection that ended, on whichever
-    side, so that nobody counts on it any more.
+    side, so that nobody counts on it any more; ``expected`` is how many ranks the job has.
     """
 
     def __init__(
-        self, converse: Callable[[], HostConversation], effects: list[Effect], *, gone: Callable[[int], None]
+        self,
+        converse: Callable[[], HostConversation],
+        effects: list[Effect],
+        *,
+        gone: Callable[[int], None],
+        expected: int = 0,
     ) -> None:
         self._converse = converse
         self._effects = effects
         self._gone = gone
         self._callers: dict[int, Caller] = {}
-        self._unproved: dict[int, float] = {}
-        """Those that have not proved themselves, the oldest first, each with its deadline."""
-        self._by_source: dict[str, dict[int, None]] = {}
-        """The same by the address that they called from, the oldest first."""
+        self._unproved = _Crowd(MAX_UNPROVED, MAX_UNPROVED_PER_SOURCE)
+        self._onlookers = _Crowd(MAX_ONLOOKERS + expected, MAX_ONLOOKERS_PER_SOURCE + expected)
+        """Those that have proved themselves and have no seat, nor have asked for one."""
+        self._deadlines: dict[int, float] = {}
+        """By when a caller has to prove itself, or to ask for a seat; the earliest first."""
         self._to_write: set[int] = set()
         """Those whose conversations may have something to say."""
 
@@ -80,39 +122,42 @@ class Callers:
 
     def accepted(self, conn: int, address: str, now: float) -> None:
         """Somebody has connected; in a flood the oldest of those that have proved nothing has to go."""
-        alike = self._by_source.get(address, {})
-        if len(alike) >= MAX_UNPROVED_PER_SOURCE:
-            self.hang_up(next(iter(alike)))
-        elif len(self._unproved) >= MAX_UNPROVED:
-            self.hang_up(next(iter(self._unproved)))
+        self._make_room(self._unproved, address)
         self._callers[conn] = Caller(self._converse(), address)
-        self._unproved[conn] = now + PROOF_SECONDS
-        self._by_source.setdefault(address, {})[conn] = None
+        self._unproved.add(conn, address)
+        self._deadlines[conn] = now + PROOF_SECONDS
         self._to_write.add(conn)
 
-    def received(self, conn: int, untrusted: bytes) -> list[frames.AnyFrame]:
+    def _make_room(self, crowd: _Crowd, address: str) -> None:
+        oldest = crowd.too_many(address)
+        if oldest is not None:
+            self.hang_up(oldest)
+
+    def received(self, conn: int, untrusted: bytes, now: float) -> list[frames.AnyFrame]:
         """Takes a caller's bytes and returns the frames in them that came after its proof.
 
         Raises:
             Rejected, HandshakeFailed: the caller is to be hung up on; see
                 :meth:`mingle.rules.control.HostConversation.receive_data`.
         """
-        conversation = self._callers[conn].conversation
+        caller = self._callers[conn]
         self._to_write.add(conn)
-        received = conversation.receive_data(untrusted)
-        if conversation.proved:
-            self._expects_no_proof(conn)
+        received = caller.conversation.receive_data(untrusted)
+        if caller.conversation.proved and self._unproved.discard(conn):
+            del self._deadlines[conn]
+            self._make_room(self._onlookers, caller.address)
+            self._onlookers.add(conn, caller.address)
+            if caller.hello.purpose == "join":
+                self._deadlines[conn] = now + PROOF_SECONDS
+        if any(isinstance(frame, frames.Join) for frame in received) and caller.hello.purpose == "join":
+            # The registrar gives it a seat or hangs up.
+            self._expect_nothing(conn)
         return received
 
-    def _expects_no_proof(self, conn: int) -> None:
-        """It has proved itself, or is gone."""
-        if self._unproved.pop(conn, None) is None:
-            return
-        address = self._callers[conn].address
-        alike = self._by_source[address]
-        del alike[conn]
-        if not alike:
-            del self._by_source[address]
+    def _expect_nothing(self, conn: int) -> None:
+        self._unproved.discard(conn)
+        self._onlookers.discard(conn)
+        self._deadlines.pop(conn, None)
 
     def tell(self, conn: int, frame: frames.AnyFrame) -> None:
         """Says something to a caller, if it is still on the line."""
@@ -122,7 +167,7 @@ class Callers:
 
     def forget(self, conn: int) -> None:
         """That connection ended."""
-        self._expects_no_proof(conn)
+        self._expect_nothing(conn)
         self._to_write.discard(conn)
         self._callers.pop(conn, None)
         self._gone(conn)
@@ -147,11 +192,11 @@ class Callers:
 
     def next_timer(self) -> float | None:
         """When :meth:`handle_timer` has something to do."""
-        return next(iter(self._unproved.values()), None)
+        return next(iter(self._deadlines.values()), None)
 
     def handle_timer(self, now: float) -> None:
-        """Hangs up on those that took too long to prove themselves."""
-        for conn, deadline in list(self._unproved.items()):
+        """Hangs up on those that took too long to prove themselves, or to say what they want."""
+        for conn, deadline in list(self._deadlines.items()):
             if now < deadline:
                 break
             self.hang_up(conn)

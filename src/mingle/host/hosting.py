@@ -109,7 +109,7 @@ class Host:
         )
         self.rivals = Rivals(introduction.hello, self.key, self.new_id, self._effects, competes=identity.rank is None)
         converse = functools.partial(introduction.conversation, self.key)
-        self._callers = Callers(converse, self._effects, gone=self.rivals.caller_gone)
+        self._callers = Callers(converse, self._effects, gone=self.rivals.caller_gone, expected=identity.world_size)
 
     def _make_registrar(self, introduction: Introduction) -> Registrar:
         return introduction.registrar(named=self.named)
@@ -205,7 +205,7 @@ class Host:
         caller = self._callers[conn]
         was_proved = caller.conversation.proved
         try:
-            received = self._callers.received(conn, untrusted)
+            received = self._callers.received(conn, untrusted, now)
         except (Rejected, HandshakeFailed) as failure:
             if isinstance(failure, HandshakeFailed) and failure.reason == "secret" and not caller.asks_only:
                 note_name(self.evidence.secret_failures, f"{caller.address}: {failure}")

@@ -74,7 +74,7 @@ class Presence:
             self._evidence.seeker(message, source)
         if source.multicast:
             self._lobby.asked(now, same_job=False)
-        else:
+        elif self._lobby.may_answer_by_unicast(now):
             self._effects.append(Answer(source, self._offer()))
 
     def _other_session(self, offer: Offer) -> Offer | None:

@@ -149,7 +149,8 @@ class Announcement:
         """A valid datagram came in. Its signature was not checked: an answer to it gives nothing away."""
         if isinstance(message, List):
             if not source.multicast:
-                self._effects.append(Answer(source, self.offer()))
+                if self._lobby.may_answer_by_unicast(now):
+                    self._effects.append(Answer(source, self.offer()))
             elif message.member != self._member:
                 self._lobby.asked(now, same_job=False)
         elif message.job != self.announced.job:

@@ -67,7 +67,7 @@ class Asking:
             return  # the host speaks for those that it has
         if source.multicast:
             self.lobby.asked(now, same_job=ours)
-        else:
+        elif self.lobby.may_answer_by_unicast(now):
             self.effects.append(Answer(source, self.identity.seek()))
 
     def _heard_seek(self, seek: Seek, source: Source, now: float) -> None:

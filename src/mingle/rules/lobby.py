@@ -3,6 +3,9 @@
 A rank that is about to fail asks there who else is around, so that a mistyped job id, the commonest mistake
 there is, can be named; ``mingle-discover list`` asks there too. Of each job the host and one seeker answer: a
 seeker that hears an answer for its own job keeps its own back.
+
+Where there is no multicast the same is asked by unicast. Every process of the machine that is asked answers then, so
+one question may have many answers, and its source may be forged: that is why each answers rarely.
 """
 
 from __future__ import annotations
@@ -17,6 +20,10 @@ ASK_JITTER_SECONDS = 0.5
 ANSWER_JITTER_SECONDS = 0.1
 ANSWER_GAP_SECONDS = 0.5
 """The least time between two answers, however many ask."""
+UNICAST_ANSWERS_PER_SECOND = 2.0
+"""How many questions by unicast one process answers in the long run …"""
+UNICAST_ANSWERS_AT_ONCE = 8.0
+"""… and how many at once: who gets no answer asks again."""
 
 
 class Lobby:
@@ -30,6 +37,8 @@ class Lobby:
         self._last_due: float | None = last
         self._answer_at: float | None = None
         self._answered_at = float("-inf")
+        self._credit = UNICAST_ANSWERS_AT_ONCE
+        self._credited_at = now
 
     def next_timer(self) -> float | None:
         """When there is something to do."""
@@ -47,6 +56,15 @@ class Lobby:
         if self._answer_at is None:
             at = now + self._rng.uniform(0, ANSWER_JITTER_SECONDS)
             self._answer_at = max(at, self._answered_at + ANSWER_GAP_SECONDS)
+
+    def may_answer_by_unicast(self, now: float) -> bool:
+        """Somebody asked by unicast: tells whether that is answered, and counts it."""
+        earned = max(0.0, now - self._credited_at) * UNICAST_ANSWERS_PER_SECOND
+        self._credit, self._credited_at = min(UNICAST_ANSWERS_AT_ONCE, self._credit + earned), now
+        if self._credit < 1.0:
+            return False
+        self._credit -= 1.0
+        return True
 
     def answered(self) -> None:
         """Somebody of the same job spoke: everybody knows of it already."""
