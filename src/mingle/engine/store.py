@@ -118,7 +118,7 @@ def open_server(address: str, port: int | None, session: bytes) -> StoreServer:
 
     listener = _listen(address, port)
     bound = listener.getsockname()[1]
-    forksafe.register_fd(listener.fileno(), lambda: True)
+    forksafe.register_fd(listener.fileno())
     store = TCPStore(
         address,
         bound,
