@@ -16,6 +16,15 @@ from mingle.network.interfaces import Interface
 LO = Interface("lo", 1, (ip_interface("127.0.0.1/8"),), multicast=False, loopback=True)
 ETH = Interface("eth0", 2, (ip_interface("10.0.0.5/24"), ip_interface("fd00::5/64")))
 DOCKER = Interface("docker0", 3, (ip_interface("172.17.0.1/16"),), running=False)
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "run",
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "10.0.0.5",
+    "MASTER_PORT": "29500",
+}
 DOWN = Interface("eth1", 4, (), up=False, running=False)
 
 
@@ -138,6 +147,8 @@ def test_a_launcher_and_its_place_are_shown() -> None:
         ({"MINGLE_JOB_ID": ""}, "ConfigurationError", "is empty"),
         ({"MINGLE_SECRET": "a", "MINGLE_SECRET_FILE": "b"}, "ConfigurationError", "both"),
         ({"MINGLE_TIMEOUT": "5m"}, "ConfigurationError", "MINGLE_TIMEOUT"),
+        ({"MINGLE_MASTER_PORT": "abc"}, "ConfigurationError", "MINGLE_MASTER_PORT"),
+        ({**TORCHRUN, "MASTER_PORT": "abc"}, "LauncherError", "MASTER_PORT"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else value,
 )

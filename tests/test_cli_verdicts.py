@@ -13,7 +13,7 @@ from mingle.pings.figures import Peer, Row
 
 FINDINGS = [Finding("port", Status.PASS, "free"), Finding("tcp", Status.FAIL, "filtered\x1b[2J", "nft [bold] insert")]
 PEER = Peer(b"P" * 16, "node2", 7, "10.0.0.2", "eth0", 4000)
-PEER.rows["multicast"] = Row(sent=3, times=[0.001, 0.003], arrived=2)
+PEER.rows["multicast"] = Row(sent=3, received=2, total=0.004, shortest=0.001, longest=0.003, arrived=2)
 
 
 def drawn(table: object) -> str:

@@ -71,41 +71,34 @@ def test_the_port_of_a_dead_parent_refuses_although_the_child_lives() -> None:
 def test_a_foreign_descriptor_becomes_dev_null_and_keeps_its_number() -> None:
     with socket.socket() as foreign:
         fd = foreign.fileno()
-        forksafe.register_fd(fd, lambda: True)
-        try:
-            assert in_child(lambda: f"{link(fd)} {os.get_inheritable(fd)}") == "/dev/null False"
-            assert link(fd).startswith("socket:")
-        finally:
-            forksafe.unregister_fd(fd)
-        assert in_child(lambda: link(fd)) == link(fd)
+        forksafe.register_fd(fd)
+        assert in_child(lambda: f"{link(fd)} {os.get_inheritable(fd)}") == "/dev/null False"
+        assert link(fd).startswith("socket:")
 
 
-def test_a_foreign_descriptor_that_is_no_longer_ours_is_left_alone() -> None:
-    ours = True
+def test_a_foreign_descriptor_is_forgotten_once_its_owner_has_closed_it() -> None:
     with socket.socket() as foreign:
-        fd = foreign.fileno()
-        forksafe.register_fd(fd, lambda: ours)
-        ours = False
-        assert in_child(lambda: link(fd)) == link(fd)
-        forksafe.unregister_fd(fd)
+        closed = foreign.fileno()
+        forksafe.register_fd(closed)
+    with socket.socket() as first, socket.socket() as second:
+        forksafe.register_fd(max(first.fileno(), second.fileno()))
+        assert closed not in forksafe._foreign
 
 
 def test_a_number_that_stands_for_another_file_by_now_is_left_alone() -> None:
     with socket.socket() as foreign, socket.socket() as newcomer:
         fd = foreign.fileno()
-        forksafe.register_fd(fd, lambda: True)
+        forksafe.register_fd(fd)
         os.dup2(newcomer.fileno(), fd)
         assert in_child(lambda: link(fd)) == link(fd)
-        forksafe.unregister_fd(fd)
 
 
 def test_a_descriptor_closed_by_its_owner_is_no_error() -> None:
     foreign = socket.socket()
     fd = foreign.fileno()
-    forksafe.register_fd(fd, lambda: True)
+    forksafe.register_fd(fd)
     foreign.close()
     assert in_child(lambda: "alive") == "alive"
-    forksafe.unregister_fd(fd)
 
 
 def test_registering_a_closed_descriptor_is_an_error() -> None:
@@ -113,7 +106,7 @@ def test_registering_a_closed_descriptor_is_an_error() -> None:
     fd = closed.fileno()
     closed.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
-        forksafe.register_fd(fd, lambda: True)
+        forksafe.register_fd(fd)
 
 
 def test_registration_keeps_nothing_alive() -> None:

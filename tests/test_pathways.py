@@ -31,7 +31,7 @@ def a_peer(
 ) -> Peer:
     figures: dict[Way, Figures] = {"multicast": multicast, "link": link, "unicast": unicast, "tcp": tcp}
     rows = {
-        way: Row(sent=sent, times=[0.001] * received, arrived=arrived)
+        way: Row(sent=sent, received=received, total=0.001 * received, shortest=0.001, longest=0.001, arrived=arrived)
         for way, (sent, received, arrived) in figures.items()
     }
     return Peer(b"P" * 16, "node2", 2, "10.0.0.2", interface, 4000, rows)

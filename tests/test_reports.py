@@ -86,6 +86,7 @@ def test_the_cause_follows_the_evidence() -> None:
     assert "mistyped" in str(timeout(other, facts=quiet).cause)
     assert "'resnet5O' by host node9" in str(timeout(other, facts=quiet))
     assert "multicast works here" in str(timeout(seekers, facts=quiet).cause)
+    assert "world size of 1" in str(timeout(seekers, facts=quiet).cause)
     assert "incompatible" in str(timeout(Evidence(), facts=NetworkFacts(rejected=Counter({"version 9": 1}))).cause)
     assert "MINGLE_PEERS" in str(timeout(Evidence(), facts=quiet).remedy)
 

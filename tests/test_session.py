@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -244,6 +245,22 @@ def test_a_rank_alone_holds_its_store_until_torch_does(lone: LoneSession) -> Non
     until(lambda: not answers(server.port))
     lone.close(failing=False)
     assert ended == ["closed"]
+
+
+def test_a_rank_alone_sees_that_torch_holds_its_store(lone: LoneSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, stands = lone.server, threading.Event()
+    assert server is not None
+    monkeypatch.setattr(session, "group_stands", stands.is_set)
+    assert server.held
+    stands.set()
+    until(lambda: not server.held)
+    until(lambda: not [each for each in threading.enumerate() if each.name == "mingle-lone"])
+
+
+def test_a_rank_alone_that_is_closed_leaves_no_thread(lone: LoneSession) -> None:
+    assert [each for each in threading.enumerate() if each.name == "mingle-lone"]
+    lone.close(failing=False)
+    until(lambda: not [each for each in threading.enumerate() if each.name == "mingle-lone"])
 
 
 @needs_fork

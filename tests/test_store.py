@@ -6,11 +6,13 @@ import contextlib
 import errno
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from subprocess import PIPE
 
 import pytest
 import torch
@@ -90,9 +92,48 @@ def test_a_fixed_port_is_used_and_may_be_used_again() -> None:
     second.release()
 
 
+def test_a_fixed_port_that_this_process_still_holds_is_no_strangers() -> None:
+    first = open_server("127.0.0.1", None, SESSION)
+    group = first.handle  # as a model in DistributedDataParallel keeps it
+    first.release()
+    for attempt in (
+        lambda: open_server("127.0.0.1", first.port, SESSION),
+        lambda: check_port(first.port, ["127.0.0.1"]),
+    ):
+        with pytest.raises(ConfigurationError, match=f"127.0.0.1:{first.port}: Address already in use") as caught:
+            attempt()
+        assert "this process itself" in str(caught.value)
+        assert "DistributedDataParallel" in str(caught.value)
+        assert "another process" not in str(caught.value)
+    del group
+    assert gone(first)
+    check_port(first.port, ["127.0.0.1"])
+
+
+def test_a_connection_to_that_port_is_no_listener() -> None:
+    with (
+        foreign_listener() as port,
+        socket.create_connection(("127.0.0.1", port)),
+        pytest.raises(ConfigurationError, match="another process holds MINGLE_MASTER_PORT"),
+    ):
+        check_port(port, ["127.0.0.1"])
+
+
+@contextlib.contextmanager
+def foreign_listener() -> Iterator[int]:
+    """A port of 127.0.0.1 that a process of its own listens on."""
+    program = (
+        "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+        process.communicate("\n")
+
+
 def test_a_fixed_port_that_is_busy_is_told_at_once() -> None:
-    started = time.monotonic()
-    with busy_port() as port:
+    with foreign_listener() as port:
+        started = time.monotonic()
         for attempt in (
             lambda: open_server("127.0.0.1", port, SESSION),
             lambda: check_port(port, ["127.0.0.2", "127.0.0.1"]),
@@ -101,7 +142,7 @@ def test_a_fixed_port_that_is_busy_is_told_at_once() -> None:
                 attempt()
             assert "MINGLE_MASTER_PORT" in str(caught.value)
             assert f"ss -tlnp 'sport = :{port}'" in str(caught.value)
-    assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 1
 
 
 def test_out_of_descriptors_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

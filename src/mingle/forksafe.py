@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 
@@ -26,8 +25,8 @@ _C = TypeVar("_C", bound=Closable)
 
 _closables: weakref.WeakSet[Closable] = weakref.WeakSet()
 
-# Descriptor -> (device and inode at registration, the owner's own test).
-_foreign: dict[int, tuple[tuple[int, int], Callable[[], bool]]] = {}
+# Descriptor -> device and inode at registration.
+_foreign: dict[int, tuple[int, int]] = {}
 
 
 def register(closable: _C) -> _C:
@@ -36,24 +35,20 @@ def register(closable: _C) -> _C:
     return closable
 
 
-def register_fd(fd: int, still_ours: Callable[[], bool]) -> None:
+def register_fd(fd: int) -> None:
     """Have the bare descriptor `fd`, which another library owns, emptied in every forked child.
 
     The child puts `/dev/null` over it and does not close it: the number stays taken, so that a close by the
-    owner's copy in the child cannot hit a file opened later. Nothing happens once `still_ours()` is false,
-    or when the number meanwhile stands for another file.
+    owner's copy in the child cannot hit a file opened later. Nothing happens when the number meanwhile stands
+    for another file: the owner has closed it.
 
     Raises:
         OSError: `fd` is not open.
     """
-    for known in [known for known, (_, ours) in _foreign.items() if not ours()]:
+    identity = _identity(fd)
+    for known in [known for known, registered in _foreign.items() if not _is_open_as(known, registered)]:
         del _foreign[known]
-    _foreign[fd] = (_identity(fd), still_ours)
-
-
-def unregister_fd(fd: int) -> None:
-    """Forget `fd`; a number that was never registered is no error."""
-    _foreign.pop(fd, None)
+    _foreign[fd] = identity
 
 
 def _identity(fd: int) -> tuple[int, int]:
@@ -75,8 +70,8 @@ def _release_in_child() -> None:
     # any more.
     for closable in list(_closables):
         closable.close()
-    for fd, (identity, still_ours) in _foreign.items():
-        if _is_open_as(fd, identity) and still_ours():
+    for fd, identity in _foreign.items():
+        if _is_open_as(fd, identity):
             null = os.open(os.devnull, os.O_RDWR)
             os.dup2(null, fd, inheritable=False)
             os.close(null)

@@ -12,7 +12,6 @@ import random
 from collections.abc import Callable
 from typing import TypeGuard
 
-from mingle.agents import reports as agent_reports
 from mingle.agents.hosting import AgentHost
 from mingle.agents.joining import AgentJoiner
 from mingle.agents.quorum import Nodes, Standing
@@ -373,9 +372,3 @@ class Agent:
         self.gather(now)
         if moved_to is not None and isinstance(self.part, Elector):
             self.part.joiner.make_for(moved_to, "", now)
-
-    def why_not(self) -> MingleError | None:
-        """The error for an agent that can't be in a session any more, if that is so."""
-        if self.ended is not None:
-            return agent_reports.ended(self.identity, self.ended)
-        return self.failure

@@ -185,6 +185,10 @@ def _resolve(shared: Shared, environ: Mapping[str, str]) -> tuple[dict[str, Any]
                 world_size=placement.world_size,
             )
     try:
+        settings.store_port(environ, launcher=resolved["launcher"])
+    except MingleError as error:
+        conflicts.append(error)
+    try:
         if "MINGLE_JOB_ID" in environ:
             resolved["job_id"] = settings.check_job_id(environ["MINGLE_JOB_ID"], "MINGLE_JOB_ID")
         resolved.update(_network_record(shared.network()))

@@ -42,14 +42,14 @@ def peer_record(peer: Peer) -> dict[str, Any]:
 
 
 def _row_record(row: Row) -> dict[str, Any]:
-    times = row.times
+    shortest, mean, longest = row.figures or (None, None, None)
     return {
         "sent": row.sent,
         "received": row.received,
         "loss": round(row.loss, 4),
-        "min": min(times) if times else None,
-        "avg": sum(times) / len(times) if times else None,
-        "max": max(times) if times else None,
+        "min": shortest,
+        "avg": mean,
+        "max": longest,
         "arrived": row.arrived,
         "reason": row.reason or None,
     }
@@ -61,14 +61,11 @@ def ping_rows(peer: Peer) -> list[tuple[str, ...]]:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    times = [time * 1000 for time in row.times]
-    figures = (min(times), sum(times) / len(times), max(times)) if times else ()
     return (
         str(row.sent),
         str(row.received),
         f"{row.loss:.0%}" if row.sent else "-",
-        *(f"{figure:.2f}" for figure in figures or ()),
-        *(() if figures else ("-", "-", "-")),
+        *([f"{figure * 1000:.2f}" for figure in row.figures] if row.figures else ("-", "-", "-")),
         str(row.arrived),
     )
 

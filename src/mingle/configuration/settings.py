@@ -147,16 +147,7 @@ def resolve(
         advertise=advertise,
     )
     placement = place(environ, rank=rank, world_size=world_size)
-    fixed_port = _whole(environ, master_port, "master_port", "MINGLE_MASTER_PORT", 1, values.MAX_PORT)
     passes = placement.launcher == launchers.TORCHRUN.name
-    if passes:
-        fixed_port = values.parse_whole(
-            environ["MASTER_PORT"].strip(),
-            "MASTER_PORT",
-            minimum=1,
-            maximum=values.MAX_PORT,
-            error=LauncherError,
-        )
     return Settings(
         **{part.name: getattr(network, part.name) for part in fields(Network)},
         job_id=_job_id(environ, job_id, placement),
@@ -168,7 +159,7 @@ def resolve(
         num_nodes=placement.num_nodes,
         node=placement.node,
         attempt=placement.attempt,
-        master_port=fixed_port,
+        master_port=store_port(environ, launcher=placement.launcher, master_port=master_port),
         launcher=placement.launcher,
         pass_through=passes,
         master_addr=environ["MASTER_ADDR"].strip() if passes else None,
@@ -246,6 +237,20 @@ def _job_id(environ: Mapping[str, str], argument: str | None, placement: Placeme
         cause="none was passed, MINGLE_JOB_ID is not set, and no launcher gives one",
         remedy="pass job_id= or set MINGLE_JOB_ID, the same on all ranks of the job and on no other job's",
     )
+
+
+def store_port(environ: Mapping[str, str], *, launcher: str | None, master_port: int | None = None) -> int | None:
+    """Returns the TCP port of rank 0's store: torchrun's where it has placed this process, else the fixed one.
+
+    Raises:
+        ConfigurationError: MINGLE_MASTER_PORT, or the argument, is no port.
+        LauncherError: torchrun's MASTER_PORT is none.
+    """
+    fixed = _whole(environ, master_port, "master_port", "MINGLE_MASTER_PORT", 1, values.MAX_PORT)
+    if launcher != launchers.TORCHRUN.name:
+        return fixed
+    text = environ["MASTER_PORT"].strip()
+    return values.parse_whole(text, "MASTER_PORT", minimum=1, maximum=values.MAX_PORT, error=LauncherError)
 
 
 def _whole(

@@ -13,7 +13,7 @@ import secrets
 import socket
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -69,15 +69,39 @@ class StoreServer:
         The process group holds the store as well, so letting go is not enough; torch has no call for this.
         """
         self.release()
-        descriptors = Path("/dev/fd")  # Linux and macOS
-        for name in [entry.name for entry in descriptors.iterdir()] if descriptors.is_dir() else ():
-            with contextlib.suppress(OSError, ValueError):
-                if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                    continue
-                with socket.socket(fileno=os.dup(int(name))) as copy:
-                    if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] == self.port:
-                        copy.getpeername()  # raises for the listener, which stays
-                        copy.shutdown(socket.SHUT_RDWR)
+        for own in _own_sockets(self.port):
+            with contextlib.suppress(OSError):
+                own.getpeername()  # raises for the listener, which stays
+                own.shutdown(socket.SHUT_RDWR)
+
+
+def _own_sockets(port: int) -> Iterator[socket.socket]:
+    """Yields copies of this process's sockets at a local TCP port; each is closed when the next one is asked for."""
+    descriptors = Path("/dev/fd")  # Linux and macOS
+    for name in [entry.name for entry in descriptors.iterdir()] if descriptors.is_dir() else ():
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            copy = socket.socket(fileno=os.dup(int(name)))
+        except (OSError, ValueError):  # closed meanwhile, or no number
+            continue
+        with copy:
+            if _tcp_port(copy) == port:
+                yield copy
+
+
+def _tcp_port(own: socket.socket) -> int | None:
+    if own.family not in (socket.AF_INET, socket.AF_INET6) or own.type != socket.SOCK_STREAM:
+        return None
+    try:
+        return int(own.getsockname()[1])
+    except OSError:  # macOS, of a socket that has been shut down
+        return None
+
+
+def _listens_itself(port: int) -> bool:
+    """Whether this very process listens at a TCP port."""
+    return any(own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for own in _own_sockets(port))
 
 
 def open_server(address: str, port: int | None, session: bytes) -> StoreServer:
@@ -94,7 +118,7 @@ def open_server(address: str, port: int | None, session: bytes) -> StoreServer:
 
     listener = _listen(address, port)
     bound = listener.getsockname()[1]
-    forksafe.register_fd(listener.fileno(), lambda: True)
+    forksafe.register_fd(listener.fileno())
     store = TCPStore(
         address,
         bound,
@@ -144,6 +168,13 @@ def _listen(address: str, port: int | None) -> socket.socket:
 
 def _bind_failed(address: str, port: int | None, error: OSError) -> MingleError:
     where = f"[{address}]" if ":" in address else address
+    if port is not None and error.errno == errno.EADDRINUSE and _listens_itself(port):
+        return ConfigurationError.explain(
+            f"the store can't listen on {where}:{port}: {error.strerror}",
+            cause="this process itself holds MINGLE_MASTER_PORT (master_port=): the process group of an earlier call "
+            "lives on, for example in a model in DistributedDataParallel, which keeps it",
+            remedy="`del` the model before the next call; or leave the port unset, then any free one is taken.",
+        )
     if port is not None and error.errno in (errno.EADDRINUSE, errno.EACCES):
         return ConfigurationError.explain(
             f"the store can't listen on {where}:{port}: {error.strerror}",

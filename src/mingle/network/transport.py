@@ -62,11 +62,6 @@ class Received(Struct, frozen=True):
     shared: bool = False
     """Whether it is a unicast to the port that all processes of this machine share."""
 
-    @property
-    def oversized(self) -> bool:
-        """Longer than `MAX_DATAGRAM` bytes, and therefore cut."""
-        return len(self.data) > MAX_DATAGRAM
-
 
 class Change(NamedTuple):
     """Sockets to register with and to drop from a selector."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from mingle.wire.echo import WAYS, Way
@@ -13,8 +14,13 @@ class Row:
 
     sent: int = 0
     """PINGs whose answer came, or should have come by now."""
-    times: list[float] = field(default_factory=list)
-    """Round trips, in seconds."""
+    received: int = 0
+    """Answers."""
+    total: float = 0.0
+    """The sum of the round trips, in seconds."""
+    shortest: float = math.inf
+    """The shortest round trip, likewise; infinite before the first."""
+    longest: float = 0.0
     arrived: int = 0
     """The peer's own PINGs that reached us this way."""
     reason: str = ""
@@ -23,9 +29,9 @@ class Row:
     """When each unanswered one was sent."""
 
     @property
-    def received(self) -> int:
-        """Answers."""
-        return len(self.times)
+    def figures(self) -> tuple[float, float, float] | None:
+        """The shortest, the mean and the longest round trip, in seconds; None while there is none."""
+        return (self.shortest, self.total / self.received, self.longest) if self.received else None
 
     @property
     def loss(self) -> float:
@@ -37,7 +43,10 @@ class Row:
         sent_at = self.pending.pop(number, None)
         if sent_at is not None:
             self.sent += 1
-            self.times.append(now - sent_at)
+            self.received += 1
+            round_trip = now - sent_at
+            self.total += round_trip
+            self.shortest, self.longest = min(self.shortest, round_trip), max(self.longest, round_trip)
 
     def failed(self, number: int, reason: str) -> None:
         """The system says that no answer will come."""

@@ -76,7 +76,7 @@ class _Judge:
         if not judged:
             return []
         ways = [_WORDS[way] for way, row in peer.rows.items() if row.sent and way in _WORDS]
-        best = min((time for row in judged for time in row.times), default=0.0)
+        best = min((row.shortest for row in judged if row.received), default=0.0)
         return [
             Finding(
                 str(peer),

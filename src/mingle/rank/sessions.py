@@ -44,11 +44,6 @@ class Session:
     """Whether people were told that it does."""
 
     @property
-    def is_proving(self) -> bool:
-        """Whether a race for it is under way."""
-        return self.proving is not None
-
-    @property
     def name(self) -> bytes:
         """The id that its host has given it."""
         return self.offer.session

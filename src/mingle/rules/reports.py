@@ -232,9 +232,9 @@ def _no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, second
     if evidence.seekers:
         return (
             observation,
-            f"{host} was not started, or its multicast does not reach this network "
-            "(other ranks are heard, so multicast works here)",
-            "look at the output of rank 0; `mingle-discover list` on its host shows what it does.",
+            f"{host} was not started, or runs alone with a world size of 1, or its multicast does not reach this "
+            "network (other ranks are heard, so multicast works here)",
+            f"look at the output and the WORLD_SIZE of {host}; `mingle-discover list` on its host shows what it does.",
         )
     if facts.findings:
         return observation, facts.findings[0].observation, f"{facts.findings[0].remedy}."

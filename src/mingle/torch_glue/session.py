@@ -52,13 +52,22 @@ class ForeignSession:
 
 
 class LoneSession:
-    """The session of a job with one rank: a store, and nobody to talk to."""
+    """The session of a job with one rank: a store, nobody to talk to, and a thread until torch has the store."""
 
     def __init__(self, member: Member, server: store.StoreServer) -> None:
         self.server: store.StoreServer | None = server
         self.on_close: Callable[[], None] = _nothing
         self._member = member
         self._pid = os.getpid()
+        self._let_go = threading.Event()
+        self._thread = threading.Thread(target=self._await_group, name="mingle-lone", daemon=True)
+        self._thread.start()
+
+    def _await_group(self) -> None:
+        """Lets go of the store once a process group uses it, also one that was made through no door of ours."""
+        while not self._let_go.wait(WATCH_QUICK_SECONDS):
+            if group_stands():
+                self.group_stands()
 
     def roster(self) -> tuple[Member, ...]:
         """Only this rank."""
@@ -66,6 +75,7 @@ class LoneSession:
 
     def group_stands(self) -> None:
         """The process group has taken the store over."""
+        self._let_go.set()
         if self.server is not None:
             self.server.release()
 
@@ -74,6 +84,7 @@ class LoneSession:
         if os.getpid() != self._pid:
             return
         self.group_stands()
+        self._thread.join()
         self.server = None
         self.on_close()
 
