@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import resource
+import select
 import selectors
 import socket
 import struct
@@ -384,6 +385,29 @@ def test_hanging_up_with_nothing_to_send_is_immediate(loop: Loop, server: socket
         assert not loop.selector.get_map()
         assert read_all(peer) == b"bye"
     loop.connections.hang_up(DIALLED)
+
+
+@pytest.mark.parametrize("data", [b"bye", LARGE], ids=["short", "large"])
+def test_hanging_up_on_a_peer_that_still_speaks_does_not_reset_it(
+    loop: Loop, server: socket.socket, data: bytes
+) -> None:
+    over = threading.Event()
+    with dialled(loop, server) as peer, ThreadPoolExecutor(1) as pool:
+        peer.sendall(b"not interesting any more")
+        (ours,) = (key.fileobj for key in loop.selector.get_map().values())
+        assert select.select([ours], [], [], 5)[0]
+        loop.connections.write(DIALLED, data)
+        loop.connections.hang_up(DIALLED)
+
+        def read() -> bytes:
+            try:
+                return read_all(peer)
+            finally:
+                over.set()
+
+        reading = pool.submit(read)
+        loop.serve_until(over)
+        assert reading.result(5) == data
 
 
 def test_a_peer_that_goes_while_we_hang_up_is_not_reported(loop: Loop, server: socket.socket) -> None:

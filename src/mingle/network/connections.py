@@ -20,6 +20,8 @@ from mingle import forksafe
 from mingle.errors import InterfaceError
 
 READ_BYTES = 65_536
+DRAINED_READS = 16
+"""How much a peer that speaks on and on is listened to at the end."""
 BACKLOG = 4096
 """A whole cluster connects within a moment; the kernel caps this at net.core.somaxconn."""
 # A dead peer is noticed within about ten seconds, whether or not there is something to send: keepalive serves
@@ -208,7 +210,7 @@ class Connections:
             connection.closing = True
             self._flush(connection)
         else:
-            self._discard(connection)
+            self._leave(connection)
 
     def close(self) -> None:
         """Closes everything at once; what is unsent gets one last try."""
@@ -298,7 +300,7 @@ class Connections:
         except OSError as error:
             return self._end(connection, _in_words(error))
         if connection.closing and not connection.unsent:
-            self._discard(connection)
+            self._leave(connection)
             return []
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
         self._watch(connection, wanted)
@@ -324,6 +326,18 @@ class Connections:
         quiet = connection.closing
         self._discard(connection)
         return [] if quiet else [Closed(connection.conn, reason)]
+
+    def _leave(self, connection: _Connection) -> None:
+        """Closes once all is sent. What came in and was not read is read first.
+
+        With it, closing would be a reset (RFC 2525, section 2.17), which takes away what is still on its way to the
+        other side: our last word.
+        """
+        with contextlib.suppress(OSError):
+            for _ in range(DRAINED_READS):
+                if not connection.socket.recv(READ_BYTES):
+                    break
+        self._discard(connection)
 
     def _discard(self, connection: _Connection) -> None:
         del self._connections[connection.conn]
