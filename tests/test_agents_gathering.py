@@ -150,7 +150,8 @@ def test_whose_workers_are_done_gathers_no_more(job: Job) -> None:
     assert other.disturbed.wait(5)
     loop = other._loop
     assert loop is not None
-    assert loop.agent.part is None
+    # Its word and the loss may come in one round of the loop, in either order.
+    until(lambda: loop.agent.part is None)
 
 
 def test_too_few_nodes_are_an_error_that_counts_and_names_them(job: Job) -> None:

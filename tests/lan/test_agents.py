@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from mingle.agents.quorum import Nodes
+from mingle.election.electing import Elector
 from mingle.errors import ConflictError, DiscoveryTimeoutError
 from tests.lan.agents import AgentGathering, AgentProcess
 
@@ -213,10 +214,15 @@ def test_whoever_finishes_triggers_no_election(seed: int) -> None:
     assert three.agent.losses == 0
 
 
-def test_who_rests_elects_nobody() -> None:
+@pytest.mark.parametrize("loss_is_noticed_first", [False, True])
+def test_who_rests_elects_nobody(loss_is_noticed_first: bool) -> None:
     gathering = AgentGathering(3, (2, 3))
     agents = running(gathering, 3)
     host = gathering.host_of(agents)
+    if loss_is_noticed_first:
+        host.kill()
+        gathering.world.run(0.01)
+        assert all(isinstance(agent.agent.part, Elector) for agent in without(agents, host))
     for agent in without(agents, host):
         agent.agent.rest()
     host.kill()

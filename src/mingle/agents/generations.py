@@ -184,8 +184,11 @@ class Agent:
             self.part.rewired(now)
 
     def rest(self) -> None:
-        """Its workers are done: from now on it looks for nobody when its session is lost."""
+        """Its workers are done: from now on it looks for nobody when its session is lost, or has just been."""
         self._resting = True
+        if isinstance(self.part, Elector):
+            self.part.leave("its workers are done")
+            self._drop_part()
 
     @property
     def host(self) -> AgentHost | None:
