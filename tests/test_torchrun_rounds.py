@@ -13,6 +13,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 from mingle.abandonable import AbandonedError
 from mingle.torchrun import rounds as agent_rounds
 from mingle.torchrun import settings as agent_settings
+from mingle.torchrun.c10d_backend import BACKEND
 from mingle.torchrun.rounds import Rounds, Watch, first_line
 
 from .fixed_gathering import FixedGathering, Place
@@ -48,7 +49,7 @@ def test_the_backend_has_the_name_that_torch_compares(rounds: Rounds) -> None:
     rounds.next()
     inner = rounds._inner
     assert inner is not None
-    assert inner.get_backend() == agent_rounds.BACKEND == "mingle"
+    assert inner.get_backend() == BACKEND == "mingle"
 
 
 def test_torch_is_told_its_own_settings_and_our_address(place: Place) -> None:

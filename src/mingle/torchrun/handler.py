@@ -29,7 +29,8 @@ from mingle.errors import DiscoveryTimeoutError, MingleError
 from mingle.rules.machine import scoped
 from mingle.torch_glue import environment, gloo
 from mingle.torch_glue.environment import process_environment
-from mingle.torchrun.rounds import BACKEND, Round, Rounds, first_line
+from mingle.torchrun.c10d_backend import BACKEND
+from mingle.torchrun.rounds import Round, Rounds, first_line
 from mingle.torchrun.store import RoundStore
 
 if TYPE_CHECKING:

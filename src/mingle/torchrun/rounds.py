@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import PrefixStore
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters, RendezvousStoreInfo
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, create_handler
 
 from mingle import abandonable
 from mingle.engine.store import StoreServer
 from mingle.torchrun import store as agent_store
 from mingle.torchrun.absentees import Absentees, sign
+from mingle.torchrun.c10d_backend import BACKEND, Backend
 
 if TYPE_CHECKING:
     from mingle.agents.gathering import Gathered, Gathering
@@ -33,20 +33,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mingle")
 
-BACKEND = "mingle"
 LOOK_SECONDS = 1.0
 """How often the rendezvous is looked at for nodes that wait or are gone: as often as torch reads it anew."""
 BROKEN_ROUNDS = 3
 """How many rounds in a row may lose their rank 0 between their completion and its word where its store is."""
-
-
-class Backend(C10dRendezvousBackend):
-    """Torch's backend under our name, which the registry compares with ``--rdzv-backend``."""
-
-    @property
-    def name(self) -> str:
-        """The name of the backend."""
-        return BACKEND
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +115,16 @@ class Rounds:
             local_addr=self._wanted.local_addr or self._gathered.address,
             **dict(self._wanted.torch),
         )
-        inner = create_handler(hand, Backend(heart, params.run_id), params)
+        backend = Backend(heart, params.run_id, params.max_nodes)
+        inner = create_handler(hand, backend, params)
+        backend.node = inner._this_node
         sign(hand, inner, self._gathering.member)
         if self._abandoned:
             raise abandonable.AbandonedError
         if self._gathered.is_host:
             eye = agent_store.connect(*where)
-            backend = Backend(eye, params.run_id)
-            self._absentees = Absentees(eye, backend, inner, lambda: self._gathering.present)
+            looking = Backend(eye, params.run_id, params.max_nodes)
+            self._absentees = Absentees(eye, looking, inner, lambda: self._gathering.present)
         return inner
 
     def _join(self, inner: DynamicRendezvousHandler) -> Round:
