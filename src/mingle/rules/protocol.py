@@ -23,10 +23,14 @@ BURST_SECONDS = (0.0, 0.03, 0.1, 0.25, 0.6, 1.2)
 """When a host speaks after its start, without being asked."""
 OFFER_PERIOD_SECONDS = 1.0
 """How often it speaks after that, until the session is sealed."""
+ANSWER_SPACING_SECONDS = 0.002
+"""The least time between two OFFERs: what is asked meanwhile is answered by one."""
 ANSWER_GAP_SECONDS = 0.02
-"""The least time between two OFFERs of an open session …"""
+"""So far apart are those of an open session in the long run …"""
+ANSWER_CREDIT = 8
+"""… of which so many may come at once: ranks that start together ask one after another, each when it listens."""
 SEALED_ANSWER_GAP_SECONDS = 0.5
-"""… and of a sealed one: at most two a second in the long run …"""
+"""So far apart are those of a sealed one, at most two a second in the long run …"""
 SEALED_ANSWER_CREDIT = 3
 """… of which so many may come at once: whoever asks is answered before it forms the job a second time."""
 
@@ -78,7 +82,8 @@ class Announcer:
     def __init__(self, now: float) -> None:
         self.sealed = False
         self._last = float("-inf")
-        self._sealed_debt = float("-inf")
+        self._debt = float("-inf")
+        """The time by which all that was said is paid for (a leaky bucket)."""
         self._asked = False
         self._burst: list[float] = []
         self.burst(now)
@@ -93,14 +98,19 @@ class Announcer:
 
     def next_timer(self) -> float | None:
         """When to speak next; None: only when asked."""
-        soonest = self._last + ANSWER_GAP_SECONDS
-        if self.sealed:
-            # The time by which all answers so far are paid for, less the credit (a leaky bucket).
-            credit = (SEALED_ANSWER_CREDIT - 1) * SEALED_ANSWER_GAP_SECONDS
-            return max(soonest, self._sealed_debt - credit) if self._asked else None
+        gap, credit = self._allowance
+        soonest = max(self._last + ANSWER_SPACING_SECONDS, self._debt - (credit - 1) * gap)
         if self._asked:
             return soonest
+        if self.sealed:
+            return None
         return max(self._burst[0], soonest) if self._burst else self._last + OFFER_PERIOD_SECONDS
+
+    @property
+    def _allowance(self) -> tuple[float, int]:
+        if self.sealed:
+            return SEALED_ANSWER_GAP_SECONDS, SEALED_ANSWER_CREDIT
+        return ANSWER_GAP_SECONDS, ANSWER_CREDIT
 
     def should_speak(self, now: float) -> bool:
         """Tells whether to speak now; if so, the next time is set."""
@@ -111,6 +121,5 @@ class Announcer:
         self._burst = [at for at in self._burst if at > now]
         self._asked = False
         self._last = now
-        if self.sealed:
-            self._sealed_debt = max(now, self._sealed_debt) + SEALED_ANSWER_GAP_SECONDS
+        self._debt = max(now, self._debt) + self._allowance[0]
         return True
