@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
-import msgspec
-
 from mingle import forksafe
 from mingle.configuration.settings import Network
 from mingle.engine.network_facts import Seen, network_facts
@@ -28,6 +26,7 @@ from mingle.network.connections import Connections
 from mingle.network.peers import Peers
 from mingle.network.siblings import Siblings
 from mingle.network.transport import Received, Transport
+from mingle.network.twins import Twins
 from mingle.rules.machine import Answer, Dial, Effect, Hangup, Multicast, NetworkFacts, Notice, Source, Write
 from mingle.wire import datagrams, echo
 from mingle.wire.authentication import JobKey
@@ -36,6 +35,8 @@ from mingle.wire.groups import LOBBY, Group, job_group
 
 logger = logging.getLogger("mingle")
 
+QUICK_SECONDS = 0.2
+"""Who finds the others sooner will report nothing: what is counted for a report only is counted from here on."""
 RESCAN_SECONDS = 2.0
 """How often the interfaces are looked at: a NIC may come or go."""
 REFRESH_SECONDS = 30.0
@@ -105,7 +106,8 @@ class Loop:
         self._group: Group | None = None if job is None else job_group(job)
         self._rejected: Counter[str] = Counter()
         self._multicasts_on: set[str] = set()
-        self._rp_drops = inspection.reverse_path_drops()
+        self._rp_drops: int | None = None
+        self._twins = Twins()
         self._dialled: dict[int, Dial] = {}
         self._calls: deque[Callable[[], None]] = deque()
         self._nics = Nics(network)
@@ -132,6 +134,7 @@ class Loop:
         stack.callback(self._peers.stop)
         now = time.monotonic()
         self._rescan_due, self._refresh_due = now + RESCAN_SECONDS, now + REFRESH_SECONDS
+        self._slow_from = now + QUICK_SECONDS
 
     # --- hooks -----------------------------------------------------------------------------------------------------
 
@@ -165,6 +168,8 @@ class Loop:
     def _house_keeping(self, now: float) -> None:
         """What is done beside the protocol."""
         self._ask_peers(now)
+        if self._rp_drops is None and now >= self._slow_from:
+            self._rp_drops = inspection.reverse_path_drops()
         if now >= self._rescan_due:
             self._rescan_due = now + RESCAN_SECONDS
             self._rescan(now)
@@ -292,10 +297,13 @@ class Loop:
 
     def _datagram(self, received: Received) -> Datagram | None:
         self._note_multicast(received)
-        if echo.is_one(received.data):
-            return None  # a ping: for another process of this machine, to which it is handed on
+        now = time.monotonic()
+        # A ping is for another process of this machine, to which it is handed on.
+        if echo.is_one(received.data) or self._twins.is_second(received, now):
+            return None
         message = self._decode(received.data)
         if message is not None:
+            self._twins.note(received, now)
             source = Source(
                 interface=received.interface,
                 multicast=received.multicast,
@@ -303,7 +311,7 @@ class Loop:
                 address=connections.bare_address(received.source[0]),
                 reply_to=received,
             )
-            self._machine.heard(message, source, time.monotonic())
+            self._machine.heard(message, source, now)
         return message
 
     def _tcp_event(self, event: connections.Event) -> None:
@@ -367,7 +375,7 @@ class Loop:
         """Answers by unicast with no more bytes than were asked with: a forged source gains nothing by asking us."""
         if self._transport is None or not isinstance(source.reply_to, Received):
             return
-        data = datagrams.encode(_with_first(message, {source.reply_to.destination}), self._key)
+        data = datagrams.encode(datagrams.with_first(message, {source.reply_to.destination}), self._key)
         if len(data) > len(source.reply_to.data):
             self._rejected["unpadded"] += 1
             return
@@ -381,7 +389,7 @@ class Loop:
         if self._transport is None or group is None:
             return
         for interface in self._transport.interfaces:
-            toward = _with_first(message, {str(each.ip) for each in interface.addresses})
+            toward = datagrams.with_first(message, {str(each.ip) for each in interface.addresses})
             self._transport.multicast(interface.name, datagrams.encode(toward, self._key), group)
 
     # --- what a report says ----------------------------------------------------------------------------------------
@@ -408,12 +416,3 @@ class Loop:
             diagnosed: whether to look for what is wrong with this machine, too; it takes a moment.
         """
         return network_facts(self.seen, diagnosed=diagnosed)
-
-
-def _with_first(message: Datagram, reached: set[str]) -> Datagram:
-    """Returns an OFFER with these addresses first: who hears it at one of them can most likely connect to it."""
-    if not isinstance(message, Offer):
-        return message
-    return msgspec.structs.replace(
-        message, addresses=tuple(sorted(message.addresses, key=lambda address: address not in reached))
-    )

@@ -30,7 +30,7 @@ class Seen:
     unresolved: Mapping[str, str]
     rejected: Counter[str]
     multicasts_on: frozenset[str]
-    rp_drops_before: int
+    rp_drops_before: int | None
 
 
 def observed(seen: Seen, versions: Mapping[str, str] | None = None) -> Observed:

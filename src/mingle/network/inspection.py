@@ -43,7 +43,7 @@ class Observed:
     send_errors: Mapping[str, int] = field(default_factory=dict)
     unresolved: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
-    rp_drops_before: int = 0
+    rp_drops_before: int | None = None
 
 
 def gather(observed: Observed, environ: Mapping[str, str] | None = None) -> Facts:
@@ -57,6 +57,7 @@ def gather(observed: Observed, environ: Mapping[str, str] | None = None) -> Fact
     routable = _routable(observed.used)
     problem = observed.interface_problem
     addresses, why = ([], "") if environ is None else resolve(socket.gethostname())
+    drops_before = observed.rp_drops_before
     return Facts(
         port=observed.port,
         group=observed.group,
@@ -75,7 +76,7 @@ def gather(observed: Observed, environ: Mapping[str, str] | None = None) -> Fact
         default_route=default_route(),
         memberships=membership_limit(),
         rp_filter=_reverse_path_filters(names),
-        rp_drops=max(0, reverse_path_drops() - observed.rp_drops_before),
+        rp_drops=0 if drops_before is None else max(0, reverse_path_drops() - drops_before),
         hostname=socket.gethostname(),
         hostname_addresses=addresses,
         hostname_problem=why,

@@ -249,3 +249,12 @@ def padded(message: Seek | List, length: int, key: JobKey | None = None) -> byte
     if room <= 0:
         return bare
     return encode(msgspec.structs.replace(message, padding=bytes(room)), key)
+
+
+def with_first(message: Datagram, reached: set[str]) -> Datagram:
+    """Returns an OFFER with these addresses first: who hears it at one of them can most likely connect to it."""
+    if not isinstance(message, Offer):
+        return message
+    return msgspec.structs.replace(
+        message, addresses=tuple(sorted(message.addresses, key=lambda address: address not in reached))
+    )
