@@ -89,7 +89,7 @@ test-torch: ## run the tests of the torchrun door on another torch: make test-to
 		--disable-pip-version-check --quiet torch==$(TORCH) --editable '.[dev]'
 	$(TORCH_VENV)/bin/python -m pytest -n $(JOBS) tests/test_torchrun.py tests/test_torchrun_handler.py \
 		tests/test_torchrun_rounds.py tests/test_torchrun_c10d_backend.py tests/test_torchrun_absentees.py \
-		tests/test_torchrun_store.py tests/lab/test_torchrun.py \
+		tests/test_torchrun_store.py tests/test_torchrun_round_store.py tests/lab/test_torchrun.py \
 		tests/lab/test_torchrun_faults.py tests/lab/test_torchrun_partitions.py $(PYTEST_ARGS)
 
 .PHONY: lint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 import time
@@ -23,6 +24,7 @@ from torch.distributed.elastic.rendezvous import (
 from mingle.errors import DiscoveryTimeoutError
 from mingle.torch_glue import gloo
 from mingle.torchrun import handler as agent_handler
+from mingle.torchrun import round_store
 from mingle.torchrun import settings as agent_settings
 from mingle.torchrun.handler import AgentHandler
 
@@ -191,6 +193,46 @@ def test_the_loss_of_the_store_is_survived(place: Place, pool: ThreadPoolExecuto
     assert bootstrap(infos[0]) != before
     assert [gathering.gathered for gathering in gatherings] == [2, 2]
     assert [handler.num_nodes_waiting() for handler in handlers] == [0, 0]
+
+
+ROLE = json.dumps({"role": "default", "rank": 0, "local_world_size": 2})
+
+
+def test_the_store_is_lost_while_roles_are_exchanged(place: Place, pool: ThreadPoolExecutor) -> None:
+    handlers = [make(place)[0] for _ in range(2)]
+    infos = together(pool, handlers)
+    for info in infos:
+        info.store.set(round_store.ROLE + str(info.rank), ROLE)
+    waiting = [pool.submit(info.store.get, round_store.RANKS + str(info.rank)) for info in infos]
+    threading.Event().wait(0.2)
+    assert not any(each.done() for each in waiting)
+    place.lose()
+    for info, each in zip(infos, waiting, strict=True):
+        # Ranks that will do for the moment until torchrun asks:
+        assert json.loads(each.result(SECONDS)) == [2 * info.rank, 4] * 2
+    assert [handler.num_nodes_waiting() for handler in handlers] == [1, 1]
+    together(pool, handlers)
+    assert [handler.num_nodes_waiting() for handler in handlers] == [0, 0]
+
+
+def test_a_node_vanishes_while_roles_are_exchanged(place: Place, pool: ThreadPoolExecutor) -> None:
+    handlers = [make(place, 1, 2)[0] for _ in range(2)]
+    infos = together(pool, handlers)
+    rounds = handlers[1]._rounds
+    assert rounds is not None
+    rounds.abandon()
+    store, rank = infos[0].store, infos[0].rank
+    store.set(round_store.ROLE + str(rank), ROLE)
+    assert json.loads(store.get(round_store.RANKS + str(rank))) == [2 * rank, 4] * 2
+    assert handlers[0].num_nodes_waiting() == 1
+
+
+def test_a_job_that_ends_while_roles_are_exchanged_has_ended(place: Place, pool: ThreadPoolExecutor) -> None:
+    handlers = [make(place)[0] for _ in range(2)]
+    infos = together(pool, handlers)
+    place.end("node-1 has finished")
+    with pytest.raises(RendezvousConnectionError, match="node-1 has finished"):
+        infos[0].store.multi_get([round_store.ROLE + "0"])
 
 
 def test_the_store_is_lost_while_a_round_forms(place: Place, pool: ThreadPoolExecutor) -> None:

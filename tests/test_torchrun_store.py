@@ -4,14 +4,11 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
 
 import pytest
-import torch.distributed.elastic.agent.server.api as agent_api
-from torch.distributed import TCPStore
 
 from mingle.engine import store
 from mingle.torchrun import store as agent_store
@@ -98,52 +95,3 @@ def test_the_workers_store_listens_where_they_are_sent(local_addr: str | None, l
     server = agent_store.open_for_workers("127.0.0.1", local_addr)
     assert server.address == listens_on
     server.release()
-
-
-def direct(function: Callable[[], Any]) -> Any:
-    return function()
-
-
-def test_a_round_store_is_a_store_in_every_way_an_agent_uses_it(server: store.StoreServer) -> None:
-    client = TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
-    calls: list[str] = []
-    made = agent_store.RoundStore("round", client, direct, lambda: calls.append("done"))
-    made.set("a", "1")
-    assert made.get("a") == b"1"
-    made.multi_set(["b", "c"], ["2", "3"])
-    assert made.multi_get(["b", "c"]) == [b"2", b"3"]
-    made.wait(["a", "b"])
-    assert made.check(["a"])
-    assert made.add("count", 2) == 2
-    assert client.get("round/a") == b"1"
-    assert calls == []
-
-
-def test_the_exit_barrier_is_told_apart_by_its_key(server: store.StoreServer) -> None:
-    assert agent_store.EXIT_BARRIER == agent_api._TERMINAL_STATE_SYNC_ID
-    client = TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
-    calls: list[str] = []
-    made = agent_store.RoundStore("round", client, direct, lambda: calls.append("done"))
-    made.add(agent_store.EXIT_BARRIER + "/num_members", 1)
-    assert calls == ["done"]
-
-
-def test_every_operation_goes_by_way_of_the_call_that_can_end(server: store.StoreServer) -> None:
-    client = TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
-
-    def refuse(function: Callable[[], Any]) -> Any:
-        raise ConnectionError("given up")
-
-    made = agent_store.RoundStore("round", client, refuse, lambda: None)
-    operations: list[Callable[[], Any]] = [
-        lambda: made.set("a", "1"),
-        lambda: made.get("a"),
-        lambda: made.add("a", 1),
-        lambda: made.wait(["a"]),
-        lambda: made.check(["a"]),
-        lambda: made.multi_get(["a"]),
-        lambda: made.multi_set(["a"], ["1"]),
-    ]
-    for operation in operations:
-        with pytest.raises(ConnectionError, match="given up"):
-            operation()

@@ -30,8 +30,8 @@ from mingle.rules.machine import scoped
 from mingle.torch_glue import environment, gloo
 from mingle.torch_glue.environment import process_environment
 from mingle.torchrun.c10d_backend import BACKEND
+from mingle.torchrun.round_store import RoundOverError, RoundStore
 from mingle.torchrun.rounds import Round, Rounds, first_line
-from mingle.torchrun.store import RoundStore
 
 if TYPE_CHECKING:
     from mingle.agents.gathering import Gathered, Gathering
@@ -61,6 +61,8 @@ class AgentHandler(RendezvousHandler):
         self._gathering = gathering
         self._rounds: Rounds | None = None
         self._closed = False
+        self._over = False
+        """Whether the agent has been told of ranks that don't count, since another round must follow."""
 
     def get_backend(self) -> str:
         """The name of the backend."""
@@ -165,7 +167,8 @@ class AgentHandler(RendezvousHandler):
             completed.bootstrap.master_addr,
             completed.bootstrap.master_port,
         )
-        store = RoundStore("agent", completed.store, self._store_call, self._gathering.workers_done)
+        self._over = False
+        store = RoundStore("agent", completed.store, self, rank=completed.rank, size=completed.size)
         return RendezvousInfo(store, completed.rank, completed.size, completed.bootstrap)
 
     # --- while the workers run -----------------------------------------------------------------------------------
@@ -181,7 +184,7 @@ class AgentHandler(RendezvousHandler):
         rounds = self._rounds
         if rounds is None or rounds.closed or self._gathering.ended is not None:
             return 0
-        if self._gathering.lost is not None:
+        if self._over or self._gathering.lost is not None:
             return 1
         watch = rounds.watch
         if watch is None:
@@ -254,12 +257,56 @@ class AgentHandler(RendezvousHandler):
         """Makes a call that may block, and leaves it to itself when the gathering is no more."""
         return abandonable.run(function, name, _Patience(self._gathering))
 
-    def _store_call(self, function: Callable[[], _T]) -> _T:
+    def store_call(self, function: Callable[[], _T]) -> _T:
+        """Makes a call of the agent's to its round's store.
+
+        Raises:
+            RendezvousConnectionError: the store is gone.
+        """
         try:
             return self._bounded(function, "store")
         except AbandonedError:
-            reason = self._gathering.lost or self._gathering.ended
-            raise RendezvousConnectionError(f"the agents' store is gone: {reason}") from None
+            raise self._store_gone() from None
+
+    def role_call(self, function: Callable[[], _T]) -> _T:
+        """Makes one by which the agents exchange their roles.
+
+        Raises:
+            RoundOverError: the gathering is lost; another round follows.
+            RendezvousConnectionError: the job has been ended.
+        """
+        try:
+            return self._bounded(function, "store")
+        except AbandonedError:
+            pass
+        except (OSError, RuntimeError):
+            # The store's connection may break before the gathering has noticed that its host is lost.
+            if not self._is_disturbed_within(LOSS_SECONDS):
+                raise
+        lost = self._gathering.lost
+        if lost is None:
+            raise self._store_gone() from None
+        self._over = True
+        raise RoundOverError(lost) from None
+
+    def check_round(self) -> None:
+        """Looks whether the present round goes on.
+
+        Raises:
+            RoundOverError: another one must follow.
+        """
+        watch = None if self._rounds is None else self._rounds.watch
+        if watch is not None and watch.waiting > 0:
+            self._over = True
+            raise RoundOverError("a node is gone, or a new one waits")
+
+    def workers_done(self) -> None:
+        """This node's workers are done."""
+        self._gathering.workers_done()
+
+    def _store_gone(self) -> RendezvousConnectionError:
+        reason = self._gathering.lost or self._gathering.ended
+        return RendezvousConnectionError(f"the agents' store is gone: {reason}")
 
     def _is_disturbed_within(self, seconds: float) -> bool:
         return self._gathering.disturbed.wait(seconds)

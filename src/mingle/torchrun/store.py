@@ -1,4 +1,4 @@
-"""What torchrun's agents do with TCPStores: clients of the gathering's, and a fresh one for the workers of each round.
+"""The TCPStores of torchrun's agents: clients of the gathering's, and a fresh one for the workers of each round.
 
 The gathering's store is held by the gathering alone. Here are only its clients, so it ends when the gathering says so.
 """
@@ -6,26 +6,19 @@ The gathering's store is held by the gathering alone. Here are only its clients,
 from __future__ import annotations
 
 import contextlib
-import functools
 import ipaddress
 import os
 import secrets
 import socket
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
 
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import TCPStore
 
 from mingle.engine import store
 from mingle.errors import MingleError
-
-_T = TypeVar("_T")
-
-EXIT_BARRIER = "torchelastic/agent/terminal_state"
-"""With it begin the keys of the barrier in which an agent whose workers are done waits for the others."""
 
 
 def connect(address: str, port: int, seconds: float) -> TCPStore:
@@ -94,65 +87,3 @@ def open_for_workers(address: str, local_addr: str | None) -> store.StoreServer:
         with contextlib.suppress(MingleError):
             return store.open_server(candidate, None, secrets.token_bytes(16))
     return store.open_server("::" if ":" in address else "0.0.0.0", None, secrets.token_bytes(16))
-
-
-class RoundStore(PrefixStore):
-    """The store that an agent is given for one round: each operation of it ends when the gathering is lost.
-
-    The agent exchanges its role there, and waits there for the others when its workers are done. It calls in its main
-    thread, which nothing must block for minutes.
-    """
-
-    def __init__(
-        self,
-        prefix: str,
-        inner: Store,
-        call: Callable[[Callable[[], Any]], Any],
-        exit_barrier: Callable[[], None],
-    ) -> None:
-        """Wraps a store.
-
-        Args:
-            prefix: put before every key.
-            inner: the store.
-            call: makes a call that may block, and ends the waiting for it when that is in vain.
-            exit_barrier: told when this agent's workers are done.
-        """
-        super().__init__(prefix, inner)
-        self._call = call
-        self._exit_barrier = exit_barrier
-
-    def add(self, key: str, amount: int) -> int:
-        """As `torch.distributed.Store.add`."""
-        if key.startswith(EXIT_BARRIER):
-            self._exit_barrier()
-        return self._bounded(super().add, key, amount)
-
-    def set(self, key: str, value: Any) -> None:
-        """As `torch.distributed.Store.set`."""
-        self._bounded(super().set, key, value)
-
-    def get(self, key: str) -> bytes:
-        """As `torch.distributed.Store.get`."""
-        return self._bounded(super().get, key)
-
-    def wait(self, *arguments: Any) -> None:
-        """As `torch.distributed.Store.wait`."""
-        self._bounded(super().wait, *arguments)
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        """As `torch.distributed.Store.multi_get`."""
-        return self._bounded(super().multi_get, keys)
-
-    def multi_set(self, keys: list[str], values: Any) -> None:
-        """As `torch.distributed.Store.multi_set`."""
-        # Torch's stubs leave this one out.
-        self._bounded(super().multi_set, keys, values)  # type: ignore[misc]
-
-    def check(self, keys: list[str]) -> bool:
-        """As `torch.distributed.Store.check`."""
-        return self._bounded(super().check, keys)
-
-    def _bounded(self, function: Callable[..., _T], *arguments: Any) -> _T:
-        result: _T = self._call(functools.partial(function, *arguments))
-        return result
