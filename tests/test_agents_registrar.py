@@ -8,7 +8,7 @@ import pytest
 
 from mingle.agents.quorum import Nodes, Standing
 from mingle.agents.registrar import AgentsRegistrar
-from mingle.rules.decisions import Decision, Drop, OpenStore, Tell
+from mingle.rules.decisions import Decision, Drop, OpenStore, PrepareStore, Tell
 from mingle.rules.seats import Phase
 from mingle.wire import frames
 from tests.views import application, member, view
@@ -190,7 +190,7 @@ def test_the_view_comes_before_the_seal() -> None:
     conn = registry.join("B", settled=view("HAB"))
     registry.confirm(conn, "B")
     registry.said()
-    assert [type(each) for each in registry.last if not isinstance(each, Tell)] == [OpenStore]
+    assert [type(each) for each in registry.last if not isinstance(each, Tell)] == [PrepareStore, OpenStore]
     registry.open_store()
     members, sealed = registry.said()[conn]
     assert isinstance(members, frames.Members)

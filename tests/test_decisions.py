@@ -27,3 +27,4 @@ def test_a_decision_cannot_be_changed() -> None:
 
 def test_opening_the_store_is_decided_and_carried_out_in_the_same_words() -> None:
     assert decisions.OpenStore is machine.OpenStore
+    assert decisions.PrepareStore is machine.PrepareStore

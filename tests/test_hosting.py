@@ -22,6 +22,7 @@ from mingle.rules.machine import (
     Multicast,
     NetworkFacts,
     OpenStore,
+    PrepareStore,
     Source,
     Write,
 )
@@ -57,6 +58,7 @@ class Alone:
         )
         self.callers: dict[int, MemberConversation] = {}
         self.said: dict[int, list[Any]] = {}
+        self.prepared: list[str] = []
 
     def phase(self) -> Phase:
         return self.host.registrar.phase
@@ -67,6 +69,8 @@ class Alone:
         for effect in done:
             if isinstance(effect, Write):
                 self.said[effect.conn] += self.callers[effect.conn].receive_data(effect.data)
+            elif isinstance(effect, PrepareStore):
+                self.prepared.append(effect.address)
         return done
 
     def say(self, conn: int, *said: frames.AnyFrame, now: float = 1.0) -> list[Effect]:
@@ -117,6 +121,7 @@ def test_the_way_to_its_outcome() -> None:
     alone = Alone()
     alone.join(1, 1)
     assert [type(frame) for frame in alone.said[1]] == [frames.Joined, frames.Confirm]
+    assert alone.prepared == ["10.0.0.1"]
     assert OpenStore(1, "10.0.0.1") in alone.confirm(1)
     assert alone.host.offer().state == "sealed"
     alone.host.store_opened(1, 5000, "token", 2.0)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import pytest
 
 from mingle.rules import registrar as registrar_module
-from mingle.rules.decisions import Deserted, Drop, Formed, NoCommonNetwork, OpenStore, Reopened, Tell
+from mingle.rules.decisions import Deserted, Drop, Formed, NoCommonNetwork, OpenStore, PrepareStore, Reopened, Tell
 from mingle.rules.registrar import ACKNOWLEDGE_SECONDS, CHALLENGE_SECONDS, RETURN_SECONDS, Registrar
 from mingle.rules.seating import Applicant
 from mingle.rules.seats import REMEMBERED_DEPARTURES, Phase, roster_digest
@@ -93,6 +93,7 @@ def test_the_way_to_go() -> None:
     registrar.join(2, member(2), join(2), 1.0)
     decided = registrar.decisions()
     assert told(decided, 1, frames.Confirm) == told(decided, 2, frames.Confirm)
+    assert of(decided, PrepareStore) == [PrepareStore("10.0.0.1")]
     assert phase_of(registrar) is Phase.CONFIRMING
     confirm_all(registrar)
     assert of(registrar.decisions(), OpenStore) == [OpenStore(1, "10.0.0.1")]

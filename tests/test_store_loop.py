@@ -84,6 +84,10 @@ def test_a_store_moves_to_another_address_with_its_port(loop: StoreLoop) -> None
     store.prove("127.0.0.2", first.port, b"S" * 16, moved.token)
 
 
+PLACE = "127.0.0.1", b"S" * 16
+NEW = "127.0.0.1", None, b"S" * 16
+
+
 def test_stores_are_opened_one_at_a_time_and_the_last_that_waits_counts(
     loop: StoreLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,14 +95,30 @@ def test_stores_are_opened_one_at_a_time_and_the_last_that_waits_counts(
     done: list[int] = []
     monkeypatch.setattr(loop, "_in_thread", lambda _, work: started.append(work))
     for number in range(3):
-        loop._open_in_turn(lambda number=number: lambda: done.append(number))
+        loop._open_in_turn(lambda number=number: lambda: done.append(number), PLACE)
     assert len(started) == 1
     started[0]()()
     assert (len(started), done) == (2, [0])
-    loop._open_in_turn(lambda: lambda: done.append(3))
+    loop._open_in_turn(lambda: lambda: done.append(3), PLACE)
     loop._closed = True
     started[1]()()
     assert (len(started), done) == (2, [0, 2])
+
+
+def test_a_store_that_stands_already_is_not_waited_for(loop: StoreLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Callable[[], Callable[[], None]]] = []
+    done: list[int] = []
+    monkeypatch.setattr(loop, "_in_thread", lambda _, work: started.append(work))
+    loop._open_in_turn(lambda: lambda: setattr(loop, "store_server", store.open_server(*NEW)), PLACE)
+    loop._open_in_turn(lambda: lambda: done.append(1), PLACE)  # comes while the first is at work
+    assert done == []
+    started[0]()()
+    loop._open_in_turn(lambda: lambda: done.append(2), PLACE)
+    assert (len(started), done) == (1, [1, 2])
+    loop._open_in_turn(lambda: lambda: done.append(3), ("127.0.0.2", b"S" * 16))
+    assert (len(started), done) == (2, [1, 2])
+    assert loop.store_server is not None
+    loop.store_server.release()
 
 
 @pytest.mark.parametrize(

@@ -448,6 +448,8 @@ class Process:
                 if conn in self._ends:
                     connection, end = self._ends.pop(conn)
                     connection.hang_up(end)
+            case effects.PrepareStore():
+                pass  # takes no time here
             case effects.OpenStore(epoch, address):
                 self._open_store(epoch, address)
             case effects.ProveStore(epoch, address, port, _, token):

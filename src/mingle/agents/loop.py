@@ -191,7 +191,7 @@ class AgentLoop(StoreLoop):
             case OpenStore(epoch, address):
                 host = self._machine.host
                 assert host is not None
-                self._open_in_turn(partial(self._open_store, host, epoch, address))
+                self._open_in_turn(partial(self._open_store, host, epoch, address), (address, host.session))
             case ProveStore():
                 self._in_thread("store-proof", partial(self._prove_store, self._machine.part, effect))
             case CloseStore(reason):

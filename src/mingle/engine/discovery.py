@@ -23,7 +23,7 @@ from mingle.engine.store_loop import StoreLoop
 from mingle.errors import MingleError
 from mingle.host.hosting import Host
 from mingle.rank.joining import Joiner
-from mingle.rules.machine import CloseStore, Effect, Formation, Identity, OpenStore, ProveStore
+from mingle.rules.machine import CloseStore, Effect, Formation, Identity, OpenStore, PrepareStore, ProveStore
 from mingle.wire.authentication import JobKey
 
 logger = logging.getLogger("mingle")
@@ -149,6 +149,9 @@ class Discovery(StoreLoop):
             self._machine = machine.acting
         if isinstance(self._machine, Joiner):
             self._close_transport()
+            if self.store_server is not None:  # of a session that it has given up
+                self.store_server.release()
+                self.store_server = None
         self._peers.stop()
         return machine.outcome
 
@@ -210,10 +213,14 @@ class Discovery(StoreLoop):
 
     def _perform_more(self, effect: Effect) -> None:
         match effect:
+            case PrepareStore(address):
+                host = self._host()
+                if host is not None:
+                    self._open_in_turn(partial(self._prepare_store, host, address), (address, host.session))
             case OpenStore(epoch, address):
-                host = self._machine.host if isinstance(self._machine, Elector) else self._machine
-                if isinstance(host, Host):  # an elector may have given its session up meanwhile
-                    self._open_in_turn(partial(self._open_store, host, epoch, address))
+                host = self._host()
+                if host is not None:
+                    self._open_in_turn(partial(self._open_store, host, epoch, address), (address, host.session))
             case ProveStore():
                 self._in_thread("store-proof", partial(self._prove_store, effect))
             case CloseStore(reason):
@@ -222,7 +229,23 @@ class Discovery(StoreLoop):
     def _say(self, level: int, text: str) -> None:
         self._progress.say(level, text)
 
+    def _host(self) -> Host | None:
+        """The machine that hosts; an elector may have given its session up meanwhile."""
+        host = self._machine.host if isinstance(self._machine, Elector) else self._machine
+        return host if isinstance(host, Host) else None
+
     # --- the store -------------------------------------------------------------------------------------------------
+
+    def _prepare_store(self, host: Host, address: str) -> Callable[[], None]:
+        return partial(self._store_prepared, host, self._server(address, self.settings.master_port, host.session))
+
+    def _store_prepared(self, host: Host, server: store.StoreServer | MingleError) -> None:
+        if isinstance(server, MingleError):
+            logger.debug("the store can't be prepared: %s", server)  # tried again, and told, when it is needed
+        elif self._closed or host.closed:
+            server.release()
+        else:
+            self.store_server = server
 
     def _open_store(self, host: Host, epoch: int, address: str) -> Callable[[], None]:
         server = self._server(address, self.settings.master_port, host.session)

@@ -33,7 +33,7 @@ class StoreLoop(Loop):
     store_server: store.StoreServer | None = None
     _closed: bool = False
     _opening: bool = False
-    _open_next: Callable[[], Callable[[], None]] | None = None
+    _open_next: tuple[Callable[[], Callable[[], None]], tuple[str, bytes]] | None = None
     """The opening of a store that waits for the one at work."""
 
     def _listen(self) -> tuple[Address, ...]:
@@ -84,24 +84,30 @@ class StoreLoop(Loop):
 
         threading.Thread(target=run, name=f"mingle-abandoned-{what}", daemon=True).start()
 
-    def _open_in_turn(self, opening: Callable[[], Callable[[], None]]) -> None:
+    def _open_in_turn(self, opening: Callable[[], Callable[[], None]], place: tuple[str, bytes]) -> None:
         """Opens a store in a thread, one at a time; of those that wait the last counts.
+
+        One that stands at that place (an address, for a session) already is there at once.
 
         A seal may be called off and come again while its store is still being opened. Two openings at once would
         contend for a fixed port, and the slower one would replace the store whose port the ranks were told.
         """
         if self._opening:
-            self._open_next = opening
+            self._open_next = opening, place
+            return
+        server = self.store_server
+        if server is not None and (server.address, server.session) == place:
+            opening()()
             return
         self._opening = True
         self._in_thread("store", lambda: partial(self._opening_done, opening()))
 
     def _opening_done(self, result: Callable[[], None]) -> None:
         self._opening = False
-        opening, self._open_next = self._open_next, None
+        waiting, self._open_next = self._open_next, None
         result()
-        if opening is not None and not self._closed:
-            self._open_in_turn(opening)
+        if waiting is not None and not self._closed:
+            self._open_in_turn(*waiting)
 
     def _server(self, address: str, port: int | None, session: bytes) -> store.StoreServer | MingleError:
         """Returns the store for a session, the one that stands or a new one, or why there is none."""

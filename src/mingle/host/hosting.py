@@ -33,11 +33,11 @@ from mingle.rules.machine import (
     NewId,
     Notice,
     OpenStore,
+    PrepareStore,
     Snapshot,
     Source,
     note,
     note_name,
-    scoped,
 )
 from mingle.rules.proving import named
 from mingle.rules.registrar import Registrar
@@ -233,10 +233,10 @@ class Host:
         """A caller has proved itself; the ones that only asked are answered."""
         hello = caller.hello
         if hello.purpose in ("probe", "rival"):
-            running = self._introduction.running(
-                self.registrar, now, sealed_since=self._sealed_since, store_port=self.store_port
+            since, port = self._sealed_since, self.store_port
+            self._callers.tell(
+                conn, self._introduction.running(self.registrar, now, sealed_since=since, store_port=port)
             )
-            self._callers.tell(conn, running)
         elector = self.registrar.assigned and hello.who.rank is None
         if hello.purpose == "rival" and not elector and not self.finished:
             self.rivals.caller(conn, hello.member, caller.as_seen(hello.who), now)
@@ -267,9 +267,8 @@ class Host:
                 self._callers.tell(conn, answer)
 
     def _join(self, conn: int, caller: Caller, join: frames.Join, now: float) -> None:
-        member = caller.hello.member
-        self.evidence.seekers.pop(member, None)
-        self.registrar.join(conn, member, msgspec.structs.replace(join, who=caller.as_seen(join.who)), now)
+        self.evidence.seekers.pop(caller.hello.member, None)
+        self.registrar.join(conn, caller.hello.member, msgspec.structs.replace(join, who=caller.as_seen(join.who)), now)
         if self._moved is not None:
             self._callers.tell(conn, self._moved)
 
@@ -277,8 +276,7 @@ class Host:
         """A member can't reach the host that it was sent to."""
         if self._moved is not None and self._moved.offer.session == session:
             self.stranded = True
-            who = caller.as_seen(caller.hello.who)
-            note(self.evidence.hosts, self._moved.offer.host_name, f"not reached by {who}")
+            note(self.evidence.hosts, self._moved.offer.host_name, f"not reached by {caller.as_seen(caller.hello.who)}")
 
     # --- decisions -------------------------------------------------------------------------------------------------
 
@@ -294,11 +292,13 @@ class Host:
                     self._callers.tell(conn, frame)
                 case decisions.Drop(conn):
                     self._callers.hang_up(conn)
+                case decisions.PrepareStore(address):
+                    self._callers.flush()  # the members first
+                    self._effects.append(PrepareStore(self._introduction.listens_at(address)))
                 case decisions.OpenStore(epoch, address):
                     self._presence.seal()
                     self._sealed_since = now
-                    path = self._introduction.path(address)
-                    self._effects.append(OpenStore(epoch, scoped(path.local_address, path.interface)))
+                    self._effects.append(OpenStore(epoch, self._introduction.listens_at(address)))
                 case decisions.NoCommonNetwork(matrix):
                     self._fail(reports.no_common_network(self.identity, matrix), conflict=True)
                 case decisions.Reopened(reason):

@@ -60,6 +60,11 @@ class Introduction:
         """Returns the way from one announced address."""
         return next(each for each in self.paths() if each.host_address == announced)
 
+    def listens_at(self, announced: str) -> str:
+        """Returns where to listen for who comes to one announced address, with its zone."""
+        path = self.path(announced)
+        return scoped(path.local_address, path.interface)
+
     def prefix_lengths(self) -> Mapping[str, int]:
         """The prefix length of each address; nothing is on the subnet of an advertised one."""
         own = {each.address: each.prefix_length for each in self.addresses}

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from mingle.rules.machine import OpenStore
+from mingle.rules.machine import OpenStore, PrepareStore
 from mingle.wire import frames
 
 
@@ -47,7 +47,7 @@ class Deserted(Struct, frozen=True):
     who: frames.Who
 
 
-Decision: TypeAlias = Tell | Drop | OpenStore | NoCommonNetwork | Reopened | Formed | Deserted
+Decision: TypeAlias = Tell | Drop | PrepareStore | OpenStore | NoCommonNetwork | Reopened | Formed | Deserted
 
 __all__ = [
     "Decision",
@@ -56,6 +56,7 @@ __all__ = [
     "Formed",
     "NoCommonNetwork",
     "OpenStore",
+    "PrepareStore",
     "Reopened",
     "Tell",
 ]

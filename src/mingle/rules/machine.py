@@ -177,6 +177,12 @@ class Hangup(Struct, frozen=True):
     conn: int
 
 
+class PrepareStore(Struct, frozen=True):
+    """Open the store on this address of ours already: most likely it will be wanted there."""
+
+    address: str
+
+
 class OpenStore(Struct, frozen=True):
     """Open the store on this address of ours."""
 
@@ -207,7 +213,9 @@ class Notice(Struct, frozen=True):
     warning: bool = True
 
 
-Effect: TypeAlias = Multicast | Answer | Dial | Write | Hangup | OpenStore | ProveStore | CloseStore | Notice
+Effect: TypeAlias = (
+    Multicast | Answer | Dial | Write | Hangup | PrepareStore | OpenStore | ProveStore | CloseStore | Notice
+)
 
 
 # --- what reports are made of --------------------------------------------------------------------------------------

@@ -23,7 +23,17 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from mingle.rules.decisions import Decision, Deserted, Drop, Formed, NoCommonNetwork, OpenStore, Reopened, Tell
+from mingle.rules.decisions import (
+    Decision,
+    Deserted,
+    Drop,
+    Formed,
+    NoCommonNetwork,
+    OpenStore,
+    PrepareStore,
+    Reopened,
+    Tell,
+)
 from mingle.rules.seating import Applicant, common_address, contiguous, place, reach_matrix
 from mingle.rules.seats import REMEMBERED_TEXT, Phase, Seated, Seats, roster_digest
 from mingle.wire import frames
@@ -315,6 +325,7 @@ class Registrar(Seats):
             self.epoch += 1
             self._awaited = set(self.seats) - {self.own_member}
             self._tell_all(frames.Confirm(session=self.session, epoch=self.epoch))
+            self._prepare()
         if self.phase is Phase.CONFIRMING and not self._awaited and not self.held:
             self._seal()
         if self.phase is Phase.SEALED and not self._awaited and not self.held:
@@ -327,16 +338,28 @@ class Registrar(Seats):
             self.seats[self.own_member].done = True
             self._decisions.append(Formed(contiguous(list(self.places.values()))))
 
-    def _seal(self) -> None:
-        members = list(self.seats.values())
-        others = [seat for seat in members if seat.member != self.own_member]
+    def _prepare(self) -> None:
+        """Has the store opened while the members confirm; what they confirm may still change its place."""
+        address = self._common_address()
+        if address is not None:
+            self._decisions.append(PrepareStore(address))
+
+    def _common_address(self) -> str | None:
+        ways = [seat.paths for seat in self._others()]
         own = [path.host_address for path in self.own.paths]
-        ways = [seat.paths for seat in others]
-        address = common_address(own, self.prefix_lengths, ways, last_resort=self.last_resort, in_order=self.named)
+        return common_address(own, self.prefix_lengths, ways, last_resort=self.last_resort, in_order=self.named)
+
+    def _others(self) -> list[Seated]:
+        return [seat for seat in self.seats.values() if seat.member != self.own_member]
+
+    def _seal(self) -> None:
+        address = self._common_address()
         if address is None:
-            named = [(self._describe(seat), seat.paths) for seat in others]
+            named = [(self._describe(seat), seat.paths) for seat in self._others()]
+            own = [path.host_address for path in self.own.paths]
             self._decisions.append(NoCommonNetwork(reach_matrix(own, self.prefix_lengths, named)))
             return
+        members = list(self.seats.values())
         self.phase, self.store_address = Phase.SEALING, address
         where = place([_applicant(seat.applicant) for seat in members])
         self.places = {seat.member: spot for seat, spot in zip(members, where, strict=True)}
