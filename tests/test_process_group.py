@@ -473,6 +473,8 @@ def test_an_error_of_the_discovery_comes_through_torch_as_it_is(monkeypatch: pyt
 class Bereft:
     """The session of a member whose rank 0 is lost, or will be."""
 
+    is_member = True
+
     def __init__(self, lost: threading.Event) -> None:
         self._lost = lost
 
@@ -485,7 +487,7 @@ def on_the_way(monkeypatch: pytest.MonkeyPatch, port: int, lost: threading.Event
     """The road of a member to the store at that port."""
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": 1, "WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(rendezvous, "as_member", partial(Bereft, lost))
+    monkeypatch.setattr(rendezvous, "running_session", partial(Bereft, lost))
     return process_group.formed_handler("mingle+formed://", timeout=timedelta(seconds=2))
 
 

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from datetime import timedelta
 from subprocess import PIPE
 
@@ -21,7 +23,7 @@ from torch.distributed import TCPStore
 import tests.in_process  # noqa: F401 - torch, so that it costs each test as little as it can
 from mingle.abandonable import AbandonedError
 from mingle.engine import store
-from mingle.engine.store import StoreServer, await_server, check_port, open_server, prove
+from mingle.engine.store import StoreServer, await_server, check_port, note_entry, open_server, prove
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError
 from mingle.network.interfaces import scan
 from tests.loopback import answers, busy_port, closed_port, until
@@ -341,3 +343,41 @@ def test_a_forked_child_does_not_keep_the_port_open(server: StoreServer) -> None
 def test_a_forked_child_that_ends_leaves_the_store_alone(server: StoreServer) -> None:
     assert in_child(lambda: "alive") == "alive"
     prove(server.address, server.port, SESSION, server.token)
+
+
+# --- rank 0 comes last ------------------------------------------------------------------------------------------------
+
+
+def test_the_others_go_before_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "ENTRY_SECONDS", 60.0)
+    server = open_server("127.0.0.1", None, SESSION)
+    client = TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
+    note_entry(client, b"another session!")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(server.await_entries, 2)
+        for _ in range(2):
+            with pytest.raises(FutureTimeoutError):
+                waiting.result(0.05)
+            note_entry(client, SESSION)
+        waiting.result(30)
+    server.release()
+
+
+@pytest.mark.parametrize("end", [StoreServer.release, StoreServer.abort])
+def test_nobody_waits_for_others_at_a_store_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch, end: Callable[[StoreServer], None]
+) -> None:
+    monkeypatch.setattr(store, "ENTRY_SECONDS", 60.0)
+    server = open_server("127.0.0.1", None, SESSION)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(server.await_entries, 1)
+        with pytest.raises(FutureTimeoutError):
+            waiting.result(0.05)
+        end(server)
+        waiting.result(30)
+
+
+def test_who_comes_by_another_road_is_not_waited_for_long() -> None:
+    server = open_server("127.0.0.1", None, SESSION)
+    server.await_entries(1)
+    server.release()

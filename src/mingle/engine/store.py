@@ -24,7 +24,7 @@ from mingle.abandonable import AbandonedError
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch.distributed import Store, TCPStore
 
 BACKLOG = 4096
 CONNECT_SECONDS = 2.0
@@ -33,6 +33,9 @@ PROVE_SECONDS = 10.0
 """Longer than the host waits for the proof helps nobody, and shorter fails where reverse look-ups stall (5 s each)."""
 OPERATION_SECONDS = 30.0
 KEY_PREFIX = "mingle/"
+ENTRY_SECONDS = 0.02
+"""How long rank 0 lets the others go before it. Some may come by roads of torch's on which nobody says so."""
+ENTRY_LOOK_SECONDS = 0.0005
 
 
 @dataclass(slots=True)
@@ -56,6 +59,19 @@ class StoreServer:
         """The store itself, while we hold it."""
         return self._store
 
+    def await_entries(self, count: int) -> None:
+        """Waits a moment until so many ranks have entered the store by torch's road (`note_entry`).
+
+        There torch has rank 0 wait for the others, and sleep 10 ms between two looks at their number. So it is best to
+        come last.
+        """
+        deadline = time.monotonic() + ENTRY_SECONDS
+        with contextlib.suppress(RuntimeError):  # the store is gone: the road will say so
+            while self._store is not None and self._store.add(_entries(self.session), 0) < count:
+                if time.monotonic() >= deadline:
+                    return
+                time.sleep(ENTRY_LOOK_SECONDS)
+
     def release(self) -> None:
         """Lets go of the store: it lives on as long as a process group uses it, and ends with that.
 
@@ -73,6 +89,15 @@ class StoreServer:
             with contextlib.suppress(OSError):
                 own.getpeername()  # raises for the listener, which stays
                 own.shutdown(socket.SHUT_RDWR)
+
+
+def note_entry(store: Store, session: bytes) -> None:
+    """Says in the store that this rank has come there by torch's road, where it has been counted."""
+    store.add(_entries(session), 1)
+
+
+def _entries(session: bytes) -> str:
+    return f"{KEY_PREFIX}{session.hex()}/entered"
 
 
 def _own_sockets(port: int) -> Iterator[socket.socket]:

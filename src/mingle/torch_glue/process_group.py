@@ -274,25 +274,28 @@ def _env_road(timeout: timedelta | None, *place: int) -> Iterator[tuple[Any, int
     if timeout is None:
         timeout = distributed_rendezvous.default_pg_timeout
     road = distributed_rendezvous.rendezvous("env://", *place, timeout=timeout)
-    member = rendezvous.as_member()
-    if member is None:  # the store is in this process, or torchrun's
+    running = rendezvous.running_session()
+    if running is None or not running.is_member:  # the store is torchrun's, or in this process
+        if running is not None:
+            running.await_entries()
         yield from road
         return
 
     def given_up() -> bool:
-        return member.bereft is not None
+        return running.bereft is not None
 
     def connect() -> tuple[Any, int, int]:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store.await_server(address, port, seconds=timeout.total_seconds(), given_up=given_up)
         connected: tuple[Any, int, int] = next(road)
+        running.note_entry(connected[0])
         return connected
 
     try:
         yield abandonable.run(connect, "env", given_up)
     except abandonable.AbandonedError:
-        assert member.bereft is not None
-        raise member.bereft from None
+        assert running.bereft is not None
+        raise running.bereft from None
 
 
 def _bounded(wanted: Any, timeout: timedelta) -> Any:

@@ -62,9 +62,9 @@ def tell_group_stands() -> None:
         _active.group_stands()
 
 
-def as_member() -> RunningSession | None:
-    """Returns the present session, if another process is its rank 0 and holds the store."""
-    return _active if isinstance(_active, RunningSession) and _active.is_member else None
+def running_session() -> RunningSession | None:
+    """Returns the present session, if it is one with others that mingle has brought together."""
+    return _active if isinstance(_active, RunningSession) else None
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mingle.engine import store
 from mingle.engine.discovery import Discovery
@@ -113,6 +113,16 @@ class RunningSession:
         return isinstance(self._discovery.machine, Joiner)
 
     # --- the process group -----------------------------------------------------------------------------------------
+
+    def note_entry(self, connected: Any) -> None:
+        """This rank has entered rank 0's store, of which this is its client, to make the process group."""
+        store.note_entry(connected, self._formation.session)
+
+    def await_entries(self) -> None:
+        """On rank 0: the others have entered its store, or a moment has passed."""
+        server = self._discovery.store_server
+        if server is not None:
+            server.await_entries(self._formation.world_size - 1)
 
     def _watch(self) -> float:
         """Looks whether the process group has come or gone; torch has no hook for either. Runs in the loop."""
