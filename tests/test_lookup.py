@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
+import msgspec
 import pytest
 
 from mingle.checks.findings import Finding, Status
@@ -117,9 +118,11 @@ def test_what_was_tried_is_said() -> None:
 def test_the_cause_follows_from_what_was_heard() -> None:
     assert "its rank 0 was not started" in explain(seeker=True)
     assert "heard, but not reached over TCP" in explain(offer=True, seeker=True)
-    assert "an incompatible mingle" in explain(dataclasses.replace(FACTS, rejected=Counter({"version 2": 9})))
+    assert "an incompatible mingle" in explain(msgspec.structs.replace(FACTS, rejected=Counter({"version 2": 9})))
     blocked = Finding("multicast", Status.FAIL, "this host's firewall drops it", "nft insert rule x")
     doubtful = Finding("routes", Status.WARN, "there is no default route", "add one")
-    assert "likely cause: this host's firewall" in explain(dataclasses.replace(FACTS, findings=[blocked]), seeker=True)
-    assert "its rank 0 was not started" in explain(dataclasses.replace(FACTS, findings=[doubtful]), seeker=True)
-    assert "way out: add one." in explain(dataclasses.replace(FACTS, findings=[doubtful]))
+    assert "likely cause: this host's firewall" in explain(
+        msgspec.structs.replace(FACTS, findings=[blocked]), seeker=True
+    )
+    assert "its rank 0 was not started" in explain(msgspec.structs.replace(FACTS, findings=[doubtful]), seeker=True)
+    assert "way out: add one." in explain(msgspec.structs.replace(FACTS, findings=[doubtful]))

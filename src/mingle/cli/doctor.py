@@ -60,6 +60,8 @@ def doctor(shared: Shared, peer_hosts: tuple[str, ...], serve: bool) -> None:
 
 def examine(network: Network, peer_hosts: tuple[str, ...]) -> tuple[list[Finding], list[dict[str, Any]]]:
     """Returns the findings, and the figures of the peers as they stand in JSON."""
+    from msgspec import structs
+
     from mingle.checks import diagnosis
     from mingle.cli import verdicts
     from mingle.engine.network_facts import observed
@@ -75,7 +77,7 @@ def examine(network: Network, peer_hosts: tuple[str, ...]) -> tuple[list[Finding
             dataclasses.replace(network, peers=asked), interval=INTERVAL_SECONDS, count=rounds, overheard=overheard
         ) as pinger:
             pinger.run()
-            seen = dataclasses.replace(observed(pinger.seen, pinger.versions), unresolved=unresolved)
+            seen = structs.replace(observed(pinger.seen, pinger.versions), unresolved=unresolved)
     except InterfaceError as error:
         seen = inspection.Observed(port=network.port, interface_problem=error, unresolved=unresolved)
         return diagnosis.examine(inspection.gather(seen, os.environ)), []

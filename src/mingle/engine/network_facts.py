@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mingle.checks import diagnosis
 from mingle.configuration.settings import Network
@@ -16,8 +17,7 @@ from mingle.rules.machine import NetworkFacts
 from mingle.wire.groups import Group
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Seen(Struct, frozen=True, kw_only=True):
     """What the loop holds."""
 
     network: Network

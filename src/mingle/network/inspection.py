@@ -12,9 +12,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from ipaddress import IPv4Interface, IPv6Interface
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from mingle.checks.diagnosis import Facts
 from mingle.checks.firewall import Chain, Manager, parse
@@ -28,8 +29,7 @@ NAME_SECONDS = 2.0
 _PROC = Path("/proc")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class Observed(Struct, frozen=True, kw_only=True):
     """What the loop knows; the rest is read here."""
 
     port: int

@@ -16,7 +16,6 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -71,8 +70,7 @@ class Change(NamedTuple):
     """Closed already."""
 
 
-@dataclass(slots=True)
-class _Endpoint:
+class _Endpoint(Struct):
     """What is open on one interface in one family."""
 
     interface: Interface

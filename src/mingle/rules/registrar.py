@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct
 
 from mingle.rules.decisions import Decision, Deserted, Drop, Formed, NoCommonNetwork, OpenStore, Reopened, Tell
 from mingle.rules.seating import Applicant, common_address, contiguous, place, reach_matrix
@@ -36,8 +37,7 @@ RETURN_SECONDS = 5.0
 """How long a member whose connection broke after GO may take to come back."""
 
 
-@dataclass(slots=True)
-class Challenge:
+class Challenge(Struct):
     """A newcomer that claims a rank whose member is being asked whether it lives."""
 
     conn: int

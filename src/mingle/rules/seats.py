@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct
 
 from mingle.rules.seating import Place
 from mingle.wire import frames
@@ -30,8 +31,7 @@ class Phase(enum.Enum):
     RUNNING = "running"
 
 
-@dataclass(slots=True)
-class Seated:
+class Seated(Struct):
     """A member that has a seat."""
 
     member: bytes
