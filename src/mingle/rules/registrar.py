@@ -19,7 +19,6 @@ somebody else to carry out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import Struct
@@ -28,6 +27,7 @@ from mingle.rules.decisions import Decision, Deserted, Drop, Formed, NoCommonNet
 from mingle.rules.seating import Applicant, common_address, contiguous, place, reach_matrix
 from mingle.rules.seats import REMEMBERED_TEXT, Phase, Seated, Seats, roster_digest
 from mingle.wire import frames
+from mingle.wire.datagrams import Kind
 
 CHALLENGE_SECONDS = 1.0
 """How long a seated member has to answer when somebody else claims its rank."""
@@ -47,15 +47,36 @@ class Challenge(Struct):
     seat: bytes
 
 
-@dataclass(slots=True)
 class Registrar(Seats):
     """The one decider of a session. See the module's text for its rules."""
 
-    _lost: dict[bytes, float] = field(default_factory=dict)
-    """Since when members have been gone after GO."""
-    _challenges: list[Challenge] = field(default_factory=list)
-    _sealed_at: float = 0.0
-    _decisions: list[Decision] = field(default_factory=list)
+    def __init__(
+        self,
+        session: bytes,
+        world_size: int,
+        own_member: bytes,
+        own: frames.Join,
+        *,
+        prefix_lengths: Mapping[str, int],
+        last_resort: frozenset[str] = frozenset(),
+        named: bool = False,
+        kind: Kind = "ranks",
+    ) -> None:
+        super().__init__(
+            session,
+            world_size,
+            own_member,
+            own,
+            prefix_lengths=prefix_lengths,
+            last_resort=last_resort,
+            named=named,
+            kind=kind,
+        )
+        self._lost: dict[bytes, float] = {}
+        """Since when members have been gone after GO."""
+        self._challenges: list[Challenge] = []
+        self._sealed_at = 0.0
+        self._decisions: list[Decision] = []
 
     def decisions(self) -> list[Decision]:
         """Hands out what was decided since the last call."""
