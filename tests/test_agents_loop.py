@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from mingle.agents import gathering as agents
 from mingle.agents.loop import AgentLoop
@@ -22,7 +22,7 @@ NODES = Nodes(minimum=1, maximum=1)
 
 
 def loop_of(changed: Any = lambda: None, nodes: Nodes = NODES, **more: Any) -> AgentLoop:
-    settings = dataclasses.replace(settings_of(job_name("agent"), 0, nodes.maximum, free_udp_port(), **more), rank=None)
+    settings = structs.replace(settings_of(job_name("agent"), 0, nodes.maximum, free_udp_port(), **more), rank=None)
     return AgentLoop(
         settings,
         agents._identity(settings, nodes),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from mingle.checks.diagnosis import Facts, examine, troubles
 from mingle.checks.findings import Status
@@ -97,7 +96,7 @@ FAIL, WARN = Status.FAIL, Status.WARN
 def test_a_fault_is_named_and_no_other(
     changes: dict[str, object], name: str, status: Status, words: tuple[str, ...]
 ) -> None:
-    facts = replace(HEALTHY, **changes)  # type: ignore[arg-type]
+    facts = replace(HEALTHY, **changes)
     assert faults(facts) == [(name, status)]
     (finding,) = [each for each in examine(facts) if each.status is status]
     for word in words:

@@ -34,7 +34,8 @@ def introduction(*, addresses: int = 2, advertised: tuple[str, ...] = ("203.0.11
 def seats(phase: Phase, *, size: int = 2, store_address: str = "10.1.0.1") -> Seats:
     """A session in which everybody sits on a node of its own."""
     own = introduction().join()
-    found = Seats(SESSION, size, OWN, own, phase=phase, store_address=store_address)
+    found = Seats(SESSION, size, OWN, own, prefix_lengths={})
+    found.phase, found.store_address = phase, store_address
     for rank in range(1, size):
         name = rank.to_bytes(16, "big")
         who = Who(hostname="ü" * 126, pid=2**31, address=f"10.0.{rank // 256}.{rank % 256}")

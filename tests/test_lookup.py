@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 
 from mingle.checks.findings import Finding, Status
 from mingle.configuration.settings import Network
@@ -28,7 +28,7 @@ def test_a_job_that_gathers_is_found_at_its_control_port_and_has_no_store(networ
     with gathering("half there", network.port, (0, 2), world_size=4):
         sighting, _ = find("half there", network)
         assert sighting.target().kind == "control"
-        hurried = dataclasses.replace(network, discovery_timeout=1.0)
+        hurried = replace(network, discovery_timeout=1.0)
         with pytest.raises(DiscoveryTimeoutError, match=r"2 of 4 ranks joined, missing ranks: 1, 3"):
             find("half there", hurried, with_store=True)
         finder, _ = look_round(hurried)
@@ -42,22 +42,22 @@ def test_a_job_that_gathers_is_found_at_its_control_port_and_has_no_store(networ
 
 def test_ranks_that_only_seek_are_seen(network: Network) -> None:
     with gathering("no host", network.port, (1,), world_size=2):
-        finder, _ = look_round(dataclasses.replace(network, discovery_timeout=1.0))
+        finder, _ = look_round(replace(network, discovery_timeout=1.0))
         (seeker,) = finder.seekers.values()
         assert (seeker.seek.job, seeker.seek.rank) == ("no host", 1)
         with pytest.raises(DiscoveryTimeoutError, match=r"looking for it: rank 1[\s\S]*rank 0 was not started"):
-            find("no host", dataclasses.replace(network, discovery_timeout=2.0))
+            find("no host", replace(network, discovery_timeout=2.0))
 
 
 def test_a_job_with_a_secret_is_found_by_those_who_have_it(network: Network) -> None:
     with announcing("guarded", "--master-port", "29500", port=network.port, MINGLE_SECRET="s3cret"):
-        sighting, _ = find("guarded", dataclasses.replace(network, secret=b"s3cret"))
+        sighting, _ = find("guarded", replace(network, secret=b"s3cret"))
         assert sighting.signed
-        hurried = dataclasses.replace(network, discovery_timeout=1.0)
+        hurried = replace(network, discovery_timeout=1.0)
         with pytest.raises(AuthenticationError, match="--secret-file"):
             find("guarded", hurried)
         with pytest.raises(AuthenticationError, match="another one"):
-            find("guarded", dataclasses.replace(hurried, secret=b"other"))
+            find("guarded", replace(hurried, secret=b"other"))
 
 
 def test_two_live_hosts_are_both_named(network: Network) -> None:
@@ -76,7 +76,7 @@ def test_a_mistyped_id_is_named(network: Network) -> None:
         announcing("resnet", "--master-port", "29500", port=network.port),
         pytest.raises(DiscoveryTimeoutError, match="a mistyped job id: 'resnet' is on this network"),
     ):
-        find("resnte", dataclasses.replace(network, discovery_timeout=1.0))
+        find("resnte", replace(network, discovery_timeout=1.0))
 
 
 def explain(facts: NetworkFacts = FACTS, *, seeker: bool = False, offer: bool = False) -> str:
@@ -92,7 +92,7 @@ def explain(facts: NetworkFacts = FACTS, *, seeker: bool = False, offer: bool = 
 
 def test_what_was_tried_is_said() -> None:
     text = explain(
-        dataclasses.replace(
+        replace(
             FACTS,
             peers=["node7"],
             rejected=Counter({"magic": 2}),
@@ -117,9 +117,9 @@ def test_what_was_tried_is_said() -> None:
 def test_the_cause_follows_from_what_was_heard() -> None:
     assert "its rank 0 was not started" in explain(seeker=True)
     assert "heard, but not reached over TCP" in explain(offer=True, seeker=True)
-    assert "an incompatible mingle" in explain(dataclasses.replace(FACTS, rejected=Counter({"version 2": 9})))
+    assert "an incompatible mingle" in explain(replace(FACTS, rejected=Counter({"version 2": 9})))
     blocked = Finding("multicast", Status.FAIL, "this host's firewall drops it", "nft insert rule x")
     doubtful = Finding("routes", Status.WARN, "there is no default route", "add one")
-    assert "likely cause: this host's firewall" in explain(dataclasses.replace(FACTS, findings=[blocked]), seeker=True)
-    assert "its rank 0 was not started" in explain(dataclasses.replace(FACTS, findings=[doubtful]), seeker=True)
-    assert "way out: add one." in explain(dataclasses.replace(FACTS, findings=[doubtful]))
+    assert "likely cause: this host's firewall" in explain(replace(FACTS, findings=[blocked]), seeker=True)
+    assert "its rank 0 was not started" in explain(replace(FACTS, findings=[doubtful]), seeker=True)
+    assert "way out: add one." in explain(replace(FACTS, findings=[doubtful]))

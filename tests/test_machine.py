@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from mingle.rules.machine import REMEMBERED_PER_KIND, Evidence, Identity, Source, note, note_name
 from mingle.wire.datagrams import Bye, List, Offer, Seek
@@ -27,8 +27,8 @@ def test_the_questions_say_who_asks() -> None:
     asked = IDENTITY.list()
     assert (asked.job, asked.attempt, asked.member) == ("resnet", "2", b"M" * 16)
     assert (asked.rank, asked.hostname, asked.pid) == (3, "node3", 77)
-    assert dataclasses.replace(IDENTITY, rank=None, kind="agents").seek().rank is None
-    assert dataclasses.replace(IDENTITY, rank=None, kind="agents").seek().kind == "agents"
+    assert msgspec.structs.replace(IDENTITY, rank=None, kind="agents").seek().rank is None
+    assert msgspec.structs.replace(IDENTITY, rank=None, kind="agents").seek().kind == "agents"
 
 
 def test_who_else_looks_is_named_once() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from mingle.configuration.settings import Network
 from mingle.configuration.values import Peer

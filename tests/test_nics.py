@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from ipaddress import ip_interface
 
 import pytest
+from msgspec.structs import replace
 
 from mingle.configuration.settings import Network
 from mingle.engine.nics import Nics, own_addresses

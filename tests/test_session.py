@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import sys
@@ -11,6 +10,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
+import msgspec
 import pytest
 
 from mingle.engine import store
@@ -94,7 +94,7 @@ def test_the_roster_of_a_session_that_has_ended_here(sessions: list[RunningSessi
 def test_a_roster_that_was_not_the_one_sealed(ranks: list[Formed], rank: int) -> None:
     discovery, formation = ranks[rank]
     other = RunningSession(ranks[1 - rank].discovery, ranks[1 - rank].formation)
-    mine = RunningSession(discovery, dataclasses.replace(formation, roster_digest=b"another"))
+    mine = RunningSession(discovery, msgspec.structs.replace(formation, roster_digest=b"another"))
     fails_soon(mine, "what came is not the roster that was sealed")
     assert len(other.roster()) == 2
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from rich.pretty import pretty_repr
 
 from mingle.configuration import settings
 from mingle.configuration.settings import Network, Peer, Settings, resolve, resolve_network
@@ -300,7 +301,8 @@ def test_two_secrets_are_refused(secret: str) -> None:
 def test_a_secret_is_never_shown() -> None:
     found = resolve({}, job_id="j", world_size=2, secret="tell-nobody")
     assert found.secret == b"tell-nobody"
-    assert "tell-nobody" not in repr(found) + str(found)
+    assert "tell-nobody" not in repr(found) + str(found) + pretty_repr(found)
+    assert "job_id='j'" in repr(found)
 
 
 def test_torchrun_passes_through_with_everything_filled_in() -> None:

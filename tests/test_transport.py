@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import replace
 from ipaddress import ip_interface
 from pathlib import Path
 
@@ -169,7 +168,7 @@ def test_update_keeps_what_fits_and_reopens_what_changed(port: int) -> None:
         before = transport.sockets()
         assert transport.update([LO]) == ([], [])
         assert transport.sockets() == before
-        renumbered = replace(LO, addresses=(ip_interface("127.0.0.2/8"),))
+        renumbered = structs.replace(LO, addresses=(ip_interface("127.0.0.2/8"),))
         added, removed = transport.update([renumbered])
         assert len(added) == len(removed) == 2
         assert transport.interfaces == (renumbered,)
@@ -195,7 +194,7 @@ def test_an_interface_that_cannot_be_opened_does_not_stop_the_others(port: int) 
 
 
 def test_a_sender_takes_the_next_address_when_one_is_not_ready(port: int) -> None:
-    not_here_yet = replace(LO, addresses=(ip_interface("192.0.2.77/24"), ip_interface("127.0.0.1/8")))
+    not_here_yet = structs.replace(LO, addresses=(ip_interface("192.0.2.77/24"), ip_interface("127.0.0.1/8")))
     with no_descriptor_leaks(), Transport([not_here_yet], groups=[GROUP], port=port) as transport:
         assert not transport.failures
         transport.multicast("lo", b"x", GROUP)

@@ -105,7 +105,7 @@ class AgentHost(Host):
             started,
             advertised,
             named,
-            evidence=evidence if evidence is not None else Evidence(),
+            evidence=evidence,
         )
         self.rivals.longest_wait = timeout
         own = frozenset(each.address for each in addresses)

@@ -7,7 +7,8 @@ those that are no PASS as their likely cause. :mod:`mingle.network.inspection` g
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from mingle.checks.findings import Finding, Status
 from mingle.checks.firewall import Chain, Manager, Packet, allow_tcp, allow_udp, blocked
@@ -22,8 +23,7 @@ ANY_TCP_PORT = 40_000
 """One of the system's choice, as mingle's TCP ports are (ip(7), ip_local_port_range)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(Struct, frozen=True, kw_only=True):
     """What was read of this machine. What could not be read is left out, and nothing is said of it."""
 
     port: int

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
+
+from msgspec import Struct
 
 
 class Status(IntEnum):
@@ -17,8 +18,7 @@ class Status(IntEnum):
     """It keeps ranks from finding each other."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One check's result."""
 
     name: str

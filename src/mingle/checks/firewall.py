@@ -10,8 +10,9 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 Manager = Literal["nft", "ufw", "firewalld", "iptables"]
 Verdict = Literal["accept", "drop", "reject"]
@@ -36,8 +37,7 @@ _MATCHES: dict[str, re.Pattern[str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Packet:
+class Packet(Struct, frozen=True):
     """A packet as rules see it."""
 
     protocol: Literal["udp", "tcp"]
@@ -53,8 +53,7 @@ class Packet:
         return bool(self.destination) and ipaddress.ip_address(self.destination).is_multicast
 
 
-@dataclass(slots=True)
-class Chain:
+class Chain(Struct):
     """One chain of the ruleset."""
 
     family: str
@@ -66,8 +65,7 @@ class Chain:
     rules: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Struct, frozen=True):
     """What drops a packet."""
 
     chain: Chain

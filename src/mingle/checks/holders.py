@@ -8,16 +8,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct, structs
 
 # A process that discovers has both of these libraries in memory: so mingle's own are told from strangers.
 _MINGLE_LIBRARIES = ("netifaces", "msgspec")
 _MAX_PROCESSES = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(Struct, frozen=True):
     """A process that has opened the port, or a socket whose process may not be seen."""
 
     pid: int | None
@@ -66,7 +66,7 @@ def holders(port: int, proc: Path = Path("/proc")) -> tuple[Holder, ...]:
     known = sum(holder.mingle for holder in found.values()) + any(os.getpid() in pids for pids in owners.values())
     if None in found and siblings > known:
         # Another user's, or another container's, ranks: they may not be seen, but their names can.
-        found[None] = replace(found[None], mingle=True)
+        found[None] = structs.replace(found[None], mingle=True)
     return tuple(found.values())
 
 

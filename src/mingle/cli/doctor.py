@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -60,6 +59,8 @@ def doctor(shared: Shared, peer_hosts: tuple[str, ...], serve: bool) -> None:
 
 def examine(network: Network, peer_hosts: tuple[str, ...]) -> tuple[list[Finding], list[dict[str, Any]]]:
     """Returns the findings, and the figures of the peers as they stand in JSON."""
+    from msgspec import structs
+
     from mingle.checks import diagnosis
     from mingle.cli import verdicts
     from mingle.engine.network_facts import observed
@@ -72,10 +73,10 @@ def examine(network: Network, peer_hosts: tuple[str, ...]) -> tuple[list[Finding
     overheard = os.environ.get("MINGLE_JOB_ID", "")
     try:
         with Pinger(
-            dataclasses.replace(network, peers=asked), interval=INTERVAL_SECONDS, count=rounds, overheard=overheard
+            structs.replace(network, peers=asked), interval=INTERVAL_SECONDS, count=rounds, overheard=overheard
         ) as pinger:
             pinger.run()
-            seen = dataclasses.replace(observed(pinger.seen, pinger.versions), unresolved=unresolved)
+            seen = structs.replace(observed(pinger.seen, pinger.versions), unresolved=unresolved)
     except InterfaceError as error:
         seen = inspection.Observed(port=network.port, interface_problem=error, unresolved=unresolved)
         return diagnosis.examine(inspection.gather(seen, os.environ)), []
@@ -118,9 +119,11 @@ def _version(address: str) -> str:
 
 
 def _serve(network: Network, seconds: float | None) -> None:
+    from msgspec import structs
+
     from mingle.pings.pinger import Pinger
 
-    with Pinger(dataclasses.replace(network, peers=()), interval=SERVING_INTERVAL_SECONDS) as pinger:
+    with Pinger(structs.replace(network, peers=()), interval=SERVING_INTERVAL_SECONDS) as pinger:
         output.say(
             f"serving `mingle-discover doctor --peer` of others on {', '.join(pinger.interfaces)}, UDP port "
             f"{network.port}, until interrupted (Ctrl-C)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -198,7 +197,9 @@ def _resolve(shared: Shared, environ: Mapping[str, str]) -> tuple[dict[str, Any]
 
 
 def _network_record(network: Network) -> dict[str, Any]:
-    record = dataclasses.asdict(network)
+    from msgspec import structs
+
+    record = structs.asdict(network)
     return {
         **{name: record[name] for name in ("discovery_timeout", "port", "ttl", "family", "advertise", "progress")},
         "interfaces": ", ".join(network.interfaces) or None,

@@ -6,7 +6,6 @@ The traps of a row stand next to it. A launcher that says nothing of ranks (Dock
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING
 
@@ -223,6 +222,8 @@ KUBEFLOW = Launcher(
 
 
 def _sagemaker_hosts(environ: Mapping[str, str]) -> dict[str, str]:
+    import json  # SageMaker alone needs it, and has it: torch is loaded there
+
     try:
         hosts = json.loads(environ.get("SM_HOSTS", ""))
     except ValueError:

@@ -6,8 +6,9 @@ The order: arguments, ``MINGLE_RANK`` and ``MINGLE_WORLD_SIZE``, one launcher's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from mingle.configuration import launchers
 from mingle.configuration.values import check_whole, parse_whole, text_of
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from mingle.configuration.launcher import Identity
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(Struct, frozen=True, kw_only=True):
     """The place in the job. A rank of None means that ranks are assigned; other Nones, that nobody says."""
 
     rank: int | None
@@ -35,16 +35,14 @@ class Placement:
     launcher: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Number:
+class _Number(Struct, frozen=True):
     """A number with the source of it as a reader would write it, such as ``RANK='3'``."""
 
     value: int
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
+class _Claim(Struct, frozen=True):
     """What one source says about this process."""
 
     rank: _Number | None

@@ -7,8 +7,9 @@ the environment as a mapping, without what mingle itself has written into it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from msgspec import Struct, structs
 
 from mingle.configuration import launchers, values
 from mingle.configuration.placement import Placement, place
@@ -49,8 +50,7 @@ VARIABLES: dict[str, str] = {
 """Each environment variable that mingle reads for itself, with its meaning."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class Network(Struct, frozen=True, kw_only=True):
     """How to discover: what concerns the network and not one job.
 
     Attributes:
@@ -70,16 +70,22 @@ class Network:
     interfaces: tuple[str, ...] = ()
     interfaces_from: str = ""
     peers: tuple[Peer, ...] = ()
-    secret: bytes | None = field(default=None, repr=False)
+    secret: bytes | None = None
     port: int = DEFAULT_PORT
     ttl: int = 1
     family: Family = "auto"
     advertise: str | None = None
     progress: Progress = "auto"
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """All but the secret, which is not to stand in a log or a traceback; rich asks for this."""
+        return [(name, getattr(self, name)) for name in self.__struct_fields__ if name != "secret"]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(Network):
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+
+class Settings(Network, frozen=True, kw_only=True):
     """All that a rank needs to find its job.
 
     Attributes:
@@ -149,7 +155,7 @@ def resolve(
     placement = place(environ, rank=rank, world_size=world_size)
     passes = placement.launcher == launchers.TORCHRUN.name
     return Settings(
-        **{part.name: getattr(network, part.name) for part in fields(Network)},
+        **structs.asdict(network),
         job_id=_job_id(environ, job_id, placement),
         rank=placement.rank,
         world_size=placement.world_size,

@@ -10,10 +10,11 @@ import math
 import numbers
 import operator
 import re
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from mingle.errors import ConfigurationError, MingleError
 
@@ -30,8 +31,7 @@ _SEPARATORS = re.compile(r"[,;\s]+")
 _NOT_A_HOST = re.compile(r"[/@\[\]\\\"'=]|^-")
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(Struct, frozen=True):
     """A host to talk to by unicast; without a port, the discovery port is meant."""
 
     host: str

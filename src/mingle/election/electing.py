@@ -21,7 +21,8 @@ import functools
 import random
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mingle.election.candidacy import Candidacy
 from mingle.election.telling import Telling
@@ -40,8 +41,7 @@ EMPTY_SECONDS = 5.0
 """How long the loser waits for its members to be gone; the silent ones are then hung up on."""
 
 
-@dataclass(slots=True)
-class _Yield:
+class _Yield(Struct):
     """The winner we make way for."""
 
     session: bytes

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mingle.rules.control import HandshakeFailed
 from mingle.rules.machine import Effect, Hangup, Identity, NewId
@@ -22,8 +23,7 @@ TELL_AGAIN_SECONDS = 1.0
 MAX_TOLD = 64
 
 
-@dataclass(slots=True)
-class _Told:
+class _Told(Struct):
     """A host that is being told of us, or was."""
 
     again_at: float

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from mingle.checks import diagnosis
+from msgspec import Struct
+
+from mingle.checks.findings import Finding
 from mingle.configuration.settings import Network
 from mingle.network import inspection
 from mingle.network.inspection import Observed
@@ -16,8 +17,7 @@ from mingle.rules.machine import NetworkFacts
 from mingle.wire.groups import Group
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Seen(Struct, frozen=True, kw_only=True):
     """What the loop holds."""
 
     network: Network
@@ -61,6 +61,11 @@ def network_facts(seen: Seen, *, diagnosed: bool) -> NetworkFacts:
         groups.append(seen.group.ipv6(network.ttl))
     failures = [f"{what}: {why}" for what, why in transport.failures.items()] if transport else []
     failures += [f"{host} did not resolve: {why}" for host, why in seen.unresolved.items()]
+    findings: Sequence[Finding] = ()
+    if diagnosed:
+        from mingle.checks import diagnosis  # only who has failed needs it
+
+        findings = diagnosis.troubles(inspection.gather(observed(seen)))
     return NetworkFacts(
         interfaces=[str(each) for each in seen.usable],
         groups=groups,
@@ -71,5 +76,5 @@ def network_facts(seen: Seen, *, diagnosed: bool) -> NetworkFacts:
         rejected=seen.rejected,
         send_errors=transport.send_errors if transport else Counter(),
         failures=failures,
-        findings=diagnosis.troubles(inspection.gather(observed(seen))) if diagnosed else (),
+        findings=findings,
     )

@@ -14,10 +14,11 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from mingle import forksafe
 from mingle.abandonable import AbandonedError
@@ -38,8 +39,7 @@ ENTRY_SECONDS = 0.02
 ENTRY_LOOK_SECONDS = 0.0005
 
 
-@dataclass(slots=True)
-class StoreServer:
+class StoreServer(Struct):
     """Rank 0's store. Torch's ``env://`` in the same process shares it by its port (``multi_tenant``)."""
 
     address: str
@@ -47,7 +47,7 @@ class StoreServer:
     session: bytes
     token: str
     """What the store holds under the session's key."""
-    _store: TCPStore | None = field(default=None, repr=False)
+    _store: TCPStore | None = None
 
     @property
     def held(self) -> bool:

@@ -7,9 +7,9 @@ frames go out in one piece.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from mingle.rules.control import HostConversation
 from mingle.rules.machine import Effect, Hangup, Write
@@ -27,8 +27,7 @@ MAX_ONLOOKERS = 2048
 MAX_ONLOOKERS_PER_SOURCE = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(Struct, frozen=True):
     """One of them."""
 
     conversation: HostConversation

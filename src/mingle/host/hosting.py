@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import random
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -49,66 +48,64 @@ from mingle.wire.datagrams import Datagram, Offer, Rejected
 MAX_SIGHTINGS = 64  # reports of other hosts, handed out after each frame; bounded against a member that sends many
 
 
-@dataclass(slots=True)
 class Host:
     """The machine of the rank that hosts. ``outcome`` or ``failure`` ends the gathering; it serves on until closed."""
 
-    identity: Identity
-    session: bytes
-    addresses: tuple[Address, ...]
-    """Its own addresses in order of preference; the ones that are announced."""
-    port: int
-    key: JobKey | None
-    timeout: float
-    new_id: NewId
-    rng: random.Random
-    started: float
-    advertised: tuple[str, ...] = ()
-    """Addresses that are announced beside the own ones because NAT hides those."""
-    named: bool = False
-    """The user named the interfaces."""
-    outcome: Formation | None = None
-    failure: MingleError | None = None
-    evidence: Evidence = field(default_factory=Evidence)
-    closed: bool = False
-    registrar: Registrar = field(init=False)
-    rivals: Rivals = field(init=False)
-    _introduction: Introduction = field(init=False)
-    _presence: Presence = field(init=False)
-    _callers: Callers = field(init=False)
-    _deadline: float = field(init=False)
-    _effects: list[Effect] = field(default_factory=list)
-    store_port: int = 0
-    _sealed_since: float = 0.0
-    stranded: bool = False
-    """A member could not follow where it was sent."""
-    _making_way: bool = False
-    _moved: frames.Moved | None = None
-    _sightings: list[tuple[Offer, bool]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        identity = self.identity
-        self._deadline = self.started + self.timeout
+    def __init__(
+        self,
+        identity: Identity,
+        session: bytes,
+        addresses: tuple[Address, ...],
+        port: int,
+        key: JobKey | None,
+        timeout: float,
+        new_id: NewId,
+        rng: random.Random,
+        started: float,
+        advertised: tuple[str, ...] = (),
+        named: bool = False,
+        *,
+        evidence: Evidence | None = None,
+    ) -> None:
+        self.identity = identity
+        self.session = session
+        self.addresses = addresses
+        """Its own addresses in order of preference; the ones that are announced."""
+        self.port = port
+        self.key = key
+        self.rng = rng
+        self.timeout = timeout
+        self.started = started
+        self.named = named
+        """The user named the interfaces."""
+        self.outcome: Formation | None = None
+        self.failure: MingleError | None = None
+        self.evidence = Evidence() if evidence is None else evidence
+        self.closed = False
+        self.store_port = 0
+        self.stranded = False
+        """A member could not follow where it was sent."""
+        self._deadline = started + timeout
+        self._effects: list[Effect] = []
+        self._sealed_since = 0.0
+        self._making_way = False
+        self._moved: frames.Moved | None = None
+        self._sightings: list[tuple[Offer, bool]] = []
         self._introduction = introduction = Introduction(
-            identity=identity,
-            session=self.session,
-            addresses=self.addresses,
-            advertised=self.advertised,
-            port=self.port,
-            started=self.started,
+            identity=identity, session=session, addresses=addresses, advertised=advertised, port=port, started=started
         )
         self.registrar = self._make_registrar(introduction)
         self._presence = Presence(
             introduction,
             self.offer,
-            secured=self.key is not None,
+            secured=key is not None,
             evidence=self.evidence,
             effects=self._effects,
-            rng=self.rng,
+            rng=rng,
             deadline=self._deadline,
         )
-        self.rivals = Rivals(introduction.hello, self.key, self.new_id, self._effects, competes=identity.rank is None)
-        converse = functools.partial(introduction.conversation, self.key)
+        self.rivals = Rivals(introduction.hello, key, new_id, self._effects, competes=identity.rank is None)
+        converse = functools.partial(introduction.conversation, key)
         self._callers = Callers(converse, self._effects, gone=self.rivals.caller_gone, expected=identity.world_size)
 
     def _make_registrar(self, introduction: Introduction) -> Registrar:

@@ -6,9 +6,9 @@ Everything here is computed from who the host is and from the seats; nothing is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from mingle.rules.control import HostConversation
 from mingle.rules.machine import Address, Formation, Identity, scoped
@@ -23,8 +23,7 @@ SEATS_PER_FRAME = 128
 _SEALED_PHASES = (Phase.SEALING, Phase.SEALED, Phase.RUNNING)
 
 
-@dataclass(slots=True, kw_only=True)
-class Introduction:
+class Introduction(Struct, kw_only=True):
     """Who a host is, and the messages made of it. Only its addresses ever change."""
 
     identity: Identity

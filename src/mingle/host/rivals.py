@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from mingle.rules.control import HandshakeFailed
 from mingle.rules.machine import Effect, Hangup, NewId
@@ -29,8 +30,7 @@ MAX_SESSIONS = 16
 MAX_SESSIONS_BY_SENDER = 4
 
 
-@dataclass(slots=True)
-class _Other:
+class _Other(Struct):
     offer: Offer
     endpoints: Sequence[Endpoint]
     sender: str = ""
@@ -77,15 +77,13 @@ class _Other:
         return self.may_run or (self.since is not None and not self.is_proved)
 
 
-@dataclass(frozen=True, slots=True)
-class _Caller:
+class _Caller(Struct, frozen=True):
     member: bytes
     who: frames.Who
     since: float
 
 
-@dataclass(slots=True)
-class Rivals:
+class Rivals(Struct):
     """Keeps count of them."""
 
     hello: Callable[[bytes, frames.Purpose], frames.Hello]

@@ -10,11 +10,10 @@ import selectors
 import socket
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from mingle import forksafe
 from mingle.errors import InterfaceError
@@ -66,8 +65,7 @@ class Closed(Struct, frozen=True):
 Event: TypeAlias = Accepted | Connected | Data | Closed
 
 
-@dataclass(slots=True)
-class _Connection:
+class _Connection(Struct):
     conn: int
     socket: socket.socket
     connecting: bool = False

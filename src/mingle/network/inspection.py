@@ -1,26 +1,32 @@
 """Reads the facts that :mod:`mingle.checks.diagnosis` judges: /proc, the firewall's listing, the environment.
 
 Nothing here sends a packet, changes anything, or takes long; what can't be read is left out.
+
+Every rank loads this module, for one counter that it reads at its start; the rest is for ranks that have failed and for
+``mingle-discover``. So what only the rest needs is imported where it is needed: together that takes longer to load than
+all the machines of a rank.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from ipaddress import IPv4Interface, IPv6Interface
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mingle.checks.diagnosis import Facts
-from mingle.checks.firewall import Chain, Manager, parse
-from mingle.checks.holders import holders
+from msgspec import Struct, field
+
 from mingle.errors import MingleError
 from mingle.network.interfaces import Interface, Kind
+
+if TYPE_CHECKING:
+    from mingle.checks.diagnosis import Facts
+    from mingle.checks.firewall import Chain, Manager
 
 TOOL_SECONDS = 2.0
 NAME_SECONDS = 2.0
@@ -28,8 +34,7 @@ NAME_SECONDS = 2.0
 _PROC = Path("/proc")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class Observed(Struct, frozen=True, kw_only=True):
     """What the loop knows; the rest is read here."""
 
     port: int
@@ -53,6 +58,9 @@ def gather(observed: Observed, environ: Mapping[str, str] | None = None) -> Fact
         observed: what the sockets have shown.
         environ: the environment to look at, and with it this host's own name; None: neither matters.
     """
+    from mingle.checks.diagnosis import Facts
+    from mingle.checks.holders import holders
+
     names = [each.name for each in observed.used]
     routable = _routable(observed.used)
     problem = observed.interface_problem
@@ -153,6 +161,10 @@ def resolve(hostname: str) -> tuple[list[str], str]:
 
 def firewall_chains() -> list[Chain]:
     """Returns the firewall's chains; none where they can't be listed (that takes root)."""
+    import shutil
+
+    from mingle.checks.firewall import parse
+
     tool = shutil.which("nft", path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
     if sys.platform != "linux" or tool is None or os.geteuid() != 0:
         return []
@@ -167,6 +179,8 @@ def firewall_chains() -> list[Chain]:
 
 def firewall_manager() -> Manager:
     """Tells which program keeps the rules: a rule added behind its back is lost with its next start."""
+    import shutil
+
     if "ENABLED=yes" in _read(Path("/etc/ufw/ufw.conf")):
         return "ufw"
     if Path("/run/firewalld").exists() or Path("/run/firewalld.pid").exists():

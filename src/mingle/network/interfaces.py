@@ -12,12 +12,12 @@ import socket
 import struct
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 from typing import Literal
 
 import netifaces
+from msgspec import Struct, structs
 
 from mingle.errors import InterfaceError
 
@@ -53,8 +53,7 @@ class Kind(IntEnum):
     LOOPBACK = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Interface:
+class Interface(Struct, frozen=True):
     """One network interface as the kernel described it."""
 
     name: str
@@ -99,8 +98,7 @@ class Interface:
         return " ".join([self.name, *(str(address) for address in self.addresses)])
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """What `choose` decided."""
 
     usable: tuple[Interface, ...]
@@ -245,7 +243,7 @@ def _find(found: tuple[Interface, ...], name: str) -> Interface:
         )
     wanted = _literal(name)
     first = sorted(interface_of.addresses, key=lambda address: address.ip != wanted)
-    return replace(interface_of, addresses=tuple(first))
+    return structs.replace(interface_of, addresses=tuple(first))
 
 
 def _unusable(interface: Interface, family: Family) -> str:

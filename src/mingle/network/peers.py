@@ -12,8 +12,9 @@ import random
 import socket
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from mingle.configuration.values import Peer
 
@@ -31,8 +32,7 @@ MAX_THREADS = 8
 MAX_ADDRESSES = 4096
 
 
-@dataclass(slots=True)
-class _Target:
+class _Target(Struct):
     due: float
     interval: float = FIRST_INTERVAL_SECONDS
 

@@ -16,17 +16,13 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 from multicast_expert import McastRxSocket, McastTxSocket
 
-from mingle.checks import diagnosis
-from mingle.checks.diagnosis import Facts
 from mingle.checks.findings import Status
-from mingle.checks.holders import holders
 from mingle.errors import InterfaceError
 from mingle.network import inspection, udp
 from mingle.network.interfaces import Family, Interface
@@ -71,8 +67,7 @@ class Change(NamedTuple):
     """Closed already."""
 
 
-@dataclass(slots=True)
-class _Endpoint:
+class _Endpoint(Struct):
     """What is open on one interface in one family."""
 
     interface: Interface
@@ -267,9 +262,12 @@ class Transport:
         endpoint.stack.close()
 
     def _nothing_opened(self) -> InterfaceError:
+        from mingle.checks import diagnosis
+        from mingle.checks.holders import holders
+
         reasons = [f"{what}: {why}" for what, why in self.failures.items()] or ["no interface was given"]
         observation = f"nothing could be opened for discovery on UDP port {self.port} ({'; '.join(reasons)})"
-        facts = Facts(
+        facts = diagnosis.Facts(
             port=self.port,
             failures=self.failures,
             holders=holders(self.port),

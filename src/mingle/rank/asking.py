@@ -5,7 +5,7 @@ Only the OFFERs of the own job are handed on; of all the rest a report is made, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from mingle.rank.membership import Membership
 from mingle.rank.sessions import Session
@@ -15,8 +15,7 @@ from mingle.rules.protocol import Seeker
 from mingle.wire.datagrams import Datagram, List, Offer, Seek
 
 
-@dataclass(slots=True)
-class Asking:
+class Asking(Struct):
     """Asks by multicast, ever more rarely, and answers in the lobby."""
 
     identity: Identity

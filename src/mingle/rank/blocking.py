@@ -6,7 +6,7 @@ other one is joined: two runs of one job under one id would be the end of both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from mingle.errors import MingleError
 from mingle.rank.sessions import Session, Sessions
@@ -21,8 +21,7 @@ RUNNING_PATIENCE_SECONDS = 30.0
 """How long at most a rank waits for another run of the same job to end."""
 
 
-@dataclass(slots=True)
-class Blocking:
+class Blocking(Struct):
     """Which sessions are in the way."""
 
     identity: Identity

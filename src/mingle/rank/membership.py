@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from mingle.rank.sessions import Session, Sessions
 from mingle.rules.machine import Effect, Evidence, Formation, Identity, ProveStore, note, scoped
@@ -46,8 +47,7 @@ class Step(enum.Enum):
 _AFTER_CONFIRMED = (Step.CONFIRMED, Step.PROVING_STORE, Step.ACKED)
 
 
-@dataclass(slots=True)
-class Membership:
+class Membership(Struct):
     """What a member and its host have agreed on so far."""
 
     identity: Identity

@@ -6,7 +6,7 @@ is told (STRANDED) and kept, since it may then open again (:mod:`mingle.election
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from mingle.rank.membership import Membership
 from mingle.rank.sessions import Sessions
@@ -17,8 +17,7 @@ MOVE_SECONDS = 2.0
 """How long a member may take to reach the host that its own sends it to."""
 
 
-@dataclass(slots=True)
-class Moving:
+class Moving(Struct):
     """The way from one host to another."""
 
     sessions: Sessions

@@ -6,7 +6,7 @@ always.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from mingle.rank.blocking import Blocking
 from mingle.rank.membership import Membership
@@ -21,8 +21,7 @@ TELL_HOST_SECONDS = 1.0
 """How often at most a member tells its host of the same other host."""
 
 
-@dataclass(slots=True)
-class Racing:
+class Racing(Struct):
     """Starts the races and looks how they end."""
 
     sessions: Sessions

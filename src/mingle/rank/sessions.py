@@ -6,7 +6,8 @@ A datagram may name any session; what is kept of them is bounded, and nothing fo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from mingle.rules.machine import Effect, Identity, NewId
 from mingle.rules.proving import Endpoint, Proving, Verdict
@@ -22,8 +23,7 @@ REMEMBERED_SESSIONS = 32
 REMEMBERED_BY_SENDER = 8
 
 
-@dataclass(slots=True, eq=False)
-class Session:
+class Session(Struct, eq=False):
     """A session that was heard of."""
 
     offer: Offer
@@ -78,8 +78,7 @@ class Session:
         self.retry_at = now + RETRY_SECONDS
 
 
-@dataclass(slots=True)
-class Sessions:
+class Sessions(Struct):
     """Keeps them, and knows which connection is whose."""
 
     identity: Identity

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mingle.rules.control import HandshakeFailed, MemberConversation
 from mingle.rules.machine import Dial, Effect, Hangup, NewId, Write
@@ -31,8 +32,7 @@ MAX_ENDPOINTS = 2 * MAX_ADDRESSES
 """How many are tried for one session: what its host named last, and what somebody else claims of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """An address, the interface on which it was heard, and the control port that was named with it."""
 
     address: str
@@ -56,8 +56,7 @@ def merged(new: Sequence[Endpoint], known: Sequence[Endpoint]) -> list[Endpoint]
     return [*new, *(each for each in known if (each.address, each.port) not in places)][:MAX_ENDPOINTS]
 
 
-@dataclass(slots=True)
-class _Attempt:
+class _Attempt(Struct):
     endpoint: Endpoint
     conversation: MemberConversation
     deadline: float
@@ -66,8 +65,7 @@ class _Attempt:
     weak: bool = False
 
 
-@dataclass(slots=True)
-class Suspicion:
+class Suspicion(Struct):
     """For how long sessions that are only claimed to be there may hold up those who have proved theirs.
 
     A datagram can't be believed and may be true, so each such session is looked into; but somebody who invents them

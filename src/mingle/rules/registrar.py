@@ -19,9 +19,9 @@ somebody else to carry out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct
 
 from mingle.rules.decisions import (
     Decision,
@@ -37,6 +37,7 @@ from mingle.rules.decisions import (
 from mingle.rules.seating import Applicant, common_address, contiguous, place, reach_matrix
 from mingle.rules.seats import REMEMBERED_TEXT, Phase, Seated, Seats, roster_digest
 from mingle.wire import frames
+from mingle.wire.datagrams import Kind
 
 CHALLENGE_SECONDS = 1.0
 """How long a seated member has to answer when somebody else claims its rank."""
@@ -46,8 +47,7 @@ RETURN_SECONDS = 5.0
 """How long a member whose connection broke after GO may take to come back."""
 
 
-@dataclass(slots=True)
-class Challenge:
+class Challenge(Struct):
     """A newcomer that claims a rank whose member is being asked whether it lives."""
 
     conn: int
@@ -57,15 +57,36 @@ class Challenge:
     seat: bytes
 
 
-@dataclass(slots=True)
 class Registrar(Seats):
     """The one decider of a session. See the module's text for its rules."""
 
-    _lost: dict[bytes, float] = field(default_factory=dict)
-    """Since when members have been gone after GO."""
-    _challenges: list[Challenge] = field(default_factory=list)
-    _sealed_at: float = 0.0
-    _decisions: list[Decision] = field(default_factory=list)
+    def __init__(
+        self,
+        session: bytes,
+        world_size: int,
+        own_member: bytes,
+        own: frames.Join,
+        *,
+        prefix_lengths: Mapping[str, int],
+        last_resort: frozenset[str] = frozenset(),
+        named: bool = False,
+        kind: Kind = "ranks",
+    ) -> None:
+        super().__init__(
+            session,
+            world_size,
+            own_member,
+            own,
+            prefix_lengths=prefix_lengths,
+            last_resort=last_resort,
+            named=named,
+            kind=kind,
+        )
+        self._lost: dict[bytes, float] = {}
+        """Since when members have been gone after GO."""
+        self._challenges: list[Challenge] = []
+        self._sealed_at = 0.0
+        self._decisions: list[Decision] = []
 
     def decisions(self) -> list[Decision]:
         """Hands out what was decided since the last call."""

@@ -9,17 +9,17 @@ from __future__ import annotations
 import ipaddress
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from mingle.wire.frames import Path
 
 _Subnet: TypeAlias = IPv4Network | IPv6Network
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applicant:
+class Applicant(Struct, frozen=True, kw_only=True):
     """What a member says of its place; None where its launcher says nothing."""
 
     node: str
@@ -29,8 +29,7 @@ class Applicant:
     node_rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Struct, frozen=True, kw_only=True):
     """A member's place in the job."""
 
     rank: int

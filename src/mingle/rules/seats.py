@@ -6,9 +6,9 @@ import enum
 import hashlib
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct
 
 from mingle.rules.seating import Place
 from mingle.wire import frames
@@ -30,8 +30,7 @@ class Phase(enum.Enum):
     RUNNING = "running"
 
 
-@dataclass(slots=True)
-class Seated:
+class Seated(Struct):
     """A member that has a seat."""
 
     member: bytes
@@ -45,41 +44,55 @@ class Seated:
     """READY or LEAVE was said: its going is no loss any more."""
 
 
-@dataclass(slots=True)
 class Seats:
-    """The seats of a session, with its phase. Only :class:`mingle.rules.registrar.Registrar` changes them."""
+    """The seats of a session, with its phase. Only :class:`mingle.rules.registrar.Registrar` changes them.
 
-    session: bytes
-    world_size: int
-    own_member: bytes
-    own: frames.Join
-    """The host's own application; its paths are its own addresses in order of preference."""
-    prefix_lengths: Mapping[str, int] = field(default_factory=dict)
-    last_resort: frozenset[str] = frozenset()
-    """Those of its addresses that are taken only if all share nothing better."""
-    named: bool = False
-    """Its interfaces were named by the user: their order decides."""
-    kind: Kind = "ranks"
-    phase: Phase = Phase.OPEN
-    epoch: int = 0
-    held: bool = False
-    """This job may be held by another session: gather, but decide nothing that can't be taken back."""
-    seats: dict[bytes, Seated] = field(default_factory=dict)
-    places: dict[bytes, Place] = field(default_factory=dict)
-    store_address: str = ""
-    departures: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED_DEPARTURES))
-    refusals: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED_DEPARTURES))
-    departed_ranks: set[int] = field(default_factory=set)
-    _conns: dict[int, bytes] = field(default_factory=dict)
-    _ranks: dict[int, bytes] = field(default_factory=dict)
-    """Who holds a given rank."""
-    _awaited: set[bytes] = field(default_factory=set)
-    """Who has not confirmed, or not acknowledged, in this epoch."""
+    Args:
+        session: its name.
+        world_size: how many seats there are.
+        own_member: the host's member id.
+        own: the host's own application; its paths are its own addresses in order of preference.
+        prefix_lengths: those of its addresses.
+        last_resort: those of its addresses that are taken only if all share nothing better.
+        named: its interfaces were named by the user: their order decides.
+        kind: what the members are.
+    """
 
-    def __post_init__(self) -> None:
-        self.seats[self.own_member] = Seated(self.own_member, None, self.own, self.own.paths)
-        if self.own.rank is not None:
-            self._ranks[self.own.rank] = self.own_member
+    def __init__(
+        self,
+        session: bytes,
+        world_size: int,
+        own_member: bytes,
+        own: frames.Join,
+        *,
+        prefix_lengths: Mapping[str, int],
+        last_resort: frozenset[str] = frozenset(),
+        named: bool = False,
+        kind: Kind = "ranks",
+    ) -> None:
+        self.session = session
+        self.world_size = world_size
+        self.own_member = own_member
+        self.own = own
+        self.prefix_lengths = prefix_lengths
+        self.last_resort = last_resort
+        self.named = named
+        self.kind = kind
+        self.phase = Phase.OPEN
+        self.epoch = 0
+        self.held = False
+        """This job may be held by another session: gather, but decide nothing that can't be taken back."""
+        self.seats = {own_member: Seated(own_member, None, own, own.paths)}
+        self.places: dict[bytes, Place] = {}
+        self.store_address = ""
+        self.departures: deque[str] = deque(maxlen=REMEMBERED_DEPARTURES)
+        self.refusals: deque[str] = deque(maxlen=REMEMBERED_DEPARTURES)
+        self.departed_ranks: set[int] = set()
+        self._conns: dict[int, bytes] = {}
+        self._ranks = {} if own.rank is None else {own.rank: own_member}
+        """Who holds a given rank."""
+        self._awaited: set[bytes] = set()
+        """Who has not confirmed, or not acknowledged, in this epoch."""
 
     @property
     def assigned(self) -> bool:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.resources
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import netifaces
@@ -51,7 +51,7 @@ def for_workers(address: str, environ: Mapping[str, str]) -> dict[str, str]:
         address: it, with its zone if it is a link-local one.
         environ: what they would inherit without.
     """
-    ours = str(importlib.resources.files(__package__) / "for_workers")
+    ours = str(Path(__file__).with_name("for_workers"))
     return {_ADDRESS: address, "PYTHONPATH": os.pathsep.join(filter(None, (ours, environ.get("PYTHONPATH"))))}
 
 

@@ -22,6 +22,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from mingle import abandonable
 from mingle.engine import store
 from mingle.errors import ConfigurationError, MingleError
@@ -299,10 +301,8 @@ def _env_road(timeout: timedelta | None, *place: int) -> Iterator[tuple[Any, int
 
 
 def _bounded(wanted: Any, timeout: timedelta) -> Any:
-    import dataclasses
-
     seconds = min(wanted.discovery_timeout, timeout.total_seconds())
-    return dataclasses.replace(wanted, discovery_timeout=seconds)
+    return structs.replace(wanted, discovery_timeout=seconds)
 
 
 @contextlib.contextmanager

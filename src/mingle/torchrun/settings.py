@@ -7,8 +7,10 @@ on: torch would find a mistake in it only after the whole wait for the other nod
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import structs
 
 from mingle.configuration import settings, values
 from mingle.configuration.settings import Network, Settings
@@ -115,7 +117,7 @@ def resolve(
     store_port = values.text_of(environ, "MINGLE_MASTER_PORT")
     return AgentSettings(
         settings=Settings(
-            **{part.name: getattr(network, part.name) for part in fields(Network)},
+            **structs.asdict(network),
             job_id=settings.check_job_id(run_id, "--rdzv-id"),
             rank=None,
             world_size=maximum,

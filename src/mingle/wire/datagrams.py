@@ -14,7 +14,7 @@ TCP (:mod:`mingle.rules.control`). ``docs/protocol.md`` holds the same table wit
 At most :data:`MAX_BYTES` long, so that it is never fragmented (some clouds drop fragments).
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: msgspec would have to compile each of them again, whenever this is imported.
 
 import socket
 from typing import Annotated, Literal, TypeAlias

@@ -3,7 +3,7 @@
 :mod:`mingle.wire.framing` turns them into bytes and back; ``docs/protocol.md`` shows them in their order.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: msgspec would have to compile each of them again, whenever this is imported.
 
 from typing import Annotated, Literal, TypeAlias
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _IPV4_RANGE = ipaddress.IPv4Network("239.192.0.0/14")
 _IPV4_SCOPE_RELATIVE = 256
@@ -32,8 +33,7 @@ _IPV6_DYNAMIC_IDS = 2**31
 _DOMAIN = b"mingle multicast group 1\x00"
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """One group in each family and scope, as address literals."""
 
     ipv4: str
