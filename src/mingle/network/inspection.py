@@ -2,9 +2,9 @@
 
 Nothing here sends a packet, changes anything, or takes long; what can't be read is left out.
 
-Every rank loads this module, for one counter that it reads at its start; the rest is for ranks that have failed and for
-``mingle-discover``. So what only the rest needs is imported where it is needed: together that takes longer to load than
-all the machines of a rank.
+Every rank loads this module, for one counter that it reads when it has to wait; the rest is for ranks that have failed
+and for ``mingle-discover``. So what only the rest needs is imported where it is needed: together that takes longer to
+load than all the machines of a rank.
 """
 
 from __future__ import annotations
