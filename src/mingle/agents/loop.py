@@ -124,9 +124,7 @@ class AgentLoop(StoreLoop):
         self._stack.close()
         while self._calls:
             self._calls.popleft()()
-        if self.store_server is not None:
-            self.store_server.release()
-            self.store_server = None
+        self._release_store()
 
     def stop(self, reason: str) -> None:
         """Ends the agent's part in the job and returns when every socket is closed. Not for the loop's own thread."""

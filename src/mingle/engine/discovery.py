@@ -149,9 +149,7 @@ class Discovery(StoreLoop):
             self._machine = machine.acting
         if isinstance(self._machine, Joiner):
             self._close_transport()
-            if self.store_server is not None:  # of a session that it has given up
-                self.store_server.release()
-                self.store_server = None
+            self._release_store()  # that of a session that it has given up
         self._peers.stop()
         return machine.outcome
 
@@ -312,6 +310,4 @@ class Discovery(StoreLoop):
         self._stack.close()
         while self._calls:
             self._calls.popleft()()
-        if self.store_server is not None:
-            self.store_server.release()
-            self.store_server = None
+        self._release_store()

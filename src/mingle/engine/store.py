@@ -59,6 +59,10 @@ class StoreServer(Struct):
         """The store itself, while we hold it."""
         return self._store
 
+    def stands_at(self, address: str, session: bytes) -> bool:
+        """Whether this is the store of that session, on that address."""
+        return (self.address, self.session) == (address, session)
+
     def await_entries(self, count: int) -> None:
         """Waits a moment until so many ranks have entered the store by torch's road (`note_entry`).
 

@@ -95,8 +95,7 @@ class StoreLoop(Loop):
         if self._opening:
             self._open_next = opening, place
             return
-        server = self.store_server
-        if server is not None and (server.address, server.session) == place:
+        if self.store_server is not None and self.store_server.stands_at(*place):
             opening()()
             return
         self._opening = True
@@ -113,7 +112,7 @@ class StoreLoop(Loop):
         """Returns the store for a session, the one that stands or a new one, or why there is none."""
         server = self.store_server
         try:
-            if server is None or (server.address, server.session) != (address, session):
+            if server is None or not server.stands_at(address, session):
                 if server is not None:
                     server.release()  # torch knows a store by its port: on another address it would be the old one
                 server = store.open_server(address, port, session)
@@ -126,3 +125,9 @@ class StoreLoop(Loop):
                 remedy="set MINGLE_MASTER_PORT to a free port, or report this with the version of torch.",
             )
         return server
+
+    def _release_store(self) -> None:
+        """Lets go of the store, if there is one."""
+        if self.store_server is not None:
+            self.store_server.release()
+            self.store_server = None
