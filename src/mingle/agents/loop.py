@@ -49,7 +49,6 @@ class AgentLoop(StoreLoop):
         allow_minority: bool,
         changed: Callable[[], None],
     ) -> None:
-        self.settings = settings
         self._changed = changed
         self._stopping = False
         self._stage = ""
@@ -59,7 +58,7 @@ class AgentLoop(StoreLoop):
         quiet = settings.progress == "off"
         file_limit.make_room(nodes.maximum, file_limit.FILES_PER_NODE, what="nodes", quiet=quiet)
         with contextlib.ExitStack() as stack:
-            super().__init__(settings, settings.job_id, key, stack)
+            super().__init__(settings, key, stack)
             self._machine = Agent(
                 identity,
                 nodes=nodes,

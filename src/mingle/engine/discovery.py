@@ -45,11 +45,11 @@ class Discovery(StoreLoop):
     _machine: Machine
 
     def __init__(self, settings: Settings, identity: Identity) -> None:
-        self.settings = settings
         self.identity = identity
         self.watch: Callable[[], float] | None = None
         """Called by the serving thread; returns the seconds until it wants to be called again."""
         self._stopping = False
+        self._serving = False
         self._thread: threading.Thread | None = None
         self._watch_due = 0.0
         self._stage = ""
@@ -60,7 +60,8 @@ class Discovery(StoreLoop):
         key = JobKey(settings.secret, settings.job_id) if settings.secret is not None else None
         with contextlib.ExitStack() as stack:
             stack.callback(self._progress.close)
-            super().__init__(settings, settings.job_id, key, stack)
+            super().__init__(settings, key, stack)
+            self._spare_thread.prepare()
             # The time to answer begins when the sockets are open: on a starved machine that may take seconds.
             self._machine = self._make_machine(time.monotonic())
             self._stack = stack.pop_all()
@@ -148,7 +149,6 @@ class Discovery(StoreLoop):
             self._carry_out()
             self._machine = machine.acting
         if isinstance(self._machine, Joiner):
-            self._close_transport()
             self._release_store()  # that of a session that it has given up
         self._peers.stop()
         return machine.outcome
@@ -158,11 +158,13 @@ class Discovery(StoreLoop):
         # Nobody can have made a process group yet: the new thread goes straight to its sockets, and its caller on.
         self._watch_due = time.monotonic() + FIRST_WATCH_SECONDS
         name = "mingle-host" if isinstance(self._machine, Host) else "mingle-member"
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
-        self._thread.start()
+        self._serving = True
+        self._thread = self._spare_thread.run(name, self._serve)
 
     def _serve(self) -> None:
         try:
+            if isinstance(self._machine, Joiner):
+                self._close_transport()  # nobody asks it any more
             while not self._stopping:
                 self._turn()
                 now = time.monotonic()
@@ -173,7 +175,7 @@ class Discovery(StoreLoop):
             self.say(f"job {self.settings.job_id}: the thread that serves the other ranks has failed", error)
 
     def _more_timers(self) -> Iterable[float | None]:
-        if self._thread is None:
+        if not self._serving:
             return (self._progress.next_timer(),)
         return (self._watch_due if self.watch is not None else None,)
 
@@ -296,6 +298,7 @@ class Discovery(StoreLoop):
         if self._thread is not None and self._thread is not threading.current_thread():
             self._stopping = True
             self.call(lambda: None)
+            self._spare_thread.end()
             self._thread.join()
             self._thread = None
         if self._closed:

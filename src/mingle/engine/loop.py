@@ -133,8 +133,8 @@ class Loop:
         self._peers = Peers(network.peers, network.port, network.family, self.rng)
         stack.callback(self._peers.stop)
         now = time.monotonic()
-        self._rescan_due, self._refresh_due = now + RESCAN_SECONDS, now + REFRESH_SECONDS
-        self._slow_from = now + QUICK_SECONDS
+        self._slow_from, self._rescan_due = now + QUICK_SECONDS, now + RESCAN_SECONDS
+        self._refresh_due = now + REFRESH_SECONDS
 
     # --- hooks -----------------------------------------------------------------------------------------------------
 
@@ -182,12 +182,15 @@ class Loop:
         What has come in is served before the timers: after a pause (SIGSTOP, a laptop's lid) the answers lie in the
         sockets, and a deadline that passed meanwhile must not be judged without them.
         """
-        for key, mask in self._selector.select(self._wait()):
+        due = self._machine.next_timer()
+        ready = self._selector.select(self._wait(due))
+        for key, mask in ready:
             for event in key.data(mask):
                 self._tcp_event(event)
             self._carry_out()
         now = time.monotonic()
-        due = self._machine.next_timer()
+        if ready and due is not None and now >= due:
+            due = self._machine.next_timer()  # what has come in may have settled it
         if due is not None and now >= due:
             self._machine.handle_timer(now)
         if self._seeks():
@@ -198,9 +201,9 @@ class Loop:
             self._apply(change.added, change.removed)
         self._carry_out()
 
-    def _wait(self) -> float:
+    def _wait(self, due: float | None) -> float:
         now = time.monotonic()
-        times = [self._machine.next_timer(), now + LONGEST_WAIT_SECONDS, *self._more_timers()]
+        times = [due, now + LONGEST_WAIT_SECONDS, *self._more_timers()]
         times += [self._rescan_due, self._peers.next_timer(now)] if self._seeks() else []
         times += [self._refresh_due] if self._transport is not None else []
         return max(0.0, min(time for time in times if time is not None) - now)
@@ -237,8 +240,7 @@ class Loop:
         """Looks whether an interface has come or gone."""
         if self._transport is None:
             return
-        changed = self._nics.look()
-        if changed:
+        if changed := self._nics.look():
             change = self._transport.update(self._nics.usable)
             self._apply(change.added, change.removed)
             self._peers.restart(now)

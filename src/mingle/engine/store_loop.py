@@ -1,8 +1,8 @@
-"""What the loops of ranks and agents share beyond sockets: wrongly signed datagrams, threads for what may block."""
+"""What the loops of ranks and agents share beyond sockets: wrongly signed datagrams, a thread for what may block."""
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
@@ -10,9 +10,11 @@ from typing import Protocol
 from mingle.configuration.settings import Settings
 from mingle.engine import store
 from mingle.engine.loop import Loop, Machine
+from mingle.engine.spare_thread import SpareThread
 from mingle.errors import MingleError
 from mingle.rules.machine import Address
 from mingle.wire import datagrams
+from mingle.wire.authentication import JobKey
 
 LOOKED_AT_UNVERIFIED = 256
 """How many wrongly signed datagrams are parsed for the report; bounded against a flood of them."""
@@ -35,6 +37,12 @@ class StoreLoop(Loop):
     _opening: bool = False
     _open_next: tuple[Callable[[], Callable[[], None]], tuple[str, bytes]] | None = None
     """The opening of a store that waits for the one at work."""
+
+    def __init__(self, settings: Settings, key: JobKey | None, stack: contextlib.ExitStack) -> None:
+        self.settings = settings
+        self._spare_thread = SpareThread()
+        stack.callback(self._spare_thread.end)
+        super().__init__(settings, settings.job_id, key, stack)
 
     def _listen(self) -> tuple[Address, ...]:
         """Opens the control port and returns the addresses at which it listens, best first."""
@@ -82,7 +90,7 @@ class StoreLoop(Loop):
             else:
                 self.call(result)
 
-        threading.Thread(target=run, name=f"mingle-abandoned-{what}", daemon=True).start()
+        self._spare_thread.run(f"mingle-abandoned-{what}", run)
 
     def _open_in_turn(self, opening: Callable[[], Callable[[], None]], place: tuple[str, bytes]) -> None:
         """Opens a store in a thread, one at a time; of those that wait the last counts.

@@ -46,7 +46,7 @@ class Environment:
             ``MASTER_ADDR`` and ``MASTER_PORT`` are one pair, so one sentence tells of both.
         """
         with self._lock:
-            before = self._visible()
+            before = {name: value for name in values if (value := self._seen(name)) is not None}
             wanted = {name: value for name, value in values.items() if name not in keep_if_set or not before.get(name)}
             for name in [name for name in self._written if name not in wanted]:
                 self._put_back(name)
@@ -71,6 +71,12 @@ class Environment:
             else:
                 seen[name] = previous
         return seen
+
+    def _seen(self, name: str) -> str | None:
+        """Returns one variable as `_visible` shows it: reading all of them costs as much as a round trip."""
+        value = self._target.get(name)
+        written, previous = self._written.get(name, (None, None))
+        return previous if name in self._written and value == written else value
 
     def _put_back(self, name: str) -> None:
         written, previous = self._written.pop(name)

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import socket
 
 from msgspec import Struct
 
 _IPV4_RANGE = ipaddress.IPv4Network("239.192.0.0/14")
+_IPV4_FIRST = int(_IPV4_RANGE.network_address)
 _IPV4_SCOPE_RELATIVE = 256
 _IPV4_LOBBY = _IPV4_RANGE.num_addresses - _IPV4_SCOPE_RELATIVE - 1
 _IPV6_LINK = int(ipaddress.IPv6Address("ff12::"))
@@ -60,9 +62,9 @@ def job_group(job_id: str) -> Group:
 def _group(*, ipv4_offset: int, ipv6_offset: int) -> Group:
     group_id = _IPV6_FIRST_DYNAMIC + ipv6_offset
     return Group(
-        ipv4=str(_IPV4_RANGE[ipv4_offset]),
-        ipv6_link=str(ipaddress.IPv6Address(_IPV6_LINK + group_id)),
-        ipv6_site=str(ipaddress.IPv6Address(_IPV6_SITE + group_id)),
+        ipv4=socket.inet_ntop(socket.AF_INET, (_IPV4_FIRST + ipv4_offset).to_bytes(4, "big")),
+        ipv6_link=socket.inet_ntop(socket.AF_INET6, (_IPV6_LINK + group_id).to_bytes(16, "big")),
+        ipv6_site=socket.inet_ntop(socket.AF_INET6, (_IPV6_SITE + group_id).to_bytes(16, "big")),
     )
 
 

@@ -1,0 +1,79 @@
+"""A thread that is there before there is work for it.
+
+Starting a thread means waiting until the scheduler has run it once. Where there are more ranks than cores that takes
+milliseconds, and a rank would spend them when all others have been found already: before it proves the store, and
+before it returns from its call. So the thread is started while there is somebody to wait for anyway.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TypeAlias
+
+Work: TypeAlias = Callable[[], object]
+
+
+class SpareThread:
+    """Daemon threads, one at a time: the spare one takes what is to be done, and is spare again when that is done.
+
+    Work may block beyond every deadline. A thread that is still at work when there is more to do is left to itself,
+    and a new one takes its place. Not thread-safe: one thread hands out work.
+    """
+
+    def __init__(self) -> None:
+        self._worker: _Worker | None = None
+        self._ended = False
+
+    def prepare(self) -> None:
+        """Starts the thread, unless it is there."""
+        if self._worker is None:
+            self._worker = _Worker()
+
+    def run(self, name: str, work: Work) -> threading.Thread:
+        """Has ``work`` done by the spare thread, or by a new one, and returns the thread.
+
+        Args:
+            name: the thread's for that time.
+            work: what is to be done. What it raises ends the thread, as in every thread.
+        """
+        if self._worker is not None and self._worker.busy:
+            self._worker.let_go()
+            self._worker = None
+        self.prepare()
+        assert self._worker is not None
+        self._worker.take(name, work)
+        if self._ended:
+            self._worker.let_go()
+        return self._worker.thread
+
+    def end(self) -> None:
+        """Ends the thread as soon as it has nothing to do; waits for that only if it has nothing to do now."""
+        self._ended = True
+        if self._worker is not None:
+            self._worker.let_go()
+            if not self._worker.busy and self._worker.thread is not threading.current_thread():
+                self._worker.thread.join()
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self.busy = False
+        self._errands: SimpleQueue[tuple[str, Work] | None] = SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name="mingle-spare", daemon=True)
+        self.thread.start()
+
+    def take(self, name: str, work: Work) -> None:
+        self.busy = True
+        self._errands.put((name, work))
+
+    def let_go(self) -> None:
+        self._errands.put(None)
+
+    def _run(self) -> None:
+        while errand := self._errands.get():
+            self.thread.name, work = errand
+            work()
+            self.thread.name = "mingle-spare"
+            self.busy = False
