@@ -20,7 +20,20 @@ from mingle.observing.announcing import Announced, Announcement
 from mingle.observing.finding import Finder
 from mingle.observing.observer import Machine, Observer
 from mingle.rank.joining import Joiner
-from mingle.rules.machine import Address, Answer, Dial, Effect, Hangup, Identity, Multicast, Notice, Source, Write
+from mingle.rules.machine import (
+    Address,
+    Answer,
+    Dial,
+    Effect,
+    Hangup,
+    Identity,
+    Means,
+    Multicast,
+    Notice,
+    Reach,
+    Source,
+    Write,
+)
 from mingle.wire import datagrams, frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.groups import LOBBY
@@ -235,12 +248,12 @@ def _rank(observer: Observer, job: str, rank: int, world_size: int, key: JobKey 
         who=frames.Who(hostname=f"node{rank}", pid=100 + rank, rank=rank),
     )
     now = time.monotonic()
+    means = Means(key=key, new_id=observer.new_id, rng=observer.rng, timeout=60.0)
     if rank == 0:
         addresses, port = observer.listen()
         own = tuple(Address(address, "lo", 8) for address in addresses if ":" not in address)
-        host = Host(identity, os.urandom(16), own, port, key, 60.0, observer.new_id, observer.rng, now)
-        return _Rank(host)
-    return _Rank(Joiner(identity, key=key, timeout=60.0, new_id=observer.new_id, rng=observer.rng, now=now))
+        return _Rank(Host(identity, os.urandom(16), Reach(addresses=own, port=port), means, now))
+    return _Rank(Joiner(identity, means, now))
 
 
 @contextlib.contextmanager

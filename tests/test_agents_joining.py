@@ -83,7 +83,7 @@ def test_after_a_loss_it_tells_of_its_past(gathering: AgentGathering, host: Agen
     assert isinstance(elector, Elector)
     join = elector.joiner.membership.application(application("B"))
     assert (join.settled, join.proposed) == (settled, None)
-    assert join.port == joined.agent.port
+    assert join.port == joined.agent.reach.port
     assert join.bound is not None
     assert LEASE_SECONDS - 1.5 < join.bound <= LEASE_SECONDS
 

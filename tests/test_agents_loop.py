@@ -42,7 +42,7 @@ def test_an_agent_alone_opens_its_store_and_closes_it() -> None:
     assert server is not None
     assert server.handle is not None
     assert answers(server.port)
-    port = loop.agent.port
+    port = loop.agent.reach.port
     assert answers(port)
     loop.stop("the test is over")
     assert not loop.alive
@@ -79,5 +79,5 @@ def test_a_fault_in_the_thread_is_logged(caplog: pytest.LogCaptureFixture) -> No
         until(lambda: not loop.alive)
     assert "the thread that looks for the other agents has failed" in caplog.text
     assert "a fault" in caplog.text
-    port = loop.agent.port
+    port = loop.agent.reach.port
     assert not answers(port)

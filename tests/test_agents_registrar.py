@@ -9,7 +9,7 @@ import pytest
 from mingle.agents.quorum import Nodes, Standing
 from mingle.agents.registrar import AgentsRegistrar
 from mingle.rules.decisions import Decision, Drop, OpenStore, PrepareStore, Tell
-from mingle.rules.seats import Phase
+from mingle.rules.seats import HostSeat, Phase
 from mingle.wire import frames
 from tests.views import application, member, view
 
@@ -27,9 +27,7 @@ class Registry:
         self.now = 0.0
         self.registrar = AgentsRegistrar(
             member("Z"),
-            member("A"),
-            self.wish("A"),
-            prefix_lengths={HOST_ADDRESS: 24},
+            HostSeat(member=member("A"), applicant=self.wish("A"), prefix_lengths={HOST_ADDRESS: 24}),
             nodes=self.nodes,
             last_call=LAST_CALL,
             allow_minority=allow_minority,

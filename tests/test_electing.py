@@ -11,7 +11,7 @@ from mingle.election.electing import Elector
 from mingle.errors import DiscoveryTimeoutError
 from mingle.host.hosting import Host
 from mingle.rank.joining import Joiner
-from mingle.rules.machine import Address, Dial, Effect, Hangup, Identity, Multicast, NetworkFacts, Source
+from mingle.rules.machine import Address, Dial, Effect, Hangup, Identity, Means, Multicast, NetworkFacts, Reach, Source
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer
 
@@ -31,13 +31,9 @@ def elector(member: bytes = HIGH, *, timeout: float = 30.0, world_size: int = 3)
     )
     return Elector(
         identity,
-        addresses=(Address("10.0.0.1", "eth0", 24),),
-        port=4000,
-        key=None,
-        timeout=timeout,
-        new_id=itertools.count(1).__next__,
-        rng=random.Random(1),
-        now=0.0,
+        Reach(addresses=(Address("10.0.0.1", "eth0", 24),), port=4000),
+        Means(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=timeout),
+        0.0,
     )
 
 
@@ -166,7 +162,7 @@ def test_addresses_that_come_later_are_those_of_its_session() -> None:
     assert machine.host is not None
     assert machine.host.offer().addresses == ("10.1.0.1",)
     machine.readdress((first, second), 4.0)
-    assert machine.addresses == machine.host.addresses == (first, second)
+    assert machine.reach.addresses == machine.host.reach.addresses == (first, second)
     assert machine.host.offer().addresses == ("10.1.0.1", "10.2.0.1")
     machine.rewired(4.0)
     assert not machine.finished

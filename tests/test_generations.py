@@ -78,7 +78,7 @@ def test_from_seeking_to_a_session_and_on_to_the_next() -> None:
     assert {type(each.agent.part) for each in agents} == {AgentHost, AgentJoiner}
     host = gathering.host_of(agents)
     rest = other if host is one else one
-    port, identity = rest.agent.port, rest.identity.member
+    port, identity = rest.agent.reach.port, rest.identity.member
     assert (rest.agent.stage(), rest.agent.losses, rest.agent.lost) == ("formed", 0, None)
     host.kill()
     gathering.world.run(0.01)
@@ -87,7 +87,7 @@ def test_from_seeking_to_a_session_and_on_to_the_next() -> None:
     gathering.world.run(3.0)
     assert rest.hosted is not None
     assert rest.hosted.offer().generation == 1
-    assert (rest.agent.port, rest.hosted.identity.member) == (port, identity)
+    assert (rest.agent.reach.port, rest.hosted.identity.member) == (port, identity)
     assert rest.agent.dead.keys() == {host.identity.member}
     assert rest.agent.losses == 1
 

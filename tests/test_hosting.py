@@ -19,10 +19,12 @@ from mingle.rules.machine import (
     Effect,
     Hangup,
     Identity,
+    Means,
     Multicast,
     NetworkFacts,
     OpenStore,
     PrepareStore,
+    Reach,
     Source,
     Write,
 )
@@ -48,12 +50,8 @@ class Alone:
         self.host = Host(
             identity,
             SESSION,
-            (Address("10.0.0.1", "eth0", 24), Address("10.1.0.1", "eth1", 24)),
-            4000,
-            key,
-            60.0,
-            itertools.count(1000).__next__,
-            random.Random(1),
+            Reach(addresses=(Address("10.0.0.1", "eth0", 24), Address("10.1.0.1", "eth1", 24)), port=4000),
+            Means(key=key, new_id=itertools.count(1000).__next__, rng=random.Random(1), timeout=60.0),
             0.0,
         )
         self.callers: dict[int, MemberConversation] = {}
@@ -337,9 +335,9 @@ def test_new_addresses_are_announced_and_counted_at_the_seal() -> None:
     said = [each.message for each in alone.done() if isinstance(each, Multicast)]
     assert [each.addresses for each in said if isinstance(each, Offer)] == [("10.2.0.1", "10.9.0.1")]
     registrar = alone.host.registrar
-    assert [path.host_address for path in registrar.own.paths] == ["10.2.0.1", "10.9.0.1"]
-    assert registrar.seats[OWN].paths == registrar.own.paths
-    assert (registrar.prefix_lengths["10.2.0.1"], registrar.last_resort) == (24, {"10.9.0.1"})
+    assert [path.host_address for path in registrar.host.applicant.paths] == ["10.2.0.1", "10.9.0.1"]
+    assert registrar.seats[OWN].paths == registrar.host.applicant.paths
+    assert (registrar.host.prefix_lengths["10.2.0.1"], registrar.host.last_resort) == (24, {"10.9.0.1"})
     with pytest.raises(HandshakeFailed, match="not one of the host's own addresses"):
         alone.call(1)  # dials an old one
 
@@ -347,8 +345,8 @@ def test_new_addresses_are_announced_and_counted_at_the_seal() -> None:
 @pytest.mark.parametrize("phase", [Phase.SEALING, Phase.SEALED, Phase.RUNNING])
 def test_addresses_stay_once_a_store_may_stand_on_one(phase: Phase) -> None:
     alone = Alone()
-    before = alone.host.addresses
+    before = alone.host.reach.addresses
     alone.host.registrar.phase = phase
     alone.host.readdress((NEW,), 5.0)
-    assert alone.host.addresses == before
+    assert alone.host.reach.addresses == before
     assert alone.host.offer().addresses == ("10.0.0.1", "10.1.0.1")

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from mingle.host.introduction import SEATS_PER_FRAME, Introduction, roster_parts
-from mingle.rules.machine import Address, Identity
+from mingle.rules.machine import Address, Identity, Reach
 from mingle.rules.seating import Place
 from mingle.rules.seats import Phase, Seated, Seats, roster_digest
 from mingle.wire import frames
@@ -24,17 +24,18 @@ def introduction(*, addresses: int = 2, advertised: tuple[str, ...] = ("203.0.11
     return Introduction(
         identity=IDENTITY,
         session=SESSION,
-        addresses=tuple(Address(f"10.{each}.0.1", f"eth{each}", 24) for each in range(addresses)),
-        advertised=advertised,
-        port=4000,
+        reach=Reach(
+            addresses=tuple(Address(f"10.{each}.0.1", f"eth{each}", 24) for each in range(addresses)),
+            advertised=advertised,
+            port=4000,
+        ),
         started=10.0,
     )
 
 
 def seats(phase: Phase, *, size: int = 2, store_address: str = "10.1.0.1") -> Seats:
     """A session in which everybody sits on a node of its own."""
-    own = introduction().join()
-    found = Seats(SESSION, size, OWN, own, prefix_lengths={})
+    found = Seats(SESSION, size, introduction().seat())
     found.phase, found.store_address = phase, store_address
     for rank in range(1, size):
         name = rank.to_bytes(16, "big")
@@ -52,11 +53,11 @@ def test_advertised_addresses_are_named_first_and_lead_to_the_first_own_one() ->
     assert ours.announced() == ("203.0.113.9", "10.0.0.1", "10.1.0.1")
     assert ours.path("203.0.113.9") == Path(host_address="203.0.113.9", local_address="10.0.0.1", interface="eth0")
     assert ours.path("10.1.0.1") == Path(host_address="10.1.0.1", local_address="10.1.0.1", interface="eth1")
-    assert ours.prefix_lengths() == {"203.0.113.9": 0, "10.0.0.1": 24, "10.1.0.1": 24}
+    assert ours.seat().prefix_lengths == {"203.0.113.9": 0, "10.0.0.1": 24, "10.1.0.1": 24}
 
 
 def test_an_address_that_is_advertised_and_its_own_keeps_its_subnet() -> None:
-    assert introduction(advertised=("10.1.0.1",)).prefix_lengths()["10.1.0.1"] == 24
+    assert introduction(advertised=("10.1.0.1",)).seat().prefix_lengths["10.1.0.1"] == 24
 
 
 def test_an_offer_holds_no_more_addresses_than_fit() -> None:

@@ -13,7 +13,18 @@ from mingle.rank.blocking import SILENT_SECONDS
 from mingle.rank.joining import Joiner
 from mingle.rank.membership import DOUBT_SECONDS, RETURN_SECONDS, STORE_RETRY_SECONDS, Step
 from mingle.rules.control import HandshakeFailed, HostConversation
-from mingle.rules.machine import Dial, Effect, Hangup, Identity, Multicast, NetworkFacts, ProveStore, Source, Write
+from mingle.rules.machine import (
+    Dial,
+    Effect,
+    Hangup,
+    Identity,
+    Means,
+    Multicast,
+    NetworkFacts,
+    ProveStore,
+    Source,
+    Write,
+)
 from mingle.rules.protocol import SEEK_INTERVAL_MAX_SECONDS
 from mingle.rules.proving import ADDRESS_SECONDS
 from mingle.wire import frames
@@ -36,9 +47,8 @@ class Alone:
     """A joiner, and a host that says what it is told to say."""
 
     def __init__(self, timeout: float = 60.0) -> None:
-        self.joiner = Joiner(
-            IDENTITY, key=None, timeout=timeout, new_id=itertools.count(1).__next__, rng=random.Random(1), now=0.0
-        )
+        means = Means(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=timeout)
+        self.joiner = Joiner(IDENTITY, means, 0.0)
         self.hosts: dict[int, HostConversation] = {}
         self.said: list[Any] = []
 

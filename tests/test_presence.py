@@ -10,7 +10,7 @@ import pytest
 from mingle.host.introduction import Introduction
 from mingle.host.presence import Presence
 from mingle.rules.lobby import UNICAST_ANSWERS_AT_ONCE
-from mingle.rules.machine import Address, Answer, Effect, Evidence, Identity, Multicast, Source
+from mingle.rules.machine import Address, Answer, Effect, Evidence, Identity, Multicast, Reach, Source
 from mingle.wire.datagrams import Bye, List, Offer, Seek
 from mingle.wire.frames import Who
 
@@ -38,9 +38,7 @@ class Alone:
             Introduction(
                 identity=IDENTITY,
                 session=OWN,
-                addresses=(Address("10.0.0.1", "eth0", 24),),
-                advertised=(),
-                port=4000,
+                reach=Reach(addresses=(Address("10.0.0.1", "eth0", 24),), port=4000),
                 started=0.0,
             ),
             lambda: OURS,

@@ -10,7 +10,7 @@ from mingle.rules import registrar as registrar_module
 from mingle.rules.decisions import Deserted, Drop, Formed, NoCommonNetwork, OpenStore, PrepareStore, Reopened, Tell
 from mingle.rules.registrar import ACKNOWLEDGE_SECONDS, CHALLENGE_SECONDS, RETURN_SECONDS, Registrar
 from mingle.rules.seating import Applicant
-from mingle.rules.seats import REMEMBERED_DEPARTURES, Phase, roster_digest
+from mingle.rules.seats import REMEMBERED_DEPARTURES, HostSeat, Phase, roster_digest
 from mingle.wire import frames
 from mingle.wire.frames import Path, Who
 from mingle.wire.framing import MAX_FRAME_BYTES, encode_frame
@@ -39,7 +39,8 @@ def join(rank: int | None, *, size: int = 3, **more: Any) -> frames.Join:
 
 
 def opened(size: int = 3, rank: int | None = 0) -> Registrar:
-    return Registrar(SESSION, size, HOST, join(rank, size=size), prefix_lengths={"10.0.0.1": 24})
+    host = HostSeat(member=HOST, applicant=join(rank, size=size), prefix_lengths={"10.0.0.1": 24})
+    return Registrar(SESSION, size, host)
 
 
 def told(decisions: list[Any], conn: int, kind: type[T]) -> list[T]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mingle.rules.registrar import Registrar
-from mingle.rules.seats import Phase, roster_digest
+from mingle.rules.seats import HostSeat, Phase, roster_digest
 from mingle.wire import frames
 
 SESSION, HOST = b"s" * 16, b"h" * 16
@@ -18,7 +18,8 @@ def applicant(rank: int | None, name: str, address: str) -> frames.Join:
 def gathered(*ranks: int | None) -> Registrar:
     """A session of four whose host has the first of these ranks; the others have joined."""
     first, *others = ranks
-    registrar = Registrar(SESSION, 4, HOST, applicant(first, "node0", "10.0.0.1"), prefix_lengths={"10.0.0.1": 24})
+    own = applicant(first, "node0", "10.0.0.1")
+    registrar = Registrar(SESSION, 4, HostSeat(member=HOST, applicant=own, prefix_lengths={"10.0.0.1": 24}))
     for conn, rank in enumerate(others, start=1):
         member = bytes([conn]) * 16
         registrar.join(conn, member, applicant(rank, f"node{conn}", f"10.0.0.{conn + 1}"), now=1.0)

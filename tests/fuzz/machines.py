@@ -9,7 +9,19 @@ from typing import TypeAlias
 from mingle.election.electing import Elector
 from mingle.host.hosting import Host
 from mingle.rank.joining import Joiner
-from mingle.rules.machine import Address, CloseStore, Dial, Hangup, Identity, OpenStore, ProveStore, Source, Write
+from mingle.rules.machine import (
+    Address,
+    CloseStore,
+    Dial,
+    Hangup,
+    Identity,
+    Means,
+    OpenStore,
+    ProveStore,
+    Reach,
+    Source,
+    Write,
+)
 from mingle.wire import datagrams
 from mingle.wire.frames import Who
 from tests.golden.examples import ADDRESSES, HOST, JOB, PORT, SESSION
@@ -55,24 +67,15 @@ class Theatre:
             who=Who(hostname="node-0", pid=1, address=ADDRESSES[0], rank=rank),
         )
         dice = random.Random(rng.getrandbits(32))
+        reach = Reach(addresses=OWN, port=PORT)
+        means = Means(key=None, new_id=self._ids, rng=dice, timeout=TIMEOUT_SECONDS)
         self.machine: Machine
         if self._kind == "rank":
-            self.machine = Joiner(
-                identity, key=None, timeout=TIMEOUT_SECONDS, new_id=self._ids, rng=dice, now=self._now
-            )
+            self.machine = Joiner(identity, means, self._now)
         elif self._kind == "host":
-            self.machine = Host(identity, SESSION, OWN, PORT, None, TIMEOUT_SECONDS, self._ids, dice, self._now)
+            self.machine = Host(identity, SESSION, reach, means, self._now)
         else:
-            self.machine = Elector(
-                identity,
-                addresses=OWN,
-                port=PORT,
-                key=None,
-                timeout=TIMEOUT_SECONDS,
-                new_id=self._ids,
-                rng=dice,
-                now=self._now,
-            )
+            self.machine = Elector(identity, reach, means, self._now)
         self._carry_out()
 
     def step(self) -> None:

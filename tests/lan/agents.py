@@ -12,7 +12,7 @@ from mingle.agents.generations import Agent
 from mingle.agents.hosting import AgentHost
 from mingle.agents.joining import AgentJoiner
 from mingle.agents.quorum import Nodes, holds
-from mingle.rules.machine import Address, Formation, Identity
+from mingle.rules.machine import Address, Formation, Identity, Means, Reach
 from mingle.rules.seats import Phase
 from mingle.wire.authentication import JobKey
 from mingle.wire.frames import Who
@@ -71,7 +71,7 @@ class AgentProcess(Process):
     def start(self) -> None:
         """Begins now."""
         super().start()
-        self.machine.listeners[self.agent.port] = self
+        self.machine.listeners[self.agent.reach.port] = self
 
     def _timeout(self) -> float:
         return float("inf")
@@ -307,18 +307,17 @@ class AgentGathering:
         key = None if self.secret is None else JobKey(self.secret, "job")
 
         def build(_: Process, now: float) -> Any:
+            addresses = tuple(Address(nic.address, nic.name, nic.prefix_length) for nic in where.nics)
+            port = 20_000 + self.world.new_id() % 20_000
+            dice = random.Random(self.world.rng.getrandbits(64))
             return Agent(
                 identity,
+                Reach(addresses=addresses, port=port),
+                Means(key=key, new_id=self.world.new_id, rng=dice, timeout=self.timeout),
+                now,
                 nodes=wanted,
                 last_call=self.last_call,
                 allow_minority=self.allow_minority,
-                addresses=tuple(Address(nic.address, nic.name, nic.prefix_length) for nic in where.nics),
-                port=20_000 + self.world.new_id() % 20_000,
-                key=key,
-                timeout=self.timeout,
-                new_id=self.world.new_id,
-                rng=random.Random(self.world.rng.getrandbits(64)),
-                now=now,
                 new_session=self.world.identifier,
             )
 

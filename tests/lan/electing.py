@@ -75,7 +75,9 @@ class ElectionInvariants(Invariants):
         if registrar.phase in (Phase.SEALING, Phase.SEALED):
             for member in registrar.seats:
                 said = (member, registrar.session, registrar.epoch) in self._confirmed
-                assert said or member == registrar.own_member, f"{process.name} has sealed without a word of {member!r}"
+                assert said or member == registrar.host.member, (
+                    f"{process.name} has sealed without a word of {member!r}"
+                )
         if host._moved is not self._moved.get(registrar.session):
             self._moved[registrar.session] = host._moved
             there = host._moved.offer.session if host._moved is not None else None
@@ -107,7 +109,7 @@ class ElectionInvariants(Invariants):
         assert not process.host.rivals.any_alive, "a second job was formed knowingly"
         identities = {each.identity.member: each.identity for each in self.world.processes}
         ranked = sorted((where.rank, where, identities[member].node) for member, where in registrar.places.items())
-        assert ranked[0][1] == registrar.places[registrar.own_member], "the host is not rank 0"
+        assert ranked[0][1] == registrar.places[registrar.host.member], "the host is not rank 0"
         nodes = list(dict.fromkeys(node for _, _, node in ranked))
         assert [node for _, _, node in ranked] == sorted((node for _, _, node in ranked), key=nodes.index)
         sizes, seen = Counter(node for _, _, node in ranked), Counter[str]()

@@ -10,7 +10,7 @@ from mingle.election.electing import Elector
 from mingle.errors import MingleError
 from mingle.host.hosting import Host
 from mingle.rank.joining import Joiner
-from mingle.rules.machine import Address, Formation, Identity
+from mingle.rules.machine import Address, Formation, Identity, Means, Reach
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Kind, encode
 from mingle.wire.frames import Who
@@ -134,36 +134,16 @@ class Gathering:
 
         def build(process: Process, now: float) -> AnyMachine:
             dice = random.Random(self.world.rng.getrandbits(64))
+            means = Means(key=key, new_id=self.world.new_id, rng=dice, timeout=seconds)
             if not hosting and not electing:
-                return Joiner(identity, key=key, timeout=seconds, new_id=self.world.new_id, rng=dice, now=now)
+                return Joiner(identity, means, now)
             nics = [nic for nic in where.nics if interfaces is None or nic.name in interfaces]
             addresses = tuple(Address(nic.address, nic.name, nic.prefix_length) for nic in nics)
             port = 20_000 + self.world.new_id() % 20_000
+            reach = Reach(addresses=addresses, port=port, advertised=advertised)
             if electing:
-                return Elector(
-                    identity,
-                    addresses=addresses,
-                    port=port,
-                    key=key,
-                    timeout=seconds,
-                    new_id=self.world.new_id,
-                    rng=dice,
-                    now=now,
-                    advertised=advertised,
-                    new_session=self.world.identifier,
-                )
-            return Host(
-                identity,
-                self.world.identifier(),
-                addresses,
-                port,
-                key,
-                seconds,
-                self.world.new_id,
-                dice,
-                now,
-                advertised,
-            )
+                return Elector(identity, reach, means, now, new_session=self.world.identifier)
+            return Host(identity, self.world.identifier(), reach, means, now)
 
         process = Process(
             self.network,

@@ -181,7 +181,7 @@ class Process:
         self.machine.processes.append(self)
         self.core = self._build(self, self.world.now)
         if isinstance(self.core, Host | Elector):
-            self.machine.listeners[self.core.port] = self
+            self.machine.listeners[self.core.reach.port] = self
         self.deadline = self.world.now + self._timeout()
         self.world.note(f"{self.name} starts")
         self._flush()

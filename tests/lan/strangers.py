@@ -81,7 +81,7 @@ class Caller:
         self._rng = network.world.rng
         self._host = host
         core = host.host
-        route = network.route(machine, core.addresses[0].address)
+        route = network.route(machine, core.reach.addresses[0].address)
         assert route is not None
         self._hello = frames.Hello(
             job=core.identity.job,
@@ -90,7 +90,7 @@ class Caller:
             nonce=new_nonce(),
             purpose=self._rng.choice(("join", "join", "probe", "rival")),
         )
-        self._conversation = MemberConversation(self._hello, (core.addresses[0].address, core.port))
+        self._conversation = MemberConversation(self._hello, (core.reach.addresses[0].address, core.reach.port))
         self._near = End(self, self._world.new_id())
         far = End(host, self._world.new_id())
         self._connection = Connection(network, route, self._near, far)

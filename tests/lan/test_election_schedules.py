@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mingle.election.electing import Elector
-from mingle.host import introduction
+from mingle.host import hosting
 from mingle.host.hosting import Host
 from mingle.rules.registrar import Registrar
 from mingle.rules.seats import Phase
@@ -77,8 +77,8 @@ class MovesBeforeItHasJoined(Elector):
 @pytest.mark.parametrize(
     ("module", "name", "bug", "finding"),
     [
-        (introduction, "Registrar", SealsWithoutConfirm, "has sealed without a word of"),
-        (introduction, "Registrar", ReusesVoidedEpochs, "was voided and is used again|an epoch number went back"),
+        (hosting, "Registrar", SealsWithoutConfirm, "has sealed without a word of"),
+        (hosting, "Registrar", ReusesVoidedEpochs, "was voided and is used again|an epoch number went back"),
         (gathering, "Elector", MovesBeforeItHasJoined, "sends its members where it has no seat"),
     ],
 )

@@ -8,9 +8,10 @@ control port and the member id stay the same for as long as the agent lives.
 from __future__ import annotations
 
 import functools
-import random
 from collections.abc import Callable
 from typing import TypeGuard
+
+from msgspec import structs
 
 from mingle.agents.hosting import AgentHost
 from mingle.agents.joining import AgentJoiner
@@ -26,13 +27,13 @@ from mingle.rules.machine import (
     Formation,
     Hangup,
     Identity,
+    Means,
     NetworkFacts,
-    NewId,
     Notice,
+    Reach,
     Snapshot,
     Source,
 )
-from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Offer
 
 
@@ -90,25 +91,19 @@ class Agent:
     def __init__(
         self,
         identity: Identity,
+        reach: Reach,
+        means: Means,
+        now: float,
         *,
         nodes: Nodes,
         last_call: float,
         allow_minority: bool,
-        addresses: tuple[Address, ...],
-        port: int,
-        key: JobKey | None,
-        timeout: float,
-        new_id: NewId,
-        rng: random.Random,
-        now: float,
-        advertised: tuple[str, ...] = (),
-        named: bool = False,
         new_session: Callable[[], bytes] | None = None,
     ) -> None:
         self.identity = identity
-        self.port = port
-        self.addresses = addresses
-        self.timeout = timeout
+        self.timeout = means.timeout
+        self.reach = reach
+        self._means = means
         self.standing = Standing()
         self.dead: dict[bytes, float] = {}
         self.outcome: Formation | None = None
@@ -124,16 +119,9 @@ class Agent:
         self._elector = functools.partial(
             AgentElector,
             identity,
-            port=port,
-            key=key,
-            timeout=timeout,
-            new_id=new_id,
-            rng=rng,
-            advertised=advertised,
-            named=named,
             new_session=new_session,
             make_joiner=functools.partial(
-                AgentJoiner, nodes=nodes, control_port=port, standing=self.standing, attendance=self._attendance
+                AgentJoiner, nodes=nodes, control_port=reach.port, standing=self.standing, attendance=self._attendance
             ),
             make_host=functools.partial(
                 AgentHost,
@@ -155,7 +143,7 @@ class Agent:
         """Looks for a session, unless it is in one, looks already, or the job has ended."""
         if self.part is None and not self.closed and self.ended is None:
             self.failure = self._attendance.best = None
-            self.part = self._elector(addresses=self.addresses, now=now, candidacy=self._candidacy())
+            self.part = self._elector(self.reach, self._means, now, candidacy=self._candidacy())
 
     def _candidacy(self) -> AgentCandidacy:
         return AgentCandidacy(self.identity, self._own_generation)
@@ -174,7 +162,7 @@ class Agent:
 
     def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
         """Our interfaces have changed: a session of ours listens at these addresses."""
-        self.addresses = addresses
+        self.reach = structs.replace(self.reach, addresses=addresses)
         if isinstance(self.part, Elector | AgentHost):
             self.part.readdress(addresses, now)
 

@@ -8,7 +8,6 @@ job is to be gathered anew; ``dissolved`` holds the reason.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -26,11 +25,10 @@ from mingle.host.callers import Caller
 from mingle.host.hosting import Host
 from mingle.host.introduction import Introduction
 from mingle.rules import reports
-from mingle.rules.machine import Address, CloseStore, Evidence, Identity, Multicast, NetworkFacts, NewId, Notice, Source
+from mingle.rules.machine import CloseStore, Evidence, Identity, Means, Multicast, NetworkFacts, Notice, Reach, Source
 from mingle.rules.proving import Endpoint
 from mingle.rules.registrar import Registrar
 from mingle.wire import frames
-from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Offer
 
 LOOK_AROUND_SECONDS = 3.0
@@ -56,15 +54,11 @@ class AgentHost(Host):
     def __init__(
         self,
         identity: Identity,
-        *,
         session: bytes,
-        addresses: tuple[Address, ...],
-        port: int,
-        key: JobKey | None,
-        timeout: float,
-        new_id: NewId,
-        rng: random.Random,
+        reach: Reach,
+        means: Means,
         started: float,
+        *,
         nodes: Nodes,
         last_call: float,
         allow_minority: bool,
@@ -72,8 +66,6 @@ class AgentHost(Host):
         dead: dict[bytes, float],
         attendance: Attendance,
         evidence: Evidence | None = None,
-        advertised: tuple[str, ...] = (),
-        named: bool = False,
     ) -> None:
         self.dissolved: str | None = None
         self.moved_to: Offer | None = None
@@ -93,33 +85,16 @@ class AgentHost(Host):
         self._lacking_since: float | None = None
         self._looked_at = started
         self._counted_dead = len(dead)
-        super().__init__(
-            identity,
-            session,
-            addresses,
-            port,
-            key,
-            timeout,
-            new_id,
-            rng,
-            started,
-            advertised,
-            named,
-            evidence=evidence,
-        )
-        self.rivals.longest_wait = timeout
-        own = frozenset(each.address for each in addresses)
-        self._obituaries = Obituaries(new_id, self._effects, own, machine_of(identity.node), dead)
-        self._superseding = Superseding(self._introduction.hello, key, new_id, self._effects)
+        super().__init__(identity, session, reach, means, started, evidence=evidence)
+        self.rivals.longest_wait = means.timeout
+        own = frozenset(each.address for each in reach.addresses)
+        self._obituaries = Obituaries(means.new_id, self._effects, own, machine_of(identity.node), dead)
+        self._superseding = Superseding(self._introduction.hello, means.key, means.new_id, self._effects)
 
     def _make_registrar(self, introduction: Introduction) -> Registrar:
         return AgentsRegistrar(
             self.session,
-            self.identity.member,
-            introduction.join(),
-            prefix_lengths=introduction.prefix_lengths(),
-            last_resort=introduction.last_resort(),
-            named=self.named,
+            introduction.seat(),
             nodes=self._nodes,
             last_call=self._last_call,
             allow_minority=self._allow_minority,
@@ -381,7 +356,7 @@ class AgentHost(Host):
         if blockers:
             failure = reports.running(self.identity, *blockers[0][:2])
         elif not self.has_members:
-            failure = reports.authentication(self.identity, self.evidence, facts, secured=self.key is not None)
+            failure = reports.authentication(self.identity, self.evidence, facts, secured=self.secured)
         if failure is None:
             status = self.registrar.status()
             failure = agent_reports.incomplete(

@@ -7,8 +7,6 @@ pure machine.
 
 from __future__ import annotations
 
-import random
-
 import msgspec
 
 from mingle.agents import reports as agent_reports
@@ -18,9 +16,8 @@ from mingle.agents.reports import Attendance
 from mingle.rank.joining import Joiner
 from mingle.rank.sessions import Session
 from mingle.rules import reports
-from mingle.rules.machine import Identity, NetworkFacts, NewId, Source
+from mingle.rules.machine import Identity, Means, NetworkFacts, Source
 from mingle.wire import frames
-from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Offer
 
 MAX_BOUND_SECONDS = 3600.0
@@ -42,18 +39,15 @@ class AgentJoiner(Joiner):
     def __init__(
         self,
         identity: Identity,
-        *,
-        key: JobKey | None,
-        timeout: float,
-        new_id: NewId,
-        rng: random.Random,
+        means: Means,
         now: float,
+        *,
         nodes: Nodes,
         control_port: int,
         standing: Standing,
         attendance: Attendance,
     ) -> None:
-        super().__init__(identity, key=key, timeout=timeout, new_id=new_id, rng=rng, now=now)
+        super().__init__(identity, means, now)
         self.lost: str | None = None
         """Why the session that had formed is no more, if the job goes on."""
         self.ended: str | None = None
@@ -66,7 +60,7 @@ class AgentJoiner(Joiner):
         self._generation = 0
         self._heard_at = self._now = now
         self._tell_at = now
-        self._blocking.patience = timeout
+        self._blocking.patience = means.timeout
         self.membership.application = self._complete
 
     def _complete(self, join: frames.Join) -> frames.Join:

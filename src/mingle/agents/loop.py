@@ -61,18 +61,12 @@ class AgentLoop(StoreLoop):
             super().__init__(settings, key, stack)
             self._machine = Agent(
                 identity,
+                self._listen(),
+                self._means(),
+                time.monotonic(),
                 nodes=nodes,
                 last_call=last_call,
                 allow_minority=allow_minority,
-                addresses=self._listen(),
-                port=self._connections.port,
-                key=self._key,
-                timeout=settings.discovery_timeout,
-                new_id=self.new_id,
-                rng=self.rng,
-                now=time.monotonic(),
-                advertised=(settings.advertise,) if settings.advertise else (),
-                named=bool(settings.interfaces),
             )
             self._stack = stack.pop_all()
         self._thread = threading.Thread(target=self._serve, name="mingle-agent", daemon=True)
@@ -82,7 +76,7 @@ class AgentLoop(StoreLoop):
         if changed:
             self._machine.rewired(now)
         addresses = self._listen_also()
-        if addresses and addresses != self._machine.addresses:
+        if addresses and addresses != self._machine.reach.addresses:
             self._machine.readdress(addresses, now)
 
     @property

@@ -23,7 +23,7 @@ from mingle.agents.quorum import Nodes, Standing, in_force, machine_of, may_surv
 from mingle.rules.decisions import Drop, Tell
 from mingle.rules.registrar import Registrar
 from mingle.rules.seating import Place
-from mingle.rules.seats import REMEMBERED_TEXT, Phase, Seated, roster_digest
+from mingle.rules.seats import REMEMBERED_TEXT, HostSeat, Phase, Seated, roster_digest
 from mingle.wire import frames
 
 QUESTIONED_SECONDS = 10.0
@@ -43,12 +43,8 @@ class AgentsRegistrar(Registrar):
     def __init__(
         self,
         session: bytes,
-        own_member: bytes,
-        own: frames.Join,
+        host: HostSeat,
         *,
-        prefix_lengths: Mapping[str, int],
-        last_resort: frozenset[str] = frozenset(),
-        named: bool = False,
         nodes: Nodes,
         last_call: float,
         allow_minority: bool,
@@ -56,16 +52,7 @@ class AgentsRegistrar(Registrar):
         dead: Mapping[bytes, float],
         now: float,
     ) -> None:
-        super().__init__(
-            session,
-            nodes.maximum,
-            own_member,
-            own,
-            prefix_lengths=prefix_lengths,
-            last_resort=last_resort,
-            named=named,
-            kind="agents",
-        )
+        super().__init__(session, nodes.maximum, host, kind="agents")
         self.nodes = nodes
         self.dead = dead
         self.left_on_purpose: set[bytes] = set()
@@ -118,7 +105,7 @@ class AgentsRegistrar(Registrar):
         return bool(self.views()) and self._has_majority(now)
 
     def _survives(self, views: Iterable[frames.View], present: AbstractSet[bytes], now: float) -> bool:
-        bound = {**self._bound_until, self.own_member: self._standing.bound_until}
+        bound = {**self._bound_until, self.host.member: self._standing.bound_until}
         return all(survives(view, present, bound_until=bound, dead=self.dead, now=now) for view in views)
 
     def view(self, number: int) -> frames.View:
@@ -127,7 +114,7 @@ class AgentsRegistrar(Registrar):
             generation=self.generation,
             number=number,
             session=self.session,
-            host=self.own_member,
+            host=self.host.member,
             nodes=self.present_nodes(),
         )
 
@@ -198,7 +185,7 @@ class AgentsRegistrar(Registrar):
         """A proved connection asks for a seat."""
         known = self.seats.get(member)
         late = self.phase is not Phase.OPEN and (
-            known is None or (self.phase is Phase.RUNNING and member != self.own_member)
+            known is None or (self.phase is Phase.RUNNING and member != self.host.member)
         )
         for seat in (known, self.latecomers.get(member)) if late else ():
             if seat is not None and seat.conn is not None:
@@ -238,10 +225,10 @@ class AgentsRegistrar(Registrar):
                     reason="world size",
                     detail=f"the host was started with --nnodes={self.nodes.minimum}:{self.nodes.maximum}, "
                     f"the newcomer with --nnodes={theirs}",
-                    who=self.own.who,
+                    who=self.host.applicant.who,
                 )
             if len(self.seats) + len(self.latecomers) >= self.nodes.maximum:
-                return frames.Refused(reason="full", detail=self.crowd(), who=self.own.who)
+                return frames.Refused(reason="full", detail=self.crowd(), who=self.host.applicant.who)
             if self.phase is not Phase.OPEN:
                 return None
         return super()._refusal(applicant)
@@ -277,7 +264,7 @@ class AgentsRegistrar(Registrar):
         return frames.Refused(
             reason="generation",
             detail="the newcomer was in a later session of this job, which may still run",
-            who=self.own.who,
+            who=self.host.applicant.who,
         )
 
     def questioned(self, now: float) -> list[frames.Node]:
@@ -300,7 +287,7 @@ class AgentsRegistrar(Registrar):
             refusal = frames.Refused(
                 reason="network",
                 detail=f"the store listens on {self.store_address}, which the newcomer has not reached",
-                who=self.own.who,
+                who=self.host.applicant.who,
             )
             self._drop_latecomer(conn)
             self._refuse(conn, late.applicant, refusal)

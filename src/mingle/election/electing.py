@@ -18,21 +18,30 @@ So a process is never in two sessions that can both seal: its own is held for as
 from __future__ import annotations
 
 import functools
-import random
 import secrets
 from collections.abc import Callable
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from mingle.election.candidacy import Candidacy
 from mingle.election.telling import Telling
 from mingle.errors import MingleError
 from mingle.host.hosting import Host
 from mingle.rank.joining import Joiner
-from mingle.rules.machine import Address, Effect, Formation, Hangup, Identity, NetworkFacts, NewId, Snapshot, Source
+from mingle.rules.machine import (
+    Address,
+    Effect,
+    Formation,
+    Hangup,
+    Identity,
+    Means,
+    NetworkFacts,
+    Reach,
+    Snapshot,
+    Source,
+)
 from mingle.rules.proving import Suspicion
 from mingle.rules.seats import Phase
-from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Offer
 
 YIELD_SECONDS = 2.0
@@ -60,39 +69,23 @@ class Elector:
     def __init__(
         self,
         identity: Identity,
-        *,
-        addresses: tuple[Address, ...],
-        port: int,
-        key: JobKey | None,
-        timeout: float,
-        new_id: NewId,
-        rng: random.Random,
+        reach: Reach,
+        means: Means,
         now: float,
-        advertised: tuple[str, ...] = (),
-        named: bool = False,
+        *,
         new_session: Callable[[], bytes] | None = None,
         make_joiner: Callable[..., Joiner] = Joiner,
         make_host: Callable[..., Host] = Host,
         candidacy: Candidacy | None = None,
     ) -> None:
         self.identity = identity
-        self.port = port
-        self.addresses = addresses
-        self.joiner = make_joiner(identity, key=key, timeout=timeout, new_id=new_id, rng=rng, now=now)
+        self.joiner = make_joiner(identity, means, now)
         self.host: Host | None = None
-        self._open_host = functools.partial(
-            make_host,
-            identity,
-            port=port,
-            key=key,
-            new_id=new_id,
-            rng=rng,
-            advertised=advertised,
-            named=named,
-        )
+        self._make_host = make_host
+        self.reach = reach
+        self._means = means
         self._new_session = new_session or functools.partial(secrets.token_bytes, 16)
-        self._timeout = timeout
-        self._deadline = now + timeout
+        self._deadline = now + means.timeout
         self._failure: MingleError | None = None
         """Why our own session failed, once it is gone."""
         self._effects: list[Effect] = []
@@ -101,7 +94,7 @@ class Elector:
         self._yield: _Yield | None = None
         self._suspicion = Suspicion()
         """Of winners that have no seat for us."""
-        self._telling = Telling(identity, self._own_offer, key=key, new_id=new_id, effects=self._effects)
+        self._telling = Telling(identity, self._own_offer, key=means.key, new_id=means.new_id, effects=self._effects)
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 
@@ -173,7 +166,7 @@ class Elector:
 
     def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
         """Our interfaces have changed: a session of ours listens at these addresses."""
-        self.addresses = addresses
+        self.reach = structs.replace(self.reach, addresses=addresses)
         if self.host is not None:
             self.host.readdress(addresses, now)
 
@@ -316,14 +309,10 @@ class Elector:
     def _become_host(self, now: float) -> None:
         self._elect_at = None
         self.joiner.pause()
-        self.host = self._open_host(
-            session=self._new_session(),
-            addresses=self.addresses,
-            timeout=max(0.0, self._deadline - now),
-            started=now,
-            evidence=self.joiner.evidence,
-        )
-        self.host.timeout = self._timeout  # what reports name
+        left = structs.replace(self._means, timeout=max(0.0, self._deadline - now))
+        evidence = self.joiner.evidence
+        self.host = self._make_host(self.identity, self._new_session(), self.reach, left, now, evidence=evidence)
+        self.host.timeout = self._means.timeout  # what reports name
         self.host.handle_timer(now)
 
     def _watch(self, now: float) -> None:

@@ -67,46 +67,15 @@ class Discovery(StoreLoop):
             self._stack = stack.pop_all()
 
     def _make_machine(self, now: float) -> Machine:
-        settings, identity = self.settings, self.identity
+        identity, means, fixed_port = self.identity, self._means(), self.settings.master_port
         if identity.rank not in (0, None):
-            return Joiner(
-                identity,
-                key=self._key,
-                timeout=settings.discovery_timeout,
-                new_id=self.new_id,
-                rng=self.rng,
-                now=now,
-            )
-        if settings.master_port is not None:
-            store.check_port(settings.master_port, [each.address for each in self._nics.addresses()])
-        addresses = self._listen()
-        advertised = (settings.advertise,) if settings.advertise else ()
+            return Joiner(identity, means, now)
+        if fixed_port is not None:
+            store.check_port(fixed_port, [each.address for each in self._nics.addresses()])
+        reach = self._listen()
         if identity.rank is None:
-            return Elector(
-                identity,
-                addresses=addresses,
-                port=self._connections.port,
-                key=self._key,
-                timeout=settings.discovery_timeout,
-                new_id=self.new_id,
-                rng=self.rng,
-                now=now,
-                advertised=advertised,
-                named=bool(settings.interfaces),
-            )
-        return Host(
-            identity,
-            secrets.token_bytes(16),
-            addresses,
-            self._connections.port,
-            self._key,
-            settings.discovery_timeout,
-            self.new_id,
-            self.rng,
-            now,
-            advertised=advertised,
-            named=bool(settings.interfaces),
-        )
+            return Elector(identity, reach, means, now)
+        return Host(identity, secrets.token_bytes(16), reach, means, now)
 
     def _interfaces_looked_at(self, now: float, *, changed: bool) -> None:
         machine = self._machine
@@ -115,7 +84,7 @@ class Discovery(StoreLoop):
         if isinstance(machine, Joiner):
             return
         addresses = self._listen_also()
-        if addresses and addresses != machine.addresses:
+        if addresses and addresses != machine.reach.addresses:
             machine.readdress(addresses, now)
 
     # --- running ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from mingle.engine import store
 from mingle.engine.loop import Loop, Machine
 from mingle.engine.spare_thread import SpareThread
 from mingle.errors import MingleError
-from mingle.rules.machine import Address
+from mingle.rules.machine import Address, Means, Reach
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 
@@ -44,9 +44,19 @@ class StoreLoop(Loop):
         stack.callback(self._spare_thread.end)
         super().__init__(settings, settings.job_id, key, stack)
 
-    def _listen(self) -> tuple[Address, ...]:
-        """Opens the control port and returns the addresses at which it listens, best first."""
-        return self._ready(self._connections.listen)
+    def _means(self) -> Means:
+        """What the machine works with."""
+        return Means(key=self._key, new_id=self.new_id, rng=self.rng, timeout=self.settings.discovery_timeout)
+
+    def _listen(self) -> Reach:
+        """Opens the control port and returns where it listens."""
+        settings = self.settings
+        return Reach(
+            addresses=self._ready(self._connections.listen),
+            port=self._connections.port,
+            advertised=(settings.advertise,) if settings.advertise else (),
+            named=bool(settings.interfaces),
+        )
 
     def _listen_also(self) -> tuple[Address, ...]:
         """Opens it on addresses that have come since, and returns those at which it listens now."""

@@ -9,7 +9,6 @@ believed from a datagram; both are proved over TCP (:class:`~mingle.host.rivals.
 from __future__ import annotations
 
 import functools
-import random
 
 import msgspec
 
@@ -27,12 +26,13 @@ from mingle.rules.machine import (
     Evidence,
     Formation,
     Identity,
+    Means,
     Multicast,
     NetworkFacts,
-    NewId,
     Notice,
     OpenStore,
     PrepareStore,
+    Reach,
     Snapshot,
     Source,
     note,
@@ -42,7 +42,6 @@ from mingle.rules.proving import named
 from mingle.rules.registrar import Registrar
 from mingle.rules.seats import Phase
 from mingle.wire import frames
-from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Offer, Rejected
 
 MAX_SIGHTINGS = 64  # reports of other hosts, handed out after each frame; bounded against a member that sends many
@@ -55,29 +54,19 @@ class Host:
         self,
         identity: Identity,
         session: bytes,
-        addresses: tuple[Address, ...],
-        port: int,
-        key: JobKey | None,
-        timeout: float,
-        new_id: NewId,
-        rng: random.Random,
+        reach: Reach,
+        means: Means,
         started: float,
-        advertised: tuple[str, ...] = (),
-        named: bool = False,
         *,
         evidence: Evidence | None = None,
     ) -> None:
         self.identity = identity
         self.session = session
-        self.addresses = addresses
-        """Its own addresses in order of preference; the ones that are announced."""
-        self.port = port
-        self.key = key
-        self.rng = rng
-        self.timeout = timeout
+        self.rng = means.rng
+        self.timeout = means.timeout
+        self.secured = means.key is not None
+        """Whether it was given a secret."""
         self.started = started
-        self.named = named
-        """The user named the interfaces."""
         self.outcome: Formation | None = None
         self.failure: MingleError | None = None
         self.evidence = Evidence() if evidence is None else evidence
@@ -85,33 +74,40 @@ class Host:
         self.store_port = 0
         self.stranded = False
         """A member could not follow where it was sent."""
-        self._deadline = started + timeout
+        self._deadline = started + means.timeout
         self._effects: list[Effect] = []
         self._sealed_since = 0.0
         self._making_way = False
         self._moved: frames.Moved | None = None
         self._sightings: list[tuple[Offer, bool]] = []
         self._introduction = introduction = Introduction(
-            identity=identity, session=session, addresses=addresses, advertised=advertised, port=port, started=started
+            identity=identity, session=session, reach=reach, started=started
         )
         self.registrar = self._make_registrar(introduction)
         self._presence = Presence(
             introduction,
             self.offer,
-            secured=key is not None,
+            secured=self.secured,
             evidence=self.evidence,
             effects=self._effects,
-            rng=rng,
+            rng=means.rng,
             deadline=self._deadline,
         )
-        self.rivals = Rivals(introduction.hello, key, new_id, self._effects, competes=identity.rank is None)
-        converse = functools.partial(introduction.conversation, key)
+        competes = identity.rank is None
+        self.rivals = Rivals(introduction.hello, means.key, means.new_id, self._effects, competes=competes)
+        converse = functools.partial(introduction.conversation, means.key)
         self._callers = Callers(converse, self._effects, gone=self.rivals.caller_gone, expected=identity.world_size)
 
     def _make_registrar(self, introduction: Introduction) -> Registrar:
-        return introduction.registrar(named=self.named)
+        identity = self.identity
+        return Registrar(self.session, identity.world_size, introduction.seat(), kind=identity.kind)
 
     # --- what the driver reads -------------------------------------------------------------------------------------
+
+    @property
+    def reach(self) -> Reach:
+        """Where others can connect to it; what it announces."""
+        return self._introduction.reach
 
     def effects(self) -> list[Effect]:
         """Hands out what is to be done."""
@@ -159,7 +155,6 @@ class Host:
     def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
         """Its interfaces have changed: it listens at these addresses. They stay once a store may stand on one."""
         if self.registrar.phase in (Phase.OPEN, Phase.CONFIRMING):
-            self.addresses = addresses
             self._introduction.readdress(addresses, self.registrar)
             self._presence.burst(now)
 
@@ -384,7 +379,7 @@ class Host:
         identity, evidence, blockers = self.identity, self.evidence, self.rivals.blockers(self._deadline)
         failure = reports.running(identity, *blockers[0][:2]) if blockers else None
         if failure is None and not self.has_members:
-            failure = reports.authentication(identity, evidence, facts, secured=self.key is not None)
+            failure = reports.authentication(identity, evidence, facts, secured=self.secured)
         if failure is None:
             status = self.registrar.status()
             failure = reports.timeout(identity, evidence, facts, seconds=self.timeout, status=status, connected=True)

@@ -5,15 +5,15 @@ Everything here is computed from who the host is and from the seats; nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import msgspec
 from msgspec import Struct
 
 from mingle.rules.control import HostConversation
-from mingle.rules.machine import Address, Formation, Identity, scoped
+from mingle.rules.machine import Address, Formation, Identity, Reach, scoped
 from mingle.rules.registrar import Registrar
-from mingle.rules.seats import Phase, Seats, roster_digest
+from mingle.rules.seats import HostSeat, Phase, Seats, roster_digest
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey, new_nonce
 from mingle.wire.datagrams import MAX_ADDRESSES, Bye, Offer
@@ -28,31 +28,28 @@ class Introduction(Struct, kw_only=True):
 
     identity: Identity
     session: bytes
-    addresses: tuple[Address, ...]
-    """Its own, in order of preference."""
-    advertised: tuple[str, ...]
-    """Addresses that are announced beside the own ones because NAT hides those."""
-    port: int
+    reach: Reach
     started: float
 
     # --- who it is, and where --------------------------------------------------------------------------------------
 
     def announced(self) -> tuple[str, ...]:
         """Every address under which the control port may be dialled."""
-        own = tuple(each.address for each in self.addresses)
-        return (*self.advertised, *own)[:MAX_ADDRESSES]
+        own = tuple(each.address for each in self.reach.addresses)
+        return (*self.reach.advertised, *own)[:MAX_ADDRESSES]
 
     def who(self) -> frames.Who:
         """Who it is, for people."""
-        return msgspec.structs.replace(self.identity.who, address=self.addresses[0].address, rank=self.identity.rank)
+        address, rank = self.reach.addresses[0].address, self.identity.rank
+        return msgspec.structs.replace(self.identity.who, address=address, rank=rank)
 
     def paths(self) -> tuple[frames.Path, ...]:
         """The ways from an announced address to where to listen: NAT leads the advertised ones to our first own."""
-        first = self.addresses[0]
-        ways = [(each.address, each) for each in self.addresses] + [(each, first) for each in self.advertised]
+        own, advertised = self.reach.addresses, self.reach.advertised
+        ways = [(each.address, each) for each in own] + [(each, own[0]) for each in advertised]
         return tuple(
-            frames.Path(host_address=announced, local_address=own.address, interface=own.interface[:64])
-            for announced, own in ways
+            frames.Path(host_address=announced, local_address=each.address, interface=each.interface[:64])
+            for announced, each in ways
         )
 
     def path(self, announced: str) -> frames.Path:
@@ -64,39 +61,28 @@ class Introduction(Struct, kw_only=True):
         path = self.path(announced)
         return scoped(path.local_address, path.interface)
 
-    def prefix_lengths(self) -> Mapping[str, int]:
-        """The prefix length of each address; nothing is on the subnet of an advertised one."""
-        own = {each.address: each.prefix_length for each in self.addresses}
-        return {**dict.fromkeys(self.advertised, 0), **own}
-
-    def last_resort(self) -> frozenset[str]:
-        """The addresses on tunnels and on bridges inside its machine."""
-        return frozenset(each.address for each in self.addresses if each.last_resort)
-
-    def registrar(self, *, named: bool) -> Registrar:
-        """Opens the session's register, with its own seat in it. ``named``: the user named the interfaces."""
-        identity = self.identity
-        return Registrar(
-            self.session,
-            identity.world_size,
-            identity.member,
-            self.join(),
-            prefix_lengths=self.prefix_lengths(),
-            last_resort=self.last_resort(),
-            named=named,
-            kind=identity.kind,
+    def seat(self) -> HostSeat:
+        """Its own seat in its session. Nothing is on the subnet of an advertised address."""
+        own = self.reach.addresses
+        lengths = {each.address: each.prefix_length for each in own}
+        return HostSeat(
+            member=self.identity.member,
+            applicant=self.join(),
+            prefix_lengths={**dict.fromkeys(self.reach.advertised, 0), **lengths},
+            last_resort=frozenset(each.address for each in own if each.last_resort),
+            named=self.reach.named,
         )
 
     def readdress(self, addresses: tuple[Address, ...], registrar: Registrar) -> None:
         """Its interfaces have changed: from now on it is to be found at these, its register is told."""
-        self.addresses = addresses
-        registrar.readdress(self.join(), self.prefix_lengths(), self.last_resort())
+        self.reach = msgspec.structs.replace(self.reach, addresses=addresses)
+        registrar.readdress(self.seat())
 
     # --- on a connection -------------------------------------------------------------------------------------------
 
     def join(self) -> frames.Join:
         """Its application for a seat in its own session."""
-        port = self.port if self.identity.kind == "agents" else 0
+        port = self.reach.port if self.identity.kind == "agents" else 0
         return self.identity.join(self.who(), self.paths(), port=port)
 
     def conversation(self, key: JobKey | None) -> HostConversation:
@@ -106,7 +92,7 @@ class Introduction(Struct, kw_only=True):
             attempt=self.identity.attempt,
             session=self.session,
             addresses=self.announced(),
-            port=self.port,
+            port=self.reach.port,
             key=key,
         )
 
@@ -132,7 +118,7 @@ class Introduction(Struct, kw_only=True):
             session=self.session,
             host=self.identity.member,
             addresses=self.announced(),
-            port=self.port,
+            port=self.reach.port,
             world_size=self.identity.world_size,
             joined=len(seats.seats),
             state="sealed" if seats.phase in _SEALED_PHASES else "open",

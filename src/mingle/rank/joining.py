@@ -6,7 +6,6 @@ From there on ``membership`` has its steps; the job may run already (``blocking`
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import msgspec
@@ -27,8 +26,8 @@ from mingle.rules.machine import (
     Formation,
     Hangup,
     Identity,
+    Means,
     NetworkFacts,
-    NewId,
     Snapshot,
     Source,
     note,
@@ -37,7 +36,6 @@ from mingle.rules.machine import (
 from mingle.rules.protocol import Seeker
 from mingle.rules.proving import Endpoint, Proving
 from mingle.wire import frames
-from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Offer, Rejected
 
 STATUS_BEFORE_DEADLINE_SECONDS = 1.0
@@ -46,34 +44,25 @@ STATUS_BEFORE_DEADLINE_SECONDS = 1.0
 class Joiner:
     """The machine of a rank that is not the host. ``outcome`` or ``failure`` ends it."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        *,
-        key: JobKey | None,
-        timeout: float,
-        new_id: NewId,
-        rng: random.Random,
-        now: float,
-    ) -> None:
+    def __init__(self, identity: Identity, means: Means, now: float) -> None:
         self.identity = identity
         self.failure: MingleError | None = None
         self.evidence = Evidence()
-        self.timeout = timeout
-        self._secured = key is not None
-        self._deadline = now + timeout
+        self.timeout = means.timeout
+        self._secured = means.key is not None
+        self._deadline = now + means.timeout
         self._effects: list[Effect] = []
-        self._seeker = Seeker(identity.world_size, now, rng)
-        self._sessions = Sessions(identity, key, new_id, self._effects)
+        self._seeker = Seeker(identity.world_size, now, means.rng)
+        self._sessions = Sessions(identity, means.key, means.new_id, self._effects)
         self.membership = Membership(identity, self._sessions, self._effects, self.evidence)
-        self._blocking = Blocking(identity, self._sessions, self._seeker, timeout, self._effects)
+        self._blocking = Blocking(identity, self._sessions, self._seeker, means.timeout, self._effects)
         self._moving = Moving(self._sessions, self.membership)
         self._racing = Racing(self._sessions, self.membership, self._blocking, self._moving, self.evidence)
         self._asking = Asking(
             identity,
             self.membership,
             self._seeker,
-            Lobby(now, self._deadline, rng),
+            Lobby(now, self._deadline, means.rng),
             self._secured,
             self._effects,
             self.evidence,

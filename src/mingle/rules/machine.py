@@ -9,6 +9,7 @@ three cost the import of mingle a millisecond, since the methods of each are com
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -16,11 +17,15 @@ from typing import TypeAlias
 from msgspec import Struct, field
 
 from mingle.checks.findings import Finding
+from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek
 from mingle.wire.frames import Join, Path, Who
 
 # Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
 REMEMBERED_PER_KIND = 64
+
+NewId: TypeAlias = Callable[[], int]
+"""Gives each connection of a process its own number."""
 
 
 class Identity(Struct, frozen=True, kw_only=True):
@@ -100,6 +105,30 @@ class Address(Struct, frozen=True):
     """The kernel's number of the interface, which is the scope of a link-local address."""
     last_resort: bool = False
     """On a tunnel, or on a bridge inside this machine: not to be used where all share something better."""
+
+
+class Reach(Struct, frozen=True, kw_only=True):
+    """Where others can connect to this process."""
+
+    addresses: tuple[Address, ...]
+    """Its own, best first, and it listens at each."""
+    port: int
+    """The TCP port at which it does."""
+    advertised: tuple[str, ...] = ()
+    """Addresses to announce beside them, because NAT hides those."""
+    named: bool = False
+    """The user named the interfaces: their order counts."""
+
+
+class Means(Struct, frozen=True, kw_only=True):
+    """What its driver gives a machine to work with."""
+
+    key: JobKey | None
+    """Signs and proves; None: the job has no secret."""
+    new_id: NewId
+    rng: random.Random
+    timeout: float
+    """Seconds until a job that has not formed is an error."""
 
 
 def scoped(address: str, interface: str) -> str:
@@ -289,7 +318,3 @@ def note_name(memory: dict[str, None], name: str) -> None:
     """Keeps a name, unless too many are kept already."""
     if name in memory or len(memory) < REMEMBERED_PER_KIND:
         memory[name] = None
-
-
-NewId: TypeAlias = Callable[[], int]
-"""Gives each connection of a process its own number."""

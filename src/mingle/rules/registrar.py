@@ -18,8 +18,6 @@ somebody else to carry out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 from msgspec import Struct
 
@@ -35,7 +33,7 @@ from mingle.rules.decisions import (
     Tell,
 )
 from mingle.rules.seating import Applicant, common_address, contiguous, place, reach_matrix
-from mingle.rules.seats import REMEMBERED_TEXT, Phase, Seated, Seats, roster_digest
+from mingle.rules.seats import REMEMBERED_TEXT, HostSeat, Phase, Seated, Seats, roster_digest
 from mingle.wire import frames
 from mingle.wire.datagrams import Kind
 
@@ -60,28 +58,8 @@ class Challenge(Struct):
 class Registrar(Seats):
     """The one decider of a session. See the module's text for its rules."""
 
-    def __init__(
-        self,
-        session: bytes,
-        world_size: int,
-        own_member: bytes,
-        own: frames.Join,
-        *,
-        prefix_lengths: Mapping[str, int],
-        last_resort: frozenset[str] = frozenset(),
-        named: bool = False,
-        kind: Kind = "ranks",
-    ) -> None:
-        super().__init__(
-            session,
-            world_size,
-            own_member,
-            own,
-            prefix_lengths=prefix_lengths,
-            last_resort=last_resort,
-            named=named,
-            kind=kind,
-        )
+    def __init__(self, session: bytes, world_size: int, host: HostSeat, *, kind: Kind = "ranks") -> None:
+        super().__init__(session, world_size, host, kind=kind)
         self._lost: dict[bytes, float] = {}
         """Since when members have been gone after GO."""
         self._challenges: list[Challenge] = []
@@ -102,17 +80,18 @@ class Registrar(Seats):
             times += [since + RETURN_SECONDS for since in self._lost.values()]
         return min(times, default=None)
 
-    def readdress(self, own: frames.Join, prefix_lengths: Mapping[str, int], last_resort: frozenset[str]) -> None:
+    def readdress(self, host: HostSeat) -> None:
         """The host's addresses have changed. Not to be called once the store's address has been chosen."""
-        self.own, self.prefix_lengths, self.last_resort = own, prefix_lengths, last_resort
-        self.seats[self.own_member].applicant, self.seats[self.own_member].paths = own, own.paths
+        self.host = host
+        own = self.seats[host.member]
+        own.applicant, own.paths = host.applicant, host.applicant.paths
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
     def join(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
         """A proved connection asks for a seat."""
         known = self.seats.get(member)
-        if known is not None and member == self.own_member:
+        if known is not None and member == self.host.member:
             self._refuse(conn, applicant, self._taken(known))
             return
         if known is not None:
@@ -134,7 +113,7 @@ class Registrar(Seats):
         self._advance(now)
 
     def _refusal(self, applicant: frames.Join) -> frames.Refused | None:
-        host = msgspec.structs.replace(self.own.who, rank=self.own.rank)
+        host = msgspec.structs.replace(self.host.applicant.who, rank=self.host.applicant.rank)
         if applicant.kind != self.kind:
             return frames.Refused(
                 reason="kind",
@@ -153,7 +132,7 @@ class Registrar(Seats):
         if (applicant.rank is None) != self.assigned:
             which = (
                 "has no rank while the host was given one"
-                if self.own.rank is not None
+                if self.host.applicant.rank is not None
                 else (f"was given rank {applicant.rank} while the host was given none")
             )
             return frames.Refused(reason="ranks mixed", detail=f"the newcomer {which}", who=host)
@@ -344,7 +323,7 @@ class Registrar(Seats):
         if self.phase is Phase.OPEN and self._complete(now) and not self.held:
             self.phase = Phase.CONFIRMING
             self.epoch += 1
-            self._awaited = set(self.seats) - {self.own_member}
+            self._awaited = set(self.seats) - {self.host.member}
             self._tell_all(frames.Confirm(session=self.session, epoch=self.epoch))
             self._prepare()
         if self.phase is Phase.CONFIRMING and not self._awaited and not self.held:
@@ -356,7 +335,7 @@ class Registrar(Seats):
             for challenge in challenges:
                 # The one in the seat has acknowledged: that is an answer, too.
                 self.join(challenge.conn, challenge.member, challenge.applicant, now)
-            self.seats[self.own_member].done = True
+            self.seats[self.host.member].done = True
             self._decisions.append(Formed(contiguous(list(self.places.values()))))
 
     def _prepare(self) -> None:
@@ -367,18 +346,19 @@ class Registrar(Seats):
 
     def _common_address(self) -> str | None:
         ways = [seat.paths for seat in self._others()]
-        own = [path.host_address for path in self.own.paths]
-        return common_address(own, self.prefix_lengths, ways, last_resort=self.last_resort, in_order=self.named)
+        own = [path.host_address for path in self.host.applicant.paths]
+        host = self.host
+        return common_address(own, host.prefix_lengths, ways, last_resort=host.last_resort, in_order=host.named)
 
     def _others(self) -> list[Seated]:
-        return [seat for seat in self.seats.values() if seat.member != self.own_member]
+        return [seat for seat in self.seats.values() if seat.member != self.host.member]
 
     def _seal(self) -> None:
         address = self._common_address()
         if address is None:
             named = [(self._describe(seat), seat.paths) for seat in self._others()]
-            own = [path.host_address for path in self.own.paths]
-            self._decisions.append(NoCommonNetwork(reach_matrix(own, self.prefix_lengths, named)))
+            own = [path.host_address for path in self.host.applicant.paths]
+            self._decisions.append(NoCommonNetwork(reach_matrix(own, self.host.prefix_lengths, named)))
             return
         members = list(self.seats.values())
         self.phase, self.store_address = Phase.SEALING, address

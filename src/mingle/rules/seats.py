@@ -44,52 +44,47 @@ class Seated(Struct):
     """READY or LEAVE was said: its going is no loss any more."""
 
 
+class HostSeat(Struct, frozen=True, kw_only=True):
+    """The host's own seat in its session."""
+
+    member: bytes
+    applicant: frames.Join
+    """Its paths are its own addresses in order of preference."""
+    prefix_lengths: Mapping[str, int]
+    """Those of its addresses."""
+    last_resort: frozenset[str] = frozenset()
+    """Those of its addresses that are taken only if all share nothing better."""
+    named: bool = False
+    """The user named the interfaces: their order decides."""
+
+
 class Seats:
     """The seats of a session, with its phase. Only :class:`mingle.rules.registrar.Registrar` changes them.
 
     Args:
         session: its name.
         world_size: how many seats there are.
-        own_member: the host's member id.
-        own: the host's own application; its paths are its own addresses in order of preference.
-        prefix_lengths: those of its addresses.
-        last_resort: those of its addresses that are taken only if all share nothing better.
-        named: its interfaces were named by the user: their order decides.
+        host: the first of them.
         kind: what the members are.
     """
 
-    def __init__(
-        self,
-        session: bytes,
-        world_size: int,
-        own_member: bytes,
-        own: frames.Join,
-        *,
-        prefix_lengths: Mapping[str, int],
-        last_resort: frozenset[str] = frozenset(),
-        named: bool = False,
-        kind: Kind = "ranks",
-    ) -> None:
+    def __init__(self, session: bytes, world_size: int, host: HostSeat, *, kind: Kind = "ranks") -> None:
         self.session = session
         self.world_size = world_size
-        self.own_member = own_member
-        self.own = own
-        self.prefix_lengths = prefix_lengths
-        self.last_resort = last_resort
-        self.named = named
+        self.host = host
         self.kind = kind
         self.phase = Phase.OPEN
         self.epoch = 0
         self.held = False
         """This job may be held by another session: gather, but decide nothing that can't be taken back."""
-        self.seats = {own_member: Seated(own_member, None, own, own.paths)}
+        self.seats = {host.member: Seated(host.member, None, host.applicant, host.applicant.paths)}
         self.places: dict[bytes, Place] = {}
         self.store_address = ""
         self.departures: deque[str] = deque(maxlen=REMEMBERED_DEPARTURES)
         self.refusals: deque[str] = deque(maxlen=REMEMBERED_DEPARTURES)
         self.departed_ranks: set[int] = set()
         self._conns: dict[int, bytes] = {}
-        self._ranks = {} if own.rank is None else {own.rank: own_member}
+        self._ranks = {} if host.applicant.rank is None else {host.applicant.rank: host.member}
         """Who holds a given rank."""
         self._awaited: set[bytes] = set()
         """Who has not confirmed, or not acknowledged, in this epoch."""
@@ -97,7 +92,7 @@ class Seats:
     @property
     def assigned(self) -> bool:
         """Whether this session hands out ranks."""
-        return self.own.rank is None
+        return self.host.applicant.rank is None
 
     @property
     def missing(self) -> tuple[int, ...]:
