@@ -16,7 +16,7 @@ from mingle.configuration.settings import Settings
 from mingle.engine import file_limit, progress, store
 from mingle.engine.progress import Progress
 from mingle.engine.store_loop import StoreLoop
-from mingle.rules.machine import CloseStore, Effect, Identity, OpenStore, ProveStore
+from mingle.rules.machine import CloseStore, Effect, Identity, OpenStore, PrepareStore, ProveStore
 from mingle.wire.authentication import JobKey
 
 logger = logging.getLogger("mingle")
@@ -179,6 +179,8 @@ class AgentLoop(StoreLoop):
 
     def _perform_more(self, effect: Effect) -> None:
         match effect:
+            case PrepareStore():
+                pass  # a round of torchrun takes seconds: it is early enough when the session is sealed
             case OpenStore(epoch, address):
                 host = self._machine.host
                 assert host is not None
