@@ -115,7 +115,7 @@ class Field:
             started = [host.start(function, *arguments(place, index)) for index, host in enumerate(self.hosts)]
             return _all(started, "done", timeout)
         finally:
-            for host in self.hosts:
+            for host in reversed(self.hosts):  # rank 0's host last: else all others would be busy with its loss
                 host.kill()
 
     def forms_last(self, function: RankFunction, patience: float) -> bool:

@@ -20,6 +20,7 @@ from . import UDP, Host, Lab, LabError, Network, Rank, why_unavailable
 from .namespaces import processes_in
 from .sockets import accept_one, can_connect, listen, send
 from .test_processes import wait_for_ever
+from .zygote import KILL_SECONDS, kill_all
 from .zygote_client import ROOT, ZygoteClient, shared_zygote
 
 IPV4, IPV6 = "239.192.7.7", "ff15::8000:7"
@@ -337,3 +338,34 @@ def test_a_machine_without_the_tools_skips_unless_the_lab_is_required(required: 
 def test_without_root_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "run the tests as root" in str(why_unavailable())
+
+
+# --- the end of many ------------------------------------------------------------------------------------------------
+
+
+class Dying:
+    """Processes that were killed: some of them end in each second, by their own clock."""
+
+    def __init__(self, *left: int) -> None:
+        self.now = 0.0
+        self._left = left
+
+    def kill(self) -> int:
+        return self._left[min(int(self.now), len(self._left) - 1)]
+
+    def wait(self) -> None:
+        self.now += 0.25
+
+
+def test_many_processes_may_take_long_to_end_as_long_as_some_do() -> None:
+    dying = Dying(*range(100, -1, -1))
+    kill_all(dying.kill, dying.wait, lambda: dying.now)
+    assert dying.now == 100
+
+
+@pytest.mark.parametrize("left", [(1,), (5, 3, 3), (3, 5)])
+def test_processes_that_do_not_end_are_an_error(left: tuple[int, ...]) -> None:
+    dying = Dying(*left)
+    with pytest.raises(LabError, match=rf"did not end within .* of SIGKILL: {left[-1]} are left"):
+        kill_all(dying.kill, dying.wait, lambda: dying.now)
+    assert KILL_SECONDS < dying.now < KILL_SECONDS + 3

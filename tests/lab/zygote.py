@@ -15,6 +15,7 @@ import gc
 import importlib
 import importlib.util
 import io
+import math
 import os
 import pickle
 import selectors
@@ -24,7 +25,9 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
@@ -52,7 +55,7 @@ from .syscalls import adopt_orphans, die_with_parent
 PRELOAD = ("torch", "torch.distributed", "torch.distributed.run", "pytest")
 PRELOAD_IF_INSTALLED = ("mingle", "mingle.torch_glue.rendezvous", "mingle.torch_env")
 KILL_SECONDS = 10.0
-"""How long a killed process may take to end before something is badly wrong, such as an unkillable state."""
+"""How long no killed process may end before something is badly wrong, such as an unkillable state."""
 
 
 @dataclass(frozen=True)
@@ -224,15 +227,37 @@ class Zygote:
     def _kill(self, keys: list[int]) -> None:
         """Kill all that runs in these hosts, unknown descendants included, and wait until it is gone."""
         inodes = [self._host(key).inode for key in keys]
-        deadline = time.monotonic() + KILL_SECONDS
-        while kill_processes_in(inodes):
-            if time.monotonic() > deadline:
-                raise LabError(f"processes in the lab's namespaces did not end within {KILL_SECONDS} s of SIGKILL")
-            # the end of a child, or of an orphan of its own, wakes this up
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._wakeup, selectors.EVENT_READ)
-                selector.select(0.01)
-            self._reap()
+        kill_all(partial(kill_processes_in, inodes), self._await_an_end, time.monotonic)
+
+    def _await_an_end(self) -> None:
+        # the end of a child, or of an orphan of its own, wakes this up
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wakeup, selectors.EVENT_READ)
+            selector.select(0.01)
+        self._reap()
+
+
+def kill_all(kill: Callable[[], int], wait: Callable[[], None], clock: Callable[[], float]) -> None:
+    """Kill until nobody is left. A thousand processes end one after another, so what counts is that some do.
+
+    Args:
+        kill: kills all that are there, and returns how many that were.
+        wait: waits a moment for them.
+        clock: the time in seconds.
+
+    Raises:
+        LabError: for `KILL_SECONDS` their number did not fall.
+    """
+    fewest, deadline = math.inf, 0.0
+    while left := kill():
+        now = clock()
+        if left < fewest:
+            fewest, deadline = left, now + KILL_SECONDS
+        elif now > deadline:
+            raise LabError(
+                f"processes in the lab's namespaces did not end within {KILL_SECONDS} s of SIGKILL: {left} are left"
+            )
+        wait()
 
 
 def preload() -> None:
