@@ -101,7 +101,6 @@ class Agent:
         new_session: Callable[[], bytes] | None = None,
     ) -> None:
         self.identity = identity
-        self.timeout = means.timeout
         self.reach = reach
         self._means = means
         self.standing = Standing()

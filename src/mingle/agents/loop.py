@@ -17,7 +17,6 @@ from mingle.engine import file_limit, progress, store
 from mingle.engine.progress import Progress
 from mingle.engine.store_loop import StoreLoop
 from mingle.rules.machine import CloseStore, Effect, Identity, OpenStore, PrepareStore, ProveStore
-from mingle.wire.authentication import JobKey
 
 logger = logging.getLogger("mingle")
 
@@ -51,14 +50,12 @@ class AgentLoop(StoreLoop):
     ) -> None:
         self._changed = changed
         self._stopping = False
-        self._stage = ""
         self._first_port = settings.master_port
         self._progress: Progress | None = None
-        key = JobKey(settings.secret, settings.job_id) if settings.secret is not None else None
         quiet = settings.progress == "off"
         file_limit.make_room(nodes.maximum, file_limit.FILES_PER_NODE, what="nodes", quiet=quiet)
         with contextlib.ExitStack() as stack:
-            super().__init__(settings, key, stack)
+            super().__init__(settings, stack)
             self._machine = Agent(
                 identity,
                 self._listen(),
@@ -163,13 +160,6 @@ class AgentLoop(StoreLoop):
 
     def _ended(self, conn: int, reason: str, now: float) -> None:
         self._machine.disconnected(conn, reason, now)
-
-    def _carry_out(self) -> None:
-        stage = self._machine.stage()
-        if stage != self._stage:
-            self._stage = stage
-            logger.debug("job %s: %s", self.settings.job_id, stage)
-        super()._carry_out()
 
     def _say(self, level: int, text: str) -> None:
         if self._progress is not None:

@@ -24,7 +24,6 @@ from mingle.errors import MingleError
 from mingle.host.hosting import Host
 from mingle.rank.joining import Joiner
 from mingle.rules.machine import CloseStore, Effect, Formation, Identity, OpenStore, PrepareStore, ProveStore
-from mingle.wire.authentication import JobKey
 
 logger = logging.getLogger("mingle")
 
@@ -52,15 +51,13 @@ class Discovery(StoreLoop):
         self._serving = False
         self._thread: threading.Thread | None = None
         self._watch_due = 0.0
-        self._stage = ""
         now = time.monotonic()
         self._progress = Progress(
             settings.job_id, settings.world_size, settings.rank, off=settings.progress == "off", now=now
         )
-        key = JobKey(settings.secret, settings.job_id) if settings.secret is not None else None
         with contextlib.ExitStack() as stack:
             stack.callback(self._progress.close)
-            super().__init__(settings, key, stack)
+            super().__init__(settings, stack)
             self._spare_thread.prepare()
             # The time to answer begins when the sockets are open: on a starved machine that may take seconds.
             self._machine = self._make_machine(time.monotonic())
@@ -172,13 +169,6 @@ class Discovery(StoreLoop):
             self._machine.lost(conn, reason, now)
         else:
             self._machine.closed(conn, reason, now)
-
-    def _carry_out(self) -> None:
-        stage = self._machine.stage()
-        if stage != self._stage:
-            self._stage = stage
-            logger.debug("job %s: %s", self.settings.job_id, stage)
-        super()._carry_out()
 
     def _perform_more(self, effect: Effect) -> None:
         match effect:

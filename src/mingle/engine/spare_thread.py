@@ -14,6 +14,9 @@ from typing import TypeAlias
 
 Work: TypeAlias = Callable[[], object]
 
+NAME = "mingle-spare"
+"""The thread's, while it has nothing to do."""
+
 
 class SpareThread:
     """Daemon threads, one at a time: the spare one takes what is to be done, and is spare again when that is done.
@@ -61,7 +64,7 @@ class _Worker:
     def __init__(self) -> None:
         self.busy = False
         self._errands: SimpleQueue[tuple[str, Work] | None] = SimpleQueue()
-        self.thread = threading.Thread(target=self._run, name="mingle-spare", daemon=True)
+        self.thread = threading.Thread(target=self._run, name=NAME, daemon=True)
         self.thread.start()
 
     def take(self, name: str, work: Work) -> None:
@@ -75,5 +78,5 @@ class _Worker:
         while errand := self._errands.get():
             self.thread.name, work = errand
             work()
-            self.thread.name = "mingle-spare"
+            self.thread.name = NAME
             self.busy = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
@@ -16,12 +17,17 @@ from mingle.rules.machine import Address, Means, Reach
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 
+logger = logging.getLogger("mingle")
+
 LOOKED_AT_UNVERIFIED = 256
 """How many wrongly signed datagrams are parsed for the report; bounded against a flood of them."""
 
 
 class JobMachine(Machine, Protocol):
     """A machine of one job."""
+
+    def stage(self) -> str:
+        """How far it has come, for the log."""
 
     def heard_unverified(self, message: datagrams.Datagram, /) -> None:
         """A datagram came in whose signature is missing or wrong."""
@@ -38,11 +44,20 @@ class StoreLoop(Loop):
     _open_next: tuple[Callable[[], Callable[[], None]], tuple[str, bytes]] | None = None
     """The opening of a store that waits for the one at work."""
 
-    def __init__(self, settings: Settings, key: JobKey | None, stack: contextlib.ExitStack) -> None:
+    def __init__(self, settings: Settings, stack: contextlib.ExitStack) -> None:
         self.settings = settings
+        self._stage = ""
         self._spare_thread = SpareThread()
         stack.callback(self._spare_thread.end)
+        key = JobKey(settings.secret, settings.job_id) if settings.secret is not None else None
         super().__init__(settings, settings.job_id, key, stack)
+
+    def _carry_out(self) -> None:
+        stage = self._machine.stage()
+        if stage != self._stage:
+            self._stage = stage
+            logger.debug("job %s: %s", self.settings.job_id, stage)
+        super()._carry_out()
 
     def _means(self) -> Means:
         """What the machine works with."""

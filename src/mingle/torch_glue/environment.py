@@ -63,20 +63,21 @@ class Environment:
 
     def _visible(self) -> dict[str, str]:
         seen = dict(self._target)
-        for name, (written, previous) in self._written.items():
-            if seen.get(name) != written:
-                continue
-            if previous is None:
-                del seen[name]
+        for name in self._written:
+            value = self._seen(name)
+            if value is None:
+                seen.pop(name, None)
             else:
-                seen[name] = previous
+                seen[name] = value
         return seen
 
     def _seen(self, name: str) -> str | None:
         """Returns one variable as `_visible` shows it: reading all of them costs as much as a round trip."""
         value = self._target.get(name)
-        written, previous = self._written.get(name, (None, None))
-        return previous if name in self._written and value == written else value
+        if name in self._written:
+            written, previous = self._written[name]
+            return previous if value == written else value
+        return value
 
     def _put_back(self, name: str) -> None:
         written, previous = self._written.pop(name)
