@@ -21,8 +21,7 @@ proves the store on every rank, and then takes torch's own `env://` road, which 
 client of torch's that comes before rank 0 listens tries again after more than half a second; the goal counts only the
 rounds in which none did, so it flatters nobody but torch.
 
-Two cores have to be enough for all ranks here, so what counts is CPU: torch's road costs each rank 3 to 4 ms of it, the
-discovery before that 7 to 8."""
+Two cores have to be enough for all ranks here, so what counts is the CPU of all ranks together, in ms."""
 
 
 def run(rounds: int) -> Comparison:

@@ -22,9 +22,9 @@ the other between two processes that do nothing else. CPU is that of all 8 ranks
 
 What mingle's time is made of, by the clocks of its ranks on two cores: rank 0's own start 2 to 4 ms, proving and
 joining 5, confirming 2, opening the store 1.5, seven clients of the store 4, GO and the threads that serve later 2.
-Nearly all of it is CPU of 8 interpreters that share two cores: by perf(1) less than a twentieth is idle, six tenths are
-the interpreter's own code, which runs most of mingle for the first time in its process, a quarter is the kernel's. A
-rank that does the same once more in its process uses 5 ms where the first time takes 8."""
+Nearly all of it is CPU of 8 interpreters that share two cores. Where 8 ranks begin together, perf(1) finds less than a
+twentieth idle, six tenths in the interpreter, which runs most of mingle for the first time in its process, and a
+quarter in the kernel."""
 
 
 def run(rounds: int) -> Comparison:

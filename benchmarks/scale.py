@@ -39,10 +39,9 @@ is an interpreter's, with the sockets, the scan of the interfaces, the round tri
 rank. A fork copies each page when it first writes there, which a process that had imported torch itself need not; so
 each rank has done once before what it does: a job that nobody hosts, or a store of its own.
 
-Up to 256 ranks the time per rank stays the same. A thousand on two cores take five times as much each, since every
-datagram to the group then wakes a thousand processes on the same two cores, and each of them looks at its interfaces
-every two seconds while it waits: by perf(1) nothing is idle, and 900 ranks use 24 ms of CPU each until they are found,
-where 8 ranks use 8. On machines of their own each would pay for its own datagrams and its own look."""
+From 64 to 256 ranks the time per rank hardly grows; a thousand on two cores take far more each. perf(1) finds nothing
+idle there until all are found. Every datagram to the group then wakes a thousand processes on the same two cores, and
+each looks at its interfaces every two seconds while it waits; how much each of the two costs was not measured."""
 
 
 def run(rounds: int) -> Comparison:
