@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mingle.configuration.values import Peer
-from mingle.engine import loop, progress, store
+from mingle.engine import loop, nics, progress, store
 from mingle.engine.discovery import Discovery
 from mingle.engine.store import StoreServer
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, InterfaceError, MingleError
@@ -351,7 +351,7 @@ def test_a_seal_that_is_called_off_while_its_store_is_opened_leaves_one_store(mo
 
 
 def test_an_interface_that_goes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "RESCAN_SECONDS", 0.05)
+    monkeypatch.setattr(nics, "LOOK_ANYWAY_SECONDS", 0.05)
     scan, gone, scans = interfaces.scan, threading.Event(), list[int]()
 
     def changing() -> tuple[interfaces.Interface, ...]:

@@ -202,7 +202,7 @@ def test_who_does_not_prove_itself_is_hung_up_on() -> None:
 
 def test_a_flood_of_callers_that_never_speak_pushes_out_its_own_oldest() -> None:
     alone = Alone()
-    for conn in range(1, MAX_UNPROVED_PER_SOURCE + 3):
+    for conn in range(1, MAX_UNPROVED_PER_SOURCE + alone.host.identity.world_size + 3):
         alone.host.accepted(conn, "10.0.0.9", 1.0)
     hung_up = [effect.conn for effect in alone.host.effects() if isinstance(effect, Hangup)]
     assert hung_up == [1, 2]

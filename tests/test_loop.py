@@ -229,8 +229,8 @@ def test_interfaces_that_can_not_be_looked_at_stay_as_they_were(loop: Noting, mo
 
     before = loop.facts().interfaces
     monkeypatch.setattr(interfaces, "scan", fail)
-    loop._rescan_due = 0.0
+    loop._nics.look_due = 0.0
     loop.notes.due = time.monotonic()
     loop.turn_until("timer")
-    assert loop._rescan_due > 0.0
+    assert loop._nics.look_due > 0.0
     assert loop.facts().interfaces == before != []

@@ -17,6 +17,7 @@ from mingle.wire.frames import Who
 from tests.lan.invariants import Invariants
 from tests.lan.network import Machine, Network, Packet, Segment
 from tests.lan.process import AnyMachine, Process
+from tests.lan.processor import Processor
 from tests.lan.world import World
 
 TIMEOUT_SECONDS = 60.0
@@ -114,6 +115,7 @@ class Gathering:
         ready_after: float | None = 0.2,
         interfaces: tuple[str, ...] | None = None,
         advertised: tuple[str, ...] = (),
+        processor: Processor | None = None,
     ) -> Process:
         where = self.network.machine(machine)
         self._pids += 1
@@ -155,6 +157,7 @@ class Gathering:
             key=key,
             ready_after=ready_after,
             interfaces=interfaces,
+            processor=processor,
         )
         self.processes.append(process)
         self.world.at(self.world.now + at, process.start)

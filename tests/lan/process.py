@@ -19,6 +19,7 @@ from mingle.rules.seats import Phase
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Offer, Rejected, encode
 from tests.lan.network import Machine, Network, Nic, Packet
+from tests.lan.processor import START_SECONDS, Processor
 from tests.lan.tcp import Connection, End
 
 LATE_SECONDS = 0.001
@@ -84,6 +85,7 @@ class Process:
         key: JobKey | None = None,
         ready_after: float | None = 0.2,
         interfaces: tuple[str, ...] | None = None,
+        processor: Processor | None = None,
     ) -> None:
         self.world = network.world
         self.network = network
@@ -94,6 +96,7 @@ class Process:
         self.key = key
         self.ready_after = ready_after
         self.interfaces = interfaces
+        self.processor = processor
         self.peers: list[Machine] = []
         self.core: AnyMachine | None = None
         self.alive = False
@@ -175,7 +178,13 @@ class Process:
     # --- its life --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins now."""
+        """Begins now, or as soon as its processor has done what that takes."""
+        if self.processor is not None:
+            self.processor.submit(self, self._start, START_SECONDS)
+        else:
+            self._start()
+
+    def _start(self) -> None:
         self.alive = True
         self.started_at = self.world.now
         self.machine.processes.append(self)
@@ -263,8 +272,14 @@ class Process:
             return
         if self.stopped:
             self._inbox.append(happen)
-            return
-        happen()
+        elif self.processor is not None:
+            self.processor.submit(self, functools.partial(self._serve, happen))
+        else:
+            self._serve(happen)
+
+    def _serve(self, happen: Callable[[], None]) -> None:
+        if self.alive:
+            happen()
         if self.alive:
             self._flush()
 
@@ -418,7 +433,13 @@ class Process:
         if not self.alive or set_for != self._wake_at:
             return
         self._wake_at = float("inf")
-        if not self.stopped:
+        if self.processor is not None:
+            self.processor.submit_timers(self, self._timers)
+        else:
+            self._timers()
+
+    def _timers(self) -> None:
+        if self.alive and not self.stopped:
             self._wake()
 
     # --- effects ---------------------------------------------------------------------------------------------------

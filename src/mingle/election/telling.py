@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from mingle.rules.control import HandshakeFailed
 from mingle.rules.machine import Effect, Hangup, Identity, NewId
-from mingle.rules.proving import Proving, Verdict, named
+from mingle.rules.proving import Proving, Verdict, address_seconds, named
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey, new_nonce
 from mingle.wire.datagrams import Offer, Rejected
@@ -71,6 +71,7 @@ class Telling:
             new_id=self._new_id,
             effects=self._effects,
             now=now,
+            patience=address_seconds(self._identity.world_size),
         )
 
     def _hello(self, session: bytes) -> frames.Hello:

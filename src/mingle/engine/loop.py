@@ -37,8 +37,6 @@ logger = logging.getLogger("mingle")
 
 QUICK_SECONDS = 0.2
 """Who finds the others sooner will report nothing: what is counted for a report only is counted from here on."""
-RESCAN_SECONDS = 2.0
-"""How often the interfaces are looked at: a NIC may come or go."""
 REFRESH_SECONDS = 30.0
 """How often memberships are renewed, also while the job runs: a switch that snoops without a querier forgets them."""
 LONGEST_WAIT_SECONDS = 60.0
@@ -110,7 +108,8 @@ class Loop:
         self._twins = Twins()
         self._dialled: dict[int, Dial] = {}
         self._calls: deque[Callable[[], None]] = deque()
-        self._nics = Nics(network)
+        now = time.monotonic()
+        self._nics = Nics(network, now, stack)
         self._selector = forksafe.register(selectors.DefaultSelector())
         stack.callback(self._selector.close)
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -118,6 +117,8 @@ class Loop:
             forksafe.register(end).setblocking(False)
             stack.callback(end.close)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, self._run_calls)
+        if self._nics.news is not None:
+            self._selector.register(self._nics.news, selectors.EVENT_READ, self._nics.heard_news)
         groups = groups or ((LOBBY,) if self._group is None else (self._group, LOBBY))
         self._siblings = Siblings(network.port)
         stack.callback(self._siblings.close)
@@ -132,9 +133,7 @@ class Loop:
         stack.callback(self._connections.close)
         self._peers = Peers(network.peers, network.port, network.family, self.rng)
         stack.callback(self._peers.stop)
-        now = time.monotonic()
-        self._slow_from, self._rescan_due = now + QUICK_SECONDS, now + RESCAN_SECONDS
-        self._refresh_due = now + REFRESH_SECONDS
+        self._slow_from, self._refresh_due = now + QUICK_SECONDS, now + REFRESH_SECONDS
 
     # --- hooks -----------------------------------------------------------------------------------------------------
 
@@ -170,8 +169,7 @@ class Loop:
         self._ask_peers(now)
         if self._rp_drops is None and now >= self._slow_from:
             self._rp_drops = inspection.reverse_path_drops()
-        if now >= self._rescan_due:
-            self._rescan_due = now + RESCAN_SECONDS
+        if now >= self._nics.look_due:
             self._rescan(now)
 
     # --- running ---------------------------------------------------------------------------------------------------
@@ -204,7 +202,7 @@ class Loop:
     def _wait(self, due: float | None) -> float:
         now = time.monotonic()
         times = [due, now + LONGEST_WAIT_SECONDS, *self._more_timers()]
-        times += [self._rescan_due, self._peers.next_timer(now)] if self._seeks() else []
+        times += [self._nics.look_due, self._peers.next_timer(now)] if self._seeks() else []
         times += [self._refresh_due] if self._transport is not None else []
         return max(0.0, min(time for time in times if time is not None) - now)
 
@@ -240,7 +238,7 @@ class Loop:
         """Looks whether an interface has come or gone."""
         if self._transport is None:
             return
-        if changed := self._nics.look():
+        if changed := self._nics.look(now):
             change = self._transport.update(self._nics.usable)
             self._apply(change.added, change.removed)
             self._peers.restart(now)

@@ -2,39 +2,71 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable
 
 from mingle.configuration.settings import Network
 from mingle.errors import InterfaceError
-from mingle.network import interfaces
+from mingle.network import interfaces, link_news
 from mingle.network.interfaces import Family, Interface, Kind
 from mingle.rules.machine import Address
 from mingle.wire import datagrams
 
 logger = logging.getLogger("mingle")
 
+LOOK_SECONDS = 2.0
+"""How often the interfaces are looked at where the kernel does not tell that one has come or gone, …"""
+LOOK_ANYWAY_SECONDS = 20.0
+"""… how often where it does, …"""
+LOOK_GAP_SECONDS = 0.2
+"""… and how soon again at the earliest, however much it tells: containers come and go all the time."""
+
 
 class Nics:
     """The interfaces of this machine.
+
+    Args:
+        network: which of them are wanted.
+        now: the time; they are looked at again from then on.
+        stack: what is to be closed at the end goes there.
 
     Raises:
         InterfaceError: none can be used.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, now: float, stack: contextlib.ExitStack) -> None:
         self._network = network
+        self.news = link_news.subscribe()
+        """Readable when something may have changed; None: the kernel does not tell."""
+        if self.news is not None:
+            stack.callback(self.news.close)
+        self._looked_at = now
+        self.look_due = self._next_look()
+        """When to look again."""
         self.found = interfaces.scan()
         """All that there are."""
         self.usable = interfaces.choose(self.found, named=network.interfaces, family=network.family).usable
         """Those in use, best first."""
 
-    def look(self) -> bool:
+    def _next_look(self) -> float:
+        return self._looked_at + (LOOK_SECONDS if self.news is None else LOOK_ANYWAY_SECONDS)
+
+    def heard_news(self, _mask: int = 0) -> tuple[()]:
+        """The kernel says that something has changed: it is looked at soon. For a selector; no event comes of it."""
+        assert self.news is not None
+        link_news.drain(self.news)
+        self.look_due = min(self.look_due, self._looked_at + LOOK_GAP_SECONDS)
+        return ()
+
+    def look(self, now: float) -> bool:
         """Looks whether something has changed.
 
         Named ones that are gone are waited for; so is everything when nothing but loopback is left: a cable that was
         pulled may come back, and what the others know of this machine still holds then.
         """
+        self._looked_at = now
+        self.look_due = self._next_look()
         try:
             found = interfaces.scan()
         except OSError as error:

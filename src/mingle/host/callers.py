@@ -16,8 +16,11 @@ from mingle.rules.machine import Effect, Hangup, Write
 from mingle.wire import frames
 
 PROOF_SECONDS = 2.0
-"""How long a caller may take until it has proved itself, and after that, if it called to join, until it asks to."""
-# Callers that have not proved themselves; bounded against a flood of connections that never speak.
+"""How long a caller may take until it has proved itself, and after that, if it called to join, until it asks to …"""
+PROOF_SECONDS_PER_RANK = 0.005
+"""… or so long for each rank of the job, if that is more: what it says waits here while others are served."""
+# Callers that have not proved themselves, beside one for each rank; bounded against a flood of connections that never
+# speak.
 MAX_UNPROVED = 2048
 # Of these from one address: whoever floods us from one machine pushes out nobody but itself.
 MAX_UNPROVED_PER_SOURCE = 1024
@@ -100,8 +103,9 @@ class Callers:
         self._converse = converse
         self._effects = effects
         self._gone = gone
+        self._patience = max(PROOF_SECONDS, PROOF_SECONDS_PER_RANK * expected)
         self._callers: dict[int, Caller] = {}
-        self._unproved = _Crowd(MAX_UNPROVED, MAX_UNPROVED_PER_SOURCE)
+        self._unproved = _Crowd(MAX_UNPROVED + expected, MAX_UNPROVED_PER_SOURCE + expected)
         self._onlookers = _Crowd(MAX_ONLOOKERS + expected, MAX_ONLOOKERS_PER_SOURCE + expected)
         """Those that have proved themselves and have no seat, nor have asked for one."""
         self._deadlines: dict[int, float] = {}
@@ -124,7 +128,7 @@ class Callers:
         self._make_room(self._unproved, address)
         self._callers[conn] = Caller(self._converse(), address)
         self._unproved.add(conn, address)
-        self._deadlines[conn] = now + PROOF_SECONDS
+        self._deadlines[conn] = now + self._patience
         self._to_write.add(conn)
 
     def _make_room(self, crowd: _Crowd, address: str) -> None:
@@ -147,7 +151,7 @@ class Callers:
             self._make_room(self._onlookers, caller.address)
             self._onlookers.add(conn, caller.address)
             if caller.hello.purpose == "join":
-                self._deadlines[conn] = now + PROOF_SECONDS
+                self._deadlines[conn] = now + self._patience
         if any(isinstance(frame, frames.Join) for frame in received) and caller.hello.purpose == "join":
             # The registrar gives it a seat or hangs up.
             self._expect_nothing(conn)

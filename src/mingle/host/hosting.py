@@ -38,7 +38,7 @@ from mingle.rules.machine import (
     note,
     note_name,
 )
-from mingle.rules.proving import named
+from mingle.rules.proving import address_seconds, named
 from mingle.rules.registrar import Registrar
 from mingle.rules.seats import Phase
 from mingle.wire import frames
@@ -93,8 +93,14 @@ class Host:
             rng=means.rng,
             deadline=self._deadline,
         )
-        competes = identity.rank is None
-        self.rivals = Rivals(introduction.hello, means.key, means.new_id, self._effects, competes=competes)
+        self.rivals = Rivals(
+            introduction.hello,
+            means.key,
+            means.new_id,
+            self._effects,
+            address_seconds=address_seconds(identity.world_size),
+            competes=identity.rank is None,
+        )
         converse = functools.partial(introduction.conversation, means.key)
         self._callers = Callers(converse, self._effects, gone=self.rivals.caller_gone, expected=identity.world_size)
 

@@ -73,7 +73,7 @@ class Presence:
         else:
             self._evidence.seeker(message, source)
         if source.multicast:
-            self._lobby.asked(now, same_job=False)
+            self._lobby.asked(now)
         elif self._lobby.may_answer_by_unicast(now):
             self._effects.append(Answer(source, self._offer()))
 

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from mingle.rules.control import HandshakeFailed
 from mingle.rules.machine import Effect, Hangup, NewId
-from mingle.rules.proving import SILENT_SECONDS, Endpoint, Proving, Suspicion, Verdict, merged
+from mingle.rules.proving import ADDRESS_SECONDS, SILENT_SECONDS, Endpoint, Proving, Suspicion, Verdict, merged
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Offer, Rejected
@@ -90,6 +90,8 @@ class Rivals(Struct):
     key: JobKey | None
     new_id: NewId
     effects: list[Effect]
+    address_seconds: float = ADDRESS_SECONDS
+    """How long one address of another host may take, in seconds."""
     competes: bool = False
     """This host was given no rank: another one like it that takes members is no conflict
     (:mod:`mingle.election.electing`)."""
@@ -204,6 +206,7 @@ class Rivals(Struct):
             new_id=self.new_id,
             effects=self.effects,
             now=now,
+            patience=self.address_seconds,
         )
 
     def caller(self, conn: int, member: bytes, who: frames.Who, now: float) -> None:

@@ -152,7 +152,7 @@ class Announcement:
                 if self._lobby.may_answer_by_unicast(now):
                     self._effects.append(Answer(source, self.offer()))
             elif message.member != self._member:
-                self._lobby.asked(now, same_job=False)
+                self._lobby.asked(now)
         elif message.job != self.announced.job:
             return
         elif isinstance(message, Seek):

@@ -46,6 +46,7 @@ class Asking(Struct):
         elif isinstance(message, Offer):
             self.lobby.answered()
             if message.kind != "announcement":
+                self.lobby.found()
                 return message
             note_name(self.evidence.announcements, Session(message, ()).host_name)
         return None
@@ -60,12 +61,13 @@ class Asking(Struct):
         ours = message.job == self.identity.job
         if ours:
             self.evidence.seeker(message, source)
+            self.lobby.overheard(now)
         else:
             self.evidence.other(message, source)
         if self.membership.seated:
             return  # the host speaks for those that it has
         if source.multicast:
-            self.lobby.asked(now, same_job=ours)
+            self.lobby.asked(now)
         elif self.lobby.may_answer_by_unicast(now):
             self.effects.append(Answer(source, self.identity.seek()))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct, field
 
 from mingle.rules.machine import Effect, Identity, NewId
-from mingle.rules.proving import Endpoint, Proving, Verdict
+from mingle.rules.proving import Endpoint, Proving, Verdict, address_seconds
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey, new_nonce
 from mingle.wire.datagrams import Offer
@@ -131,6 +131,7 @@ class Sessions(Struct):
             new_id=self.new_id,
             effects=self.effects,
             now=now,
+            patience=address_seconds(self.identity.world_size),
             all_ways=purpose == "join",
         )
 

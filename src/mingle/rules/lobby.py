@@ -2,7 +2,8 @@
 
 A rank that is about to fail asks there who else is around, so that a mistyped job id, the commonest mistake
 there is, can be named; ``mingle-discover list`` asks there too. Of each job the host and one seeker answer: a
-seeker that hears an answer for its own job keeps its own back.
+seeker that hears an answer for its own job keeps its own back. Of each job about one rank asks: everybody hears the
+answers, and if a thousand asked as well, each of them would have to read a thousand questions.
 
 Where there is no multicast the same is asked by unicast. Every process of the machine that is asked answers then, so
 one question may have many answers, and its source may be forged: that is why each answers rarely.
@@ -17,6 +18,8 @@ EARLY_ASK_SECONDS = 3.0
 LAST_ASK_SECONDS = 2.0
 """How long before its deadline it asks for the last time."""
 ASK_JITTER_SECONDS = 0.5
+OVERHEARD_SECONDS = 1.0
+"""How long before a rank's last question another one's stands for it."""
 ANSWER_JITTER_SECONDS = 0.1
 ANSWER_GAP_SECONDS = 0.5
 """The least time between two answers, however many ask."""
@@ -31,7 +34,7 @@ class Lobby:
 
     def __init__(self, now: float, deadline: float, rng: random.Random) -> None:
         self._rng = rng
-        last = max(now, deadline - LAST_ASK_SECONDS)
+        last = max(now, deadline - LAST_ASK_SECONDS - rng.uniform(0, ASK_JITTER_SECONDS))
         early = now + EARLY_ASK_SECONDS + rng.uniform(0, ASK_JITTER_SECONDS)
         self._early: float | None = early if early < last else None
         self._last_due: float | None = last
@@ -49,10 +52,18 @@ class Lobby:
         """When an answer is due; all that a host still does there once its job has formed."""
         return self._answer_at
 
-    def asked(self, now: float, *, same_job: bool) -> None:
-        """Somebody asked who is there. One of the same job has also asked for us, early on."""
-        if same_job:
-            self._early = None
+    def found(self) -> None:
+        """A host of the same job spoke: this is not the wrong one."""
+        self._early = None
+
+    def overheard(self, now: float) -> None:
+        """Somebody of the same job asked who is there: we shall hear the answers, too."""
+        self._early = None
+        if self._last_due is not None and now >= self._last_due - OVERHEARD_SECONDS:
+            self._last_due = None
+
+    def asked(self, now: float) -> None:
+        """Somebody asked who is there, and is to be answered."""
         if self._answer_at is None:
             at = now + self._rng.uniform(0, ANSWER_JITTER_SECONDS)
             self._answer_at = max(at, self._answered_at + ANSWER_GAP_SECONDS)

@@ -16,8 +16,12 @@ import random
 FIRST_SEEK_SECONDS_PER_RANK = 0.0002
 FIRST_SEEK_MAX_SECONDS = 0.5
 SEEK_INTERVAL_SECONDS = 0.05
+SEEK_INTERVAL_SECONDS_PER_RANK = 0.0002
+"""A host that all of a large job call at once answers later; to ask again would be one more thing to read, for all."""
 SEEK_GROWTH = 1.6
 SEEK_INTERVAL_MAX_SECONDS = 1.0
+SEEK_INTERVAL_MAX_SECONDS_PER_RANK = 0.004
+"""The longest interval, if that is more: those who wait for a host are told of it anyway, once a second."""
 
 BURST_SECONDS = (0.0, 0.03, 0.1, 0.25, 0.6, 1.2)
 """When a host speaks after its start, without being asked."""
@@ -41,7 +45,9 @@ class Seeker:
     def __init__(self, world_size: int, now: float, rng: random.Random) -> None:
         self._rng = rng
         self._first = min(FIRST_SEEK_SECONDS_PER_RANK * world_size, FIRST_SEEK_MAX_SECONDS)
-        self._interval = SEEK_INTERVAL_SECONDS
+        self._longest = max(SEEK_INTERVAL_MAX_SECONDS, SEEK_INTERVAL_MAX_SECONDS_PER_RANK * world_size)
+        shortest = SEEK_INTERVAL_SECONDS + SEEK_INTERVAL_SECONDS_PER_RANK * world_size
+        self._shortest = self._interval = min(shortest, SEEK_INTERVAL_MAX_SECONDS)
         self._next: float | None = None
         self.resume(now)
 
@@ -51,7 +57,7 @@ class Seeker:
 
     def resume(self, now: float) -> None:
         """Starts (again) to ask, quickly first."""
-        self._interval = SEEK_INTERVAL_SECONDS
+        self._interval = self._shortest
         self._next = now + self._rng.uniform(0, self._first)
 
     def pause(self) -> None:
@@ -73,7 +79,7 @@ class Seeker:
     def _schedule(self, now: float) -> None:
         # Jitter of a quarter keeps seekers that started together from asking together for ever.
         self._next = now + self._interval * self._rng.uniform(0.75, 1.25)
-        self._interval = min(self._interval * SEEK_GROWTH, SEEK_INTERVAL_MAX_SECONDS)
+        self._interval = min(self._interval * SEEK_GROWTH, self._longest)
 
 
 class Announcer:

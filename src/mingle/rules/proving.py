@@ -21,7 +21,10 @@ from mingle.wire.frames import AnyFrame, Hello, Path
 STAGGER_SECONDS = 0.05
 """How long after one address the next is tried."""
 ADDRESS_SECONDS = 1.0
-"""How long one address may take, connection and proof together."""
+"""How long one address may take, connection and proof together …"""
+ADDRESS_SECONDS_PER_RANK = 0.005
+"""… or so long for each rank of the job, if that is more: a host proves itself to all of them, one after another, and
+whoever hangs up and calls again makes it begin anew."""
 SILENT_SECONDS = 10.0
 """How long sealed sessions that do not answer are still taken for alive, one of them or all together."""
 CLAIM_PAUSE_SECONDS = 1.0
@@ -30,6 +33,11 @@ FAILURE_SECONDS = 5.0
 """How old a failure must be for the address to be tried again when the ways are counted."""
 MAX_ENDPOINTS = 2 * MAX_ADDRESSES
 """How many are tried for one session: what its host named last, and what somebody else claims of it."""
+
+
+def address_seconds(world_size: int) -> float:
+    """Returns how long one address may take when so many ranks call at once."""
+    return max(ADDRESS_SECONDS, ADDRESS_SECONDS_PER_RANK * world_size)
 
 
 class Endpoint(Struct, frozen=True):
@@ -107,7 +115,10 @@ class Verdict(enum.Enum):
 
 
 class Proving:
-    """One session's race. After it is won, the other addresses are still tried: the ways are counted at the seal."""
+    """One session's race. After it is won, the other addresses are still tried: the ways are counted at the seal.
+
+    ``patience`` is how long each address may take, in seconds.
+    """
 
     def __init__(
         self,
@@ -119,6 +130,7 @@ class Proving:
         new_id: NewId,
         effects: list[Effect],
         now: float,
+        patience: float = ADDRESS_SECONDS,
         all_ways: bool = False,
     ) -> None:
         self.purpose = hello().purpose
@@ -131,6 +143,7 @@ class Proving:
         self._key = key
         self._new_id = new_id
         self._effects = effects
+        self._patience = patience
         self._all_ways = all_ways
         self._waiting = list(endpoints)
         self._endpoints = {self._place(endpoint): endpoint for endpoint in endpoints}
@@ -212,7 +225,7 @@ class Proving:
         for conn, attempt in list(self._attempts.items()):
             if conn != self.winner and now >= attempt.deadline:
                 self._was_silent = True
-                self._give_up(conn, f"no proof within {ADDRESS_SECONDS:.0f} s", now)
+                self._give_up(conn, f"no proof within {self._patience:.0f} s", now)
         while self._waiting and now >= self._next_start:
             self._start(self._waiting.pop(0), now)
             if self.winner is None:
@@ -222,7 +235,7 @@ class Proving:
         conn = self._new_id()
         port = endpoint.port or self._port
         conversation = MemberConversation(self._hello(), (endpoint.address, port), self._key)
-        self._attempts[conn] = _Attempt(endpoint, conversation, now + ADDRESS_SECONDS)
+        self._attempts[conn] = _Attempt(endpoint, conversation, now + self._patience)
         self._effects.append(Dial(conn, endpoint.address, port, endpoint.interface))
 
     def connected(self, conn: int, local_address: str, interface: str, *, weak: bool = False) -> None:

@@ -40,7 +40,9 @@ from mingle.wire.datagrams import Kind
 CHALLENGE_SECONDS = 1.0
 """How long a seated member has to answer when somebody else claims its rank."""
 ACKNOWLEDGE_SECONDS = 10.0
-"""How long after SEALED the last ACK may come before the epoch is voided."""
+"""How long after SEALED the last ACK may come before the epoch is voided …"""
+ACKNOWLEDGE_SECONDS_PER_RANK = 0.01
+"""… or so long for each rank, if that is more: the store takes one after another, in about a millisecond."""
 RETURN_SECONDS = 5.0
 """How long a member whose connection broke after GO may take to come back."""
 
@@ -63,6 +65,7 @@ class Registrar(Seats):
         self._lost: dict[bytes, float] = {}
         """Since when members have been gone after GO."""
         self._challenges: list[Challenge] = []
+        self._patience = max(ACKNOWLEDGE_SECONDS, ACKNOWLEDGE_SECONDS_PER_RANK * world_size)
         self._sealed_at = 0.0
         self._decisions: list[Decision] = []
 
@@ -75,7 +78,7 @@ class Registrar(Seats):
         """The time at which :meth:`handle_timer` has something to do."""
         times = [challenge.deadline for challenge in self._challenges]
         if self.phase is Phase.SEALED:
-            times.append(self._sealed_at + ACKNOWLEDGE_SECONDS)
+            times.append(self._sealed_at + self._patience)
         if self.phase is Phase.RUNNING:
             times += [since + RETURN_SECONDS for since in self._lost.values()]
         return min(times, default=None)
@@ -302,10 +305,10 @@ class Registrar(Seats):
             assert conn is not None
             self._decisions.append(Drop(conn))
             self.lost(conn, now, "it did not answer when another process claimed its rank")
-        if self.phase is Phase.SEALED and now >= self._sealed_at + ACKNOWLEDGE_SECONDS:
+        if self.phase is Phase.SEALED and now >= self._sealed_at + self._patience:
             late = [self._describe(self.seats[member]) for member in sorted(self._awaited)]
             if late:
-                lack = f"no acknowledgement within {ACKNOWLEDGE_SECONDS:.0f} s from {'; '.join(late[:8])}"
+                lack = f"no acknowledgement within {self._patience:.0f} s from {'; '.join(late[:8])}"
             else:
                 lack = "this job is held by another session"
             self._void(lack, now)

@@ -66,8 +66,11 @@ def tried(facts: NetworkFacts) -> str:
     return "\n".join(lines)
 
 
-def heard(evidence: Evidence) -> str:
-    """Returns the lines that say who was heard: of this job, and of others."""
+def heard(evidence: Evidence, *, alone: bool = True) -> str:
+    """Returns the lines that say who was heard: of this job, and of others; that it was nobody, only if ``alone``.
+
+    Ranks that found their host at once never asked anybody: that they were not heard is no sign of anything.
+    """
     lines = []
     if evidence.hosts:
         lines.append("  hosts of this job heard: " + "; ".join(f"{n}: {t}" for n, t in evidence.hosts.items()))
@@ -81,7 +84,9 @@ def heard(evidence: Evidence) -> str:
     if evidence.other_jobs:
         others = (f"{job!r} by {who}" for job, who in sorted(evidence.other_jobs.items()))
         lines.append(f"  other job ids heard on this network: {few(others, '; ')}")
-    return "\n".join(lines) or "  nothing of this job was heard, and no other job either"
+    if not lines and alone:
+        lines.append("  nothing of this job was heard, and no other job either")
+    return "\n".join(lines)
 
 
 def versions(facts: NetworkFacts) -> list[str]:
@@ -127,9 +132,9 @@ def timeout(
         observation, cause, remedy = _hushed(identity, seconds)
     else:
         observation, cause, remedy = _no_host(identity, evidence, facts, seconds)
-    return DiscoveryTimeoutError.explain(
-        f"{observation}\n{heard(evidence)}\n{tried(facts)}", cause=cause, remedy=remedy
-    )
+    joined = status is not None and status.joined > 1
+    lines = [observation, heard(evidence, alone=not joined), tried(facts)]
+    return DiscoveryTimeoutError.explain("\n".join(filter(None, lines)), cause=cause, remedy=remedy)
 
 
 def _incomplete(
