@@ -7,6 +7,7 @@ and their messages travel as the real bytes; what is simulated is all that lies 
 * :mod:`tests.lan.network`: machines, interfaces, segments, who reaches whom, datagrams lost and doubled;
 * :mod:`tests.lan.tcp`: connections: ordered, refused, silent, cut, healed;
 * :mod:`tests.lan.process`: one process as the driver of one machine: killed, stopped, continued;
+* :mod:`tests.lan.processor`: what work takes, where it shall take time;
 * :mod:`tests.lan.invariants`: what must hold after every step;
 * :mod:`tests.lan.gathering`: whole jobs in a few lines;
 * :mod:`tests.lan.schedules`: random schedules from a seed.

@@ -11,7 +11,9 @@
 ``python -m tests.lan agents --seeds 10000 [--first 0]``, ``agents --replay SEED``
     the same for agents: many schedules, or one of them;
 ``python -m tests.lan late --ranks 10000 --loss 0.3 --waiting 60``
-    all ranks wait so long for rank 0: what that sends, and how soon they know it then.
+    all ranks wait so long for rank 0: what that sends, and how soon they know it then;
+``python -m tests.lan crowd --ranks 1024 --cores 2``, ``crowd --ranks 1024 --loss 0.3``
+    all start at one moment on so many cores, or each on its own, and only rank 0's work takes time.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import traceback
 from typing import TypeAlias
 
 from tests.lan.agent_schedules import AgentSchedule
+from tests.lan.crowd import crowd
 from tests.lan.election_schedules import ElectionSchedule
 from tests.lan.gathering import Gathering
 from tests.lan.scale import late_host
@@ -55,6 +58,15 @@ def late(ranks: int, loss: float, waiting: float, seed: int) -> None:
     shares = ", ".join(f"{share:.0%} {figures.percentile(share):.3f}" for share in (0.5, 0.99, 1.0))
     print(f"  seconds from its OFFER until they know it: {shares}; GO everywhere: {figures.formed:.3f}")
     print(f"  {figures.datagrams} datagrams from its OFFER to GO; {time.perf_counter() - began:.0f} s of real time")
+
+
+def start_at_once(ranks: int, cores: int | None, loss: float, seed: int) -> None:
+    """Starts a job on processors for which it is work, and prints what it cost."""
+    figures = crowd(ranks, cores=cores, loss=loss, seed=seed)
+    where = "each on its own, rank 0's work takes time" if cores is None else f"all on {cores} cores"
+    print(f"ranks {ranks}, {where}, loss {loss:.0%}, seed {seed}, all start at one moment")
+    print(f"  GO everywhere {figures.formed:.3f} s after that, {1000 * figures.formed / ranks:.1f} ms a rank")
+    print(f"  {figures.datagrams} datagrams sent, {figures.connections} connections, {figures.epochs} confirmations")
 
 
 def elect(ranks: int, loss: float, seed: int, spread: float) -> None:
@@ -124,6 +136,11 @@ def main() -> int:
     being_late.add_argument("--loss", type=float, default=0.3)
     being_late.add_argument("--waiting", type=float, default=60.0)
     being_late.add_argument("--seed", type=int, default=0)
+    crowding = commands.add_parser("crowd")
+    crowding.add_argument("--ranks", type=int, default=1024)
+    crowding.add_argument("--cores", type=int)
+    crowding.add_argument("--loss", type=float, default=0.0)
+    crowding.add_argument("--seed", type=int, default=1)
     replaying = commands.add_parser("replay")
     replaying.add_argument("seed", type=int)
     soaking = commands.add_parser("soak")
@@ -149,6 +166,9 @@ def main() -> int:
         return 0
     if arguments.command == "late":
         late(arguments.ranks, arguments.loss, arguments.waiting, arguments.seed)
+        return 0
+    if arguments.command == "crowd":
+        start_at_once(arguments.ranks, arguments.cores, arguments.loss, arguments.seed)
         return 0
     if arguments.command == "replay":
         held = replay(Schedule, arguments.seed)
