@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import random
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tests.lab import Event, Host, Lab, LabTimeoutError, Network, Rank, report
@@ -44,6 +47,27 @@ class Place:
         if self.begin is not None:
             time.sleep(max(0.0, self.begin - time.monotonic()))
         return time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Where processes wait for one moment, however long it took to start them: a named pipe that its writer closes."""
+
+    path: Path
+
+    @contextlib.contextmanager
+    def closed(self) -> Iterator[None]:
+        """Keeps everybody waiting."""
+        os.mkfifo(self.path)
+        writer = os.open(self.path, os.O_RDWR)  # does not wait for a reader, as a mere writer would
+        try:
+            yield
+        finally:
+            os.close(writer)
+
+    def come(self) -> int:
+        """Goes there, while it is closed; returns the descriptor to wait at."""
+        return os.open(self.path, os.O_RDONLY)
 
 
 RankFunction = Callable[[Place], None]
@@ -107,16 +131,27 @@ class Field:
 
     def everywhere(
         self, function: Callable[..., None], arguments: Callable[[Place, int], tuple[Any, ...]], timeout: float
-    ) -> list[Event]:
-        """Runs a function on each host that starts several ranks there, and kills what it started afterwards."""
+    ) -> tuple[float, list[Event]]:
+        """Runs a function on each host that starts several ranks there, and kills what it started afterwards.
+
+        It is given a `Gate` as well, reports ``ready`` once its ranks wait there, and ``done``. Returns the moment at
+        which the gate was opened, on the monotonic clock, and how each host ended.
+        """
         self._rounds += 1
         place = Place(f"bench {self._rounds}", 0, self.size, self.hosts[0].address())
-        try:
-            started = [host.start(function, *arguments(place, index)) for index, host in enumerate(self.hosts)]
-            return _all(started, "done", timeout)
-        finally:
-            for host in reversed(self.hosts):  # rank 0's host last: else all others would be busy with its loss
-                host.kill()
+        with tempfile.TemporaryDirectory() as directory:
+            gate = Gate(Path(directory, "gate"))
+            try:
+                with gate.closed():
+                    started = [
+                        host.start(function, *arguments(place, index), gate) for index, host in enumerate(self.hosts)
+                    ]
+                    _all(started, "ready", timeout)
+                    begin = time.monotonic()
+                return begin, _all(started, "done", timeout)
+            finally:
+                for host in reversed(self.hosts):  # rank 0's host last: else all others would be busy with its loss
+                    host.kill()
 
     def forms_last(self, function: RankFunction, patience: float) -> bool:
         """Whether all ranks are done in time, rank 0 started last."""

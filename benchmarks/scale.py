@@ -13,20 +13,20 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from tests.lab import report
 from torch.distributed import TCPStore
 
 import mingle
 from benchmarks import precedence
-from benchmarks.hosts import Field, Place, field
+from benchmarks.hosts import Field, Gate, Place, field
 from benchmarks.results import Comparison, Goal
 from benchmarks.samples import alternate, median
 
 HOSTS = 8
 SIZES = (8, 64, 256, 1024)
 QUICK_SIZES = (8, 64)
-FORK_SECONDS_PER_RANK = 0.06
 PORT = 29400
 TIMEOUT = 180.0
 MIB_PER_RANK = 12
@@ -88,15 +88,15 @@ def _available_mib() -> int:
 def _crowd(hosts: Field, contender: str, size: int, _round: int = 0) -> float:
     """Returns the milliseconds from the common begin until the last rank is done."""
     each = size // HOSTS
-    begin = time.monotonic() + 1.0 + FORK_SECONDS_PER_RANK * size
-    ends = hosts.everywhere(_host, lambda place, host: (place, contender, host * each, each, size, begin), TIMEOUT)
+    begin, ends = hosts.everywhere(_host, lambda place, host: (place, contender, host * each, each, size), TIMEOUT)
     return max(float(end["at"]) - begin for end in ends) * 1e3
 
 
-def _host(place: Place, contender: str, first: int, count: int, size: int, begin: float) -> None:
-    """Forks the ranks of one host, and reports when the last of them was done."""
+def _host(place: Place, contender: str, first: int, count: int, size: int, gate: Gate) -> None:
+    """Forks the ranks of one host, and reports when all of them wait, and when the last of them was done."""
     join, rehearse = {"mingle": (_mingle, _rehearse_mingle), "TCPStore": (_store, _rehearse_store)}[contender]
     gc.freeze()
+    begin = gate.come()
     reader, writer = os.pipe()
     for rank in range(first, first + count):
         if os.fork() == 0:
@@ -104,20 +104,28 @@ def _host(place: Place, contender: str, first: int, count: int, size: int, begin
             _rank(rehearse, partial(join, place, rank, size), writer, begin)
     os.close(writer)
     with os.fdopen(reader, "rb") as ends:
-        times = [struct.unpack("d", ends.read(8))[0] for _ in range(count)]
-    if min(times) < 0:
-        raise RuntimeError("a rank failed, or was not there at the begin")
-    report("done", at=max(times))
+        _times(ends, count)
+        report("ready")
+        report("done", at=max(_times(ends, count)))
     threading.Event().wait()
 
 
-def _rank(rehearse: Callable[[], None], join: Callable[[], object], writer: int, begin: float) -> None:
-    """Joins at the moment, tells when it was done (negative: it failed), and stays until it is killed."""
+def _times(ends: BinaryIO, count: int) -> list[float]:
+    """Returns what so many ranks say."""
+    times = [struct.unpack("d", ends.read(8))[0] for _ in range(count)]
+    if min(times) < 0:
+        raise RuntimeError("a rank failed")
+    return times
+
+
+def _rank(rehearse: Callable[[], None], join: Callable[[], object], writer: int, begin: int) -> None:
+    """Joins when the gate opens, tells when it waits there and when it was done (negative: it failed), and stays."""
     at = -1.0
     try:
         rehearse()
         precedence.take()
-        time.sleep(begin - time.monotonic())  # raises ValueError when that is over
+        os.write(writer, struct.pack("d", time.monotonic()))
+        os.read(begin, 1)  # ends when the gate is opened
         kept = join()
         at = time.monotonic()
     except BaseException:
