@@ -39,9 +39,10 @@ is an interpreter's, with the sockets, the scan of the interfaces, the round tri
 rank. A fork copies each page when it first writes there, which a process that had imported torch itself need not; so
 each rank has done once before what it does: a job that nobody hosts, or a store of its own.
 
-From 64 to 256 ranks the time per rank hardly grows; a thousand on two cores take far more each. perf(1) finds nothing
-idle there until all are found. Every datagram to the group then wakes a thousand processes on the same two cores, and
-each looks at its interfaces every two seconds while it waits; how much each of the two costs was not measured."""
+What is said to the group is heard by every rank, by IPv4 and IPv6, so a question costs more the more ranks there are.
+A rank does not ask where another one has asked before it, but one that has not had a core for a second cannot know.
+Counted once with 1 024 ranks: about 40 questions, 3 OFFERs, one connection a rank, and 17 ms of CPU for each rank, 12
+with 256."""
 
 
 def run(rounds: int) -> Comparison:

@@ -104,7 +104,7 @@ def test_who_hears_another_answer_for_its_job_keeps_its_own_back() -> None:
 
 def test_a_rank_of_the_same_job_that_asks_early_asks_for_all_of_it() -> None:
     lobby = new_lobby()
-    lobby.overheard(1.0)
+    lobby.overheard(1.0, seated=False)
     (last,) = asks(lobby, 1000.0)
     assert last >= 300.0 - LAST_ASK_SECONDS - ASK_JITTER_SECONDS
 
@@ -116,13 +116,18 @@ def test_who_has_heard_of_its_job_is_not_in_the_wrong_one() -> None:
     assert last >= 300.0 - LAST_ASK_SECONDS - ASK_JITTER_SECONDS, "whoever waits still wants to know why"
 
 
-def test_a_question_a_moment_before_the_last_one_stands_for_it() -> None:
+@pytest.mark.parametrize(
+    ("before", "seated", "stands"),
+    [(OVERHEARD_SECONDS - 0.01, True, True), (OVERHEARD_SECONDS + 0.01, True, False), (0.1, False, False)],
+)
+def test_a_question_a_moment_before_the_last_one_of_a_rank_with_a_seat_stands_for_it(
+    before: float, seated: bool, stands: bool
+) -> None:
     early, last = asks(new_lobby(), 1000.0)
-    for before, expected in ((OVERHEARD_SECONDS - 0.01, []), (OVERHEARD_SECONDS + 0.01, [last])):
-        lobby = new_lobby()
-        assert lobby.should_ask(early)
-        lobby.overheard(last - before)
-        assert asks(lobby, 1000.0) == expected
+    lobby = new_lobby()
+    assert lobby.should_ask(early)
+    lobby.overheard(last - before, seated=seated)
+    assert asks(lobby, 1000.0) == ([] if stands else [last])
 
 
 def test_another_jobs_question_is_not_ours() -> None:
@@ -142,7 +147,7 @@ def test_a_thousand_ranks_of_one_job_ask_about_once_each_time() -> None:
                 asked += 1
                 for other in lobbies:
                     if other is not each:
-                        other.overheard(now)
+                        other.overheard(now, seated=True)
                         other.asked(now)
             elif each.should_answer(now):
                 for other in lobbies:

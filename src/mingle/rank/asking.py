@@ -61,7 +61,7 @@ class Asking(Struct):
         ours = message.job == self.identity.job
         if ours:
             self.evidence.seeker(message, source)
-            self.lobby.overheard(now)
+            self.lobby.overheard(now, seated=self.membership.seated)
         else:
             self.evidence.other(message, source)
         if self.membership.seated:

@@ -2,8 +2,8 @@
 
 A rank that is about to fail asks there who else is around, so that a mistyped job id, the commonest mistake
 there is, can be named; ``mingle-discover list`` asks there too. Of each job the host and one seeker answer: a
-seeker that hears an answer for its own job keeps its own back. Of each job about one rank asks: everybody hears the
-answers, and if a thousand asked as well, each of them would have to read a thousand questions.
+seeker that hears an answer for its own job keeps its own back. Of the ranks that have their seats about one asks:
+everybody hears the answers, and if a thousand asked as well, each of them would have to read a thousand questions.
 
 Where there is no multicast the same is asked by unicast. Every process of the machine that is asked answers then, so
 one question may have many answers, and its source may be forged: that is why each answers rarely.
@@ -19,7 +19,7 @@ LAST_ASK_SECONDS = 2.0
 """How long before its deadline it asks for the last time."""
 ASK_JITTER_SECONDS = 0.5
 OVERHEARD_SECONDS = 1.0
-"""How long before a rank's last question another one's stands for it."""
+"""How long before the last question of a rank that has its seat another one's stands for it."""
 ANSWER_JITTER_SECONDS = 0.1
 ANSWER_GAP_SECONDS = 0.5
 """The least time between two answers, however many ask."""
@@ -56,10 +56,13 @@ class Lobby:
         """A host of the same job spoke: this is not the wrong one."""
         self._early = None
 
-    def overheard(self, now: float) -> None:
-        """Somebody of the same job asked who is there: we shall hear the answers, too."""
+    def overheard(self, now: float, *, seated: bool) -> None:
+        """Somebody of the same job asked who is there: we shall hear the answers, too.
+
+        A rank that has no seat still asks before its deadline: how else would the others know of it who wait like it?
+        """
         self._early = None
-        if self._last_due is not None and now >= self._last_due - OVERHEARD_SECONDS:
+        if seated and self._last_due is not None and now >= self._last_due - OVERHEARD_SECONDS:
             self._last_due = None
 
     def asked(self, now: float) -> None:
