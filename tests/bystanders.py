@@ -30,6 +30,7 @@ from mingle.rules.machine import (
     Means,
     Multicast,
     Notice,
+    PrepareStore,
     Reach,
     Source,
     Write,
@@ -197,7 +198,8 @@ class _Rank:
         self.rank = rank
 
     def effects(self) -> list[Effect]:
-        return self.rank.effects()
+        # An observer's loop has no store; nobody here is ever sealed, so a store would only be opened ahead.
+        return [effect for effect in self.rank.effects() if not isinstance(effect, PrepareStore)]
 
     def next_timer(self) -> float | None:
         return self.rank.next_timer()

@@ -79,6 +79,42 @@ def test_ranks_form_and_hold_one_store(secret: bytes | None) -> None:
     until(lambda: not answers(server.port))
 
 
+def test_a_rank_that_waits_for_others_is_at_the_store_before_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, connected = store.connect, []
+
+    def counted(address: str, port: int) -> store.StoreClient:
+        connected.append(threading.current_thread().name)
+        return connect(address, port)
+
+    monkeypatch.setattr(store, "connect", counted)
+    job_id, port = job_name("ahead"), free_udp_port()
+    host, member, late = (discovery_of(settings_of(job_id, rank, 3, port)) for rank in range(3))
+    with ThreadPoolExecutor(3) as pool:
+        forming = [pool.submit(rank.run) for rank in (host, member)]
+        until(lambda: member._store_client is not None)
+        formations = [pool.submit(late.run).result(), *(each.result() for each in forming)]
+    assert len({each.store_port for each in formations}) == 1
+    # The one that waited is proved by the connection that it had; the late one makes its own.
+    assert sorted(connected) == ["mingle-abandoned-store-ahead", "mingle-abandoned-store-proof"]
+    assert member._store_client is None
+    for rank in (member, late, host):
+        rank.close("the test is over")
+
+
+def test_what_waits_at_the_store_goes_with_the_rank() -> None:
+    job_id, port = job_name("ahead"), free_udp_port()
+    ranks = [discovery_of(settings_of(job_id, rank, 3, port, timeout=1.5)) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(rank.run) for rank in ranks]
+        until(lambda: ranks[1]._store_client is not None)
+        server = ranks[0].store_server
+        assert server is not None
+        assert all(isinstance(each.exception(), DiscoveryTimeoutError) for each in running)
+    assert ranks[1]._store_client is None
+    assert not server.held
+    until(lambda: not answers(server.port))
+
+
 def test_the_store_is_on_the_fixed_port() -> None:
     with busy_port() as port:
         pass

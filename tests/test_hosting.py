@@ -115,6 +115,23 @@ class Alone:
         self.say(1, frames.Ack(session=SESSION, epoch=1), now=3.0)
 
 
+def test_a_store_that_stands_while_ranks_are_missing_is_told_to_those_that_wait() -> None:
+    alone = Alone(size=3)
+    alone.join(1, 1)
+    due = alone.host.next_timer()
+    while alone.host.registrar.next_timer() is not None:
+        assert due is not None
+        alone.host.handle_timer(due)
+        alone.done()
+        due = alone.host.next_timer()
+    assert alone.prepared == ["10.0.0.1"]
+    alone.host.store_prepared(5000, 2.0)
+    alone.done()
+    assert alone.said[1][-1] == frames.Store(session=SESSION, address="10.0.0.1", port=5000)
+    assert alone.phase() is Phase.OPEN
+    assert alone.host.store_port == 0
+
+
 def test_the_way_to_its_outcome() -> None:
     alone = Alone()
     alone.join(1, 1)

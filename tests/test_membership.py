@@ -9,7 +9,7 @@ import pytest
 
 from mingle.rank.membership import DOUBT_SECONDS, RETURN_SECONDS, STORE_RETRY_SECONDS, Membership, Step
 from mingle.rank.sessions import Sessions
-from mingle.rules.machine import Effect, Evidence, Identity, ProveStore
+from mingle.rules.machine import Effect, Evidence, Identity, ProveStore, ReachStore
 from mingle.rules.proving import Endpoint
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer
@@ -80,6 +80,29 @@ def test_step_by_step() -> None:
     assert membership.step is Step.FORMED
     assert membership.outcome is not None
     assert (membership.outcome.interface, membership.outcome.address) == ("eth0", "10.0.0.2")
+
+
+def test_a_store_that_stands_ahead_is_reached_while_there_is_time_and_nothing_follows() -> None:
+    joined = Joined()
+    store = frames.Store(session=SESSION, address=ADDRESS, port=5000)
+    joined.hear(store)
+    assert ReachStore(ADDRESS, 5000) in joined.effects
+    assert joined.membership.step is Step.SEATED
+    joined.seal()
+    assert [(each.address, each.port) for each in joined.stores()] == [(ADDRESS, 5000)]
+    joined.effects.clear()
+    joined.hear(store)
+    assert not joined.effects
+    assert joined.membership.step is Step.PROVING_STORE
+
+
+def test_a_link_local_store_ahead_is_reached_by_our_own_interface() -> None:
+    joined = Joined()
+    address = "fe80::1"
+    assert joined.session.proving is not None
+    joined.session.proving.paths[address] = frames.Path(host_address=address, local_address="fe80::2", interface="eth0")
+    joined.hear(frames.Store(session=SESSION, address=address, port=5000))
+    assert joined.effects[-1] == ReachStore("fe80::1%eth0", 5000)
 
 
 def test_an_old_epoch_does_not_come_again() -> None:

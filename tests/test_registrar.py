@@ -11,6 +11,7 @@ from mingle.rules.decisions import Deserted, Drop, Formed, NoCommonNetwork, Open
 from mingle.rules.registrar import ACKNOWLEDGE_SECONDS, CHALLENGE_SECONDS, RETURN_SECONDS, Registrar
 from mingle.rules.seating import Applicant
 from mingle.rules.seats import REMEMBERED_DEPARTURES, HostSeat, Phase, roster_digest
+from mingle.rules.store_ahead import AHEAD_SECONDS
 from mingle.wire import frames
 from mingle.wire.frames import Path, Who
 from mingle.wire.framing import MAX_FRAME_BYTES, encode_frame
@@ -113,6 +114,70 @@ def test_the_way_to_go() -> None:
     assert phase_of(registrar) is Phase.RUNNING
 
 
+def prepared(registrar: Registrar, now: float) -> list[PrepareStore]:
+    registrar.decisions()
+    registrar.handle_timer(now)
+    return of(registrar.decisions(), PrepareStore)
+
+
+def test_those_that_wait_are_told_of_the_store_ahead_and_once() -> None:
+    registrar = at(Phase.OPEN)
+    assert not prepared(registrar, 1.0 + AHEAD_SECONDS / 2)
+    assert registrar.next_timer() == 1.0 + AHEAD_SECONDS
+    assert prepared(registrar, 1.0 + AHEAD_SECONDS) == [PrepareStore("10.0.0.1")]
+    assert registrar.next_timer() is None
+    registrar.store_prepared(4000)
+    store = frames.Store(session=SESSION, address="10.0.0.1", port=4000)
+    assert registrar.decisions() == [Tell(1, store)]
+    registrar.store_prepared(4000)
+    assert not registrar.decisions()
+
+
+def test_a_store_ahead_decides_nothing() -> None:
+    registrar = at(Phase.OPEN)
+    prepared(registrar, 1.5)
+    registrar.store_prepared(4000)
+    registrar.join(2, member(2), join(2), 2.0)
+    registrar.decisions()
+    registrar.store_prepared(4000)  # the one that was asked for while the members confirm
+    assert not registrar.decisions()
+    confirm_all(registrar)
+    assert of(registrar.decisions(), OpenStore) == [OpenStore(1, "10.0.0.1")]
+    assert phase_of(registrar) is Phase.SEALING
+
+
+def test_no_store_is_opened_ahead_for_nobody_and_none_while_another_session_may_hold_the_job() -> None:
+    registrar = at(Phase.OPEN)
+    registrar.hold(True, 1.1)
+    assert not prepared(registrar, 1.5)
+    registrar.hold(False, 1.6)
+    assert prepared(registrar, 1.5 + AHEAD_SECONDS)
+    registrar = at(Phase.OPEN)
+    registrar.lost(1, 1.1, "reset")
+    assert not prepared(registrar, 2.0)
+
+
+def test_a_member_on_a_new_connection_is_told_there() -> None:
+    registrar = at(Phase.OPEN)
+    prepared(registrar, 1.5)
+    registrar.store_prepared(4000)
+    registrar.join(9, member(1), join(1), 2.0)
+    assert prepared(registrar, 2.0 + AHEAD_SECONDS)
+    registrar.store_prepared(4000)
+    assert told(registrar.decisions(), 9, frames.Store)
+
+
+def test_who_stays_when_a_seal_is_called_off_is_told_again() -> None:
+    registrar = at(Phase.OPEN)
+    prepared(registrar, 1.5)
+    registrar.store_prepared(4000)
+    registrar.join(2, member(2), join(2), 2.0)
+    registrar.lost(2, 3.0, "reset")
+    assert prepared(registrar, 3.0 + AHEAD_SECONDS)
+    registrar.store_prepared(4000)
+    assert told(registrar.decisions(), 1, frames.Store)
+
+
 @pytest.mark.parametrize("phase", [Phase.CONFIRMING, Phase.SEALING, Phase.SEALED])
 def test_a_loss_voids_the_epoch_and_its_number_is_never_used_again(phase: Phase) -> None:
     registrar = at(phase)
@@ -204,7 +269,7 @@ def test_a_living_member_keeps_its_rank() -> None:
     registrar.pong(1)
     (refused,) = told(registrar.decisions(), 7, frames.Refused)
     assert (refused.reason, str(refused.who)) == ("rank taken", "rank 1 on host h1 (10.0.0.2), pid 11")
-    assert registrar.next_timer() is None
+    assert registrar.next_timer() == 1.0 + AHEAD_SECONDS  # and no challenge's
 
 
 def test_a_member_that_comes_back_while_its_rank_is_claimed_keeps_it() -> None:
@@ -214,6 +279,8 @@ def test_a_member_that_comes_back_while_its_rank_is_claimed_keeps_it() -> None:
     registrar.join(3, member(1), join(1), 2.5)
     (refused,) = told(registrar.decisions(), 7, frames.Refused)
     assert refused.reason == "rank taken"
+    registrar.handle_timer(2.5 + AHEAD_SECONDS)
+    registrar.decisions()
     assert registrar.next_timer() is None
     registrar.handle_timer(2.0 + CHALLENGE_SECONDS)
     assert registrar.decisions() == []
@@ -222,6 +289,7 @@ def test_a_member_that_comes_back_while_its_rank_is_claimed_keeps_it() -> None:
 
 def test_a_silent_member_loses_its_rank_and_the_first_claim_wins() -> None:
     registrar = at(Phase.OPEN)
+    registrar.handle_timer(1.0 + AHEAD_SECONDS)
     registrar.join(7, member(7), join(1), 2.0)
     registrar.join(8, member(8), join(1), 2.1)
     assert registrar.next_timer() == 2.0 + CHALLENGE_SECONDS
@@ -237,6 +305,7 @@ def test_a_silent_member_loses_its_rank_and_the_first_claim_wins() -> None:
 
 def test_a_claim_goes_with_its_connection() -> None:
     registrar = at(Phase.OPEN)
+    registrar.handle_timer(1.0 + AHEAD_SECONDS)
     registrar.join(7, member(7), join(1), 2.0)
     registrar.lost(7, 2.1)
     assert registrar.next_timer() is None

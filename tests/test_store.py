@@ -23,8 +23,17 @@ from torch.distributed import TCPStore
 import tests.in_process  # noqa: F401 - torch, so that it costs each test as little as it can
 from mingle.abandonable import AbandonedError
 from mingle.engine import store
-from mingle.engine.store import StoreServer, await_server, check_port, note_entry, open_server, prove
+from mingle.engine.store import (
+    StoreServer,
+    await_server,
+    check_port,
+    connect_ahead,
+    note_entry,
+    open_server,
+    prove,
+)
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError
+from mingle.network.connections import bare_address
 from mingle.network.interfaces import scan
 from tests.loopback import answers, busy_port, closed_port, until
 from tests.test_forksafe import in_child
@@ -65,6 +74,46 @@ def test_a_store_is_proved_by_its_token(address: str) -> None:
     with pytest.raises(OSError, match="belongs to another session"):
         prove(address, server.port, SESSION, "0" * 32)
     server.release()
+
+
+def test_a_client_that_waited_is_the_one_that_proves(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = connect_ahead("127.0.0.1", server.port)
+    monkeypatch.setattr(store, "connect", lambda *_: pytest.fail("it connects a second time"))
+    prove("127.0.0.1", server.port, SESSION, server.token, client)
+    with pytest.raises(OSError, match="belongs to another session"):
+        prove("127.0.0.1", server.port, SESSION, "0" * 32, client)
+
+
+def test_a_client_that_broke_while_it_waited_is_replaced(server: StoreServer) -> None:
+    client = connect_ahead("127.0.0.1", server.port)
+    for own in store._own_sockets(socket.socket.getpeername, server.port):
+        own.shutdown(socket.SHUT_RDWR)
+    prove("127.0.0.1", server.port, SESSION, server.token, client)
+
+
+def test_a_client_of_another_store_proves_nothing(server: StoreServer) -> None:
+    second = open_server("127.0.0.1", None, SESSION)
+    client = connect_ahead("127.0.0.1", second.port)
+    prove("127.0.0.1", server.port, SESSION, server.token, client)
+    second.release()
+
+
+def test_a_client_that_waits_notices_a_dead_peer_and_no_other_socket_is_touched(server: StoreServer) -> None:
+    place = "127.0.0.2", server.port
+    with socket.create_server(place), socket.create_connection(place) as elsewhere:
+        client = connect_ahead("127.0.0.1", server.port)
+        kept = {
+            bare_address(own.getpeername()[0]): own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            for own in store._own_sockets(socket.socket.getpeername, server.port)
+        }
+        assert kept == {"127.0.0.1": 1, "127.0.0.2": 0}
+        assert not elsewhere.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert client.token(SESSION) == server.token
+
+
+def test_a_store_that_nobody_serves_is_not_reached_ahead() -> None:
+    with closed_port() as port, pytest.raises(OSError, match="refused"):
+        connect_ahead("127.0.0.1", port)
 
 
 def test_two_stores_never_share_a_token(server: StoreServer) -> None:

@@ -17,6 +17,7 @@ from mingle.rules.machine import (
     Identity,
     Means,
     OpenStore,
+    PrepareStore,
     ProveStore,
     Reach,
     Source,
@@ -162,6 +163,10 @@ class Theatre:
                     self._open[conn].heard(data)
             case Hangup(conn):
                 self._open.pop(conn, None)
+            case PrepareStore():
+                host = machine.host if isinstance(machine, Elector) else machine
+                if isinstance(host, Host) and rng.random() < 0.8:
+                    host.store_prepared(4567, self._now)
             case OpenStore(epoch):
                 assert not isinstance(machine, Joiner)
                 machine.store_opened(epoch, 4567, "token", self._now)

@@ -129,6 +129,9 @@ class AgentProcess(Process):
             self._carry_out()
             self._end()
 
+    def _prepare_store(self, address: str) -> None:
+        """Like the agents' loop: it is early enough when the session is sealed."""
+
     def _open_store(self, epoch: int, address: str) -> None:
         host = self.agent.host
         assert host is not None

@@ -108,6 +108,8 @@ class Process:
         self.deadline = float("inf")
         self.notices: list[str] = []
         self.closed_stores: list[str] = []
+        self.reached_ahead: list[tuple[str, int]] = []
+        """Where it connected to a store before its session was sealed."""
         self.rejected: Counter[str] = Counter()
         self.sent = 0
         self.received = 0
@@ -469,8 +471,10 @@ class Process:
                 if conn in self._ends:
                     connection, end = self._ends.pop(conn)
                     connection.hang_up(end)
-            case effects.PrepareStore():
-                pass  # takes no time here
+            case effects.PrepareStore(address):
+                self._prepare_store(address)
+            case effects.ReachStore(address, port):
+                self.reached_ahead.append((address, port))
             case effects.OpenStore(epoch, address):
                 self._open_store(epoch, address)
             case effects.ProveStore(epoch, address, port, _, token):
@@ -541,19 +545,33 @@ class Process:
 
     # --- the store -------------------------------------------------------------------------------------------------
 
+    def _stand(self, host: Host) -> int:
+        """Opens the store of that session, unless it stands, and returns its port."""
+        if self.store_port is None or host.session != self._store_session:
+            self.store_port = 40_000 + self.world.new_id() % 20_000
+            self.store_token = self.world.rng.randbytes(8).hex()
+            self._store_session = host.session
+        self.machine.stores[self.store_port] = self
+        return self.store_port
+
+    def _prepare_store(self, address: str) -> None:
+        host = self.host
+
+        def prepared() -> None:
+            if not host.closed:
+                host.store_prepared(self._stand(host), self.world.now)
+
+        assert self.machine.nic(address) is not None, "the store shall listen on an address that is not ours"
+        self.world.after(self.world.rng.uniform(*STORE_SECONDS), functools.partial(self._event, prepared))
+
     def _open_store(self, epoch: int, address: str) -> None:
         host = self.host
 
         def opened() -> None:
             if host.closed:
                 return
-            if self.store_port is None or host.session != self._store_session:
-                self.store_port = 40_000 + self.world.new_id() % 20_000
-                self.store_token = self.world.rng.randbytes(8).hex()
-                self._store_session = host.session
-            self.machine.stores[self.store_port] = self
             assert isinstance(self.core, Host | Elector)
-            self.core.store_opened(epoch, self.store_port, self.store_token, self.world.now)
+            self.core.store_opened(epoch, self._stand(host), self.store_token, self.world.now)
 
         assert self.machine.nic(address) is not None, "the store shall listen on an address that is not ours"
         self.world.after(self.world.rng.uniform(*STORE_SECONDS), functools.partial(self._event, opened))

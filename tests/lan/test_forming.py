@@ -38,6 +38,18 @@ def test_every_order_of_starts(order: tuple[int, ...]) -> None:
         assert [outcome_of(process).rank for process in gathering.processes] == [0, 1, 2, 3]
 
 
+def test_those_that_wait_for_the_last_are_at_the_store_when_it_comes() -> None:
+    for seed in range(10):
+        gathering = Gathering(seed)
+        gathering.everybody([0.0, 0.1, 0.1, 2.0])
+        gathering.run()
+        gathering.expect_formed(within=0.2)
+        host, *waiting, last = gathering.processes
+        place = outcome_of(host).store_address, outcome_of(host).store_port
+        assert [process.reached_ahead for process in waiting] == [[place], [place]]
+        assert last.reached_ahead == []
+
+
 @pytest.mark.parametrize(("loss", "within"), [(0.3, 15.0), (0.5, 30.0)])
 def test_loss(loss: float, within: float) -> None:
     took = []

@@ -23,7 +23,16 @@ from mingle.engine.store_loop import StoreLoop
 from mingle.errors import MingleError
 from mingle.host.hosting import Host
 from mingle.rank.joining import Joiner
-from mingle.rules.machine import CloseStore, Effect, Formation, Identity, OpenStore, PrepareStore, ProveStore
+from mingle.rules.machine import (
+    CloseStore,
+    Effect,
+    Formation,
+    Identity,
+    OpenStore,
+    PrepareStore,
+    ProveStore,
+    ReachStore,
+)
 
 logger = logging.getLogger("mingle")
 
@@ -51,6 +60,7 @@ class Discovery(StoreLoop):
         self._serving = False
         self._thread: threading.Thread | None = None
         self._watch_due = 0.0
+        self._store_client: store.StoreClient | None = None
         now = time.monotonic()
         self._progress = Progress(
             settings.job_id, settings.world_size, settings.rank, off=settings.progress == "off", now=now
@@ -180,8 +190,11 @@ class Discovery(StoreLoop):
                 host = self._host()
                 if host is not None:
                     self._open_in_turn(partial(self._open_store, host, epoch, address), (address, host.session))
+            case ReachStore(address, port):
+                self._in_thread("store-ahead", partial(self._reach_store, address, port))
             case ProveStore():
-                self._in_thread("store-proof", partial(self._prove_store, effect))
+                client, self._store_client = self._store_client, None
+                self._in_thread("store-proof", partial(self._prove_store, effect, client))
             case CloseStore(reason):
                 self._close_store(reason)
 
@@ -205,6 +218,7 @@ class Discovery(StoreLoop):
             server.release()
         else:
             self.store_server = server
+            host.store_prepared(server.port, time.monotonic())
 
     def _open_store(self, host: Host, epoch: int, address: str) -> Callable[[], None]:
         server = self._server(address, self.settings.master_port, host.session)
@@ -225,11 +239,23 @@ class Discovery(StoreLoop):
             assert not isinstance(self._machine, Joiner)
             self._machine.store_failed(epoch, error, time.monotonic())
 
-    def _prove_store(self, wanted: ProveStore) -> Callable[[], None]:
+    def _reach_store(self, address: str, port: int) -> Callable[[], None]:
+        try:
+            client = store.connect_ahead(address, port)
+        except OSError as error:
+            reason = str(error)  # tried again, and told, when it has to be proved
+            return lambda: logger.debug("the store can't be reached ahead: %s", reason)
+        return partial(self._store_reached, client)
+
+    def _store_reached(self, client: store.StoreClient) -> None:
+        if not self._closed and not self._machine.finished:
+            self._store_client = client
+
+    def _prove_store(self, wanted: ProveStore, client: store.StoreClient | None) -> Callable[[], None]:
         joiner = self._machine
         assert not isinstance(joiner, Host)
         try:
-            store.prove(wanted.address, wanted.port, wanted.session, wanted.token)
+            store.prove(wanted.address, wanted.port, wanted.session, wanted.token, client)
         except OSError as error:
             reason = str(error)
             return lambda: joiner.store_unreachable(wanted.epoch, reason, time.monotonic())
@@ -272,4 +298,5 @@ class Discovery(StoreLoop):
         self._stack.close()
         while self._calls:
             self._calls.popleft()()
+        self._store_client = None
         self._release_store()

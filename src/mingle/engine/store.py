@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from mingle import forksafe
 from mingle.abandonable import AbandonedError
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError
+from mingle.network.connections import bare_address, tune
 
 if TYPE_CHECKING:
     from torch.distributed import Store, TCPStore
@@ -89,10 +90,34 @@ class StoreServer(Struct):
         The process group holds the store as well, so letting go is not enough; torch has no call for this.
         """
         self.release()
-        for own in _own_sockets(self.port):
+        for own in _own_sockets(socket.socket.getsockname, self.port):
             with contextlib.suppress(OSError):
                 own.getpeername()  # raises for the listener, which stays
                 own.shutdown(socket.SHUT_RDWR)
+
+
+class StoreClient(Struct):
+    """A connection to rank 0's store that waits to be needed."""
+
+    address: str
+    port: int
+    _store: TCPStore
+
+    def leads_to(self, address: str, port: int) -> bool:
+        """Whether that is the store it is connected to."""
+        return (self.address, self.port) == (address, port)
+
+    def token(self, session: bytes) -> str:
+        """Returns what the store holds now under a session's key. May block.
+
+        Raises:
+            OSError: the connection has ended, or the store holds nothing there.
+        """
+        try:
+            return self._store.get(KEY_PREFIX + session.hex()).decode(errors="replace")
+        except RuntimeError as error:  # every error of torch's C++ side is one
+            reason = str(error).splitlines()[0]
+            raise OSError(f"the store at {self.address}:{self.port} failed: {reason}") from error
 
 
 def note_entry(store: Store, session: bytes) -> None:
@@ -104,8 +129,11 @@ def _entries(session: bytes) -> str:
     return f"{KEY_PREFIX}{session.hex()}/entered"
 
 
-def _own_sockets(port: int) -> Iterator[socket.socket]:
-    """Yields copies of this process's sockets at a local TCP port; each is closed when the next one is asked for."""
+def _own_sockets(end: Callable[[socket.socket], Any], port: int) -> Iterator[socket.socket]:
+    """Yields copies of this process's TCP sockets one end of which (`getsockname`, `getpeername`) has that port.
+
+    Each is closed when the next one is asked for.
+    """
     descriptors = Path("/dev/fd")  # Linux and macOS
     for name in [entry.name for entry in descriptors.iterdir()] if descriptors.is_dir() else ():
         try:
@@ -115,22 +143,23 @@ def _own_sockets(port: int) -> Iterator[socket.socket]:
         except (OSError, ValueError):  # closed meanwhile, or no number
             continue
         with copy:
-            if _tcp_port(copy) == port:
+            if _tcp_port(copy, end) == port:
                 yield copy
 
 
-def _tcp_port(own: socket.socket) -> int | None:
+def _tcp_port(own: socket.socket, end: Callable[[socket.socket], Any]) -> int | None:
     if own.family not in (socket.AF_INET, socket.AF_INET6) or own.type != socket.SOCK_STREAM:
         return None
     try:
-        return int(own.getsockname()[1])
-    except OSError:  # macOS, of a socket that has been shut down
+        return int(end(own)[1])
+    except OSError:  # not connected; on macOS also one that has been shut down
         return None
 
 
 def _listens_itself(port: int) -> bool:
     """Whether this very process listens at a TCP port."""
-    return any(own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for own in _own_sockets(port))
+    own_sockets = _own_sockets(socket.socket.getsockname, port)
+    return any(own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for own in own_sockets)
 
 
 def open_server(address: str, port: int | None, session: bytes) -> StoreServer:
@@ -223,13 +252,13 @@ def _bind_failed(address: str, port: int | None, error: OSError) -> MingleError:
     )
 
 
-def prove(address: str, port: int, session: bytes, token: str) -> None:
-    """Connects to the store and reads the session's token there. May block for long: call it in a thread.
+def connect(address: str, port: int) -> StoreClient:
+    """Connects to a store. May block for long: call it in a thread.
 
     A plain connection goes first: TCPStore's constructor blocks for a minute or more where nobody answers.
 
     Raises:
-        OSError: it was not reached, or holds another token.
+        OSError: it was not reached.
     """
     from torch.distributed import TCPStore
 
@@ -243,10 +272,40 @@ def prove(address: str, port: int, session: bytes, token: str) -> None:
             timeout=timedelta(seconds=PROVE_SECONDS),
             wait_for_workers=False,
         )
-        found = store.get(KEY_PREFIX + session.hex())
     except RuntimeError as error:  # every error of torch's C++ side is one
         raise OSError(f"the store at {address}:{port} failed: {str(error).splitlines()[0]}") from error
-    if found != token.encode():
+    return StoreClient(address, port, store)
+
+
+def connect_ahead(address: str, port: int) -> StoreClient:
+    """Connects to a store that will be needed some time: meanwhile a dead peer is noticed, and no firewall forgets it.
+
+    May block like `connect`.
+
+    Raises:
+        OSError: it was not reached.
+    """
+    client = connect(address, port)
+    for own in _own_sockets(socket.socket.getpeername, port):
+        # Torch does not show its descriptor, and another of this process may lead to that port of another host.
+        if bare_address(own.getpeername()[0]) == bare_address(address):
+            tune(own)
+    return client
+
+
+def prove(address: str, port: int, session: bytes, token: str, ahead: StoreClient | None = None) -> None:
+    """Reads the session's token in the store, by ``ahead`` if that leads there. May block: call it in a thread.
+
+    Raises:
+        OSError: it was not reached, or holds another token.
+    """
+    found = None
+    if ahead is not None and ahead.leads_to(address, port):
+        with contextlib.suppress(OSError):  # broken while it waited: a new one tells more
+            found = ahead.token(session)
+    if found is None:
+        found = connect(address, port).token(session)
+    if found != token:
         raise OSError(f"the store at {address}:{port} belongs to another session")
 
 

@@ -105,8 +105,7 @@ class Host:
         self._callers = Callers(converse, self._effects, gone=self.rivals.caller_gone, expected=identity.world_size)
 
     def _make_registrar(self, introduction: Introduction) -> Registrar:
-        identity = self.identity
-        return Registrar(self.session, identity.world_size, introduction.seat(), kind=identity.kind)
+        return Registrar(self.session, self.identity.world_size, introduction.seat(), kind=self.identity.kind)
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 
@@ -142,10 +141,9 @@ class Host:
     def snapshot(self) -> Snapshot:
         """How it stands, for the progress line."""
         status = self.registrar.status()
-        note_text = ""
-        if self.rivals.running:
-            note_text = f"the job runs already, hosted by {self.rivals.running[0].host}"
-        return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, note_text)
+        running = self.rivals.running
+        text = f"the job runs already, hosted by {running[0].host}" if running else ""
+        return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, text)
 
     def ask_status(self) -> None:
         """The host knows how it stands."""
@@ -232,9 +230,8 @@ class Host:
         hello = caller.hello
         if hello.purpose in ("probe", "rival"):
             since, port = self._sealed_since, self.store_port
-            self._callers.tell(
-                conn, self._introduction.running(self.registrar, now, sealed_since=since, store_port=port)
-            )
+            running = self._introduction.running(self.registrar, now, sealed_since=since, store_port=port)
+            self._callers.tell(conn, running)
         elector = self.registrar.assigned and hello.who.rank is None
         if hello.purpose == "rival" and not elector and not self.finished:
             self.rivals.caller(conn, hello.member, caller.as_seen(hello.who), now)
@@ -309,6 +306,11 @@ class Host:
                         self._effects.append(Notice(reports.not_contiguous(self.identity)))
                 case decisions.Deserted(who):
                     self._effects.append(CloseStore(reports.deserted(self.identity, who)))
+
+    def store_prepared(self, port: int, now: float) -> None:
+        """The store listens already, where it was to be prepared."""
+        self.registrar.store_prepared(port)
+        self._decide(now)
 
     def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
         """The store listens."""

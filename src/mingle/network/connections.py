@@ -176,7 +176,7 @@ class Connections:
         except OSError as error:
             return [Closed(conn, _in_words(error))]
         sock.setblocking(False)
-        _tune(sock)
+        tune(sock)
         target = (address, port, 0, index if address.startswith("fe80:") else 0)
         try:
             sock.connect(target if family == socket.AF_INET6 else target[:2])
@@ -263,7 +263,7 @@ class Connections:
                 return
             forksafe.register(sock)
             sock.setblocking(False)
-            _tune(sock)
+            tune(sock)
             conn = self._new_id()
             connection = self._connections[conn] = _Connection(conn, sock)
             self._selector.register(sock, selectors.EVENT_READ, partial(self._serve, connection))
@@ -355,7 +355,8 @@ def bare_address(host: str) -> str:
     return bare[7:] if bare.startswith("::ffff:") and "." in bare else bare
 
 
-def _tune(sock: socket.socket) -> None:
+def tune(sock: socket.socket) -> None:
+    """Has a connection carry small frames at once, and notice a dead peer."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # frames are small and somebody waits for each
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     idle = "TCP_KEEPIDLE" if sys.platform == "linux" else "TCP_KEEPALIVE"

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from msgspec import Struct, field
 
 from mingle.rank.sessions import Session, Sessions
-from mingle.rules.machine import Effect, Evidence, Formation, Identity, ProveStore, note, scoped
+from mingle.rules.machine import Effect, Evidence, Formation, Identity, ProveStore, ReachStore, note, scoped
 from mingle.wire import frames
 
 DOUBT_SECONDS = 2.0
@@ -179,6 +179,8 @@ class Membership(Struct):
         """Our host said something."""
         if isinstance(frame, frames.Joined):
             self._joined(frame)
+        elif isinstance(frame, frames.Store):
+            self._reach_store(frame)
         elif isinstance(frame, frames.Confirm):
             if frame.epoch >= self.epoch and self.outcome is None:
                 self._confirm(frame, now)
@@ -243,13 +245,18 @@ class Membership(Struct):
 
     # --- the store -------------------------------------------------------------------------------------------------
 
+    def _reach_store(self, store: frames.Store) -> None:
+        if self.step is Step.SEATED:
+            self.effects.append(ReachStore(self._scoped(store.address), store.port))
+
     def _prove_store(self, sealed: frames.Sealed) -> None:
         self._store_retry_at = None
-        address = sealed.store_address
-        path = self._path(address)
-        if path is not None:
-            address = scoped(address, path.interface)
+        address = self._scoped(sealed.store_address)
         self.effects.append(ProveStore(sealed.epoch, address, sealed.store_port, sealed.session, sealed.store_token))
+
+    def _scoped(self, address: str) -> str:
+        path = self._path(address)
+        return address if path is None else scoped(address, path.interface)
 
     def store_proved(self, epoch: int) -> None:
         """The store was reached and holds the session's token."""

@@ -216,6 +216,13 @@ class OpenStore(Struct, frozen=True):
     address: str
 
 
+class ReachStore(Struct, frozen=True):
+    """Connect to the store already: most likely this is the one that will have to be proved."""
+
+    address: str
+    port: int
+
+
 class ProveStore(Struct, frozen=True):
     """Connect to the store and read the session's token there."""
 
@@ -239,9 +246,8 @@ class Notice(Struct, frozen=True):
     warning: bool = True
 
 
-Effect: TypeAlias = (
-    Multicast | Answer | Dial | Write | Hangup | PrepareStore | OpenStore | ProveStore | CloseStore | Notice
-)
+_StoreEffect: TypeAlias = PrepareStore | OpenStore | ReachStore | ProveStore | CloseStore
+Effect: TypeAlias = Multicast | Answer | Dial | Write | Hangup | _StoreEffect | Notice
 
 
 # --- what reports are made of --------------------------------------------------------------------------------------

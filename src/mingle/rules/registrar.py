@@ -34,6 +34,7 @@ from mingle.rules.decisions import (
 )
 from mingle.rules.seating import Applicant, common_address, contiguous, place, reach_matrix
 from mingle.rules.seats import REMEMBERED_TEXT, HostSeat, Phase, Seated, Seats, roster_digest
+from mingle.rules.store_ahead import StoreAhead
 from mingle.wire import frames
 from mingle.wire.datagrams import Kind
 
@@ -67,6 +68,8 @@ class Registrar(Seats):
         self._challenges: list[Challenge] = []
         self._patience = max(ACKNOWLEDGE_SECONDS, ACKNOWLEDGE_SECONDS_PER_RANK * world_size)
         self._sealed_at = 0.0
+        # A round of torchrun takes seconds anyhow, and its agents may come and go all the time.
+        self._ahead = StoreAhead(wanted=kind == "ranks")
         self._decisions: list[Decision] = []
 
     def decisions(self) -> list[Decision]:
@@ -77,6 +80,8 @@ class Registrar(Seats):
     def next_timer(self) -> float | None:
         """The time at which :meth:`handle_timer` has something to do."""
         times = [challenge.deadline for challenge in self._challenges]
+        if self.phase is Phase.OPEN and self._ahead.due is not None:
+            times.append(self._ahead.due)
         if self.phase is Phase.SEALED:
             times.append(self._sealed_at + self._patience)
         if self.phase is Phase.RUNNING:
@@ -113,6 +118,7 @@ class Registrar(Seats):
                 self._decisions.append(Tell(holder.conn, frames.Ping()))
             return
         self._seat(conn, member, applicant)
+        self._ahead.came(now)
         self._advance(now)
 
     def _refusal(self, applicant: frames.Join) -> frames.Refused | None:
@@ -181,6 +187,7 @@ class Registrar(Seats):
             self._decisions.append(Tell(conn, frames.Go(session=self.session, epoch=self.epoch)))
             return
         seat.paths = applicant.paths
+        self._ahead.came(now)
         self._void(f"{self._describe(seat)} lost its connection and came back", now)
 
     def lost(self, conn: int, now: float, reason: str = "its connection closed") -> None:
@@ -265,6 +272,13 @@ class Registrar(Seats):
         """Whether the store asked for in this epoch is still wanted."""
         return self.phase is Phase.SEALING and epoch == self.epoch
 
+    def store_prepared(self, port: int) -> None:
+        """The store listens already, where :class:`PrepareStore` asked for it: those who wait may connect to it."""
+        if self.phase is not Phase.OPEN or not self._ahead.address:
+            return
+        where = frames.Store(session=self.session, address=self._ahead.address, port=port)
+        self._decisions += [Tell(conn, where) for conn in self._ahead.to_tell(self._conns, port)]
+
     def store_opened(self, epoch: int, address: str, port: int, token: str, now: float) -> None:
         """The store asked for by :class:`OpenStore` listens: everybody is told its place and the store's."""
         if not self.awaits_store(epoch):
@@ -305,6 +319,8 @@ class Registrar(Seats):
             assert conn is not None
             self._decisions.append(Drop(conn))
             self.lost(conn, now, "it did not answer when another process claimed its rank")
+        if self.phase is Phase.OPEN and self._ahead.is_due(now):
+            self._open_ahead(now)
         if self.phase is Phase.SEALED and now >= self._sealed_at + self._patience:
             late = [self._describe(self.seats[member]) for member in sorted(self._awaited)]
             if late:
@@ -341,11 +357,17 @@ class Registrar(Seats):
             self.seats[self.host.member].done = True
             self._decisions.append(Formed(contiguous(list(self.places.values()))))
 
+    def _open_ahead(self, now: float) -> None:
+        if self.held:
+            self._ahead.came(now)
+        elif self._conns:
+            self._prepare()
+
     def _prepare(self) -> None:
-        """Has the store opened while the members confirm; what they confirm may still change its place."""
-        address = self._common_address()
-        if address is not None:
-            self._decisions.append(PrepareStore(address))
+        """Has the store opened where it belongs as far as is known; what the members confirm may still change that."""
+        self._ahead.address = self._common_address() or ""
+        if self._ahead.address:
+            self._decisions.append(PrepareStore(self._ahead.address))
 
     def _common_address(self) -> str | None:
         ways = [seat.paths for seat in self._others()]
@@ -378,6 +400,7 @@ class Registrar(Seats):
         self._awaited = set()
         self._tell_all(frames.Void(session=self.session, epoch=self.epoch, reason=reason[:2048]))
         self._decisions.append(Reopened(reason))
+        self._ahead.reopened(now)
         self._advance(now)
 
     def _tell_all(self, frame: frames.AnyFrame) -> None:

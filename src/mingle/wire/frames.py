@@ -213,6 +213,17 @@ class Running(Frame, frozen=True, kw_only=True, tag="running", omit_defaults=Tru
     """0: there is no store yet."""
 
 
+class Store(Frame, frozen=True, kw_only=True, tag="store", omit_defaults=True):
+    """Host to member, while others are awaited: the store listens here already, and SEALED may say so."""
+
+    session: Identifier
+    address: Address
+    port: TcpPort
+
+    def __post_init__(self) -> None:
+        check_address(self.address)
+
+
 class Confirm(Frame, frozen=True, kw_only=True, tag="confirm", omit_defaults=True):
     """Host to member: all are in; are you still?"""
 
@@ -389,30 +400,10 @@ class Pong(Frame, frozen=True, kw_only=True, tag="pong", omit_defaults=True):
     number: Annotated[int, Meta(ge=0)] = 0
 
 
-AnyFrame: TypeAlias = (
-    Hello
-    | Welcome
-    | Prove
-    | Join
-    | Joined
-    | Refused
-    | Running
-    | Confirm
-    | Confirmed
-    | Sealed
-    | Ack
-    | Go
-    | Void
-    | Sighting
-    | Moved
-    | Stranded
-    | Ready
-    | Leave
-    | Closed
-    | Members
-    | Ask
-    | Status
-    | Roster
-    | Ping
-    | Pong
-)
+_Handshake: TypeAlias = Hello | Welcome | Prove
+_Joining: TypeAlias = Join | Joined | Refused | Running | Members
+_Forming: TypeAlias = Store | Confirm | Confirmed | Sealed | Ack | Go | Void
+_Moving: TypeAlias = Sighting | Moved | Stranded
+_Ending: TypeAlias = Ready | Leave | Closed
+_Asking: TypeAlias = Ask | Status | Roster | Ping | Pong
+AnyFrame: TypeAlias = _Handshake | _Joining | _Forming | _Moving | _Ending | _Asking
