@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from mingle.engine import loop, store
 from mingle.errors import ConfigurationError, ConflictError, DiscoveryTimeoutError, MingleError
 from mingle.torch_glue import process_group, rendezvous
 from mingle.torch_glue.process_group import check_options, parse_url, register, rendezvous_handler
+from mingle.torch_glue.session import LoneSession
 from tests.bystanders import free_udp_port
 from tests.in_process import discovery_of, settings_of
 from tests.loopback import answers, busy_port, closed_port, job_name, until
@@ -309,19 +310,30 @@ def test_a_forked_child_that_leaves_the_block_ends_nothing(failing: bool) -> Non
 # --- env:// after discover ------------------------------------------------------------------------------------------
 
 
-def test_env_shares_the_store_of_this_process() -> None:
+def test_env_shares_the_store_of_this_process_while_that_stands() -> None:
     with mingle.discover(job_name("env"), rank=0, world_size=1) as job:
-        for _ in range(2):
-            dist.init_process_group("gloo", init_method="env://")
-            shared: Any = dist.distributed_c10d._get_default_store()
-            while hasattr(shared, "underlying_store"):
-                shared = shared.underlying_store
-            assert shared.port == job.master_port
-            # Ours: it holds the session's token.
-            assert any(key.startswith(store.KEY_PREFIX) for key in keys(job.master_port))
-            assert reduced() == 1
-            dist.destroy_process_group()
-            del shared
+        dist.init_process_group("gloo", init_method="env://")
+        # Ours: it holds the session's token.
+        assert any(key.startswith(store.KEY_PREFIX) for key in keys(job.master_port))
+        assert shared_port() == job.master_port
+        assert reduced() == 1
+        server = cast(LoneSession, job._session).server
+        assert server is not None
+        until(lambda: not server.held)  # it sees now and then that the group stands
+        dist.destroy_process_group()
+        until(lambda: refuses(job.master_port))
+        dist.init_process_group("gloo", init_method="env://")
+        assert shared_port() == job.master_port
+        assert not any(key.startswith(store.KEY_PREFIX) for key in keys(job.master_port))
+        assert reduced() == 1
+        dist.destroy_process_group()
+
+
+def shared_port() -> int:
+    shared: Any = dist.distributed_c10d._get_default_store()
+    while hasattr(shared, "underlying_store"):
+        shared = shared.underlying_store
+    return int(shared.port)
 
 
 def refuses(port: int) -> bool:
