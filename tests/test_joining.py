@@ -300,6 +300,7 @@ def test_a_running_job_that_ends_in_a_conflict_explains_that_none_comes(another:
 
 def test_a_silent_sealed_session_is_in_the_way_for_ten_seconds_once() -> None:
     alone = Alone()
+    alone.joiner.handle_timer(0.0)
     alone.joiner.heard(offer(state="sealed"), HERE, 1.0)
     started = ended = None
     now = 1.0

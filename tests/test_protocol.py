@@ -13,8 +13,8 @@ from mingle.rules.protocol import (
     ANSWER_GAP_SECONDS,
     ANSWER_SPACING_SECONDS,
     BURST_SECONDS,
+    FIRST_SEEK_FREE_RANKS,
     FIRST_SEEK_MAX_SECONDS,
-    FIRST_SEEK_SECONDS_PER_RANK,
     OFFER_PERIOD_SECONDS,
     SEALED_ANSWER_CREDIT,
     SEALED_ANSWER_GAP_SECONDS,
@@ -72,7 +72,7 @@ def busiest(times: list[float], window: float) -> int:
 def test_one_seeker_asks_often_at_first_and_then_every_second() -> None:
     asked = seeks(1, hearing=False)
     gaps = [later - earlier for earlier, later in itertools.pairwise(asked)]
-    assert asked[0] <= FIRST_SEEK_SECONDS_PER_RANK
+    assert asked[0] == 0.0
     assert 0.75 * SEEK_INTERVAL_SECONDS <= gaps[0] <= 1.25 * SEEK_INTERVAL_SECONDS
     assert all(0.75 * SEEK_INTERVAL_MAX_SECONDS <= gap <= 1.25 * SEEK_INTERVAL_MAX_SECONDS for gap in gaps[8:])
     assert len([at for at in asked if at < 1]) in range(5, 9)
@@ -96,13 +96,19 @@ def test_seekers_that_hear_nobody_each_ask_for_themselves(count: int) -> None:
     assert busiest(late, 0.1) <= 10 + 3 * count * 0.1 / SEEK_INTERVAL_MAX_SECONDS
 
 
-@pytest.mark.parametrize(("world_size", "limit"), [(1, 0.0002), (100, 0.02), (10_000, 0.5), (1_000_000, 0.5)])
+@pytest.mark.parametrize(("world_size", "limit"), [(100, 0.0168), (10_000, 0.5), (1_000_000, 0.5)])
 def test_first_question_comes_within_a_window_that_grows_with_the_job(world_size: int, limit: float) -> None:
     rng = random.Random(3)
     first = [Seeker(world_size, 5.0, rng).next_timer() or 0.0 for _ in range(500)]
     assert limit <= FIRST_SEEK_MAX_SECONDS
     assert min(first) >= 5.0
     assert 5.0 + 0.9 * limit < max(first) <= 5.0 + limit
+
+
+@pytest.mark.parametrize("world_size", [1, 2, FIRST_SEEK_FREE_RANKS])
+def test_in_a_small_job_the_first_question_comes_at_once(world_size: int) -> None:
+    rng = random.Random(3)
+    assert all(Seeker(world_size, 5.0, rng).should_ask(5.0) for _ in range(50))
 
 
 def test_a_question_heard_stands_for_ones_own() -> None:
@@ -137,7 +143,7 @@ def test_a_seeker_that_lost_its_host_asks_quickly_again() -> None:
         seeker.should_ask(float(second))
     seeker.pause()
     seeker.resume(100.0)
-    assert seeker.should_ask(100.0 + FIRST_SEEK_SECONDS_PER_RANK)
+    assert seeker.should_ask(100.0)
     due = seeker.next_timer()
     assert due is not None
     assert due <= 100.1

@@ -2,7 +2,7 @@
 
 The rules, and what each is for:
 
-* A seeker asks after a short random delay, then ever more rarely. A question of the same job heard by
+* A seeker asks, in a large job after a short random delay, then ever more rarely. A question of the same job heard by
   multicast stands for its own: ten thousand waiting ranks together ask about as often as a few.
 * A host speaks in a burst (single packets get lost), then at a slow period until its session is sealed, so
   that a seeker whose questions are lost still hears it. It answers questions to everybody at once, and no
@@ -14,6 +14,8 @@ from __future__ import annotations
 import random
 
 FIRST_SEEK_SECONDS_PER_RANK = 0.0002
+FIRST_SEEK_FREE_RANKS = 16
+"""So few may all ask at once; each rank beyond them spreads the first questions of all."""
 FIRST_SEEK_MAX_SECONDS = 0.5
 SEEK_INTERVAL_SECONDS = 0.05
 SEEK_INTERVAL_SECONDS_PER_RANK = 0.0002
@@ -44,7 +46,8 @@ class Seeker:
 
     def __init__(self, world_size: int, now: float, rng: random.Random) -> None:
         self._rng = rng
-        self._first = min(FIRST_SEEK_SECONDS_PER_RANK * world_size, FIRST_SEEK_MAX_SECONDS)
+        beyond = max(0, world_size - FIRST_SEEK_FREE_RANKS)
+        self._first = min(FIRST_SEEK_SECONDS_PER_RANK * beyond, FIRST_SEEK_MAX_SECONDS)
         self._longest = max(SEEK_INTERVAL_MAX_SECONDS, SEEK_INTERVAL_MAX_SECONDS_PER_RANK * world_size)
         shortest = SEEK_INTERVAL_SECONDS + SEEK_INTERVAL_SECONDS_PER_RANK * world_size
         self._shortest = self._interval = min(shortest, SEEK_INTERVAL_MAX_SECONDS)
