@@ -2,7 +2,8 @@
 
 One datagram says where rank 0 is; each member connects, and as many messages of the same order go back and forth, each
 waiting for what it waits for in mingle; rank 0 opens a TCPStore, each member constructs a client and reads a key there.
-Nothing is validated, proved, retried or timed out.
+Where one comes late the others have their clients already, as in mingle. Nothing is validated, proved, retried or timed
+out.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from benchmarks.hosts import Place
 GROUP = ("239.192.1.1", 29498)
 MESSAGE_BYTES = 200
 KEY, TOKEN = "bench/token", b"0123456789abcdef"
+LATE = "late"
 # What a member has sent by the time that everybody is at the next barrier: HELLO; PROVE and JOIN; CONFIRMED; ACK.
 HELLO, JOINED, CONFIRMED, ACKNOWLEDGED = 1, 2, 3, 4
 
@@ -33,13 +35,13 @@ def run(place: Place) -> None:
     if place.rank == 0:
         started, cpu = place.wait(), time.process_time()
         kept = _host(place, own)
-    elif place.rank == place.world_size - 1 and place.option == "late":
+    elif place.rank == place.world_size - 1 and place.option == LATE:
         started, cpu = place.wait(), time.process_time()
         kept = _member(own)
     else:
         _listen(own)  # who waits has its sockets already
         started, cpu = place.wait(), time.process_time()
-        kept = _member(own, listening=True)
+        kept = _member(own, listening=True, ahead=place.option == LATE)
     report("done", started=started, at=time.monotonic(), cpu=time.process_time() - cpu)
     threading.Event().wait()
     del kept
@@ -58,7 +60,7 @@ def _host(place: Place, own: socket.socket) -> object:
     own.sendto(where, GROUP)
     report("hosting")
     sent: dict[socket.socket, int] = {}
-    store: TCPStore | None = None
+    store = _open_store(place) if place.option == LATE else None
     done = 0
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
@@ -78,19 +80,27 @@ def _host(place: Place, own: socket.socket) -> object:
                     _receive(member)
                     sent[member] += 1
                     if sent[member] in (HELLO, JOINED):
-                        member.sendall(bytes(MESSAGE_BYTES))  # WELCOME, JOINED
+                        member.sendall(_port_of(store))  # WELCOME, JOINED
             if len(sent) == place.world_size - 1 and min(sent.values()) > max(done, HELLO):
                 done = min(sent.values())
-                if done == CONFIRMED:
-                    store = TCPStore(place.address, 0, is_master=True, wait_for_workers=False, multi_tenant=True)
-                    store.set(KEY, TOKEN.decode())
-                message = struct.pack("!H", store.port if store else 0).ljust(MESSAGE_BYTES)
+                if done == CONFIRMED and store is None:
+                    store = _open_store(place)
                 for member in sent:
-                    member.sendall(message)  # CONFIRM, SEALED, GO
+                    member.sendall(_port_of(store))  # CONFIRM, SEALED, GO
     return store, sent
 
 
-def _member(own: socket.socket, *, listening: bool = False) -> object:
+def _open_store(place: Place) -> TCPStore:
+    store = TCPStore(place.address, 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+    store.set(KEY, TOKEN.decode())
+    return store
+
+
+def _port_of(store: TCPStore | None) -> bytes:
+    return struct.pack("!H", store.port if store else 0).ljust(MESSAGE_BYTES)
+
+
+def _member(own: socket.socket, *, listening: bool = False, ahead: bool = False) -> object:
     if not listening:
         _listen(own)
         own.sendto(b"?".ljust(MESSAGE_BYTES), GROUP)
@@ -102,16 +112,22 @@ def _member(own: socket.socket, *, listening: bool = False) -> object:
     host.connect((sender[0], struct.unpack("!H", where[:2])[0]))
     for _ in (HELLO, JOINED):
         host.sendall(bytes(MESSAGE_BYTES))
-        _receive(host)  # WELCOME, JOINED
+        answer = _receive(host)  # WELCOME, JOINED
+    store = _connect_store(sender[0], answer) if ahead else None
     _receive(host)  # CONFIRM
     host.sendall(bytes(MESSAGE_BYTES))  # CONFIRMED
-    port = struct.unpack("!H", _receive(host)[:2])[0]  # SEALED
-    store = TCPStore(sender[0], port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30))
+    answer = _receive(host)  # SEALED
+    store = store or _connect_store(sender[0], answer)
     if store.get(KEY) != TOKEN:
         raise RuntimeError("the store holds something else")
     host.sendall(bytes(MESSAGE_BYTES))  # ACK
     _receive(host)  # GO
     return host, store
+
+
+def _connect_store(address: str, answer: bytes) -> TCPStore:
+    port = struct.unpack("!H", answer[:2])[0]
+    return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30))
 
 
 def _receive(sock: socket.socket) -> bytes:

@@ -22,7 +22,7 @@ from mingle.host.hosting import Host
 from mingle.network import interfaces
 from mingle.network.transport import Change
 from mingle.rank.joining import Joiner
-from mingle.rules.machine import Formation
+from mingle.rules.machine import Formation, ReachStore
 from mingle.rules.seats import Phase
 from mingle.wire import datagrams
 from tests.bystanders import free_udp_port
@@ -99,6 +99,29 @@ def test_a_rank_that_waits_for_others_is_at_the_store_before_they_come(monkeypat
     assert member._store_client is None
     for rank in (member, late, host):
         rank.close("the test is over")
+
+
+def test_a_host_that_names_one_store_after_the_other_occupies_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached: list[int] = []
+    release = threading.Event()
+
+    def blocks(_address: str, port: int) -> None:
+        reached.append(port)
+        release.wait(20)
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(store, "connect_ahead", blocks)
+    rank = alone(1)
+    for port in range(1, 100):
+        rank._perform_more(ReachStore("127.0.0.1", port))
+    until(lambda: reached)
+    release.set()
+    until(lambda: rank._calls)
+    rank._run_calls(0)
+    rank._perform_more(ReachStore("127.0.0.1", 100))
+    until(lambda: len(reached) > 1)
+    assert reached == [1, 100]
+    rank.close("the test is over")
 
 
 def test_what_waits_at_the_store_goes_with_the_rank() -> None:

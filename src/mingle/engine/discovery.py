@@ -61,6 +61,7 @@ class Discovery(StoreLoop):
         self._thread: threading.Thread | None = None
         self._watch_due = 0.0
         self._store_client: store.StoreClient | None = None
+        self._reaching = False
         now = time.monotonic()
         self._progress = Progress(
             settings.job_id, settings.world_size, settings.rank, off=settings.progress == "off", now=now
@@ -191,7 +192,9 @@ class Discovery(StoreLoop):
                 if host is not None:
                     self._open_in_turn(partial(self._open_store, host, epoch, address), (address, host.session))
             case ReachStore(address, port):
-                self._in_thread("store-ahead", partial(self._reach_store, address, port))
+                if not self._reaching:  # it may block for seconds, and a host may name places as fast as it likes
+                    self._reaching = True
+                    self._in_thread("store-ahead", partial(self._reach_store, address, port))
             case ProveStore():
                 client, self._store_client = self._store_client, None
                 self._in_thread("store-proof", partial(self._prove_store, effect, client))
@@ -243,11 +246,12 @@ class Discovery(StoreLoop):
         try:
             client = store.connect_ahead(address, port)
         except OSError as error:
-            reason = str(error)  # tried again, and told, when it has to be proved
-            return lambda: logger.debug("the store can't be reached ahead: %s", reason)
+            logger.debug("the store can't be reached ahead: %s", error)  # tried again, and told, when it must be proved
+            return partial(self._store_reached, None)
         return partial(self._store_reached, client)
 
-    def _store_reached(self, client: store.StoreClient) -> None:
+    def _store_reached(self, client: store.StoreClient | None) -> None:
+        self._reaching = False
         if not self._closed and not self._machine.finished:
             self._store_client = client
 
