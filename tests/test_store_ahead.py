@@ -35,6 +35,15 @@ def test_everybody_is_told_once_of_each_place() -> None:
     assert ahead.to_tell([1, 3], 4000) == [1, 3]
 
 
+def test_who_was_told_of_another_place_since_is_told_again_and_who_has_gone_is_forgotten() -> None:
+    ahead = StoreAhead(wanted=True)
+    for address, told in (("10.0.0.1", [1, 2]), ("10.1.0.1", [1, 2]), ("10.0.0.1", [1, 2]), ("10.0.0.1", [])):
+        ahead.address = address
+        assert ahead.to_tell([1, 2], 4000) == told
+    assert ahead.to_tell([3], 4000) == [3]
+    assert ahead.to_tell([2, 3], 4000) == [2]
+
+
 def test_a_seal_that_is_called_off_begins_anew() -> None:
     ahead = StoreAhead(wanted=True)
     ahead.address = "10.0.0.1"

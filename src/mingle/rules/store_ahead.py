@@ -27,6 +27,7 @@ class StoreAhead:
         """Where the store was asked for last."""
         self._wanted = wanted
         self._told: set[tuple[int, str, int]] = set()
+        """Who of those that are here was told what, last."""
 
     def came(self, now: float) -> None:
         """Somebody has come: wait for a quiet moment."""
@@ -47,6 +48,5 @@ class StoreAhead:
 
     def to_tell(self, conns: Iterable[int], port: int) -> list[int]:
         """Returns those that have not been told yet that the store listens at this port; now they are."""
-        new = [conn for conn in conns if (conn, self.address, port) not in self._told]
-        self._told.update((conn, self.address, port) for conn in new)
-        return new
+        before, self._told = self._told, {(conn, self.address, port) for conn in conns}
+        return sorted(conn for conn, _, _ in self._told - before)
