@@ -85,8 +85,9 @@ def _host(place: Place, own: socket.socket) -> object:
                 done = min(sent.values())
                 if done == CONFIRMED and store is None:
                     store = _open_store(place)
+                message = _port_of(store)
                 for member in sent:
-                    member.sendall(_port_of(store))  # CONFIRM, SEALED, GO
+                    member.sendall(message)  # CONFIRM, SEALED, GO
     return store, sent
 
 

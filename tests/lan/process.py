@@ -545,33 +545,29 @@ class Process:
 
     # --- the store -------------------------------------------------------------------------------------------------
 
-    def _stand(self, host: Host) -> int:
-        """Opens the store of that session, unless it stands, and returns its port."""
-        if self.store_port is None or host.session != self._store_session:
-            self.store_port = 40_000 + self.world.new_id() % 20_000
-            self.store_token = self.world.rng.randbytes(8).hex()
-            self._store_session = host.session
-        self.machine.stores[self.store_port] = self
-        return self.store_port
-
     def _prepare_store(self, address: str) -> None:
-        host = self.host
-
-        def prepared() -> None:
-            if not host.closed:
-                host.store_prepared(self._stand(host), self.world.now)
-
-        assert self.machine.nic(address) is not None, "the store shall listen on an address that is not ours"
-        self.world.after(self.world.rng.uniform(*STORE_SECONDS), functools.partial(self._event, prepared))
+        self._open_soon(address, lambda host, port: host.store_prepared(port, self.world.now))
 
     def _open_store(self, epoch: int, address: str) -> None:
+        def tell(_host: Host, port: int) -> None:
+            assert isinstance(self.core, Host | Elector)
+            self.core.store_opened(epoch, port, self.store_token, self.world.now)
+
+        self._open_soon(address, tell)
+
+    def _open_soon(self, address: str, tell: Callable[[Host, int], None]) -> None:
+        """Opens the store of the present session, unless it stands, and tells its port."""
         host = self.host
 
         def opened() -> None:
             if host.closed:
                 return
-            assert isinstance(self.core, Host | Elector)
-            self.core.store_opened(epoch, self._stand(host), self.store_token, self.world.now)
+            if self.store_port is None or host.session != self._store_session:
+                self.store_port = 40_000 + self.world.new_id() % 20_000
+                self.store_token = self.world.rng.randbytes(8).hex()
+                self._store_session = host.session
+            self.machine.stores[self.store_port] = self
+            tell(host, self.store_port)
 
         assert self.machine.nic(address) is not None, "the store shall listen on an address that is not ours"
         self.world.after(self.world.rng.uniform(*STORE_SECONDS), functools.partial(self._event, opened))

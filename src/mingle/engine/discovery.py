@@ -243,11 +243,11 @@ class Discovery(StoreLoop):
             self._machine.store_failed(epoch, error, time.monotonic())
 
     def _reach_store(self, address: str, port: int) -> Callable[[], None]:
+        client = None
         try:
             client = store.connect_ahead(address, port)
         except OSError as error:
             logger.debug("the store can't be reached ahead: %s", error)  # tried again, and told, when it must be proved
-            return partial(self._store_reached, None)
         return partial(self._store_reached, client)
 
     def _store_reached(self, client: store.StoreClient | None) -> None:

@@ -113,11 +113,8 @@ class StoreClient(Struct):
         Raises:
             OSError: the connection has ended, or the store holds nothing there.
         """
-        try:
+        with _failures_as_oserror(self.address, self.port):
             return self._store.get(KEY_PREFIX + session.hex()).decode(errors="replace")
-        except RuntimeError as error:  # every error of torch's C++ side is one
-            reason = str(error).splitlines()[0]
-            raise OSError(f"the store at {self.address}:{self.port} failed: {reason}") from error
 
 
 def note_entry(store: Store, session: bytes) -> None:
@@ -263,7 +260,7 @@ def connect(address: str, port: int) -> StoreClient:
     from torch.distributed import TCPStore
 
     _connect(address, port).close()
-    try:
+    with _failures_as_oserror(address, port):
         # Its bytes on the wire are torch's own business: only a client of torch's proves that one will be served.
         store = TCPStore(
             address,
@@ -272,9 +269,15 @@ def connect(address: str, port: int) -> StoreClient:
             timeout=timedelta(seconds=PROVE_SECONDS),
             wait_for_workers=False,
         )
+    return StoreClient(address, port, store)
+
+
+@contextlib.contextmanager
+def _failures_as_oserror(address: str, port: int) -> Iterator[None]:
+    try:
+        yield
     except RuntimeError as error:  # every error of torch's C++ side is one
         raise OSError(f"the store at {address}:{port} failed: {str(error).splitlines()[0]}") from error
-    return StoreClient(address, port, store)
 
 
 def connect_ahead(address: str, port: int) -> StoreClient:
