@@ -40,19 +40,19 @@ def settings_of(job_id: str, rank: int, world_size: int, port: int, *, timeout: 
     )
 
 
-def discovery_of(settings: Settings) -> Discovery:
+def discovery_of(settings: Settings, *, enters: bool = False) -> Discovery:
     """Return a rank's discovery, which the test runs and closes; torch must have been imported."""
-    return Discovery(settings, rendezvous._identity(settings))
+    return Discovery(settings, rendezvous._identity(settings), enters=enters)
 
 
 @contextlib.contextmanager
-def formed(world_size: int = 2, **more: Any) -> Iterator[list[Formed]]:
+def formed(world_size: int = 2, *, enters: bool = False, **more: Any) -> Iterator[list[Formed]]:
     """All the ranks of a job that has formed, in order; closed at the end, members before rank 0."""
     job_id, port = job_name("formed"), free_udp_port()
     with contextlib.ExitStack() as stack:
         ranks = []
         for rank in range(world_size):
-            ranks.append(discovery_of(settings_of(job_id, rank, world_size, port, **more)))
+            ranks.append(discovery_of(settings_of(job_id, rank, world_size, port, **more), enters=enters))
             stack.callback(ranks[-1].close, "the test is over")
         with ThreadPoolExecutor(world_size) as pool:
             formations = list(pool.map(Discovery.run, ranks))

@@ -82,9 +82,9 @@ def test_ranks_form_and_hold_one_store(secret: bytes | None) -> None:
 def test_a_rank_that_waits_for_others_is_at_the_store_before_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     connect, connected = store.connect, []
 
-    def counted(address: str, port: int) -> store.StoreClient:
+    def counted(address: str, port: int, workers: int | None) -> store.StoreClient:
         connected.append(threading.current_thread().name)
-        return connect(address, port)
+        return connect(address, port, workers)
 
     monkeypatch.setattr(store, "connect", counted)
     job_id, port = job_name("ahead"), free_udp_port()
@@ -105,12 +105,12 @@ def test_a_host_that_names_one_store_after_the_other_occupies_one_thread(monkeyp
     reached: list[int] = []
     release = threading.Event()
 
-    def blocks(_address: str, port: int) -> None:
+    def blocks(_address: str, port: int, _workers: int | None) -> None:
         reached.append(port)
         release.wait(20)
         raise ConnectionRefusedError(111, "Connection refused")
 
-    monkeypatch.setattr(store, "connect_ahead", blocks)
+    monkeypatch.setattr(store, "connect", blocks)
     rank = alone(1)
     for port in range(1, 100):
         rank._perform_more(ReachStore("127.0.0.1", port))
@@ -204,7 +204,7 @@ def test_a_store_that_cannot_be_opened_is_everybodys_error(monkeypatch: pytest.M
 
 def test_a_proof_of_the_store_that_blocks_holds_nobody_beyond_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr(store, "prove", lambda *_: release.wait(20))
+    monkeypatch.setattr(store, "prove", lambda *_, **__: release.wait(20))
     started = time.monotonic()
     results = outcomes(pair(timeout=1.0))
     assert time.monotonic() - started < 4
@@ -216,10 +216,10 @@ def test_a_proof_of_the_store_that_blocks_holds_nobody_beyond_the_deadline(monke
 def test_a_store_that_is_not_reached_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     prove, failures = store.prove, [ConnectionRefusedError(111, "Connection refused")]
 
-    def refused_at_first(*arguments: Any) -> None:
+    def refused_at_first(*arguments: Any, **others: Any) -> store.StoreClient:
         if failures:
             raise failures.pop()
-        prove(*arguments)
+        return prove(*arguments, **others)
 
     monkeypatch.setattr(store, "prove", refused_at_first)
     assert [each.rank for each in outcomes(pair()) if isinstance(each, Formation)] == [0, 1]

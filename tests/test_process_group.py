@@ -27,7 +27,7 @@ from mingle.torch_glue.process_group import check_options, parse_url, register, 
 from mingle.torch_glue.session import LoneSession
 from tests.bystanders import free_udp_port
 from tests.in_process import discovery_of, settings_of
-from tests.loopback import answers, busy_port, closed_port, job_name, until
+from tests.loopback import answers, job_name, until
 from tests.test_forksafe import in_child
 
 # Not by an import statement: torch.distributed has a function of that name as well.
@@ -414,8 +414,8 @@ def test_through_torch(monkeypatch: pytest.MonkeyPatch, url: str, job_id: str) -
     formed: list[mingle.Job] = []
     form = rendezvous.form
 
-    def remembered(wanted: Settings) -> mingle.Job:
-        formed.append(form(wanted))
+    def remembered(wanted: Settings, **more: Any) -> mingle.Job:
+        formed.append(form(wanted, **more))
         return formed[0]
 
     monkeypatch.setattr(rendezvous, "form", remembered)
@@ -459,10 +459,10 @@ def test_mingles_timeout_counts_when_it_is_shorter(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_job_whose_store_torch_cannot_open_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
+    def fail(_seconds: float) -> None:
         raise RuntimeError("torch is broken")
 
-    monkeypatch.setattr(torch_rendezvous, "rendezvous", fail)
+    monkeypatch.setattr(rendezvous, "entry", fail)
     with pytest.raises(RuntimeError, match="torch is broken"):
         next(rendezvous_handler("mingle://broken?rank=0&world_size=1", timeout=timedelta(seconds=5)))
     assert "MASTER_PORT" not in os.environ
@@ -470,7 +470,7 @@ def test_a_job_whose_store_torch_cannot_open_is_closed(monkeypatch: pytest.Monke
 
 
 def test_an_error_of_the_discovery_comes_through_torch_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> mingle.Job:
+    def fail(*_: object, **__: object) -> mingle.Job:
         raise ConflictError("two rank 0s")
 
     monkeypatch.setattr(rendezvous, "form", fail)
@@ -479,46 +479,20 @@ def test_an_error_of_the_discovery_comes_through_torch_as_it_is(monkeypatch: pyt
     assert not dist.is_initialized()
 
 
-# --- rank 0 is lost on the way to its store ---------------------------------------------------------------------------
+def test_a_loss_of_rank_zero_tells_more_than_what_torch_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[MingleError | None] = [None, MingleError("rank 0 was lost")]
+    monkeypatch.setattr(rendezvous, "loss", lambda: lost.pop())
 
+    def fail(*_: object, **__: object) -> None:
+        raise dist.DistNetworkError("Connection reset by peer")
 
-class Bereft:
-    """The session of a member whose rank 0 is lost, or will be."""
-
-    is_member = True
-
-    def __init__(self, lost: threading.Event) -> None:
-        self._lost = lost
-
-    @property
-    def bereft(self) -> MingleError | None:
-        return MingleError("rank 0 is lost") if self._lost.is_set() else None
-
-
-def on_the_way(monkeypatch: pytest.MonkeyPatch, port: int, lost: threading.Event) -> Iterator[Any]:
-    """The road of a member to the store at that port."""
-    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": 1, "WORLD_SIZE": 2}.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(rendezvous, "running_session", partial(Bereft, lost))
-    return process_group.formed_handler("mingle+formed://", timeout=timedelta(seconds=2))
-
-
-def test_a_rank_whose_rank_zero_is_lost_already_does_not_begin_to_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost = threading.Event()
-    lost.set()
-    with busy_port() as port, pytest.raises(MingleError, match="rank 0 is lost"):
-        next(on_the_way(monkeypatch, port, lost))
-
-
-@pytest.mark.parametrize("server", [busy_port, closed_port], ids=["silent", "refuses"])
-def test_a_rank_whose_rank_zero_is_lost_stops_connecting(monkeypatch: pytest.MonkeyPatch, server: Any) -> None:
-    """Torch's client can't be stopped: it is left to a thread."""
-    lost, started = threading.Event(), time.monotonic()
-    with server() as port:
-        threading.Timer(0.3, lost.set).start()
-        with pytest.raises(MingleError, match="rank 0 is lost"):
-            next(on_the_way(monkeypatch, port, lost))
-    assert time.monotonic() - started < 1.5
+    monkeypatch.setattr(dist, "init_process_group", fail)
+    with pytest.raises(MingleError, match="rank 0 was lost") as caught:
+        mingle.init("loss", rank=0, world_size=1, backend="gloo")
+    assert isinstance(caught.value.__cause__, dist.DistNetworkError)
+    with pytest.raises(dist.DistNetworkError):
+        mingle.init("loss", rank=0, world_size=1, backend="gloo")
+    assert rendezvous._active is None
 
 
 def test_registering_twice_is_once() -> None:

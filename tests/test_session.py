@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
@@ -157,7 +158,6 @@ def test_whether_a_process_group_stands_is_told_without_torch(monkeypatch: pytes
 def test_a_rank_zero_that_goes_before_the_process_group_is_named(
     sessions: list[RunningSession], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert [each.is_member for each in sessions] == [False, True]
     assert sessions[1].bereft is None
     caplog.set_level(logging.INFO, "mingle")
     sessions[0].close(failing=True)
@@ -187,6 +187,72 @@ def test_a_rank_zero_that_goes_after_it_is_no_loss(
     assert isinstance(machine, Joiner)
     until(lambda: not machine.connection_stands)
     assert sessions[1].bereft is None
+
+
+def test_a_process_group_that_fails_with_rank_zero_fails_by_its_name(sessions: list[RunningSession]) -> None:
+    assert [each.loss() for each in sessions] == [None, None]
+    sessions[0].close(failing=True)
+    assert "rank 0 was lost after the job had formed" in str(sessions[1].loss())
+
+
+def test_a_rank_zero_that_dies_is_lost_when_it_does_not_come_back(
+    sessions: list[RunningSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "RETURN_SECONDS", 0.6)
+    monkeypatch.setattr(Host, "close", lambda _host, _reason: None)  # no good-bye: its sockets just end
+    sessions[0].close(failing=True)
+    assert "rank 0 was lost after the job had formed" in str(sessions[1].loss())
+
+
+# --- what torch is handed -------------------------------------------------------------------------------------------
+
+
+def test_torch_is_handed_the_connection_by_which_the_store_was_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, connected = store.connect, []
+
+    def counted(*place: Any) -> store.StoreClient:
+        connected.append(connect(*place))
+        return connected[-1]
+
+    monkeypatch.setattr(store, "connect", counted)
+    with formed(3, enters=True) as ranks:
+        sessions = [RunningSession(*rank) for rank in ranks]
+        entries = [entry for each in sessions if (entry := each.entry(5)) is not None]
+        assert [place for _, *place in entries] == [[0, 3], [1, 3], [2, 3]]
+        assert ranks[0].discovery.store_server is not None
+        assert entries[0][0] is ranks[0].discovery.store_server.handle
+        assert {id(handle) for handle, *_ in entries[1:]} == {id(each.hand_over()) for each in connected}
+        entries[1][0].set("a", "b")
+        assert [handle.get("a") for handle, *_ in entries] == [b"b"] * 3
+        assert [each.entry(5) for each in sessions[1:]] == [None, None], "it is handed out once"
+
+
+def test_where_nobody_wants_a_process_group_no_connection_is_kept(
+    ranks: list[Formed], sessions: list[RunningSession]
+) -> None:
+    assert ranks[1].discovery._store_client is None
+    assert sessions[1].entry(5) is None
+
+
+def test_a_proof_of_the_store_that_is_not_fresh_any_more_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's calls can't be stopped where the store is out of reach; this one can."""
+    monkeypatch.setattr(session, "FRESH_SECONDS", -1.0)
+    looked: list[tuple[str, int]] = []
+    await_server = store.await_server
+
+    def counted(address: str, port: int, **more: Any) -> None:
+        looked.append((address, port))
+        await_server(address, port, **more)
+
+    monkeypatch.setattr(store, "await_server", counted)
+    with formed(3, enters=True) as ranks:
+        sessions = [RunningSession(*rank) for rank in ranks]
+        place = ranks[0].formation.store_address, ranks[0].formation.store_port
+        assert sessions[1].entry(5) is not None
+        assert looked == [place]
+        sessions[0].close(failing=True)
+        with pytest.raises(MingleError, match="rank 0 was lost after the job had formed"):
+            sessions[2].entry(60)
 
 
 # --- the end --------------------------------------------------------------------------------------------------------

@@ -10,10 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from subprocess import PIPE
 
 import pytest
@@ -27,13 +26,12 @@ from mingle.engine.store import (
     StoreServer,
     await_server,
     check_port,
-    connect_ahead,
-    note_entry,
+    connect,
     open_server,
     prove,
 )
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError
-from mingle.network.connections import bare_address
+from mingle.network.connections import bare_address, tune
 from mingle.network.interfaces import scan
 from tests.loopback import answers, busy_port, closed_port, until
 from tests.test_forksafe import in_child
@@ -77,43 +75,77 @@ def test_a_store_is_proved_by_its_token(address: str) -> None:
 
 
 def test_a_client_that_waited_is_the_one_that_proves(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = connect_ahead("127.0.0.1", server.port)
+    client = connect("127.0.0.1", server.port)
     monkeypatch.setattr(store, "connect", lambda *_: pytest.fail("it connects a second time"))
-    prove("127.0.0.1", server.port, SESSION, server.token, client)
+    prove("127.0.0.1", server.port, SESSION, server.token, ahead=client)
+    assert client.proved_at > 0
     with pytest.raises(OSError, match="belongs to another session"):
-        prove("127.0.0.1", server.port, SESSION, "0" * 32, client)
+        prove("127.0.0.1", server.port, SESSION, "0" * 32, ahead=client)
 
 
 def test_a_client_that_broke_while_it_waited_is_replaced(server: StoreServer) -> None:
-    client = connect_ahead("127.0.0.1", server.port)
+    client = connect("127.0.0.1", server.port)
     for own in store._own_sockets(socket.socket.getpeername, server.port):
         own.shutdown(socket.SHUT_RDWR)
-    prove("127.0.0.1", server.port, SESSION, server.token, client)
+    prove("127.0.0.1", server.port, SESSION, server.token, ahead=client)
 
 
 def test_a_client_of_another_store_proves_nothing(server: StoreServer) -> None:
     second = open_server("127.0.0.1", None, SESSION)
-    client = connect_ahead("127.0.0.1", second.port)
-    prove("127.0.0.1", server.port, SESSION, server.token, client)
+    client = connect("127.0.0.1", second.port)
+    prove("127.0.0.1", server.port, SESSION, server.token, ahead=client)
     second.release()
 
 
-def test_a_client_that_waits_notices_a_dead_peer_and_no_other_socket_is_touched(server: StoreServer) -> None:
+@linux_only
+def test_a_client_that_waits_notices_a_dead_peer_and_a_process_group_has_patience(server: StoreServer) -> None:
     place = "127.0.0.2", server.port
+    # One of ours at the same port of another host, as impatient as it can be.
     with socket.create_server(place), socket.create_connection(place) as elsewhere:
-        client = connect_ahead("127.0.0.1", server.port)
-        kept = {
-            bare_address(own.getpeername()[0]): own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            for own in store._own_sockets(socket.socket.getpeername, server.port)
-        }
-        assert kept == {"127.0.0.1": 1, "127.0.0.2": 0}
-        assert not elsewhere.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        tune(elsewhere)
+        impatient = patience(elsewhere)
+        client = connect("127.0.0.1", server.port)
+        assert kept_patience(server.port) == {"127.0.0.1": (0, 0), "127.0.0.2": impatient}
+        client.tune()
+        assert kept_patience(server.port) == {"127.0.0.1": impatient, "127.0.0.2": impatient}
         assert client.token(SESSION) == server.token
+        handed = client.hand_over()
+        assert kept_patience(server.port) == {"127.0.0.1": (0, 0), "127.0.0.2": impatient}
+        handed.set("a", "b")
+        assert handed.get("a") == b"b"
 
 
-def test_a_store_that_nobody_serves_is_not_reached_ahead() -> None:
+def patience(own: socket.socket) -> tuple[int, int]:
+    """Whether a connection looks after a silent peer, and for how long it waits for one that it has written to."""
+    return (
+        own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+        own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+    )
+
+
+def kept_patience(port: int) -> dict[str, tuple[int, int]]:
+    """That of all connections of this process to a port, by address."""
+    return {
+        bare_address(own.getpeername()[0]): patience(own) for own in store._own_sockets(socket.socket.getpeername, port)
+    }
+
+
+def test_a_client_may_count_as_one_of_the_workers_for_whom_rank_zero_waits(server: StoreServer) -> None:
+    """Rank 0 may make its process group by torch's own road, where it waits for as many clients as there are ranks."""
+    wait_for_four = partial(
+        TCPStore, "127.0.0.1", server.port, 4, True, timedelta(seconds=0.2), wait_for_workers=True, multi_tenant=True
+    )
+    clients = [prove("127.0.0.1", server.port, SESSION, server.token)]
+    clients.append(prove("127.0.0.1", server.port, SESSION, server.token, workers=4))
+    with pytest.raises(RuntimeError, match="2/4"):  # itself and the second one
+        wait_for_four()
+    clients.append(prove("127.0.0.1", server.port, SESSION, server.token, workers=4))
+    assert wait_for_four().port == server.port, "it has been counted twice by now"
+
+
+def test_a_store_that_nobody_serves_is_not_reached() -> None:
     with closed_port() as port, pytest.raises(OSError, match="refused"):
-        connect_ahead("127.0.0.1", port)
+        connect("127.0.0.1", port)
 
 
 def test_two_stores_never_share_a_token(server: StoreServer) -> None:
@@ -256,10 +288,17 @@ def test_a_server_is_awaited() -> None:
         await_server("127.0.0.1", port, seconds=0, given_up=lambda: False)
 
 
-def test_a_store_without_the_sessions_key(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "PROVE_SECONDS", 0.3)
-    with pytest.raises(OSError, match=f"the store at 127.0.0.1:{server.port} failed: ") as caught:
+def test_a_store_without_the_sessions_key(server: StoreServer) -> None:
+    with pytest.raises(OSError, match="belongs to another session"):
         prove("127.0.0.1", server.port, b"T" * 16, server.token)
+    assert not client_of(server).check([store.KEY_PREFIX + (b"T" * 16).hex()]), "who reads must not write"
+
+
+def test_a_store_that_ends_while_it_is_read(server: StoreServer) -> None:
+    client = connect("127.0.0.1", server.port)
+    server.abort()
+    with pytest.raises(OSError, match=f"the store at 127.0.0.1:{server.port} failed: ") as caught:
+        client.token(SESSION)
     assert "\n" not in str(caught.value)
 
 
@@ -392,41 +431,3 @@ def test_a_forked_child_does_not_keep_the_port_open(server: StoreServer) -> None
 def test_a_forked_child_that_ends_leaves_the_store_alone(server: StoreServer) -> None:
     assert in_child(lambda: "alive") == "alive"
     prove(server.address, server.port, SESSION, server.token)
-
-
-# --- rank 0 comes last ------------------------------------------------------------------------------------------------
-
-
-def test_the_others_go_before_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "ENTRY_SECONDS", 60.0)
-    server = open_server("127.0.0.1", None, SESSION)
-    client = TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
-    note_entry(client, b"another session!")
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(server.await_entries, 2)
-        for _ in range(2):
-            with pytest.raises(FutureTimeoutError):
-                waiting.result(0.05)
-            note_entry(client, SESSION)
-        waiting.result(30)
-    server.release()
-
-
-@pytest.mark.parametrize("end", [StoreServer.release, StoreServer.abort])
-def test_nobody_waits_for_others_at_a_store_that_is_gone(
-    monkeypatch: pytest.MonkeyPatch, end: Callable[[StoreServer], None]
-) -> None:
-    monkeypatch.setattr(store, "ENTRY_SECONDS", 60.0)
-    server = open_server("127.0.0.1", None, SESSION)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(server.await_entries, 1)
-        with pytest.raises(FutureTimeoutError):
-            waiting.result(0.05)
-        end(server)
-        waiting.result(30)
-
-
-def test_who_comes_by_another_road_is_not_waited_for_long() -> None:
-    server = open_server("127.0.0.1", None, SESSION)
-    server.await_entries(1)
-    server.release()

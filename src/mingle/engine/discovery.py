@@ -40,10 +40,18 @@ Machine: TypeAlias = Host | Joiner | Elector
 
 FIRST_WATCH_SECONDS = 0.05
 """When the thread that serves looks after the process group first."""
+LINGER_SECONDS = 1.0
+"""How long a member keeps its sockets for datagrams after GO: closing them takes a while, and in that moment all ranks
+of a machine want its cores."""
 
 
 class Discovery(StoreLoop):
     """One rank's discovery, from its first datagram to the end of its session.
+
+    Args:
+        settings: of the call.
+        identity: of this rank.
+        enters: whether the connection by which a member proves the store is kept for a process group (`take_client`).
 
     Raises:
         InterfaceError: no interface can be used.
@@ -52,14 +60,15 @@ class Discovery(StoreLoop):
 
     _machine: Machine
 
-    def __init__(self, settings: Settings, identity: Identity) -> None:
+    def __init__(self, settings: Settings, identity: Identity, *, enters: bool = False) -> None:
         self.identity = identity
+        self._enters = enters
         self.watch: Callable[[], float] | None = None
         """Called by the serving thread; returns the seconds until it wants to be called again."""
         self._stopping = False
         self._serving = False
         self._thread: threading.Thread | None = None
-        self._watch_due = 0.0
+        self._watch_due = self._deaf_from = 0.0
         self._store_client: store.StoreClient | None = None
         self._reaching = False
         now = time.monotonic()
@@ -69,7 +78,8 @@ class Discovery(StoreLoop):
         with contextlib.ExitStack() as stack:
             stack.callback(self._progress.close)
             super().__init__(settings, stack)
-            self._spare_thread.prepare()
+            if identity.rank == 0:  # those who wait take the cores as soon as they hear of it
+                self._spare_thread.prepare()
             # The time to answer begins when the sockets are open: on a starved machine that may take seconds.
             self._machine = self._make_machine(time.monotonic())
             self._stack = stack.pop_all()
@@ -106,6 +116,7 @@ class Discovery(StoreLoop):
         machine = self._machine
         try:
             self._carry_out()
+            self._spare_thread.prepare()  # who asks has time for that until it is answered
             while not machine.finished:
                 if machine.expired(time.monotonic()):
                     machine.give_up(self.facts(diagnosed=True))
@@ -133,18 +144,19 @@ class Discovery(StoreLoop):
     def serve(self) -> None:
         """Goes on in a daemon thread."""
         # Nobody can have made a process group yet: the new thread goes straight to its sockets, and its caller on.
-        self._watch_due = time.monotonic() + FIRST_WATCH_SECONDS
+        now = time.monotonic()
+        self._watch_due, self._deaf_from = now + FIRST_WATCH_SECONDS, now + LINGER_SECONDS
         name = "mingle-host" if isinstance(self._machine, Host) else "mingle-member"
         self._serving = True
         self._thread = self._spare_thread.run(name, self._serve)
 
     def _serve(self) -> None:
         try:
-            if isinstance(self._machine, Joiner):
-                self._close_transport()  # nobody asks it any more
             while not self._stopping:
                 self._turn()
                 now = time.monotonic()
+                if self._deaf_due is not None and now >= self._deaf_due:
+                    self._close_transport()  # nobody asks it any more
                 if self.watch is not None and now >= self._watch_due:
                     self._watch_due = now + self.watch()
         except Exception as error:
@@ -154,7 +166,13 @@ class Discovery(StoreLoop):
     def _more_timers(self) -> Iterable[float | None]:
         if not self._serving:
             return (self._progress.next_timer(),)
-        return (self._watch_due if self.watch is not None else None,)
+        return (self._watch_due if self.watch is not None else None, self._deaf_due)
+
+    @property
+    def _deaf_due(self) -> float | None:
+        """When a member that has heard GO closes its sockets for datagrams; a host answers for as long as it lives."""
+        listens = self._transport is not None and isinstance(self._machine, Joiner)
+        return self._deaf_from if listens else None
 
     def _seeks(self) -> bool:
         return not self._machine.finished
@@ -245,7 +263,8 @@ class Discovery(StoreLoop):
     def _reach_store(self, address: str, port: int) -> Callable[[], None]:
         client = None
         try:
-            client = store.connect_ahead(address, port)
+            client = store.connect(address, port, self._workers)
+            client.tune()
         except OSError as error:
             logger.debug("the store can't be reached ahead: %s", error)  # tried again, and told, when it must be proved
         return partial(self._store_reached, client)
@@ -258,12 +277,34 @@ class Discovery(StoreLoop):
     def _prove_store(self, wanted: ProveStore, client: store.StoreClient | None) -> Callable[[], None]:
         joiner = self._machine
         assert not isinstance(joiner, Host)
+        place = wanted.address, wanted.port
         try:
-            store.prove(wanted.address, wanted.port, wanted.session, wanted.token, client)
+            client = store.prove(*place, wanted.session, wanted.token, ahead=client, workers=self._workers)
         except OSError as error:
             reason = str(error)
             return lambda: joiner.store_unreachable(wanted.epoch, reason, time.monotonic())
-        return lambda: joiner.store_proved(wanted.epoch)
+        return partial(self._store_proved, joiner, wanted.epoch, client)
+
+    @property
+    def _workers(self) -> int | None:
+        """For how many workers a rank 0 waits that makes its process group by torch's own road, if we enter with it."""
+        return self.identity.world_size if self._enters else None
+
+    def _store_proved(self, joiner: Joiner | Elector, epoch: int, client: store.StoreClient) -> None:
+        if self._enters and not self._closed:
+            self._store_client = client
+        joiner.store_proved(epoch)
+
+    def take_client(self) -> store.StoreClient | None:
+        """Hands out a member's connection to the store, once the job has formed.
+
+        None if there is none to be had: it was handed out before, or this discovery was not told that it `enters`.
+        """
+        formation = self.machine.outcome
+        client, self._store_client = self._store_client, None
+        if formation is None or client is None or not client.leads_to(formation.store_address, formation.store_port):
+            return None
+        return client
 
     def _close_store(self, reason: str) -> None:
         self.say(f"{reason}; its store is closed, so that the other ranks fail now and not at torch's timeout")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import secrets
 import socket
@@ -23,10 +24,10 @@ from msgspec import Struct
 from mingle import forksafe
 from mingle.abandonable import AbandonedError
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError
-from mingle.network.connections import bare_address, tune
+from mingle.network.connections import bare_address, tune, untune
 
 if TYPE_CHECKING:
-    from torch.distributed import Store, TCPStore
+    from torch.distributed import TCPStore
 
 BACKLOG = 4096
 CONNECT_SECONDS = 2.0
@@ -35,9 +36,8 @@ PROVE_SECONDS = 10.0
 """Longer than the host waits for the proof helps nobody, and shorter fails where reverse look-ups stall (5 s each)."""
 OPERATION_SECONDS = 30.0
 KEY_PREFIX = "mingle/"
-ENTRY_SECONDS = 0.02
-"""How long rank 0 lets the others go before it. Some may come by roads of torch's on which nobody says so."""
-ENTRY_LOOK_SECONDS = 0.0005
+NOTHING = "-"
+"""No token looks like this."""
 
 
 class StoreServer(Struct):
@@ -64,19 +64,6 @@ class StoreServer(Struct):
         """Whether this is the store of that session, on that address."""
         return (self.address, self.session) == (address, session)
 
-    def await_entries(self, count: int) -> None:
-        """Waits a moment until so many ranks have entered the store by torch's road (`note_entry`).
-
-        There torch has rank 0 wait for the others, and sleep 10 ms between two looks at their number. So it is best to
-        come last.
-        """
-        deadline = time.monotonic() + ENTRY_SECONDS
-        with contextlib.suppress(RuntimeError):  # the store is gone: the road will say so
-            while self._store is not None and self._store.add(_entries(self.session), 0) < count:
-                if time.monotonic() >= deadline:
-                    return
-                time.sleep(ENTRY_LOOK_SECONDS)
-
     def release(self) -> None:
         """Lets go of the store: it lives on as long as a process group uses it, and ends with that.
 
@@ -97,33 +84,49 @@ class StoreServer(Struct):
 
 
 class StoreClient(Struct):
-    """A connection to rank 0's store that waits to be needed."""
+    """A connection to rank 0's store: it waits to be needed, proves the store, and may serve a process group then."""
 
     address: str
     port: int
     _store: TCPStore
+    proved_at: float = -math.inf
+    """When it was read last."""
+    _tuned: bool = False
 
     def leads_to(self, address: str, port: int) -> bool:
         """Whether that is the store it is connected to."""
         return (self.address, self.port) == (address, port)
 
     def token(self, session: bytes) -> str:
-        """Returns what the store holds now under a session's key. May block.
+        """Returns what the store holds now under a session's key, or `NOTHING`. May block.
+
+        By an exchange of one value for the same one, which writes nothing: that is one question and one answer, where
+        torch's ``get`` asks the store to wait for the key first.
 
         Raises:
-            OSError: the connection has ended, or the store holds nothing there.
+            OSError: the connection has ended.
         """
         with _failures_as_oserror(self.address, self.port):
-            return self._store.get(KEY_PREFIX + session.hex()).decode(errors="replace")
+            return self._store.compare_set(KEY_PREFIX + session.hex(), NOTHING, NOTHING).decode(errors="replace")
 
+    def hand_over(self) -> TCPStore:
+        """Returns torch's client for a process group, its connection as torch makes it."""
+        if self._tuned:
+            for own in self._connections():
+                untune(own)
+        return self._store
 
-def note_entry(store: Store, session: bytes) -> None:
-    """Says in the store that this rank has come there by torch's road, where it has been counted."""
-    store.add(_entries(session), 1)
+    def tune(self) -> None:
+        """Has the connection notice a dead peer while it waits, and no firewall forget it."""
+        for own in self._connections():
+            tune(own)
+        self._tuned = True
 
-
-def _entries(session: bytes) -> str:
-    return f"{KEY_PREFIX}{session.hex()}/entered"
+    def _connections(self) -> Iterator[socket.socket]:
+        # Torch does not show its descriptor, and another of this process may lead to that port of another host.
+        for own in _own_sockets(socket.socket.getpeername, self.port):
+            if bare_address(own.getpeername()[0]) == bare_address(self.address):
+                yield own
 
 
 def _own_sockets(end: Callable[[socket.socket], Any], port: int) -> Iterator[socket.socket]:
@@ -249,10 +252,16 @@ def _bind_failed(address: str, port: int | None, error: OSError) -> MingleError:
     )
 
 
-def connect(address: str, port: int) -> StoreClient:
+def connect(address: str, port: int, workers: int | None = None) -> StoreClient:
     """Connects to a store. May block for long: call it in a thread.
 
     A plain connection goes first: TCPStore's constructor blocks for a minute or more where nobody answers.
+
+    Args:
+        address: where it listens.
+        port: where it listens.
+        workers: counts this client among so many workers, for whom rank 0 waits if it makes its process group by
+            torch's own ``env://``.
 
     Raises:
         OSError: it was not reached.
@@ -267,7 +276,8 @@ def connect(address: str, port: int) -> StoreClient:
             port,
             is_master=False,
             timeout=timedelta(seconds=PROVE_SECONDS),
-            wait_for_workers=False,
+            world_size=workers,
+            wait_for_workers=workers is not None,  # only a store's own process waits; a client is counted
         )
     return StoreClient(address, port, store)
 
@@ -280,43 +290,49 @@ def _failures_as_oserror(address: str, port: int) -> Iterator[None]:
         raise OSError(f"the store at {address}:{port} failed: {str(error).splitlines()[0]}") from error
 
 
-def connect_ahead(address: str, port: int) -> StoreClient:
-    """Connects to a store that will be needed some time: meanwhile a dead peer is noticed, and no firewall forgets it.
-
-    May block like `connect`.
-
-    Raises:
-        OSError: it was not reached.
-    """
-    client = connect(address, port)
-    for own in _own_sockets(socket.socket.getpeername, port):
-        # Torch does not show its descriptor, and another of this process may lead to that port of another host.
-        if bare_address(own.getpeername()[0]) == bare_address(address):
-            tune(own)
-    return client
-
-
-def prove(address: str, port: int, session: bytes, token: str, ahead: StoreClient | None = None) -> None:
+def prove(
+    address: str,
+    port: int,
+    session: bytes,
+    token: str,
+    *,
+    ahead: StoreClient | None = None,
+    workers: int | None = None,
+) -> StoreClient:
     """Reads the session's token in the store, by ``ahead`` if that leads there. May block: call it in a thread.
+
+    Args:
+        address: where the store listens.
+        port: where it listens.
+        session: whose token it must hold.
+        token: what it must hold.
+        ahead: a connection that is there already.
+        workers: as for `connect`, if a connection is to be made.
+
+    Returns:
+        The connection by which it was read.
 
     Raises:
         OSError: it was not reached, or holds another token.
     """
-    found = None
-    if ahead is not None and ahead.leads_to(address, port):
+    found, client = None, ahead
+    if client is not None and client.leads_to(address, port):
         with contextlib.suppress(OSError):  # broken while it waited: a new one tells more
-            found = ahead.token(session)
-    if found is None:
-        found = connect(address, port).token(session)
+            found = client.token(session)
+    if client is None or found is None:
+        client = connect(address, port, workers)
+        found = client.token(session)
     if found != token:
         raise OSError(f"the store at {address}:{port} belongs to another session")
+    client.proved_at = time.monotonic()
+    return client
 
 
 def await_server(address: str, port: int, *, seconds: float, given_up: Callable[[], bool]) -> None:
-    """Waits until somebody takes connections at a store's port; in a thread of its own, since it blocks.
+    """Waits until somebody takes connections at a store's port.
 
-    Torch's client tries again until its own timeout, and nothing ends it before: where it is to be given up, it is
-    better not begun. Left to itself it would connect to the next store at that port, and count there as a worker.
+    Torch's calls go on until their own timeout or longer, and nothing ends them before: where the store may be out of
+    reach they are better not begun.
 
     Raises:
         AbandonedError: ``given_up()`` became true first.

@@ -370,6 +370,13 @@ def tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
+def untune(sock: socket.socket) -> None:
+    """Gives a connection TCP's own patience back: it outlasts a network that is away for a while."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+
+
 def _in_words(error: OSError) -> str:
     name = errno.errorcode.get(error.errno or 0, type(error).__name__)
     return f"{error.strerror or error} ({name})"

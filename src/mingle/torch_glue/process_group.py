@@ -1,9 +1,9 @@
 """The doors that end in a torch process group: :func:`mingle.init` and ``init_method="mingle://JOB"``.
 
-Both go torch's own ``env://`` road. It puts a prefix of its own before every key and counts the workers in a key
-of its own, so ranks that came through different doors, one of them plain ``env://`` after ``discover()``, meet there.
-On it torch looks for rank 0's store until its own timeout, half an hour, and can't be stopped; a rank whose rank 0 is
-lost meanwhile leaves that to a thread, and fails.
+Both hand torch the very connection by which this rank has proved the store. Torch's own ``env://`` road would make
+one more like it: the keys have the same prefix, and this rank has been counted among the workers already. So ranks that
+came through different doors, one of them plain ``env://`` after ``discover()``, meet there. Under torchrun the store
+is torchrun's, and that road is taken.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from typing import Any
 
 from msgspec import structs
 
-from mingle import abandonable
-from mingle.engine import store
 from mingle.errors import ConfigurationError, MingleError
 from mingle.job import Job
 from mingle.torch_glue import rendezvous, session
@@ -60,18 +58,26 @@ def init(
     arguments: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> Job:
-    """Carries :func:`mingle.init` out; its arguments are documented there."""
+    """Carries :func:`mingle.init` out; its arguments are documented there.
+
+    Raises:
+        MingleError: what discovery raises, or rank 0 was lost while torch made the process group.
+    """
     global _own_group, _own_pid
     with rendezvous.one_call():
         wanted = rendezvous.resolve({"job_id": job_id, **arguments})
         check_options(backend, options)
         _make_way()
-        job = rendezvous.form(wanted)
+        job = rendezvous.form(wanted, enters=True)
         distributed = importlib.import_module("torch.distributed")
         try:
             distributed.init_process_group(backend, init_method=f"{FORMED}://", **options)
-        except BaseException:
+        except BaseException as error:
+            # Every error of torch's C++ side is a RuntimeError; that rank 0 is gone tells more than that its store is.
+            loss = rendezvous.loss() if isinstance(error, RuntimeError) else None
             job.close()
+            if loss is not None:
+                raise loss from error
             raise
         _own_group, _own_pid = weakref.ref(_default_group()), os.getpid()
         job._destroy_group = partial(destroy, _own_group)
@@ -256,48 +262,29 @@ def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> 
         wanted = rendezvous.resolve({"job_id": job_id, **arguments})
         if timeout is not None:
             wanted = _bounded(wanted, timeout)
-        job = rendezvous.form(wanted)
+        job = rendezvous.form(wanted, enters=True)
     with _closed_on_error(job):
-        yield from _env_road(timeout, job.rank, job.world_size)
+        yield from _entry(timeout, job.rank, job.world_size)
 
 
 def formed_handler(_url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
     """What torch calls for ``init``; yields as `rendezvous_handler` does."""
-    return _env_road(timeout)
+    return _entry(timeout)
 
 
-def _env_road(timeout: timedelta | None, *place: int) -> Iterator[tuple[Any, int, int]]:
-    """Goes torch's ``env://`` road to the store.
+def _entry(timeout: timedelta | None, *place: int) -> Iterator[tuple[Any, int, int]]:
+    """Hands torch the store that this rank has proved, or goes torch's ``env://`` road to one that is torchrun's.
 
     Raises:
-        MingleError: this is not rank 0, and rank 0 is lost.
+        MingleError: rank 0 is lost, or its store has not answered.
     """
     distributed_rendezvous = importlib.import_module("torch.distributed.rendezvous")
     if timeout is None:
         timeout = distributed_rendezvous.default_pg_timeout
-    road = distributed_rendezvous.rendezvous("env://", *place, timeout=timeout)
-    running = rendezvous.running_session()
-    if running is None or not running.is_member:  # the store is torchrun's, or in this process
-        if running is not None:
-            running.await_entries()
-        yield from road
+    if (entry := rendezvous.entry(timeout.total_seconds())) is not None:
+        yield entry
         return
-
-    def given_up() -> bool:
-        return running.bereft is not None
-
-    def connect() -> tuple[Any, int, int]:
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store.await_server(address, port, seconds=timeout.total_seconds(), given_up=given_up)
-        connected: tuple[Any, int, int] = next(road)
-        running.note_entry(connected[0])
-        return connected
-
-    try:
-        yield abandonable.run(connect, "env", given_up)
-    except abandonable.AbandonedError:
-        assert running.bereft is not None
-        raise running.bereft from None
+    yield from distributed_rendezvous.rendezvous("env://", *place, timeout=timeout)
 
 
 def _bounded(wanted: Any, timeout: timedelta) -> Any:

@@ -26,7 +26,7 @@ from mingle.job import Job, Member
 from mingle.rules.machine import Formation, Identity, scoped
 from mingle.torch_glue import environment, gloo, torch_threads
 from mingle.torch_glue.environment import process_environment
-from mingle.torch_glue.session import ForeignSession, LoneSession, RunningSession
+from mingle.torch_glue.session import Entry, ForeignSession, LoneSession, RunningSession
 from mingle.wire.datagrams import clip
 from mingle.wire.frames import Who
 
@@ -62,9 +62,16 @@ def tell_group_stands() -> None:
         _active.group_stands()
 
 
-def running_session() -> RunningSession | None:
-    """Returns the present session, if it is one with others that mingle has brought together."""
-    return _active if isinstance(_active, RunningSession) else None
+def entry(seconds: float) -> Entry | None:
+    """Returns what torch needs to make the process group of the present session, unless that is torchrun's.
+
+    Args:
+        seconds: for how long a store that does not answer is waited for.
+
+    Raises:
+        MingleError: rank 0 is lost, or its store has not answered.
+    """
+    return None if _active is None else _active.entry(seconds)
 
 
 @contextlib.contextmanager
@@ -86,6 +93,11 @@ def one_call() -> Iterator[None]:
         _calls.release()
 
 
+def loss() -> MingleError | None:
+    """Returns that rank 0 of the present session is lost, if it is."""
+    return _active.loss() if isinstance(_active, RunningSession) else None
+
+
 def end_session() -> None:
     """Ends this process's session, if there is one."""
     if _active is not None:
@@ -103,14 +115,19 @@ def resolve(arguments: dict[str, Any]) -> Settings:
     return settings.resolve(process_environment.visible(), **arguments)
 
 
-def form(wanted: Settings) -> Job:
-    """Carries a call out: ends this process's old session, discovers, exports, returns the job."""
+def form(wanted: Settings, *, enters: bool = False) -> Job:
+    """Carries a call out: ends this process's old session, discovers, exports, returns the job.
+
+    Args:
+        wanted: of the call.
+        enters: whether a process group is made of it by `entry`.
+    """
     end_session()
     _import_torch()
     started = time.monotonic()
     if wanted.pass_through:
         return _passed_through(wanted)
-    formation, session = _form_alone(wanted) if wanted.world_size == 1 else _discover(wanted)
+    formation, session = _form_alone(wanted) if wanted.world_size == 1 else _discover(wanted, enters=enters)
     _hold(session)
     try:
         _export(wanted, formation)
@@ -149,11 +166,11 @@ def _import_torch() -> None:
     importlib.import_module("torch.distributed")
 
 
-def _discover(wanted: Settings) -> tuple[Formation, RunningSession]:
+def _discover(wanted: Settings, *, enters: bool) -> tuple[Formation, RunningSession]:
     if wanted.rank in (0, None):
         quiet = wanted.progress == "off"
         file_limit.make_room(wanted.world_size, file_limit.FILES_PER_RANK, what="ranks", quiet=quiet)
-    discovery = Discovery(wanted, _identity(wanted))
+    discovery = Discovery(wanted, _identity(wanted), enters=enters)
     formation = discovery.run()
     return formation, RunningSession(discovery, formation)
 

@@ -10,21 +10,33 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from mingle.abandonable import AbandonedError
 from mingle.engine import store
 from mingle.engine.discovery import Discovery
 from mingle.errors import MingleError
 from mingle.host.hosting import Host
 from mingle.job import Member
 from mingle.rank.joining import Joiner
+from mingle.rank.membership import RETURN_SECONDS
 from mingle.rules.machine import Formation
 from mingle.rules.seats import roster_digest
 from mingle.wire.frames import Seat
 
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
 logger = logging.getLogger("mingle")
 
+Entry: TypeAlias = "tuple[TCPStore, int, int]"
+"""What torch makes a process group of: the store, this rank, the world size."""
+
 ROSTER_SECONDS = 10.0
+LOSS_NOTICED_SECONDS = 0.25
+"""How long the loop needs at most to see that a connection has ended, and what follows from that."""
+FRESH_SECONDS = 1.0
+"""For how long a proof of the store is taken for its being in reach: torch's calls can't be stopped if it is not."""
 WATCH_QUICK_SECONDS = 0.05
 WATCH_SLOW_SECONDS = 0.5
 
@@ -41,6 +53,10 @@ class ForeignSession:
     def roster(self) -> tuple[Member, ...]:
         """Nobody: torchrun keeps its roster to itself."""
         return ()
+
+    def entry(self, _seconds: float) -> Entry | None:
+        """Nothing: the store is torchrun's."""
+        return None
 
     def group_stands(self) -> None:
         """The process group stands; the store is torchrun's."""
@@ -72,6 +88,11 @@ class LoneSession:
     def roster(self) -> tuple[Member, ...]:
         """Only this rank."""
         return (self._member,)
+
+    def entry(self, _seconds: float) -> Entry | None:
+        """The store of this rank alone."""
+        handle = self.server.handle if self.server is not None else None
+        return None if handle is None else (handle, 0, 1)
 
     def group_stands(self) -> None:
         """The process group has taken the store over."""
@@ -107,22 +128,49 @@ class RunningSession:
         discovery.watch = self._watch
         discovery.serve()
 
-    @property
-    def is_member(self) -> bool:
-        """Whether another process is rank 0."""
-        return isinstance(self._discovery.machine, Joiner)
-
     # --- the process group -----------------------------------------------------------------------------------------
 
-    def note_entry(self, connected: Any) -> None:
-        """This rank has entered rank 0's store, of which this is its client, to make the process group."""
-        store.note_entry(connected, self._formation.session)
+    def entry(self, seconds: float) -> Entry | None:
+        """What a process group is made of, once; None where nobody has said that one is wanted.
 
-    def await_entries(self) -> None:
-        """On rank 0: the others have entered its store, or a moment has passed."""
-        server = self._discovery.store_server
-        if server is not None:
-            server.await_entries(self._formation.world_size - 1)
+        Args:
+            seconds: for how long a store that does not answer is waited for.
+
+        Raises:
+            DiscoveryTimeoutError: it has not answered within that time.
+            MingleError: this is not rank 0, and rank 0 is lost.
+        """
+        if self._discovery.store_server is not None:
+            handle = self._discovery.store_server.handle
+        elif (client := self._discovery.take_client()) is not None:
+            if time.monotonic() - client.proved_at > FRESH_SECONDS:
+                self._await_store(client, seconds)
+            handle = client.hand_over()
+        else:
+            handle = None
+        return None if handle is None else (handle, self._formation.rank, self._formation.world_size)
+
+    def _await_store(self, client: store.StoreClient, seconds: float) -> None:
+        try:
+            store.await_server(client.address, client.port, seconds=seconds, given_up=lambda: self.bereft is not None)
+        except AbandonedError:
+            assert self.bereft is not None
+            raise self.bereft from None
+
+    def loss(self) -> MingleError | None:
+        """Returns that rank 0 is lost, if it is: asked by a member whose process group could not be made.
+
+        Its store breaks at the same moment as its connection, but it is lost only when it does not come back.
+        """
+        machine = self._discovery.machine
+        if not isinstance(machine, Joiner):
+            return None
+        now = time.monotonic()
+        noticed, returned = now + LOSS_NOTICED_SECONDS, now + RETURN_SECONDS + LOSS_NOTICED_SECONDS
+        while self.bereft is None and now < (noticed if machine.connection_stands else returned):
+            time.sleep(WATCH_QUICK_SECONDS)
+            now = time.monotonic()
+        return self.bereft
 
     def _watch(self) -> float:
         """Looks whether the process group has come or gone; torch has no hook for either. Runs in the loop."""
