@@ -71,18 +71,26 @@ def init(
         job = rendezvous.form(wanted, enters=True)
         distributed = importlib.import_module("torch.distributed")
         try:
-            distributed.init_process_group(backend, init_method=f"{FORMED}://", **options)
-        except BaseException as error:
-            # Every error of torch's C++ side is a RuntimeError; that rank 0 is gone tells more than that its store is.
-            loss = rendezvous.loss() if isinstance(error, RuntimeError) else None
+            with _loss_told():
+                distributed.init_process_group(backend, init_method=f"{FORMED}://", **options)
+        except BaseException:
             job.close()
-            if loss is not None:
-                raise loss from error
             raise
         _own_group, _own_pid = weakref.ref(_default_group()), os.getpid()
         job._destroy_group = partial(destroy, _own_group)
         rendezvous.tell_group_stands()
         return job
+
+
+@contextlib.contextmanager
+def _loss_told() -> Iterator[None]:
+    """Where torch fails since rank 0 is lost, says so: that tells more than that its store is gone."""
+    try:
+        yield
+    except RuntimeError as error:  # every error of torch's C++ side is one
+        if (loss := rendezvous.loss()) is not None:
+            raise loss from error
+        raise
 
 
 def _default_group() -> Any:
@@ -264,7 +272,10 @@ def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> 
             wanted = _bounded(wanted, timeout)
         job = rendezvous.form(wanted, enters=True)
     with _closed_on_error(job):
-        yield from _entry(timeout, job.rank, job.world_size)
+        for entry in _entry(timeout, job.rank, job.world_size):
+            with _loss_told():
+                entry[0].check([])  # what fails later, in torch's own call, can't be told in our words
+            yield entry
 
 
 def formed_handler(_url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:

@@ -143,12 +143,17 @@ class RunningSession:
         if self._discovery.store_server is not None:
             handle = self._discovery.store_server.handle
         elif (client := self._discovery.take_client()) is not None:
-            if time.monotonic() - client.proved_at > FRESH_SECONDS:
+            if not (self._is_connected and time.monotonic() - client.proved_at < FRESH_SECONDS):
                 self._await_store(client, seconds)
             handle = client.hand_over()
         else:
             handle = None
         return None if handle is None else (handle, self._formation.rank, self._formation.world_size)
+
+    @property
+    def _is_connected(self) -> bool:
+        machine = self._discovery.machine
+        return isinstance(machine, Joiner) and machine.connection_stands
 
     def _await_store(self, client: store.StoreClient, seconds: float) -> None:
         try:
@@ -162,12 +167,11 @@ class RunningSession:
 
         Its store breaks at the same moment as its connection, but it is lost only when it does not come back.
         """
-        machine = self._discovery.machine
-        if not isinstance(machine, Joiner):
+        if not isinstance(self._discovery.machine, Joiner):
             return None
         now = time.monotonic()
         noticed, returned = now + LOSS_NOTICED_SECONDS, now + RETURN_SECONDS + LOSS_NOTICED_SECONDS
-        while self.bereft is None and now < (noticed if machine.connection_stands else returned):
+        while self.bereft is None and now < (noticed if self._is_connected else returned):
             time.sleep(WATCH_QUICK_SECONDS)
             now = time.monotonic()
         return self.bereft
