@@ -34,8 +34,12 @@ IPV4, IPV6 = netifaces.AF_INET, netifaces.AF_INET6
 def test_the_address_that_gloo_takes_by_itself(
     monkeypatch: pytest.MonkeyPatch, families: dict[int, list[dict[str, str]]], expected: str | None
 ) -> None:
-    monkeypatch.setattr(netifaces, "interfaces", lambda: ["lo", "eth0"])
-    monkeypatch.setattr(netifaces, "ifaddresses", {"eth0": families}.__getitem__)
+    def ifaddresses(interface: str) -> dict[int, list[dict[str, str]]]:
+        if interface != "eth0":
+            raise ValueError("You must specify a valid interface name.")
+        return families
+
+    monkeypatch.setattr(netifaces, "ifaddresses", ifaddresses)
     assert gloo.default_address("eth0") == expected
     assert gloo.default_address("eth1") is None
 

@@ -30,9 +30,10 @@ _ADDRESS = "_MINGLE_GLOO_ADDRESS"  # between an agent and its workers: no settin
 
 def default_address(interface: str) -> str | None:
     """Returns the address that Gloo takes for an interface by itself, without its zone; None: it has none."""
-    if interface not in netifaces.interfaces():
+    try:
+        families = netifaces.ifaddresses(interface)
+    except ValueError:  # it has gone; to list all names first would take as long again
         return None
-    families = netifaces.ifaddresses(interface)
     for family in (netifaces.AF_INET, netifaces.AF_INET6):
         for entry in families.get(family, ()):
             return str(entry["addr"].partition("%")[0])
