@@ -393,7 +393,7 @@ def test_who_may_host_makes_room(monkeypatch: pytest.MonkeyPatch, rank: int | No
     class Stop(Exception):
         pass
 
-    def stop(*_: object) -> None:
+    def stop(*_: object, **__: object) -> None:
         raise Stop
 
     monkeypatch.setattr(file_limit, "make_room", lambda members, *_, **__: asked.append(members))
