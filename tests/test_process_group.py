@@ -458,6 +458,12 @@ def test_mingles_timeout_counts_when_it_is_shorter(monkeypatch: pytest.MonkeyPat
     assert process_group._bounded(wanted, timedelta(seconds=2)).discovery_timeout == 2.0
 
 
+def test_the_store_has_the_patience_that_torch_was_told() -> None:
+    store_handed, *place = next(rendezvous_handler("mingle://told?rank=0&world_size=1", timeout=timedelta(seconds=7)))
+    assert place == [0, 1]
+    assert store_handed.timeout == timedelta(seconds=7)
+
+
 def test_a_job_whose_store_torch_cannot_open_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_seconds: float) -> None:
         raise RuntimeError("torch is broken")

@@ -291,7 +291,7 @@ class Discovery(StoreLoop):
         return self.identity.world_size if self._enters else None
 
     def _store_proved(self, joiner: Joiner | Elector, epoch: int, client: store.StoreClient) -> None:
-        if self._enters and not self._closed:
+        if self._enters and not self._closed and not joiner.finished:
             self._store_client = client
         joiner.store_proved(epoch)
 

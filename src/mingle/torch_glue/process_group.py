@@ -293,6 +293,7 @@ def _entry(timeout: timedelta | None, *place: int) -> Iterator[tuple[Any, int, i
     if timeout is None:
         timeout = distributed_rendezvous.default_pg_timeout
     if (entry := rendezvous.entry(timeout.total_seconds())) is not None:
+        entry[0].set_timeout(timeout)
         yield entry
         return
     yield from distributed_rendezvous.rendezvous("env://", *place, timeout=timeout)
