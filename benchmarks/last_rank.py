@@ -20,8 +20,8 @@ many messages of that size, a TCPStore and its clients, and neither proof nor ch
 what it is. "single steps" is one datagram's way, one connection, the round trips, and one TCPStore client, one after
 the other between two processes that do nothing else. CPU is that of all 8 ranks, their waiting included, in ms.
 
-What mingle's time is made of, by the clocks of its ranks on two cores: rank 0's own start 2 to 4 ms, proving and
-joining 5, confirming 2, opening the store 1.5, seven clients of the store 4, GO and the threads that serve later 2.
+What mingle's time is made of, by the clocks of its ranks on two cores (medians of 12 rounds of 23 ms): rank 0's own
+start 2.8 ms, proving and joining 8.5, confirming 0.7, opening the store 1.6, seven clients of the store 5.9, GO 3.3.
 Nearly all of it is CPU of 8 interpreters that share two cores. Where 8 ranks begin together, perf(1) finds less than a
 twentieth idle, six tenths in the interpreter, which runs most of mingle for the first time in its process, and a
 quarter in the kernel."""
