@@ -14,10 +14,12 @@ import time
 
 from .rank import report
 
-DOUBLED = 0.4
-"""The share of datagrams that arrive twice."""
 LATEST_SECONDS = 0.03
-"""Each copy of a datagram comes as late as chance wants, up to this; what is not UDP passes at once."""
+"""A datagram comes as late as chance wants, up to this; what is not UDP passes at once.
+
+The first datagram, and every second one after it, comes twice, the copy at the latest. Chance has no say in that: a
+job that forms sends so few datagrams that chance left all of them single once in a while.
+"""
 
 # <linux/if_packet.h>, <linux/if_ether.h>, <linux/virtio_net.h>; Python has no names for them.
 _SOL_PACKET = 263
@@ -49,13 +51,13 @@ def mix(interfaces: tuple[str, str], seed: int) -> None:
                 if not _is_udp(frame[_VNET_HEADER_BYTES:]):
                     key.data.send(frame)
                     continue
-                copies = 1 + (rng.random() < DOUBLED)
                 number += 1
-                for _ in range(copies):
-                    due = time.monotonic() + rng.uniform(0, LATEST_SECONDS)
-                    heapq.heappush(late, (due, number, key.data, frame))
-                if copies == 2:
+                delays = [rng.uniform(0, LATEST_SECONDS)]
+                if number % 2:
+                    delays.append(LATEST_SECONDS)
                     report("mixed", what="doubled")
+                for delay in delays:
+                    heapq.heappush(late, (time.monotonic() + delay, number, key.data, frame))
             while late and late[0][0] <= time.monotonic():
                 _, sent, target, frame = heapq.heappop(late)
                 target.send(frame)
