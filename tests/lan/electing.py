@@ -78,9 +78,9 @@ class ElectionInvariants(Invariants):
                 assert said or member == registrar.host.member, (
                     f"{process.name} has sealed without a word of {member!r}"
                 )
-        if host._moved is not self._moved.get(registrar.session):
-            self._moved[registrar.session] = host._moved
-            there = host._moved.offer.session if host._moved is not None else None
+        if host.making_way.moved is not self._moved.get(registrar.session):
+            self._moved[registrar.session] = host.making_way.moved
+            there = host.making_way.moved.offer.session if host.making_way.moved is not None else None
             assert there in (None, process.joiner.seat), f"{process.name} sends its members where it has no seat"
 
     def _look_for_faults(self) -> None:

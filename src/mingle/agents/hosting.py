@@ -192,7 +192,7 @@ class AgentHost(Host):
     def _hold(self, now: float) -> None:
         # Whoever runs without the majority that we have began anew, and makes way once we run.
         others = self.rivals.any_alive and not self.registrar.leads(now)
-        self.registrar.hold(others or self._making_way, now)
+        self.registrar.hold(others or self.making_way.begun, now)
         self._decide(now)
 
     def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
@@ -222,7 +222,7 @@ class AgentHost(Host):
             return
         if self.roll is None:
             self._begin(now)
-        for offer, _ in self.take_sightings():
+        for offer, _ in self.making_way.take_sightings():
             self._sighted(offer, "", now)
         self._keep_roll(now)
         if self._superseding.found is not None:

@@ -323,7 +323,7 @@ class Elector:
                 self._end_host("it has joined another host")
             return
         if self.host is not None:
-            for offer, stands in self.host.take_sightings():
+            for offer, stands in self.host.making_way.take_sightings():
                 if self._candidacy.competes(offer):
                     self._compete(offer, "", stands=stands, now=now)
         if self._yield is not None:
@@ -352,7 +352,7 @@ class Elector:
             making.session, making.host = seat, winner.host
             making.seated, making.empty_by = True, now + EMPTY_SECONDS
             host.send_after(winner)
-        elif host.stranded:
+        elif host.making_way.stranded:
             self._open_again(making, now, stand=True)
         elif now >= making.empty_by or not host.has_members:
             self._end_host("its members were sent to another host")

@@ -15,6 +15,7 @@ import msgspec
 from mingle.errors import InterfaceError, MingleError
 from mingle.host.callers import Caller, Callers
 from mingle.host.introduction import Introduction, roster_parts
+from mingle.host.making_way import MakingWay
 from mingle.host.presence import Presence
 from mingle.host.rivals import Rivals
 from mingle.rules import decisions, reports
@@ -35,7 +36,6 @@ from mingle.rules.machine import (
     Reach,
     Snapshot,
     Source,
-    note,
     note_name,
 )
 from mingle.rules.proving import address_seconds, named
@@ -43,8 +43,6 @@ from mingle.rules.registrar import Registrar
 from mingle.rules.seats import Phase
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer, Rejected
-
-MAX_SIGHTINGS = 64  # reports of other hosts, handed out after each frame; bounded against a member that sends many
 
 
 class Host:
@@ -72,14 +70,11 @@ class Host:
         self.evidence = Evidence() if evidence is None else evidence
         self.closed = False
         self.store_port = 0
-        self.stranded = False
-        """A member could not follow where it was sent."""
+        self.making_way = MakingWay(self.evidence)
+        """For another host, where ranks are assigned."""
         self._deadline = started + means.timeout
         self._effects: list[Effect] = []
         self._sealed_since = 0.0
-        self._making_way = False
-        self._moved: frames.Moved | None = None
-        self._sightings: list[tuple[Offer, bool]] = []
         self._introduction = introduction = Introduction(
             identity=identity, session=session, reach=reach, started=started
         )
@@ -244,10 +239,9 @@ class Host:
         elif isinstance(frame, frames.Ack):
             self.registrar.acknowledged(conn, frame.epoch, now)
         elif isinstance(frame, frames.Sighting):
-            if len(self._sightings) < MAX_SIGHTINGS:
-                self._sightings.append((frame.offer, frame.stands))
+            self.making_way.sighted(frame)
         elif isinstance(frame, frames.Stranded):
-            self._strand(caller, frame.session)
+            self.making_way.strand(caller.as_seen(caller.hello.who), frame.session)
         elif isinstance(frame, frames.Ready):
             self.registrar.ready(conn)
         elif isinstance(frame, frames.Leave):
@@ -264,19 +258,13 @@ class Host:
     def _join(self, conn: int, caller: Caller, join: frames.Join, now: float) -> None:
         self.evidence.seekers.pop(caller.hello.member, None)
         self.registrar.join(conn, caller.hello.member, msgspec.structs.replace(join, who=caller.as_seen(join.who)), now)
-        if self._moved is not None:
-            self._callers.tell(conn, self._moved)
-
-    def _strand(self, caller: Caller, session: bytes) -> None:
-        """A member can't reach the host that it was sent to."""
-        if self._moved is not None and self._moved.offer.session == session:
-            self.stranded = True
-            note(self.evidence.hosts, self._moved.offer.host_name, f"not reached by {caller.as_seen(caller.hello.who)}")
+        if self.making_way.moved is not None:
+            self._callers.tell(conn, self.making_way.moved)
 
     # --- decisions -------------------------------------------------------------------------------------------------
 
     def _hold(self, now: float) -> None:
-        self.registrar.hold(self.rivals.any_alive or self._making_way, now)
+        self.registrar.hold(self.rivals.any_alive or self.making_way.begun, now)
         self._decide(now)
 
     def _decide(self, now: float) -> None:
@@ -325,11 +313,6 @@ class Host:
 
     # --- making way for another host (when ranks are assigned) -------------------------------------------------------
 
-    def take_sightings(self) -> list[tuple[Offer, bool]]:
-        """Hands out which other hosts were reported, each with whether it stands against a lower id."""
-        seen, self._sightings = self._sightings, []
-        return seen
-
     @property
     def has_members(self) -> bool:
         """Whether anybody but the host itself has a seat."""
@@ -337,18 +320,18 @@ class Host:
 
     def make_way(self, now: float) -> None:
         """Stops taking members and confirming, for the time that it takes to join another host."""
-        self._making_way = True
+        self.making_way.begin()
         self._hold(now)
 
     def send_after(self, offer: Offer) -> None:
         """Sends the members to that host, and everybody who still comes."""
-        self._moved, self.stranded = frames.Moved(offer=offer), False
+        moved = self.making_way.send_after(offer)
         for conn in self.registrar.member_connections():
-            self._callers.tell(conn, self._moved)
+            self._callers.tell(conn, moved)
 
     def open_again(self, now: float) -> None:
         """Takes members again: the other host is gone, or not reached by all."""
-        self._making_way, self._moved, self.stranded = False, None, False
+        self.making_way.end()
         self._presence.burst(now)
         self._hold(now)
 
@@ -364,7 +347,7 @@ class Host:
         self._hold(now)
         if not self.finished:
             self._judge(now)
-        self._presence.handle_timer(now, finished=self.finished, mute=self._making_way)
+        self._presence.handle_timer(now, finished=self.finished, mute=self.making_way.begun)
 
     def _judge(self, now: float) -> None:
         """Looks whether another host of this job stays."""
