@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from mingle.engine import spare_thread
 from mingle.engine.spare_thread import SpareThread
 
 
@@ -104,6 +105,27 @@ def test_at_its_end_an_idle_one_is_gone_and_one_at_work_is_not_waited_for(spare:
     go_on.set()
     thread.join(5)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_interrupt_while_it_is_started_leaves_none(
+    there: bool, spare: SpareThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if there:
+            start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(spare_thread, "INTERRUPTED_SECONDS", 0.05 if not there else 5.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            spare.prepare()
+    assert names() == []
+    spare.prepare()
+    assert names() == ["mingle-spare"]
 
 
 def test_work_that_comes_after_the_end_is_done_by_a_thread_that_ends_with_it(spare: SpareThread) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -50,6 +51,15 @@ def test_only_gloos_threads_are_looked_at(tmp_path: Path, monkeypatch: pytest.Mo
     tasks = _tasks(tmp_path, "1 (python) R 1", "2 (pt_gloo_runloop) S 1", "3 (a) (b) R 1")
     (tmp_path / "4").mkdir()  # one that ends while it is looked at
     monkeypatch.setattr(torch_threads, "_TASKS", tasks)
+    assert torch_threads._states() == {"S"}
+
+
+def test_where_torch_gives_them_no_name_all_are_looked_at_but_pythons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / str(threading.get_native_id())).mkdir()
+    (tmp_path / str(threading.get_native_id()) / "stat").write_text("1 (python) R 1")
+    monkeypatch.setattr(torch_threads, "_TASKS", _tasks(tmp_path, "1 (python) S 1", "2 (pt_tcpstore_uv) S 1"))
     assert torch_threads._states() == {"S"}
 
 

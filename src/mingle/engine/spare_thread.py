@@ -16,6 +16,8 @@ Work: TypeAlias = Callable[[], object]
 
 NAME = "mingle-spare"
 """The thread's, while it has nothing to do."""
+INTERRUPTED_SECONDS = 0.5
+"""How long a start that was interrupted may take to show whether there is a thread."""
 
 
 class SpareThread:
@@ -32,7 +34,13 @@ class SpareThread:
     def prepare(self) -> None:
         """Starts the thread, unless it is there."""
         if self._worker is None:
-            self._worker = _Worker()
+            self._worker = worker = _Worker()  # known before it is started: Ctrl-C may come between any two steps
+            try:
+                worker.thread.start()
+            except BaseException:
+                self._worker = None
+                worker.give_up()
+                raise
 
     def run(self, name: str, work: Work) -> threading.Thread:
         """Has ``work`` done by the spare thread, or by a new one, and returns the thread.
@@ -57,15 +65,25 @@ class SpareThread:
         if self._worker is not None:
             self._worker.let_go()
             if not self._worker.busy and self._worker.thread is not threading.current_thread():
-                self._worker.thread.join()
+                self._worker.join()
 
 
 class _Worker:
     def __init__(self) -> None:
         self.busy = False
         self._errands: SimpleQueue[tuple[str, Work] | None] = SimpleQueue()
+        self._runs = threading.Event()
         self.thread = threading.Thread(target=self._run, name=NAME, daemon=True)
-        self.thread.start()
+
+    def give_up(self) -> None:
+        """Its start was interrupted, most likely while the thread came up: an idle one would stay for ever."""
+        self.let_go()
+        if self._runs.wait(INTERRUPTED_SECONDS):
+            self.thread.join()
+
+    def join(self) -> None:
+        if self._runs.is_set():
+            self.thread.join()
 
     def take(self, name: str, work: Work) -> None:
         self.busy = True
@@ -75,6 +93,7 @@ class _Worker:
         self._errands.put(None)
 
     def _run(self) -> None:
+        self._runs.set()
         while errand := self._errands.get():
             self.thread.name, work = errand
             work()

@@ -26,7 +26,7 @@ from msgspec import structs
 
 from mingle.errors import ConfigurationError, MingleError
 from mingle.job import Job
-from mingle.torch_glue import rendezvous, session
+from mingle.torch_glue import rendezvous, session, torch_threads
 
 logger = logging.getLogger("mingle")
 
@@ -138,18 +138,22 @@ def destroy(group: weakref.ref[Any], failing: bool) -> None:
     if group() is None or _default_group() is not group() or _own_pid != os.getpid():
         return
     _own_group = None
-    end = sys.modules["torch.distributed"].destroy_process_group
     if not failing:
-        end()
+        _end()
         return
-    thread = threading.Thread(target=_destroy_quietly, args=(end,), name="mingle-abandoned-destroy", daemon=True)
+    thread = threading.Thread(target=_end_quietly, name="mingle-abandoned-destroy", daemon=True)
     thread.start()
     thread.join(DESTROY_SECONDS)
 
 
-def _destroy_quietly(end: Any) -> None:
+def _end() -> None:
+    torch_threads.settle()  # torch before 2.8 waits for its threads with the interpreter's lock, which they may want
+    sys.modules["torch.distributed"].destroy_process_group()
+
+
+def _end_quietly() -> None:
     try:
-        end()
+        _end()
     except Exception as error:
         # The exception that is on its way already is the one to be seen.
         logger.debug("destroying the process group failed: %s", error)

@@ -1,17 +1,21 @@
-"""Torch's threads at the interpreter's exit: they must have let go of the last tensors before Python is taken down.
+"""Torch's threads: they must have let go of the last tensors before their group, or Python itself, is taken down.
 
 A thread of Gloo drops its tensors only after it has told the waiting Python thread that the work is done. Whoever drops
-a tensor last has to take the interpreter's lock, from C++. If the interpreter is going down by then, CPython before
-3.14 ends that thread by unwinding its stack; the stack has destructors that may not be unwound, so the C++ library
-calls ``std::terminate`` and the process, whose work was done and right, ends with SIGABRT (status 134 in a shell).
-``destroy_process_group`` does not save it: a model in DistributedDataParallel keeps its group, and with it these
-threads, until the process is gone.
+a tensor last has to take the interpreter's lock, from C++.
+
+* **A group's end.** Torch before 2.8 waits in the group's destructor for these threads without letting go of the lock
+  (pytorch/pytorch#154976 mended it): where one of them wants it just then, the process hangs for ever.
+* **The interpreter's exit.** CPython before 3.14 ends a thread that wants the lock then by unwinding its stack; the
+  stack has destructors that may not be unwound, so the C++ library calls ``std::terminate`` and the process, whose work
+  was done and right, ends with SIGABRT (status 134 in a shell). ``destroy_process_group`` does not save it: a model in
+  DistributedDataParallel keeps its group, and with it these threads, until the process is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -20,7 +24,7 @@ SETTLE_SECONDS = 1.0
 _LOOK_SECONDS = 0.002
 _QUIET_LOOKS = 2
 _NAME = "pt_gloo_runloop"
-"""What torch calls the threads that carry out Gloo's works."""
+"""What torch calls the threads that carry out Gloo's works; in 2.6 they have no name of their own yet."""
 _TASKS = Path("/proc/self/task")
 
 
@@ -41,19 +45,22 @@ def settle() -> None:
 
 
 def _states() -> set[str]:
-    """The states of Gloo's threads, by the letters of proc(5)."""
-    found: set[str] = set()
+    """The states of Gloo's threads, by the letters of proc(5): those of that name, else all that are not Python's."""
+    named, others = set[str](), set[str]()
     try:
         tasks = list(_TASKS.iterdir())
     except OSError:
-        return found
+        return named
+    pythons = {str(thread.native_id) for thread in threading.enumerate()}
     for task in tasks:
         with contextlib.suppress(OSError):  # it has just ended
             # One read(2), whose time the kernel gives to whoever waits for the interpreter's lock.
             name, _, rest = _read(task / "stat").partition("(")[2].rpartition(")")
             if name == _NAME:
-                found.add(rest.split()[0])
-    return found
+                named.add(rest.split()[0])
+            elif task.name not in pythons:
+                others.add(rest.split()[0])
+    return named or others
 
 
 def _read(path: Path) -> str:
