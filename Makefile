@@ -82,12 +82,15 @@ TORCH ?= 2.6.0
 TORCH_VENV := .venv-torch-$(TORCH)
 
 .PHONY: test-torch
-test-torch: ## run the tests of the torchrun door on another torch: make test-torch TORCH=2.6.0
+test-torch: ## run the tests of all that touches torch on another one: make test-torch TORCH=2.6.0
 	$(PYTHON) -m venv $(TORCH_VENV)
 	sed '/^torch==/d; /^# what torch runs on/,/^$$/d' constraints.txt > $(TORCH_VENV)/constraints.txt
 	PIP_CONSTRAINT=$(TORCH_VENV)/constraints.txt $(TORCH_VENV)/bin/python -m pip install \
 		--disable-pip-version-check --quiet torch==$(TORCH) --editable '.[dev]'
-	$(TORCH_VENV)/bin/python -m pytest -n $(JOBS) tests/test_torchrun.py tests/test_torchrun_handler.py \
+	$(TORCH_VENV)/bin/python -m pytest -n $(JOBS) tests/test_discovery.py tests/test_gloo.py tests/test_process_group.py \
+		tests/test_rendezvous.py tests/test_session.py tests/test_store.py tests/test_store_loop.py \
+		tests/test_torch_threads.py tests/test_url_scheme.py tests/lab/test_forming.py tests/lab/test_lifecycle.py \
+		tests/test_torchrun.py tests/test_torchrun_handler.py \
 		tests/test_torchrun_rounds.py tests/test_torchrun_c10d_backend.py tests/test_torchrun_absentees.py \
 		tests/test_torchrun_store.py tests/test_torchrun_round_store.py tests/lab/test_torchrun.py \
 		tests/lab/test_torchrun_faults.py tests/lab/test_torchrun_partitions.py $(PYTEST_ARGS)
