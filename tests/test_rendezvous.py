@@ -298,6 +298,20 @@ def test_two_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert job.job_id == "third"
 
 
+@pytest.mark.parametrize("ended", [False, True], ids=["its thread calls again", "its thread has ended"])
+def test_a_call_that_was_interrupted_before_it_could_tidy_up_blocks_no_other(ended: bool) -> None:
+    """Ctrl-C may come between any two steps, and a notebook's cell is run again."""
+    left_over = rendezvous.one_call()
+    if ended:
+        thread = threading.Thread(target=left_over.__enter__)
+        thread.start()
+        thread.join()
+    else:
+        left_over.__enter__()
+    with mingle.discover(job_name("again"), rank=0, world_size=1) as job:
+        assert job.rank == 0
+
+
 def test_a_call_that_fails_lets_the_next_one_in() -> None:
     for _ in range(2):
         refused(ConfigurationError, "job_id", **{**PLACE, "job_id": ""})

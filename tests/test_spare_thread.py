@@ -107,6 +107,21 @@ def test_at_its_end_an_idle_one_is_gone_and_one_at_work_is_not_waited_for(spare:
     assert not thread.is_alive()
 
 
+def test_an_interrupt_that_the_waiting_turns_into_another_error_is_one(
+    spare: SpareThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: threading.Thread) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Lock().release()
+
+    monkeypatch.setattr(spare_thread, "INTERRUPTED_SECONDS", 0.0)
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        spare.prepare()
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_an_interrupt_while_it_is_started_leaves_none(
     there: bool, spare: SpareThread, monkeypatch: pytest.MonkeyPatch

@@ -114,8 +114,8 @@ class Loop:
         stack.callback(self._selector.close)
         self._wake_reader, self._wake_writer = socket.socketpair()
         for end in (self._wake_reader, self._wake_writer):
-            forksafe.register(end).setblocking(False)
             stack.callback(end.close)
+            forksafe.register(end).setblocking(False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, self._run_calls)
         if self._nics.news is not None:
             self._selector.register(self._nics.news, selectors.EVENT_READ, self._nics.heard_news)

@@ -37,9 +37,12 @@ class SpareThread:
             self._worker = worker = _Worker()  # known before it is started: Ctrl-C may come between any two steps
             try:
                 worker.thread.start()
-            except BaseException:
+            except BaseException as error:
                 self._worker = None
                 worker.give_up()
+                if isinstance(error.__context__, KeyboardInterrupt):
+                    # CPython's Condition, on which start() waits, may fail itself when it is interrupted.
+                    raise error.__context__ from None
                 raise
 
     def run(self, name: str, work: Work) -> threading.Thread:

@@ -34,7 +34,9 @@ logger = logging.getLogger("mingle")
 
 Session: TypeAlias = RunningSession | LoneSession | ForeignSession
 
-_calls = threading.Lock()
+_caller: threading.Thread | None = None
+"""Who is in a call of mingle's."""
+_changing_caller = threading.Lock()
 _active: Session | None = None
 _bound_gloo: Callable[[], None] | None = None
 """Undoes what Gloo was told."""
@@ -81,16 +83,21 @@ def one_call() -> Iterator[None]:
     Raises:
         ConfigurationError: another thread is in one.
     """
-    if not _calls.acquire(blocking=False):
-        raise ConfigurationError.explain(
-            "mingle is already discovering a job in this process.",
-            cause="init() or discover() was called from two threads at once",
-            remedy="call it once, from one thread, and share the job.",
-        )
+    global _caller
+    with _changing_caller:
+        # Not a lock that is held meanwhile: Ctrl-C between its taking and the block that lets it go, and a notebook
+        # could never call again. A thread that calls anew is in no call any more, whatever has ended the last one.
+        if _caller not in (None, threading.current_thread()) and _caller.is_alive():
+            raise ConfigurationError.explain(
+                "mingle is already discovering a job in this process.",
+                cause="init() or discover() was called from two threads at once",
+                remedy="call it once, from one thread, and share the job.",
+            )
+        _caller = threading.current_thread()
     try:
         yield
     finally:
-        _calls.release()
+        _caller = None
 
 
 def loss() -> MingleError | None:
