@@ -85,7 +85,7 @@ class _Worker:
             self.thread.join()
 
     def join(self) -> None:
-        if self._runs.is_set():
+        if self.thread.ident is not None:  # else it was never started
             self.thread.join()
 
     def take(self, name: str, work: Work) -> None:
