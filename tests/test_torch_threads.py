@@ -54,13 +54,16 @@ def test_only_gloos_threads_are_looked_at(tmp_path: Path, monkeypatch: pytest.Mo
     assert torch_threads._states() == {"S"}
 
 
-def test_where_torch_gives_them_no_name_all_are_looked_at_but_pythons(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("version", "states"), [((2, 6), {"S"}), ((2, 8), set())])
+def test_only_where_torch_gives_them_no_name_all_are_looked_at_but_pythons(
+    version: tuple[int, int], states: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch_threads, "torch_version", lambda: version)
+    monkeypatch.setitem(sys.modules, "torch", sys)  # whether or not somebody has imported it
     (tmp_path / str(threading.get_native_id())).mkdir()
     (tmp_path / str(threading.get_native_id()) / "stat").write_text("1 (python) R 1")
     monkeypatch.setattr(torch_threads, "_TASKS", _tasks(tmp_path, "1 (python) S 1", "2 (pt_tcpstore_uv) S 1"))
-    assert torch_threads._states() == {"S"}
+    assert torch_threads._states() == states
 
 
 @pytest.mark.parametrize("state", ["R", "D"])

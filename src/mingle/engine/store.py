@@ -372,7 +372,12 @@ def _connect(address: str, port: int) -> socket.socket:
 
 def _libuv_takes_descriptors() -> bool:
     """Before 2.8 torch's libuv backend can't take a listening socket that somebody else has opened."""
+    return torch_version() >= (2, 8)
+
+
+def torch_version() -> tuple[int, int]:
+    """Returns the major and the minor version of torch."""
     import torch
 
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    return (major, minor) >= (2, 8)
+    return major, minor

@@ -93,11 +93,12 @@ def one_call() -> Iterator[None]:
                 cause="init() or discover() was called from two threads at once",
                 remedy="call it once, from one thread, and share the job.",
             )
-        _caller = threading.current_thread()
+        _caller = mine = threading.current_thread()
     try:
         yield
     finally:
-        _caller = None
+        if _caller is mine:  # else this is the end of one that was interrupted, and another call has begun since
+            _caller = None
 
 
 def loss() -> MingleError | None:

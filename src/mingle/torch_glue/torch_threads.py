@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from pathlib import Path
+
+from mingle.engine.store import torch_version
 
 SETTLE_SECONDS = 1.0
 """A thread that computes for longer than this holds no tensor of a finished work."""
@@ -45,20 +48,24 @@ def settle() -> None:
 
 
 def _states() -> set[str]:
-    """The states of Gloo's threads, by the letters of proc(5): those of that name, else all that are not Python's."""
+    """The states of Gloo's threads, by the letters of proc(5).
+
+    Where torch is so old that they may have no name, and none has it: of all threads that are not Python's.
+    """
     named, others = set[str](), set[str]()
     try:
         tasks = list(_TASKS.iterdir())
     except OSError:
         return named
-    pythons = {str(thread.native_id) for thread in threading.enumerate()}
+    nameless = "torch" in sys.modules and torch_version() < (2, 8)
+    pythons = {str(thread.native_id) for thread in threading.enumerate()} if nameless else ()
     for task in tasks:
         with contextlib.suppress(OSError):  # it has just ended
             # One read(2), whose time the kernel gives to whoever waits for the interpreter's lock.
             name, _, rest = _read(task / "stat").partition("(")[2].rpartition(")")
             if name == _NAME:
                 named.add(rest.split()[0])
-            elif task.name not in pythons:
+            elif nameless and task.name not in pythons:
                 others.add(rest.split()[0])
     return named or others
 
