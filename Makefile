@@ -4,7 +4,8 @@ SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 
 PYTHON ?= python3
-JOBS ?= 2
+# Twice the cores: the tests of sockets and hosts wait more than they compute, and with three times as many nothing is gained.
+JOBS ?= $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
 VENV := .venv
 BIN := $(VENV)/bin
 EXAMPLES_READY := $(VENV)/.examples-ready
@@ -29,14 +30,25 @@ help: ## list the targets
 demo: $(EXAMPLES_READY) ## train on 4 ranks of this machine that were told no address
 	@$(BIN)/python examples/demo.py
 
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10
+
+# tests/levels.py says what runs on which level.
 .PHONY: test
-test: $(DEV_READY) ## run the tests (those of the lab need root, iproute2 and nftables)
-	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+test: $(DEV_READY) ## run the quick tests, in three minutes (those of the lab need root, iproute2 and nftables)
+	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
+
+.PHONY: test-slow
+test-slow: $(DEV_READY) ## run the tests that `make test` leaves out
+	$(PYTEST) -m slow $(PYTEST_ARGS)
+
+.PHONY: test-all
+test-all: ## run all tests: the quick ones, then the slow ones
+	$(MAKE) test
+	$(MAKE) test-slow
 
 .PHONY: soak
 soak: $(DEV_READY) ## repeat the scenarios as often as the promises count; the log is soak.log
-	MINGLE_SOAK=1 $(BIN)/python -m pytest -n $(JOBS) -m soak --verbose --durations=0 --timeout=3600 $(PYTEST_ARGS) \
-		2>&1 | tee soak.log
+	MINGLE_SOAK=1 $(PYTEST) -m soak --verbose --durations=0 --timeout=3600 $(PYTEST_ARGS) 2>&1 | tee soak.log
 
 # v2 is a command of docker, v1 one of its own.
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
@@ -65,8 +77,8 @@ FUZZ_SECONDS ?= 300
 fuzz: $(DEV_READY) ## give hostile bytes to the decoders and the machines for FUZZ_SECONDS
 	PYTHONPATH=. $(BIN)/python -m tests.fuzz --seconds $$(($(FUZZ_SECONDS) / 2)) --seed $$RANDOM
 	$(INSTALL) --editable '.[fuzz]'
-	if $(BIN)/python -c 'import atheris' 2>/dev/null; then for target in plain-datagram signed-datagram frames called calling; do \
-		PYTHONPATH=. $(BIN)/python -m tests.fuzz --guided $$target --seconds $$(($(FUZZ_SECONDS) / 10)); done; fi
+	if $(BIN)/python -c 'import atheris' 2>/dev/null; then for target in plain-datagram signed-datagram echo local-message frames called calling; do \
+		PYTHONPATH=. $(BIN)/python -m tests.fuzz --guided $$target --seconds $$(($(FUZZ_SECONDS) / 14)); done; fi
 
 .PHONY: bench
 bench: $(BENCH_READY) ## measure mingle beside its peers, keep and draw the results (needs root, like the lab)

@@ -117,11 +117,16 @@ class Wire:
             case Multicast(message):
                 for other, far in list(self.machines.items()):
                     if other != address:
-                        source = Source(interface="eth0", address=address)
+                        source = Source(interface="eth0", address=address, **_signature(machine, far))
                         far.heard(datagrams.decode(datagrams.encode(message)), source, self.now)
             case Answer(source, message):
                 if source.address in self.machines:
-                    back = Source(interface="eth0", address=address, multicast=False)
+                    back = Source(
+                        interface="eth0",
+                        address=address,
+                        multicast=False,
+                        **_signature(machine, self.machines[source.address]),
+                    )
                     self.machines[source.address].heard(message, back, self.now)
             case Dial(conn, target, port, _):
                 self._dial(address, machine, conn, target, port)
@@ -151,7 +156,24 @@ class Wire:
         machine.connected(conn, address, "eth0", self.now)
 
 
-def a_finder(wire: Wire, job: str | None, *, secret: bytes | None = None, refresh: float | None = None) -> Finder:
+def _signature(speaker: object, hearer: object) -> dict[str, bool]:
+    """Whether what one machine says is signed, and with the secret of the other."""
+    key = speaker._key if isinstance(speaker, Announcement) else None
+    secret = hearer._secret if isinstance(hearer, Finder) else None
+    if key is None or secret is None or not isinstance(speaker, Announcement):
+        return {"signed": key is not None}
+    ours = JobKey(secret, speaker.announced.job)
+    return {"signed": True, "verified": ours.verify(b"", b"", key.mac(b"", b""))}
+
+
+def a_finder(
+    wire: Wire,
+    job: str | None,
+    *,
+    secret: bytes | None = None,
+    refresh: float | None = None,
+    forgets: bool = False,
+) -> Finder:
     return Finder(
         job,
         member=bytes(15) + b"F",
@@ -161,6 +183,7 @@ def a_finder(wire: Wire, job: str | None, *, secret: bytes | None = None, refres
         rng=random.Random(7),
         now=wire.now,
         refresh=refresh,
+        forgets=forgets,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
-from mingle.agents.gathering import Gathered
+from mingle.elastic.gathering import Gathered
 from mingle.engine.store import StoreServer, open_server
 from mingle.errors import DiscoveryTimeoutError
 
@@ -58,12 +58,14 @@ class Place:
 
 
 class FixedGathering:
-    """Stands in for `mingle.agents.gathering.Gathering`."""
+    """Stands in for `mingle.elastic.gathering.Gathering`."""
 
     def __init__(self, place: Place, *, timeout: bool = False) -> None:
         self.lost: str | None = None
         self.ended: str | None = None
         self.disturbed = threading.Event()
+        self.held = True
+        self.ending = False
         self.gathered = 0
         self.done = False
         self.closed: str | None = None

@@ -86,8 +86,10 @@ def leak_check(grace: float = 1.0) -> Iterator[None]:
     except BaseException:
         before.restore_environment()
         raise
-    gc.collect()
     leaks = before.leaks()
+    if leaks:
+        gc.collect()  # not before there is a suspicion: with torch loaded a collection costs more than most tests
+        leaks = before.leaks()
     if leaks:
         # What torch holds in a call that can't be ended ends with that call, which has a deadline of its own.
         for thread in threading.enumerate():
@@ -118,22 +120,12 @@ def _sockets() -> dict[int, int]:
 
 def _children() -> Iterator[int]:
     """The children of this process, zombies included; none where there is no /proc."""
-    if not Path("/proc/self/stat").exists():
-        return
-    me = os.getpid()
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        try:
-            status = Path(entry.path, "stat").read_bytes()
-            command = Path(entry.path, "cmdline").read_bytes()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        # proc(5): pid (name) state ppid ...; the name may hold anything, parentheses included
-        parent = int(status.rpartition(b")")[2].split()[1])
-        # Python's own: started once by multiprocessing, it lives as long as the interpreter by design
-        if parent == me and b"multiprocessing.resource_tracker" not in command:
-            yield int(entry.name)
+    for listing in Path("/proc/self/task").glob("*/children"):  # proc(5): of each thread those that it has forked
+        with contextlib.suppress(FileNotFoundError):  # the thread has ended, and its children are another's now
+            for pid in listing.read_text().split():
+                # Python's own: started once by multiprocessing, it lives as long as the interpreter by design
+                if "multiprocessing.resource_tracker" not in _describe_process(int(pid)):
+                    yield int(pid)
 
 
 def _describe_socket(descriptor: int) -> str:

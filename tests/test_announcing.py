@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
-
 import pytest
 
 from mingle.observing.announcing import MAX_CALLERS, PROOF_SECONDS, Announcement
-from mingle.rules.control import MemberConversation
+from mingle.rules.control import Call, MemberConversation
 from mingle.rules.lobby import UNICAST_ANSWERS_AT_ONCE
 from mingle.rules.machine import Answer, Effect, Hangup, Multicast, Notice, Source, Write
 from mingle.wire import frames
@@ -106,14 +104,13 @@ def test_it_says_once_that_ranks_look_for_it_and_that_somebody_else_speaks_for_t
 
 def call(announcement: Announcement, purpose: frames.Purpose, *more: frames.AnyFrame) -> list[frames.AnyFrame]:
     """The frames it says to a caller after the handshake."""
-    hello = frames.Hello(
+    wanted = Call(
         job="resnet",
         member=b"M" * 16,
         session=announcement.session,
-        nonce=secrets.token_bytes(16),
         purpose=purpose,
     )
-    caller = MemberConversation(hello, ("10.0.0.1", 5000))
+    caller = MemberConversation(wanted, ("10.0.0.1", 5000))
     announcement.accepted(1, "10.0.0.7", START)
     heard: list[frames.AnyFrame] = []
     said = False

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mingle.errors import ConfigurationError
+from mingle.wire import authentication
 from mingle.wire.authentication import (
     DATAGRAM_MAC_BYTES,
     FRAME_MAC_BYTES,
@@ -33,11 +35,45 @@ def test_our_reading_of_hkdf_gives_the_vector_of_rfc_5869_appendix_a1() -> None:
     assert hkdf(bytes(range(0x0D)), b"\x0b" * 22, bytes(range(0xF0, 0xFA))) == expected
 
 
-def test_job_key_is_hkdf_of_secret_and_job() -> None:
-    key = hkdf(b"mingle job key v1", SECRET, "задача".encode())
+def test_job_key_is_hkdf_of_the_stretched_secret_and_the_job() -> None:
+    salt = b"mingle secret v1"
+    stretched = hashlib.scrypt(SECRET, salt=salt, n=16_384, r=8, p=1, maxmem=64 * 1024 * 1024, dklen=32)
+    key = hkdf(b"mingle job key v1", stretched, "задача".encode())
     message = b"\0\0\0\x08datagram\0\0\0\x05bytes"
     expected = hmac.new(key, message, hashlib.sha256).digest()
     assert JobKey(SECRET, "задача").mac(b"datagram", b"bytes") == expected
+
+
+def test_a_secret_is_stretched_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a moment, and one secret may serve many jobs: those of a network that somebody else invents, too."""
+    stretched: list[bytes] = []
+
+    def scrypt(secret: bytes, **_: object) -> bytes:
+        stretched.append(secret)
+        return hashlib.sha256(secret).digest()
+
+    monkeypatch.setattr(authentication, "_derived", {})
+    monkeypatch.setattr(hashlib, "scrypt", scrypt)
+    for number in range(10):
+        JobKey(b"one", f"job {number}")
+        JobKey(b"other", JOB)
+    assert stretched == [b"one", b"other"]
+    for number in range(100):
+        JobKey(f"secret number {number}".encode(), JOB)
+    assert len(authentication._derived) == authentication._REMEMBERED_SECRETS
+    assert not any(b"secret" in name for name in authentication._derived)
+
+
+@pytest.mark.parametrize("error", [AttributeError("no scrypt"), ValueError("disabled for FIPS")])
+def test_without_scrypt_a_secret_is_an_error_that_says_so(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scrypt(_secret: bytes, **_: object) -> bytes:
+        raise error
+
+    monkeypatch.setattr(authentication, "_derived", {})
+    monkeypatch.setattr(hashlib, "scrypt", scrypt)
+    with pytest.raises(ConfigurationError, match="scrypt") as raised:
+        JobKey(SECRET, JOB)
+    assert SECRET.decode() not in str(raised.value)
 
 
 def test_mac_is_as_long_as_the_datagram_format_says() -> None:

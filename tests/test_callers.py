@@ -6,20 +6,22 @@ import pytest
 
 from mingle.host.callers import (
     MAX_ONLOOKERS,
-    MAX_ONLOOKERS_PER_SOURCE,
     MAX_UNPROVED,
-    MAX_UNPROVED_PER_SOURCE,
+    MAX_WHEN_SEALED,
     PROOF_SECONDS,
+    RANKS_SHARE,
+    ROOM_SECONDS,
+    SOURCE_SHARE,
+    STRANGERS_SHARE,
     Callers,
 )
-from mingle.rules.control import HandshakeFailed, HostConversation, MemberConversation
+from mingle.rules.control import Call, HandshakeFailed, HostConversation, MemberConversation
 from mingle.rules.machine import Effect, Hangup, Write
 from mingle.wire import frames
-from mingle.wire.authentication import new_nonce
 from mingle.wire.frames import Purpose, Who
-from tests.views import application
 
 SESSION = b"S" * 16
+JOIN = frames.Join(world_size=4, rank=1, node="B", who=Who(hostname="node-B", pid=66, address="10.0.0.2"))
 
 
 class Called:
@@ -28,7 +30,14 @@ class Called:
     def __init__(self, expected: int = 0) -> None:
         self.effects: list[Effect] = []
         self.gone: list[int] = []
-        self.callers = Callers(self._converse, self.effects, gone=self.gone.append, expected=expected)
+        self.free = 1_000_000
+        self.callers = Callers(
+            self._converse,
+            self.effects,
+            gone=self.gone.append,
+            expected=expected,
+            free_files=lambda: self.free - len(self.callers.connections()),
+        )
         self.members: dict[int, MemberConversation] = {}
         self.said: dict[int, list[frames.AnyFrame]] = {}
 
@@ -45,8 +54,8 @@ class Called:
         source: str | None = None,
         now: float = 0.0,
     ) -> None:
-        hello = frames.Hello(job="job", member=b"M" * 16, session=session, nonce=new_nonce(), purpose=purpose)
-        self.members[conn], self.said[conn] = MemberConversation(hello, ("10.0.0.1", 4000)), []
+        call = Call(job="job", member=b"M" * 16, session=session, purpose=purpose)
+        self.members[conn], self.said[conn] = MemberConversation(call, ("10.0.0.1", 4000)), []
         self.callers.accepted(conn, source or f"10.0.0.{conn}", now)
 
     def say(self, conn: int, now: float = 0.0) -> list[frames.AnyFrame]:
@@ -103,7 +112,7 @@ def test_who_has_proved_itself_to_join_must_ask_to(asks: bool) -> None:
     called.carry()
     assert called.callers.next_timer() == 2.0 + PROOF_SECONDS
     if asks:
-        called.members[1].send(application("B"))
+        called.members[1].send(JOIN)
         called.say(1, now=3.0)
         assert called.callers.next_timer() is None
     called.callers.handle_timer(2.0 + PROOF_SECONDS)
@@ -114,9 +123,9 @@ def test_whose_purpose_is_another_wins_nothing_by_asking_to_join() -> None:
     called = Called()
     called.call(0, purpose="probe")
     called.prove(0)
-    called.members[0].send(application("B"))
+    called.members[0].send(JOIN)
     called.say(0)
-    for conn in range(1, MAX_ONLOOKERS_PER_SOURCE + 1):
+    for conn in range(1, MAX_ONLOOKERS // SOURCE_SHARE + 1):
         called.call(conn, purpose="probe", source="10.0.0.0")
         called.prove(conn)
     assert 0 not in called.callers
@@ -127,7 +136,7 @@ def test_without_a_seat_no_more_are_kept_than_there_is_room_for(purpose: Purpose
     called = Called(expected=5)
     called.call(0, source="10.9.9.9", purpose="probe")
     called.prove(0)
-    room = MAX_ONLOOKERS_PER_SOURCE + 5
+    room = MAX_ONLOOKERS // SOURCE_SHARE + 5
     for conn in range(1, room + 3):
         called.call(conn, purpose=purpose, source="10.0.0.1")
         called.prove(conn)
@@ -168,10 +177,58 @@ def test_a_flood_from_one_address_pushes_out_nobody_else() -> None:
     for conn in range(2, 3 * MAX_UNPROVED):
         called.callers.accepted(conn, "10.0.0.9", 0.0)
     assert 1 in called.callers
-    assert len(called.callers.connections()) == 1 + MAX_UNPROVED_PER_SOURCE
+    assert len(called.callers.connections()) == 1 + MAX_UNPROVED // SOURCE_SHARE
     called.callers.handle_timer(PROOF_SECONDS)
     assert called.callers.connections() == []
     assert called.callers.next_timer() is None
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("purpose", [None, "probe"])
+def test_strangers_leave_most_descriptors_to_the_process(purpose: Purpose | None, sealed: bool) -> None:
+    """However many come and from wherever, whether they prove themselves or not."""
+    called = Called(expected=300)
+    called.free = 800
+    called.callers.expect(0 if sealed else 300, sealed=sealed)
+    for conn in range(2_000):
+        called.call(conn, purpose=purpose or "join")
+        if purpose is not None:
+            called.prove(conn)
+        called.carry()
+    ranks = 0 if sealed and purpose is None else 800 // RANKS_SHARE
+    strangers = min(MAX_WHEN_SEALED, 100) if sealed else 800 // STRANGERS_SHARE
+    assert len(called.callers.connections()) == strangers + ranks
+    assert called.callers.connections()[-1] == 1_999, "the newest stays"
+
+
+def test_of_both_kinds_together_a_quarter_is_left() -> None:
+    called = Called(expected=1_000)
+    called.free = 800
+    for conn in range(1_000):
+        called.call(conn, purpose="probe")
+        called.prove(conn)
+        called.carry()
+    for conn in range(1_000, 2_000):
+        called.call(conn)
+    assert len(called.callers.connections()) <= 600
+
+
+def test_what_the_process_opens_meanwhile_counts() -> None:
+    called = Called()
+    called.free = 800
+    for conn in range(100):
+        called.call(conn)
+    called.free = 80
+    called.call(100, now=ROOM_SECONDS)
+    assert called.callers.connections() == list(range(91, 101))
+
+
+def test_with_nothing_free_the_last_caller_is_still_heard() -> None:
+    called = Called()
+    called.free = 0
+    for conn in (1, 2):
+        called.call(conn)
+    assert called.callers.connections() == [2]
 
 
 def test_what_was_said_is_written_before_the_hangup() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 
 from click.testing import CliRunner, Result
 
@@ -46,21 +47,30 @@ def test_a_warning_is_status_0() -> None:
 def test_a_peer_that_serves() -> None:
     port = free_udp_port()
     with answering(Network(interfaces=("lo",), port=port)):
-        result = doctor("--peer", "127.0.0.1", "--json", port=port)
+        result = doctor("--check", "127.0.0.1", "--json", port=port)
     assert result.exit_code == 0, result.stdout
     answer = json.loads(result.stdout)
     assert [peer["address"] for peer in answer["peers"]] == ["127.0.0.1"]
 
 
 def test_a_peer_that_does_not_answer() -> None:
-    result = doctor("--peer", "127.0.0.9", port=free_udp_port())
+    result = doctor("--check", "127.0.0.9", port=free_udp_port())
+    assert result.exit_code == 1
+    assert "FAIL\t127.0.0.9\tnobody serves on 127.0.0.9" in result.stdout
+    assert "start `mingle-discover doctor --serve` on 127.0.0.9" in result.stdout
+
+
+def test_a_program_that_does_not_serve_is_told_from_a_port_that_is_closed() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as deaf:
+        deaf.bind(("127.0.0.9", 0))
+        result = doctor("--check", f"127.0.0.9:{deaf.getsockname()[1]}", port=free_udp_port())
     assert result.exit_code == 1
     assert "FAIL\t127.0.0.9\t127.0.0.9 did not answer" in result.stdout
-    assert "doctor --serve" in result.stdout
+    assert "nobody serves" not in result.stdout
 
 
 def test_a_peer_that_does_not_resolve_is_wrong_usage() -> None:
-    result = doctor("--peer", "no..host", port=free_udp_port())
+    result = doctor("--check", "no..host", port=free_udp_port())
     assert result.exit_code == 2
     assert "no..host" in result.stderr
 

@@ -13,6 +13,8 @@ from click.testing import CliRunner, Result
 from mingle.cli import main
 from tests.bystanders import announcing, command_environment, free_udp_port, gathering, run_command
 
+SECRET = "correct horse battery staple"
+
 FIELDS = {
     "job",
     "kind",
@@ -41,14 +43,17 @@ def command(*arguments: str, port: int, **variables: str) -> Result:
     return CliRunner().invoke(main, arguments, env={"MINGLE_PORT": str(port), **variables}, catch_exceptions=False)
 
 
-def test_nothing_there_is_status_1_and_an_empty_answer(port: int) -> None:
+def test_nothing_there_is_an_empty_answer_with_a_word_on_stderr(port: int) -> None:
     result = command("list", "-t", "0.3", port=port)
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (0, "")
     assert "no job answered" in result.stderr
     assert f"UDP port {port}" in result.stderr
     result = command("list", "-t", "0.3", "--json", port=port)
-    assert result.exit_code == 1
+    assert result.exit_code == 0
     assert json.loads(result.stdout) == {"schema": 1, "command": "list", "jobs": []}
+    for words in (("--fail-if-empty",), ("--fail-if-empty", "--json")):
+        result = command("list", "-t", "0.3", *words, port=port)
+        assert (result.exit_code, "no job answered" in result.stderr) == (1, True)
     result = command("find", "nothing", "-t", "0.3", "--json", port=port)
     assert result.exit_code == 1
     assert json.loads(result.stdout)["error"]["type"] == "DiscoveryTimeoutError"
@@ -62,8 +67,8 @@ def test_list_shows_a_gathering_its_missing_ranks_and_who_seeks(port: int) -> No
     ):
         rows = [line.split("\t") for line in command("list", port=port).stdout.splitlines()]
         record = json.loads(command("list", "--json", port=port).stdout)
-        found = command("find", "half there\n", port=port)
-        verbose = command("find", "half there\n", "-v", "--json", port=port)
+        found = command("find", "half there\n", "--control", port=port)
+        verbose = command("find", "half there\n", "--control", "-v", "--json", port=port)
     by_hand, half, headless = rows
     assert (by_hand[0], by_hand[1], by_hand[3], by_hand[4]) == (
         "by hand",
@@ -89,7 +94,6 @@ def test_list_shows_a_gathering_its_missing_ranks_and_who_seeks(port: int) -> No
 
     assert found.exit_code == 0
     assert found.stdout == f"127.0.0.1:{open_job['port']}\n"
-    assert "control port" in found.stderr
     assert "datagrams sent" in verbose.stderr
     answer = json.loads(verbose.stdout)
     assert set(answer) == FIELDS | {"schema", "command"}
@@ -101,11 +105,11 @@ def test_list_shows_a_gathering_its_missing_ranks_and_who_seeks(port: int) -> No
 
 
 def test_a_secret_is_shown_and_opens_the_answer(port: int) -> None:
-    with announcing("guarded", "--master-port", "29500", port=port, MINGLE_SECRET="s"):
+    with announcing("guarded", "--master-port", "29500", port=port, MINGLE_SECRET=SECRET):
         (closed,) = command("list", "-t", "1", port=port).stdout.splitlines()
-        (opened,) = command("list", "-t", "1", port=port, MINGLE_SECRET="s").stdout.splitlines()
+        (opened,) = command("list", "-t", "1", port=port, MINGLE_SECRET=SECRET).stdout.splitlines()
         refused = command("find", "guarded", "-t", "1", port=port)
-        found = command("find", "guarded", port=port, MINGLE_SECRET="s")
+        found = command("find", "guarded", port=port, MINGLE_SECRET=SECRET)
     assert closed.split("\t")[1] == "announced, not proved"
     assert closed.endswith("\tsecret")
     assert opened.split("\t")[1] == "announced"
@@ -123,11 +127,20 @@ def test_export_is_what_a_shell_evaluates(port: int) -> None:
     assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout == "fd00::7|29500"
 
 
-def test_export_waits_for_the_store_and_names_who_is_missing(port: int) -> None:
+@pytest.mark.parametrize("words", [(), ("--export",), ("--json",)])
+def test_a_job_that_gathers_has_no_store_to_print(port: int, words: tuple[str, ...]) -> None:
     with gathering("not yet", port, (0, 2), world_size=3):
-        result = command("find", "not yet", "--export", "-t", "1", port=port)
-    assert (result.exit_code, result.stdout) == (1, "")
+        result = command("find", "not yet", "-t", "1", *words, port=port)
+    assert result.exit_code == 1
     assert "2 of 3 ranks joined, missing ranks: 1" in result.stderr
+    assert "--control" in result.stderr
+    assert ("error" in json.loads(result.stdout)) if words == ("--json",) else (result.stdout == "")
+
+
+def test_a_control_port_is_nothing_to_export(port: int) -> None:
+    result = command("find", "job", "--export", "--control", port=port)
+    assert result.exit_code == 2
+    assert "--control" in result.stderr
 
 
 def test_find_waits_as_long_as_the_ranks_do(port: int) -> None:
@@ -156,12 +169,15 @@ def test_a_job_that_has_formed_is_found_at_its_store(port: int) -> None:
     ]
     try:
         exported = run_command("find", "real", "--export", "-t", "60", port=port).stdout
+        control = json.loads(run_command("find", "real", "--control", "--json", port=port).stdout)
         (row,) = command("list", port=port).stdout.splitlines()
     finally:
         said = [rank.communicate(timeout=60)[0].split() for rank in ranks]
     (address, store_port), _ = said
     assert said[0] == said[1]
     assert shlex.split(exported) == ["export", f"MASTER_ADDR={address}", f"MASTER_PORT={store_port}"]
+    assert (control["address"], control["endpoint"]) == (address, "control")
+    assert control["port"] != int(store_port)
     cells = row.split("\t")
     assert cells[0] == "real"
     assert cells[1] in {"sealed", "running"}

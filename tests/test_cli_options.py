@@ -69,6 +69,27 @@ def test_the_time_is_the_option_else_the_commands_else_the_variable() -> None:
     assert run(timeout=None, MINGLE_TIMEOUT="9")[0].discovery_timeout == 9
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("-t", "0"), "--timeout=0.0 "),
+        (("--timeout", "nan"), "--timeout=nan "),
+        (("--peers", "node1:abc"), "--peers='node1:abc'"),
+        (("--peers", "node0", "--peers", "http://x"), "--peers holds 'http://x'"),
+        (("-i", ","), "--interface=',' "),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_named_as_it_was_given(words: tuple[str, ...], named: str) -> None:
+    @click.command("probe")
+    @shared_options
+    def probe(shared: Shared) -> None:
+        shared.network()
+
+    result = CliRunner().invoke(probe, words)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"mingle-discover probe: {named}")
+
+
 def fail(error: Exception, *arguments: str) -> Result:
     @click.command("probe")
     @shared_options
@@ -118,3 +139,17 @@ def test_log_lines_go_to_stderr_as_loud_as_asked(flags: tuple[str, ...], shown: 
     assert [line.partition(":")[0] for line in result.stderr.splitlines()] == shown
     assert "\x1b" not in result.stderr
     assert (logger.level, logger.handlers) == before
+
+
+def test_a_traceback_that_is_logged_is_shown() -> None:
+    @click.command("probe")
+    @shared_options
+    def probe(shared: Shared) -> None:
+        try:
+            raise ZeroDivisionError("a riddle \x1b[2J")
+        except ZeroDivisionError as error:
+            logging.getLogger("mingle").error("dropped", exc_info=error)
+
+    lines = CliRunner().invoke(probe).stderr.splitlines()
+    assert lines[:2] == ["error: dropped", "Traceback (most recent call last):"]
+    assert lines[-1] == r"ZeroDivisionError: a riddle \x1b[2J"

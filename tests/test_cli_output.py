@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
 import subprocess
@@ -37,7 +38,7 @@ def test_what_would_act_on_a_terminal_is_escaped(text: str, shown: str) -> None:
 
 
 def test_rows_in_a_pipe_are_lines_with_tabs(capsys: pytest.CaptureFixture[str]) -> None:
-    output.table(("A", "B"), [("1", "x\ty"), ("2", "[red]")])
+    output.show(lambda: "no terminal", [("1", "x\ty"), ("2", "[red]")])
     assert capsys.readouterr().out == "1\tx\\ty\n2\t[red]\n"
 
 
@@ -45,7 +46,7 @@ def test_an_encoding_that_lacks_a_letter_gets_an_escape(monkeypatch: pytest.Monk
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     output.answer("jöb")
-    output.table(("A",), [("→",)])
+    output.show(lambda: "no terminal", [("→",)])
     sys.stdout.flush()
     assert raw.getvalue() == b"j\\xf6b\n\\u2192\n"
 
@@ -56,6 +57,14 @@ def test_json_is_one_line_with_its_schemas_number(capsys: pytest.CaptureFixture[
     assert line.count("\n") == 1
     assert line.isascii()
     assert json.loads(line) == {"schema": output.SCHEMA, "command": "list", "jobs": ["ä\n"]}
+
+
+def test_json_is_such_that_strict_readers_take_it() -> None:
+    line = output.json_line("env", {"value": "half \udc80 and \U0001f600"})
+    assert json.loads(line)["value"] == "half ? and \U0001f600"
+    for number in (math.inf, -math.inf, math.nan):
+        with pytest.raises(ValueError, match="JSON"):
+            output.json_line("list", {"seconds": number})
 
 
 def on_a_terminal(*arguments: str, **variables: str) -> str:

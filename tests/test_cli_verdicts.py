@@ -42,10 +42,10 @@ def test_rows_of_text() -> None:
 
 
 def test_tables() -> None:
-    table = drawn(verdicts.ping_table([PEER]))
+    table = drawn(verdicts.PingSheet([PEER], wide=False))
     assert "node2 (10.0.0.2)" in table
     assert table.count("node2") == 1
-    table = drawn(verdicts.findings_table(FINDINGS))
+    table = drawn(verdicts.findings_sheet(FINDINGS))
     assert "→ nft [bold] insert" in table
     assert "\x1b" not in table
 

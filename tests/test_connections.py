@@ -23,7 +23,17 @@ import pytest
 
 from mingle.errors import InterfaceError
 from mingle.network import connections
-from mingle.network.connections import Accepted, Closed, Connected, Connections, Data, Event, bare_address, counter
+from mingle.network.connections import (
+    ACCEPTED_AT_ONCE,
+    Accepted,
+    Closed,
+    Connected,
+    Connections,
+    Data,
+    Event,
+    bare_address,
+    counter,
+)
 from mingle.network.interfaces import scan
 from tests.test_forksafe import in_child
 
@@ -196,13 +206,13 @@ def test_connections_end_whose_own_address_has_gone(loop: Loop) -> None:
 def test_a_flood_of_connections_is_taken_in_bounded_bites(loop: Loop) -> None:
     loop.connections.listen([("127.0.0.1", LO.index)])
     target = ("127.0.0.1", loop.connections.port)
-    clients = [socket.create_connection(target, timeout=5) for _ in range(270)]
+    clients = [socket.create_connection(target, timeout=5) for _ in range(ACCEPTED_AT_ONCE + 14)]
     try:
         loop.turn(5)
-        assert len(loop.events) == 256
+        assert len(loop.events) == ACCEPTED_AT_ONCE
         loop.turn(5)
         accepted = [event.conn for event in loop.events if isinstance(event, Accepted)]
-        assert len(set(accepted)) == 270
+        assert len(set(accepted)) == ACCEPTED_AT_ONCE + 14
     finally:
         for client in clients:
             client.close()
@@ -351,10 +361,19 @@ def test_a_peer_that_never_reads_is_dropped(loop: Loop, server: socket.socket, m
         events: list[Event] = []
         for _ in range(10_000):  # until the kernel's buffers of both ends are full, and ours
             events = loop.connections.write(DIALLED, bytes(5_000))
+            assert loop.connections.unsent(DIALLED) <= 10_000
             if events:
                 break
         assert events == [Closed(DIALLED, "it does not read what it is sent")]
         assert not loop.selector.get_map()
+
+
+def test_what_is_too_much_is_not_kept_for_a_moment_either(loop: Loop, server: socket.socket) -> None:
+    with dialled(loop, server):
+        kept = loop.connections._connections[DIALLED]
+        events = loop.connections.write(DIALLED, bytes(connections.MAX_UNSENT_BYTES + 1))
+        assert events == [Closed(DIALLED, "it does not read what it is sent")]
+        assert len(kept.unsent) == 0
 
 
 def test_hanging_up_sends_what_was_written_and_reports_nothing(loop: Loop, server: socket.socket) -> None:
@@ -385,6 +404,15 @@ def test_hanging_up_with_nothing_to_send_is_immediate(loop: Loop, server: socket
         assert not loop.selector.get_map()
         assert read_all(peer) == b"bye"
     loop.connections.hang_up(DIALLED)
+
+
+def test_a_reset_is_no_orderly_end_for_the_peer(loop: Loop, server: socket.socket) -> None:
+    with dialled(loop, server) as peer:
+        loop.connections.reset(DIALLED)
+        loop.connections.reset(DIALLED)
+        with pytest.raises(ConnectionResetError):
+            peer.recv(16)
+    assert not loop.selector.get_map()
 
 
 @pytest.mark.parametrize("data", [b"bye", LARGE], ids=["short", "large"])
@@ -497,6 +525,8 @@ def test_out_of_descriptors_a_caller_is_turned_away() -> None:
                 fillers.append(os.open(os.devnull, os.O_RDONLY))
                 assert key.data(selectors.EVENT_READ) == []
                 assert connections._spare == -1
+                assert connections.starved
+                assert not selector.get_map(), "the loop does not spin"
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
                 for filler in fillers:
@@ -504,5 +534,8 @@ def test_out_of_descriptors_a_caller_is_turned_away() -> None:
             with caller:
                 assert caller.recv(1) == b""
             assert selector.select(0) == []
+            connections.listen_again()
+            assert not connections.starved
+            assert len(selector.get_map()) == 1
         finally:
             connections.close()

@@ -5,21 +5,23 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import msgspec
 import pytest
 
-from mingle.rules.control import HandshakeFailed, HostConversation, MemberConversation
-from mingle.wire import frames
+from mingle.rules.control import Call, HandshakeFailed, HostConversation, MemberConversation
+from mingle.wire import authentication, frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Rejected
-from mingle.wire.framing import MAX_HANDSHAKE_BYTES, PREFACE, encode_frame
+from mingle.wire.framing import MAX_HANDSHAKE_BYTES, PREFACE, FrameReader, encode_frame
 from tests import golden
 from tests.golden.examples import (
     ADDRESSES,
     HOST_NONCE,
     JOB,
     KEY,
+    MEMBER_NONCE,
     PORT,
     SECRET,
     SESSION,
@@ -33,15 +35,23 @@ if TYPE_CHECKING:
 
     from mingle.wire.frames import AnyFrame
 
-HELLO = STORIES["join"].hello
+CALL = STORIES["join"].call
+
+
+def hello_of(key: JobKey | None = None) -> frames.Hello:
+    """The HELLO that `CALL` makes with the nonce of the golden packets."""
+    with mock.patch("mingle.rules.control.new_nonce", return_value=MEMBER_NONCE):
+        return CALL.hello(key)
+
+
 ANOTHER_KEY = JobKey(b"another secret", JOB)
 EITHER_KEY = pytest.mark.parametrize("key", [None, KEY], ids=["plain", "secret"])
 
 
 def new_member(
-    hello: frames.Hello = HELLO, endpoint: tuple[str, int] = (ADDRESSES[0], PORT), key: JobKey | None = None
+    call: Call = CALL, endpoint: tuple[str, int] = (ADDRESSES[0], PORT), key: JobKey | None = None
 ) -> MemberConversation:
-    return MemberConversation(hello, endpoint, key)
+    return MemberConversation(call, endpoint, key)
 
 
 def new_host(
@@ -106,7 +116,7 @@ def test_golden_conversation_is_understood(key: JobKey | None, monkeypatch: pyte
             hearer = host if packet["meaning"].startswith("member") else member
             said += hearer.receive_data(bytes.fromhex(packet["hex"]))
     assert said == [line.frame for line in STORIES["join"].lines]
-    assert host.hello == HELLO
+    assert host.hello == hello_of(key)
 
 
 # --- the handshake ------------------------------------------------------------------------------------------
@@ -115,7 +125,7 @@ def test_golden_conversation_is_understood(key: JobKey | None, monkeypatch: pyte
 @EITHER_KEY
 def test_handshake(key: JobKey | None) -> None:
     meeting = met(key)
-    assert meeting.host.hello == HELLO
+    assert meeting.host.hello == hello_of(key)
     assert meeting.host.proved
     assert meeting.member.welcome is not None
     assert meeting.member.welcome.addresses == ADDRESSES
@@ -191,8 +201,12 @@ def test_host_that_claims_another_session_is_not_believed() -> None:
 )
 def test_secret_that_is_not_shared(member_key: JobKey | None, host_key: JobKey | None, detail: str) -> None:
     meeting = Meeting(new_member(key=member_key), new_host(key=host_key))
-    with pytest.raises(HandshakeFailed, match=f"secret: {detail}"):
+    with pytest.raises(HandshakeFailed, match="secret") as failed:
         meeting.carry()
+    if refusal := meeting.host.data_to_send():
+        with pytest.raises(HandshakeFailed) as failed:
+            meeting.member.receive_data(refusal)
+    assert str(failed.value) == f"secret: {detail}"
     assert meeting.member.welcome is None
     assert not meeting.host.proved
     assert meeting.member.data_to_send() == b"", "a member proves nothing to a host that is not believed"
@@ -201,7 +215,7 @@ def test_secret_that_is_not_shared(member_key: JobKey | None, host_key: JobKey |
 @pytest.mark.parametrize("proof", [b"", bytes(32), KEY.mac(b"member proof", b"")])
 def test_caller_without_a_proof_is_refused_and_said_so(proof: bytes) -> None:
     host = new_host(key=KEY)
-    host.receive_data(new_member().data_to_send())
+    host.receive_data(new_member(key=KEY).data_to_send())
     host.data_to_send()
     with pytest.raises(HandshakeFailed, match="secret"):
         host.receive_data(encode_frame(frames.Prove(proof=proof)))
@@ -211,10 +225,46 @@ def test_caller_without_a_proof_is_refused_and_said_so(proof: bytes) -> None:
 
 def test_host_proof_sent_back_is_no_member_proof() -> None:
     host = new_host(key=KEY)
-    host.receive_data(new_member().data_to_send())
+    host.receive_data(new_member(key=KEY).data_to_send())
     proof = host.data_to_send()[-32:]
     with pytest.raises(HandshakeFailed, match="secret"):
         host.receive_data(encode_frame(frames.Prove(proof=proof)))
+
+
+@pytest.mark.parametrize("proof", [b"", bytes(32), KEY.mac(b"hello", b"")])
+def test_host_proves_nothing_to_a_caller_that_has_not(proof: bytes) -> None:
+    """Else one connection would give everybody a MAC to try guesses of the secret on."""
+    host = new_host(key=KEY)
+    hello = msgspec.structs.replace(hello_of(), proof=proof)
+    with pytest.raises(HandshakeFailed, match="secret: the caller did not prove the secret"):
+        host.receive_data(PREFACE + encode_frame(hello))
+    answer = FrameReader()
+    answer.feed(host.data_to_send())
+    assert isinstance(answer.next_frame(), frames.Refused)
+    assert answer.next_frame() is None
+
+
+def test_proof_of_one_hello_is_none_of_another_nonce_or_session() -> None:
+    hello = hello_of(KEY)
+    other = msgspec.structs.replace(
+        hello, nonce=HOST_NONCE, session_hash=authentication.session_hash(SESSION, HOST_NONCE)
+    )
+    for host, said in ((new_host(key=KEY), other), (new_host(session=bytes(16), key=KEY), hello)):
+        with pytest.raises(HandshakeFailed):
+            host.receive_data(PREFACE + encode_frame(said))
+        assert host.hello is None
+
+
+@pytest.mark.parametrize("offered", [bytes(16), b"SET victim 1\r\n\0\0", SESSION])
+@EITHER_KEY
+def test_what_a_member_says_first_holds_nothing_of_the_session_that_was_offered(
+    offered: bytes, key: JobKey | None
+) -> None:
+    member = new_member(msgspec.structs.replace(CALL, session=offered), key=key)
+    again = new_member(msgspec.structs.replace(CALL, session=offered), key=key)
+    said, said_again = member.data_to_send(), again.data_to_send()
+    assert offered not in said
+    assert said != said_again, "a hash of the session alone could be chosen"
 
 
 @EITHER_KEY
@@ -263,7 +313,7 @@ def test_host_takes_nothing_before_the_proof(kind: type[AnyFrame], key: JobKey |
     host = new_host(key=key)
     host.receive_data(new_member(key=key).data_to_send())
     with pytest.raises(HandshakeFailed, match=f"order: {kind.__name__} instead of Prove"):
-        host.receive_data(encode_frame(EVERY_FRAME.get(kind, HELLO)))
+        host.receive_data(encode_frame(EVERY_FRAME.get(kind, hello_of(key))))
     assert not host.proved
 
 
@@ -297,12 +347,12 @@ def test_stranger_can_not_send_a_long_frame(key: JobKey | None) -> None:
 @EITHER_KEY
 def test_member_of_a_later_minor_version_is_welcome(key: JobKey | None) -> None:
     """Its HELLO has fields, and its preface a version, that the host does not know; the proofs cover both."""
-    fields = {**msgspec.msgpack.decode(msgspec.msgpack.encode(HELLO)), "colour": "blue"}
+    fields = {**msgspec.msgpack.decode(msgspec.msgpack.encode(hello_of(key))), "colour": "blue"}
     body = msgspec.msgpack.encode(fields)
     preface = b"MNGL\x01\x09\x00\x00"
     host = new_host(key=key)
     host.receive_data(preface + len(body).to_bytes(4, "big") + body)
-    assert host.hello == HELLO
+    assert host.hello == hello_of(key)
     welcome = msgspec.msgpack.decode(host.data_to_send()[len(PREFACE) + 4 :], type=frames.Welcome)
     if key is not None:
         port = str(welcome.port).encode()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
+import os
+import resource
+import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from mingle.configuration import values
 from mingle.configuration.values import Peer
 from mingle.engine import loop, nics, progress, store
 from mingle.engine.discovery import Discovery
@@ -22,7 +28,7 @@ from mingle.host.hosting import Host
 from mingle.network import interfaces
 from mingle.network.transport import Change
 from mingle.rank.joining import Joiner
-from mingle.rules.machine import Formation, ReachStore
+from mingle.rules.machine import Formation, ReachStore, Source
 from mingle.rules.seats import Phase
 from mingle.wire import datagrams
 from tests.bystanders import free_udp_port
@@ -126,12 +132,15 @@ def test_a_host_that_names_one_store_after_the_other_occupies_one_thread(monkeyp
 
 def test_what_waits_at_the_store_goes_with_the_rank() -> None:
     job_id, port = job_name("ahead"), free_udp_port()
-    ranks = [discovery_of(settings_of(job_id, rank, 3, port, timeout=1.5)) for rank in range(2)]
+    ranks = [discovery_of(settings_of(job_id, rank, 3, port)) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(rank.run) for rank in ranks]
         until(lambda: ranks[1]._store_client is not None)
         server = ranks[0].store_server
         assert server is not None
+        for rank in ranks:  # time is up now, however long the connection has taken
+            rank.machine._deadline = time.monotonic()
+            rank.call(lambda: None)
         assert all(isinstance(each.exception(), DiscoveryTimeoutError) for each in running)
     assert ranks[1]._store_client is None
     assert not server.held
@@ -230,35 +239,115 @@ def test_a_store_that_is_not_reached_is_tried_again(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
-def test_an_exception_while_waiting_closes_all(rank: int, error: type[BaseException]) -> None:
+def test_an_interrupt_while_waiting_closes_all(rank: int) -> None:
     waiting = alone(rank)
-
-    def fail() -> None:
-        raise error
-
-    waiting.call(fail)
-    with pytest.raises(error):
+    waiting.call(interrupt)
+    with pytest.raises(KeyboardInterrupt):
         waiting.run()
     assert waiting._transport is None
     waiting.close("a second time")
 
 
-def test_an_error_of_the_serving_thread_is_told(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("farewell", ["said", "fails"])
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_an_unforeseen_exception_while_waiting_is_an_error_with_its_cause(
+    rank: int | None, farewell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = alone(rank)
+    if farewell == "fails":
+        monkeypatch.setattr(type(waiting._machine), "close" if rank == 0 else "leave", lambda *_: riddle())
+    waiting.call(riddle)
+    with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError: a riddle") as caught:
+        waiting.run()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert waiting._transport is None
+    assert waiting._connections._connections == {}
+    assert not waiting._connections._listeners
+    waiting.close("a second time")
+
+
+def test_what_a_signal_handler_raises_while_waiting_is_the_callers() -> None:
+    """The usual recipe for a deadline of one's own."""
+    waiting = alone(1)
+
+    def alarmed(*_: object) -> None:
+        raise ZeroDivisionError("the alarm")
+
+    before = signal.signal(signal.SIGALRM, alarmed)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(ZeroDivisionError, match="the alarm"):
+            waiting.run()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert waiting._transport is None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_serving_thread_that_dies_closes_store_and_sockets_and_tells_who_waits(
+    rank: int, caplog: pytest.LogCaptureFixture
+) -> None:
     with formed(2) as ranks:
-        discovery = ranks[0].discovery
+        discovery, other = ranks[rank].discovery, ranks[1 - rank].discovery
+        server = ranks[0].discovery.store_server
+        assert server is not None
+        client = socket.create_connection((server.address, server.port))
         discovery.serve()
+        told: list[MingleError] = []
 
-        def fail() -> None:
-            raise ZeroDivisionError("a riddle")
+        def fail_in_between() -> None:
+            discovery.call(lambda: told.append(MingleError("it was run")), told.append)  # too late: it waits
+            riddle()
 
-        discovery.call(fail)
-        until(lambda: caplog.records)
-        (record,) = caplog.records
+        discovery.call(fail_in_between)
+        until(lambda: told)
+        discovery.call(lambda: told.append(MingleError("it was run")), told.append)
+        assert len(told) == 2
+        for error in told:
+            assert "ended by an unforeseen ZeroDivisionError: a riddle" in str(error)
+            assert isinstance(error.__cause__, ZeroDivisionError)
+        assert str(discovery.failure) == str(told[0])
+        until(lambda: discovery._transport is None and not discovery._connections._connections)
+        with client:
+            client.settimeout(10)
+            if rank == 0:
+                assert client.recv(1) == b"", "who uses the store fails now, and not at torch's timeout"
+                assert not server.held
+            else:
+                other.serve()
+                until(lambda: not server.held)  # a member is lost: the other ranks fail now
+        until(lambda: [record for record in caplog.records if "riddle" in record.message])  # it is said last
+        (record,) = [record for record in caplog.records if "riddle" in record.message]
         assert record.levelno == logging.ERROR
-        assert "the thread that serves the other ranks has failed" in record.message
         assert record.exc_info is not None
         assert "a riddle" in str(record.exc_info[1])
+
+
+def test_a_store_that_a_process_group_has_taken_over_outlives_the_serving_thread() -> None:
+    """The job trains: its store is torch's, and nobody waits for mingle."""
+    with formed(2) as ranks:
+        discovery = ranks[0].discovery
+        server = discovery.store_server
+        assert server is not None
+        held, client = server.handle, socket.create_connection((server.address, server.port))
+        assert held is not None
+        server.release()
+        discovery.serve()
+        discovery.call(riddle)
+        until(lambda: discovery.failure is not None and discovery._transport is None)
+        with client:
+            client.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                client.recv(1)
+
+
+@pytest.mark.parametrize("step", ["open_server", "prove"])
+def test_what_fails_unforeseen_in_a_thread_of_ours_ends_the_waiting(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    monkeypatch.setattr(store, step, lambda *_, **__: riddle())
+    at_host, at_member = outcomes(pair(timeout=2.0))
+    failed = at_host if step == "open_server" else at_member
+    assert isinstance(failed, MingleError)
+    assert isinstance(failed.__cause__, ZeroDivisionError)
 
 
 @pytest.mark.parametrize("what", ["error", "loss"])
@@ -451,3 +540,88 @@ def test_peers_are_asked_by_unicast_in_padded_questions() -> None:
 
 def interrupt() -> None:
     raise KeyboardInterrupt
+
+
+def riddle() -> None:
+    raise ZeroDivisionError("a riddle")
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """A process in which every ``open()`` and ``socket()`` fails."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open(os.devnull, os.O_RDONLY)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("rank", [0, 1, None])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_rank_whose_process_has_no_descriptor_left_waits_on(
+    rank: int | None, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything that opens something comes due: the look at the interfaces, the progress line, a caller, a call."""
+    for name in ("TERMINAL_AFTER_SECONDS", "LOG_AFTER_SECONDS", "TERMINAL_EVERY_SECONDS", "LOG_EVERY_SECONDS"):
+        monkeypatch.setattr(progress, name, 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    waiting = alone(rank, progress="auto")
+    own = [each.address for each in waiting._nics.addresses()]
+    offer = datagrams.Offer(
+        job=waiting.settings.job_id,
+        session=b"S" * 16,
+        host=b"\0" * 16,
+        addresses=("127.0.0.1",),
+        port=9,
+        world_size=2,
+        state="sealed",
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(waiting.close, "the test is over")
+        waiting._turn()
+        callers = []
+        if waiting._connections.port:
+            callers = [stack.enter_context(socket.create_connection((own[0], waiting._connections.port)))]
+        with no_descriptor_left():
+            for _ in range(5):
+                waiting._nics.look_due = waiting._slow_from = waiting._refresh_due = 0.0
+                waiting._rp_drops = None
+                waiting._machine.heard(offer, Source(interface="lo", address="127.0.0.1"), time.monotonic())
+                waiting._turn()
+            facts = waiting.facts(diagnosed=True)
+        assert facts.sent > 0
+        assert [each.address for each in waiting._nics.addresses()] == own
+        assert waiting._connections.starved is bool(callers)
+        while waiting._connections.starved:
+            waiting._turn()
+        waiting._turn()
+        for caller in callers:
+            caller.settimeout(5)
+            assert rank is None or caller.recv(4) == datagrams.MAGIC, "it waited, and is taken now"
+
+
+def test_a_store_is_shut_although_no_descriptor_is_left() -> None:
+    server = store.open_server("127.0.0.1", None, b"S" * 16)
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.release)
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        until(lambda: len(list(store._own_sockets(socket.socket.getsockname, server.port, server.address))) > 1)
+        with no_descriptor_left():
+            server.abort()
+        client.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):  # torch's thread had not accepted it yet
+            assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("secret", "warned"), [(b"short", True), (b"correct horse battery staple", False), (None, False)]
+)
+def test_a_rank_warns_of_a_short_secret(
+    secret: bytes | None, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(values, "_remarks", {})
+    alone(1, secret=secret, progress="auto").close("the test is over")
+    assert ("the secret has fewer than 16 characters" in caplog.text) is warned

@@ -1,4 +1,4 @@
-"""The example and the demo, run as a reader would run them: in processes of their own."""
+"""The example, run as a reader would run it: in processes of its own. The demo is run by `test_docs`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "examples" / "ddp_train.py"
 DEADLINE = 200  # seconds; idle it is less than 20, most of them for importing torch
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE + 60)]
+pytestmark = pytest.mark.timeout(DEADLINE + 60)
 
 
 def environment(**settings: str) -> dict[str, str]:
@@ -83,19 +83,6 @@ def example() -> ModuleType:
     return module
 
 
-def test_demo_trains_on_ranks_that_found_each_other() -> None:
-    # Another job's leftovers, as a shell may hold them, do not lead the demo astray.
-    output = run(str(ROOT / "examples" / "demo.py"), MASTER_ADDR="192.0.2.1", MASTER_PORT="1", LOCAL_RANK="3")
-    started = re.findall(r"^\$ .*\bRANK=(\d)", output, re.MULTILINE)
-    assert started == ["3", "2", "1", "0"]
-    finders = re.findall(r"^rank (\d) on \S+ found rank 0 at (127\.0\.0\.1:\d+) in", output, re.MULTILINE)
-    assert sorted(rank for rank, _ in finders) == ["1", "2", "3"]
-    assert len({host for _, host in finders}) == 1
-    assert re.findall(r"^  rank (\d): ", output, re.MULTILINE) == ["0", "1", "2", "3"]
-    assert accuracy(output) >= 0.95
-    assert "parameters identical on 4 ranks" in output
-
-
 def test_demo_fails_when_a_rank_does(tmp_path: Path) -> None:
     broken = tmp_path / "examples"
     broken.mkdir()
@@ -113,6 +100,7 @@ def test_demo_fails_when_a_rank_does(tmp_path: Path) -> None:
     assert done.stderr.splitlines() == ["rank 2 ended with status 1; its own message is above"]
 
 
+@pytest.mark.slow
 def test_resumed_training_ends_where_an_unbroken_one_does(tmp_path: Path) -> None:
     snapshot = tmp_path / "digits.snapshot.pt"
     unbroken = run_ranks(2, "--epochs", "4")
@@ -124,6 +112,7 @@ def test_resumed_training_ends_where_an_unbroken_one_does(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [snapshot]
 
 
+@pytest.mark.slow
 def test_same_file_runs_under_torchrun() -> None:
     output = run(
         *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),

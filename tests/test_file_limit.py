@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +44,20 @@ def test_room_for_the_connections_of_a_large_job(
     if warned:
         assert f"{limits[1]} files and needs about 3128 for 1000 ranks" in said[0][0]
         assert said[0][1] is quiet
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_how_many_files_can_still_be_opened(monkeypatch: pytest.MonkeyPatch, counts: bool) -> None:
+    if not counts:  # a kernel that does not say how many there are
+        monkeypatch.setattr(file_limit, "_OWN_FILES", Path("/dev/fd/"))
+    before = file_limit.free_files()
+    with Path(os.devnull).open() as one, Path(os.devnull).open() as other:
+        assert (before - file_limit.free_files(), one.closed, other.closed) == (2, False, False)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        assert file_limit.free_files() == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert file_limit.free_files() == sys.maxsize

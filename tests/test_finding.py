@@ -5,7 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mingle.observing.finding import MAX_SESSIONS, RETRY_SECONDS
+from mingle.observing.finding import (
+    MAX_SEEKERS,
+    MAX_SESSIONS,
+    RETRY_SECONDS,
+    SEEKER_SECONDS,
+    SESSION_SECONDS,
+    SETTLE_SECONDS,
+    UNTRIED_SECONDS,
+)
 from mingle.rules.machine import Dial, Multicast, Source
 from mingle.wire.datagrams import Bye, List, Offer, Seek
 from tests.bystanders import WHO, Wire, a_finder, an_announcement
@@ -215,6 +223,20 @@ def test_a_flood_of_inventions_is_bounded_and_does_not_hide_the_real_one() -> No
     assert len(finder.sessions) <= MAX_SESSIONS
 
 
+def test_inventions_one_after_the_other_do_not_hold_up_who_has_found_a_host() -> None:
+    wire = Wire()
+    wire.silent = {"10.0.0.66"}
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.add("10.0.0.1", an_announcement(wire, "resnet", "10.0.0.1"), 5000)
+    for number in range(round((SETTLE_SECONDS + UNTRIED_SECONDS) / 0.1) + 1):
+        wire.hear("10.0.0.2", an_offer(session=number.to_bytes(16, "big"), address="10.0.0.66"), "10.0.0.66")
+        wire.run(0.1)
+    assert finder.racing
+    assert finder.settled
+    assert [each.target().address for each in finder.alive] == ["10.0.0.1"]
+
+
 def test_repeated_offers_do_not_make_it_dial_at_their_rate() -> None:
     wire = Wire()
     finder = a_finder(wire, "resnet")
@@ -239,3 +261,55 @@ def test_closing_hangs_up_on_all() -> None:
     finder.close()
     assert (raced, finder.racing) == (True, False)
     assert len(finder.effects()) == 1
+
+
+def a_seek(number: int) -> Seek:
+    return Seek(job="resnet", member=number.to_bytes(16, "big"), world_size=2, rank=1)
+
+
+@pytest.mark.parametrize("seconds_between", [0.0, 0.01])
+def test_who_watches_for_long_sees_whoever_comes_last(seconds_between: float) -> None:
+    """Ranks that are restarted have new ids, and a stranger can invent them."""
+    wire = Wire()
+    finder = a_finder(wire, None, refresh=1.0, forgets=True)
+    wire.add("10.0.0.9", finder)
+    for number in range(1, 2 * MAX_SEEKERS):
+        wire.hear("10.0.0.9", a_seek(number), "10.0.0.1")
+        wire.now += seconds_between
+        assert len(finder.seekers) <= MAX_SEEKERS
+    last = a_seek(2 * MAX_SEEKERS)
+    wire.hear("10.0.0.9", last, "10.0.0.7")
+    assert last.member in finder.seekers
+    wire.run(SEEKER_SECONDS - 1)
+    assert [each.address for each in finder.seekers.values() if each.address == "10.0.0.7"] == ["10.0.0.7"]
+    wire.run(3)
+    assert finder.seekers == {}
+
+
+def test_who_watches_for_long_sees_the_host_that_comes_last_and_dials_no_dead_ones() -> None:
+    wire = Wire()
+    finder = a_finder(wire, None, refresh=1.0, forgets=True)
+    wire.add("10.0.0.9", finder)
+    for number in range(MAX_SESSIONS + 50):
+        session = number.to_bytes(16, "big")
+        wire.hear("10.0.0.9", an_offer(session=session, address="10.0.0.66"), "10.0.0.66")
+    wire.add("10.0.0.1", an_announcement(wire, "resnet", "10.0.0.1"), 5000)
+    wire.run(3)
+    assert [each.target().address for each in finder.alive] == ["10.0.0.1"]
+    wire.run(SESSION_SECONDS)
+    assert len(finder.sessions) == 1
+    wire.remove("10.0.0.1")
+    wire.run(1.5)
+    assert (len(finder.sessions), finder.alive) == (1, [])
+    wire.run(SESSION_SECONDS + 2)
+    assert finder.sessions == []
+
+
+def test_who_reports_at_the_end_forgets_nobody_before() -> None:
+    wire = Wire()
+    finder = a_finder(wire, "resnet", refresh=0.5)
+    wire.add("10.0.0.9", finder)
+    wire.hear("10.0.0.9", an_offer(), "10.0.0.66")
+    wire.hear("10.0.0.9", a_seek(1), "10.0.0.7")
+    wire.run(60)
+    assert (len(finder.sessions), len(finder.seekers)) == (1, 1)

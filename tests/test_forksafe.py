@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
+import re
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,3 +120,57 @@ def test_registration_keeps_nothing_alive() -> None:
     opened.close()
     del opened
     assert len(list(forksafe._closables)) == before
+
+
+# --- locks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [threading.Lock, threading.RLock, threading.Condition])
+def test_a_lock_that_another_thread_held_at_the_fork_is_free_in_the_child(make: Callable[[], Any]) -> None:
+    lock = forksafe.register_lock(make())
+    with held_by_another_thread(lock):
+        assert in_child(lambda: str(lock.acquire(timeout=1))) == "True"
+        assert not lock.acquire(blocking=False), "still held in the parent"
+    assert lock.acquire(blocking=False)
+    lock.release()
+
+
+@contextlib.contextmanager
+def held_by_another_thread(*locks: Any) -> Iterator[None]:
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with contextlib.ExitStack() as stack:
+            for lock in locks:
+                stack.enter_context(lock)
+            held.set()
+            assert done.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert held.wait(5)
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_a_registered_lock_is_kept_alive_by_its_owner_only() -> None:
+    gc.collect()
+    before = len(forksafe._locks)
+    lock = forksafe.register_lock(threading.Lock())
+    assert len(forksafe._locks) == before + 1
+    del lock
+    assert len(forksafe._locks) == before
+
+
+def test_every_lock_of_the_package_is_registered() -> None:
+    made = [
+        line
+        for path in Path(forksafe.__file__).parent.rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"threading\.(R?Lock|Condition|(Bounded)?Semaphore)\(", line)
+    ]
+    assert made
+    assert [line for line in made if "forksafe.register_lock(" not in line] == []

@@ -72,10 +72,11 @@ def test_the_longest_frames_of_a_handshake_fit_its_limit(letter: str) -> None:
         job=clip(letter * 256, 256),
         attempt=clip(letter * 64),
         member=MEMBER,
-        session=SESSION,
+        session_hash=SESSION,
         nonce=MEMBER_NONCE,
         purpose="rival",
         who=who(letter),
+        proof=bytes(32),
     )
     welcome = frames.Welcome(
         session=SESSION,

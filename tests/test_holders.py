@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mingle.checks.holders import Holder, holders, sockets_on
+from mingle.checks.holders import LOOK_SECONDS, Holder, holders, sockets_on
 from tests.bystanders import free_udp_port
 
 TABLE = """  sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode ref pointer drops
@@ -65,6 +67,41 @@ def test_ranks_of_another_user_are_known_by_their_names(tmp_path: Path) -> None:
     (tmp_path / "self/net/unix").write_text(names.replace("29499", "29498"))
     (found,) = holders(29499, tmp_path)
     assert not found.mingle
+
+
+def seconds_of(step: float) -> Callable[[], float]:
+    """Return a clock that goes on by so much whenever it is looked at."""
+    return itertools.count(0, step).__next__
+
+
+@pytest.mark.parametrize("processes", [(200, 1), (1, 200)], ids=["many processes", "many files"])
+def test_the_search_for_the_process_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: tuple[int, int]
+) -> None:
+    """A timeout is reported by all ranks of a machine at once, and /proc may hold a hundred thousand processes."""
+    a_proc(tmp_path, readable=False)
+    number, files = processes
+    for pid in range(1000, 1000 + number):
+        (tmp_path / str(pid) / "fd").mkdir(parents=True)
+        for fd in range(files):
+            (tmp_path / str(pid) / "fd" / str(fd)).symlink_to("socket:[1]")
+    looked: list[str] = []
+    readlink = os.readlink
+    monkeypatch.setattr(os, "readlink", lambda path: (looked.append(str(path)), readlink(path))[1])
+    (found,) = holders(29499, tmp_path, clock=seconds_of(LOOK_SECONDS / 50))
+    assert 10 < len(looked) < 60
+    assert found == Holder(None, user=1000, cut_short=True)
+    assert str(found) == "a process of user 1000 that was not found in time among those of this machine"
+
+
+def test_holders_are_looked_at_within_the_same_bound(tmp_path: Path) -> None:
+    a_proc(tmp_path, maps="/x/msgspec/_core.so\n/x/netifaces.so\n")
+    for pid in range(1000, 1200):  # many share the socket: forks of one process
+        (tmp_path / str(pid) / "fd").mkdir(parents=True)
+        (tmp_path / str(pid) / "fd/3").symlink_to("socket:[4711]")
+    found = holders(29499, tmp_path, clock=seconds_of(LOOK_SECONDS / 50))
+    assert 1 <= len(found) < 60
+    assert all(each.pid is not None for each in found)
 
 
 def test_this_process_is_left_out(tmp_path: Path) -> None:

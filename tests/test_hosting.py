@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, InterfaceError
-from mingle.host.callers import MAX_UNPROVED_PER_SOURCE, PROOF_SECONDS
+from mingle.host.callers import MAX_UNPROVED, PROOF_SECONDS, SOURCE_SHARE
 from mingle.host.hosting import Host
-from mingle.rules.control import HandshakeFailed, MemberConversation
+from mingle.rules.control import Call, HandshakeFailed, MemberConversation
 from mingle.rules.machine import (
     Address,
     Answer,
@@ -29,9 +30,9 @@ from mingle.rules.machine import (
     Write,
 )
 from mingle.rules.registrar import RETURN_SECONDS
-from mingle.rules.seats import Phase
+from mingle.rules.seats import Phase, Seats
 from mingle.wire import frames
-from mingle.wire.authentication import JobKey, new_nonce
+from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, List, Offer, Seek
 from mingle.wire.frames import Path, Who
 
@@ -47,11 +48,18 @@ class Alone:
             job="job", attempt="", member=OWN, rank=0, world_size=size, node="n0", who=Who(hostname="h0", pid=1)
         )
         self.key = key
+        self.unsent: Counter[int] = Counter()
         self.host = Host(
             identity,
             SESSION,
             Reach(addresses=(Address("10.0.0.1", "eth0", 24), Address("10.1.0.1", "eth1", 24)), port=4000),
-            Means(key=key, new_id=itertools.count(1000).__next__, rng=random.Random(1), timeout=60.0),
+            Means(
+                key=key,
+                new_id=itertools.count(1000).__next__,
+                rng=random.Random(1),
+                timeout=60.0,
+                unsent=self.unsent.__getitem__,
+            ),
             0.0,
         )
         self.callers: dict[int, MemberConversation] = {}
@@ -79,15 +87,14 @@ class Alone:
 
     def call(self, conn: int, *, purpose: Any = "join", key: JobKey | None = None, now: float = 1.0) -> None:
         """Connects and proves itself."""
-        hello = frames.Hello(
+        call = Call(
             job="job",
             member=conn.to_bytes(16, "big"),
             session=SESSION,
-            nonce=new_nonce(),
             purpose=purpose,
             who=Who(hostname=f"h{conn}", pid=conn),
         )
-        self.callers[conn], self.said[conn] = MemberConversation(hello, ("10.0.0.1", 4000), key or self.key), []
+        self.callers[conn], self.said[conn] = MemberConversation(call, ("10.0.0.1", 4000), key or self.key), []
         self.host.accepted(conn, f"10.0.0.{conn + 1}", now)
         self.say(conn, now=now)
         if self.callers[conn].welcome is not None:
@@ -172,6 +179,59 @@ def test_the_roster_is_told_to_who_asks() -> None:
     ]
 
 
+def asked(alone: Alone, conn: int, *what: str) -> list[frames.AnyFrame]:
+    """What a caller is told that asks all this in one piece."""
+    alone.said[conn].clear()
+    alone.say(conn, *(frames.Ask(what=each) for each in what))  # type: ignore[arg-type]
+    return list(alone.said[conn])
+
+
+@pytest.mark.parametrize("purpose", ["join", "probe", "rival"])
+@pytest.mark.parametrize("what", ["status", "roster"])
+def test_who_has_no_seat_is_told_nothing(purpose: str, what: str) -> None:
+    alone = Alone()
+    alone.form()
+    alone.call(7, purpose=purpose)
+    assert asked(alone, 7, what) == []
+
+
+def test_of_many_questions_in_one_piece_one_of_each_sort_is_answered() -> None:
+    """Twenty-six bytes ask for the whole roster."""
+    alone = Alone()
+    alone.form()
+    told = asked(alone, 1, *["roster", "status", "roster", "status"] * 600)
+    assert [type(frame) for frame in told] == [frames.Roster, frames.Status]
+    assert len(asked(alone, 1, "roster")) == 1, "the answer was taken"
+
+
+def test_who_does_not_read_gets_no_second_answer() -> None:
+    alone = Alone()
+    alone.form()
+    alone.unsent[1] = 1
+    assert len(asked(alone, 1, "roster")) == 1
+    assert asked(alone, 1, "roster", "roster") == []
+    assert len(asked(alone, 1, "status")) == 1, "another question"
+    alone.unsent[1] = 0
+    assert len(asked(alone, 1, "roster")) == 1
+
+
+def test_an_answer_is_built_once_per_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, built = Alone(size=3), []
+    original = {name: getattr(Seats, name) for name in ("status", "roster", "whos")}
+    for name, method in original.items():
+        monkeypatch.setattr(Seats, name, lambda self, n=name, m=method: (built.append(n), m(self))[1])
+    alone.join(1, 1)
+    for _ in range(5):
+        assert [frame.missing for frame in asked(alone, 1, "status") if isinstance(frame, frames.Status)] == [(2,)]
+    assert built.count("status") == 1
+    built.clear()
+    for conn in (7, 8, 9):
+        alone.call(conn, purpose="probe")
+    assert built.count("whos") == 2, "once for the numbers, and once for the names"
+    alone.join(2, 2)
+    assert [frame.missing for frame in asked(alone, 1, "status") if isinstance(frame, frames.Status)] == [()]
+
+
 def test_a_question_by_multicast_is_answered_to_all_and_one_by_unicast_to_the_asker() -> None:
     alone = Alone()
     alone.host.handle_timer(0.0)
@@ -208,7 +268,7 @@ def test_who_does_not_prove_itself_is_hung_up_on() -> None:
     alone.said[1], alone.callers[1] = (
         [],
         MemberConversation(
-            frames.Hello(job="job", member=b"M" * 16, session=SESSION, nonce=new_nonce(), purpose="join"),
+            Call(job="job", member=b"M" * 16, session=SESSION, purpose="join"),
             ("10.0.0.1", 4000),
         ),
     )
@@ -219,7 +279,7 @@ def test_who_does_not_prove_itself_is_hung_up_on() -> None:
 
 def test_a_flood_of_callers_that_never_speak_pushes_out_its_own_oldest() -> None:
     alone = Alone()
-    for conn in range(1, MAX_UNPROVED_PER_SOURCE + alone.host.identity.world_size + 3):
+    for conn in range(1, MAX_UNPROVED // SOURCE_SHARE + len(alone.host.registrar.missing) + 3):
         alone.host.accepted(conn, "10.0.0.9", 1.0)
     hung_up = [effect.conn for effect in alone.host.effects() if isinstance(effect, Hangup)]
     assert hung_up == [1, 2]
@@ -249,7 +309,7 @@ def test_a_caller_without_the_secret_is_kept_for_the_report() -> None:
         alone.call(1, key=JobKey(b"two", "job"))
     hello = frames.Prove(proof=b"?" * 32)
     liar = MemberConversation(
-        frames.Hello(job="job", member=b"M" * 16, session=SESSION, nonce=new_nonce(), purpose="join"),
+        Call(job="job", member=b"M" * 16, session=SESSION, purpose="join"),
         ("10.0.0.1", 4000),
     )
     liar.send(hello)

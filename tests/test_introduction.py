@@ -101,7 +101,7 @@ def test_its_place_names_where_its_store_listens() -> None:
 
 
 def test_hello_and_good_bye_name_the_job_and_the_attempt() -> None:
-    hello, bye = introduction().hello(b"T" * 16, "rival"), introduction().bye()
+    hello, bye = introduction().call(b"T" * 16, "rival"), introduction().bye()
     assert (hello.job, hello.attempt, hello.session, hello.purpose) == ("job", "2", b"T" * 16, "rival")
     assert hello.who.address == "10.0.0.1"
     assert (bye.job, bye.attempt, bye.session) == ("job", "2", SESSION)
@@ -121,6 +121,9 @@ def test_before_the_seal_there_is_no_roster() -> None:
 
 
 def test_nonces_are_new_in_every_hello() -> None:
-    hellos = [introduction().hello(SESSION, "probe") for _ in range(2)]
+    call = introduction().call(SESSION, "probe")
+    hellos = [call.hello(None) for _ in range(2)]
     assert hellos[0].nonce != hellos[1].nonce
-    assert msgspec.structs.replace(hellos[0], nonce=hellos[1].nonce) == hellos[1]
+    assert hellos[0].session_hash != hellos[1].session_hash
+    nonce, session_hash = hellos[1].nonce, hellos[1].session_hash
+    assert msgspec.structs.replace(hellos[0], nonce=nonce, session_hash=session_hash) == hellos[1]

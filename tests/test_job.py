@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import json
+import pickle
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import cast
 
 import pytest
 
 from mingle.errors import MingleError
-from mingle.job import Job, Member
+from mingle.job import Job, Member, Session
 
 MEMBERS = tuple(
     Member(rank=rank, local_rank=0, node_rank=rank, hostname=f"node{rank}", address=f"10.0.0.{rank}", pid=7)
@@ -33,8 +38,12 @@ class PlayedSession:
         self.closed.append(failing)
 
 
-def a_job(**more: Any) -> Job:
-    return Job(
+def a_job(
+    _session: Session | None = None,
+    _members: tuple[Member, ...] | None = None,
+    _destroy_group: Callable[[bool], None] | None = None,
+) -> Job:
+    job = Job(
         job_id="resnet",
         rank=1,
         world_size=2,
@@ -47,8 +56,12 @@ def a_job(**more: Any) -> Job:
         interface="eth0",
         address="10.0.0.1",
         elapsed=0.5,
-        **more,
     )
+    if _session is not None:
+        job._with(_session, _members)
+    if _destroy_group is not None:
+        job._owns_group(_destroy_group)
+    return job
 
 
 def test_members_are_fetched_once_and_kept_after_the_end() -> None:
@@ -97,12 +110,28 @@ def test_threads_share_one_question() -> None:
     assert session.asked == 1
 
 
-def test_closing_twice_closes_once_and_leaves_the_process_group() -> None:
+def test_closing_ends_the_process_group_first_and_once() -> None:
+    order: list[object] = []
+
+    class Ordered(PlayedSession):
+        def close(self, *, failing: bool) -> None:
+            order.append(("session", failing))
+
+    job = a_job(_session=Ordered(), _destroy_group=lambda failing: order.append(("group", failing)))
+    job.close()
+    job.close()
+    assert order == [("group", False), ("session", False)]
+
+
+def test_closing_while_an_exception_is_on_its_way_tells_both() -> None:
     session, destroyed = PlayedSession(), list[bool]()
     job = a_job(_session=session, _destroy_group=destroyed.append)
-    job.close()
-    job.close()
-    assert (session.closed, destroyed) == ([False], [])
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012 - the block is the test
+        try:
+            _ = 1 / 0
+        finally:
+            job.close()
+    assert (session.closed, destroyed) == ([True], [True])
 
 
 def test_the_end_of_the_block_ends_the_process_group_first() -> None:
@@ -127,13 +156,6 @@ def test_an_exception_in_the_block_is_told_to_both() -> None:
     assert (session.closed, destroyed) == ([True], [True])
 
 
-def test_a_block_after_close_still_ends_the_process_group() -> None:
-    session, destroyed = PlayedSession(), list[bool]()
-    with a_job(_session=session, _destroy_group=destroyed.append) as job:
-        job.close()
-    assert (session.closed, destroyed) == ([False], [False])
-
-
 def test_a_process_group_that_fails_to_end_keeps_the_session_from_nothing() -> None:
     def fail(_: bool) -> None:
         raise RuntimeError("the backend is broken")
@@ -144,8 +166,87 @@ def test_a_process_group_that_fails_to_end_keeps_the_session_from_nothing() -> N
     assert session.closed == [True]
 
 
+def test_a_close_at_the_same_time_waits_for_the_first_and_does_nothing() -> None:
+    ending, go_on = threading.Event(), threading.Event()
+
+    class SlowSession(PlayedSession):
+        def close(self, *, failing: bool) -> None:
+            ending.set()
+            assert go_on.wait(5)
+            super().close(failing=failing)
+
+    session, destroyed = SlowSession(), list[bool]()
+    job = a_job(_session=session, _destroy_group=destroyed.append)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(job.close)
+        assert ending.wait(5)
+        second = pool.submit(job.close)
+        assert not second.done()
+        go_on.set()
+        first.result(5)
+        second.result(5)
+    assert (session.closed, destroyed) == ([False], [False])
+
+
+def test_a_close_out_of_a_signal_handler_while_it_closes_does_not_wait_for_itself() -> None:
+    class Interrupted(PlayedSession):
+        def close(self, *, failing: bool) -> None:
+            super().close(failing=failing)
+            job.close()
+
+    session = Interrupted()
+    job = a_job(_session=session)
+    job.close()
+    assert session.closed == [False]
+
+
+# --- copies ---------------------------------------------------------------------------------------------------------
+
+
+COPIES: dict[str, Callable[[Job], Job]] = {
+    "pickle": lambda job: cast("Job", pickle.loads(pickle.dumps(job))),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "replace": dataclasses.replace,
+}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_a_copy_is_a_record_of_the_job_and_ends_nothing(copied: Callable[[Job], Job]) -> None:
+    session, destroyed = PlayedSession(), list[bool]()
+    job = a_job(_session=session, _destroy_group=destroyed.append)
+    twin = copied(job)
+    assert twin == job
+    assert repr(twin) == repr(job)
+    with pytest.raises(MingleError, match="'resnet' were never asked for, and this is a copy"):
+        _ = twin.members
+    with twin:
+        pass
+    twin.close()
+    assert (session.closed, destroyed, session.asked) == ([], [], 0)
+    job.close()
+    assert (session.closed, destroyed) == ([False], [False])
+
+
+@pytest.mark.parametrize("name", ["pickle", "copy", "deepcopy"])
+def test_a_copy_knows_the_members_that_were_fetched_before(name: str) -> None:
+    job = a_job(_session=PlayedSession())
+    assert job.members == COPIES[name](job).members == MEMBERS
+
+
+def test_as_a_dictionary_it_has_what_its_user_sees() -> None:
+    job = a_job(_session=PlayedSession(), _destroy_group=lambda _: None)
+    record = dataclasses.asdict(job)
+    assert list(record) == [
+        *("job_id", "rank", "world_size", "local_rank", "local_world_size", "node_rank", "num_nodes"),
+        *("master_addr", "master_port", "interface", "address", "elapsed"),
+    ]
+    assert (record["job_id"], record["rank"]) == ("resnet", 1)
+    assert json.loads(json.dumps(record)) == record
+
+
 def test_where_torchrun_did_the_discovery_there_are_no_members() -> None:
-    job = a_job(_members=())
+    job = a_job(_session=PlayedSession(), _members=())
     assert job.members == ()
     job.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import signal
 import socket
 import sys
 import threading
@@ -18,8 +19,10 @@ from mingle.configuration.settings import Network
 from mingle.configuration.values import Peer
 from mingle.engine.loop import Loop
 from mingle.network import interfaces
+from mingle.network.transport import Received
 from mingle.rules.machine import Answer, Dial, Effect, Hangup, Multicast, Source, Write
 from mingle.wire import datagrams
+from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, Datagram, Offer, Seek
 from tests.bystanders import free_udp_port
 
@@ -234,3 +237,170 @@ def test_interfaces_that_can_not_be_looked_at_stay_as_they_were(loop: Noting, mo
     loop.turn_until("timer")
     assert loop._nics.look_due > 0.0
     assert loop.facts().interfaces == before != []
+
+
+# --- input that could not be handled --------------------------------------------------------------------------------
+
+
+def fail(*_: object, **__: object) -> Any:
+    raise ZeroDivisionError("a riddle")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract Unix sockets")
+def test_an_answer_that_can_not_be_sent_ends_no_loop(loop: Noting, caplog: pytest.LogCaptureFixture) -> None:
+    """A local message, for example, may name a destination that is no address."""
+    offer = Offer(job="a job", session=SESSION, host=MEMBER, addresses=("127.0.0.1",), port=9, world_size=2)
+    question = datagrams.padded(Seek(job="a job", member=MEMBER, world_size=2), datagrams.MAX_BYTES)
+    received = Received(question, "lo", ("127.0.0.1", 9), "4", False, False, "127.0.0.1\0", shared=True)
+    source = Source(interface="lo", multicast=False, signed=False, address="127.0.0.1", reply_to=received)
+    for _ in range(3):
+        loop.notes.to_do += [Answer(source, offer), Multicast(offer)]
+        loop.turn_until("heard")
+        loop.notes.told.clear()
+    assert loop.facts().rejected["fault"] == 3
+    assert len(caplog.records) == 1, "each fault is logged once"
+    assert "embedded null" in caplog.text
+
+
+def test_a_datagram_that_a_machine_can_not_handle_is_dropped(
+    loop: Noting, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard, seek = loop.notes.heard, Seek(job="a job", member=MEMBER, world_size=2)
+    monkeypatch.setattr(loop.notes, "heard", fail)
+    loop.notes.to_do += [Multicast(seek)] * 3
+    deadline = time.monotonic() + 10
+    while loop.facts().rejected["fault"] < 3:
+        assert time.monotonic() < deadline
+        loop.notes.due = time.monotonic()
+        loop._carry_out()
+        loop._turn()
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+    monkeypatch.setattr(loop.notes, "heard", heard)
+    loop.notes.to_do.append(Multicast(seek))
+    assert loop.turn_until("heard")[1] == seek
+
+
+@pytest.mark.parametrize("step", ["connected", "received", "accepted"])
+def test_a_connection_that_a_machine_can_not_handle_is_closed(
+    loop: Noting, monkeypatch: pytest.MonkeyPatch, step: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop._connections.listen([("127.0.0.1", 0)])
+    monkeypatch.setattr(loop, "_accepted", fail if step == "accepted" else lambda conn, address, now: None)
+    if step != "accepted":
+        monkeypatch.setattr(loop.notes, step, fail)
+    with socket.create_connection(("127.0.0.1", loop._connections.port)) as caller:
+        caller.settimeout(0.01)
+        caller.sendall(b"hello")
+        if step == "connected":
+            loop.notes.to_do.append(Dial(999, "127.0.0.1", loop._connections.port, "lo"))
+        loop.turn_until("ended") if step != "accepted" else None
+        deadline = time.monotonic() + 10
+        while step != "connected":
+            loop.notes.due = time.monotonic()
+            loop._turn()
+            with contextlib.suppress(TimeoutError, ConnectionResetError):
+                assert caller.recv(1) == b""
+                break
+            assert time.monotonic() < deadline
+    assert loop.facts().rejected["fault"] == 1
+    assert "a riddle" in caplog.text
+
+
+def test_the_end_of_a_connection_that_can_not_be_handled_ends_no_loop(
+    loop: Noting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop._connections.listen([("127.0.0.1", 0)])
+    loop._accepted = lambda conn, address, now: None  # type: ignore[method-assign]
+    monkeypatch.setattr(loop, "_ended", fail)
+    with socket.create_connection(("127.0.0.1", loop._connections.port)):
+        loop.notes.due = time.monotonic() + 0.1
+        loop.turn_until("timer")
+        loop.notes.told.clear()
+    deadline = time.monotonic() + 10
+    while loop.facts().rejected["fault"] == 0:
+        assert time.monotonic() < deadline
+        loop.notes.due = time.monotonic() + 0.1
+        loop._turn()
+    before = loop.facts().rejected["fault"]
+    loop.notes.told.clear()
+    loop.turn_until("timer")
+    assert loop.facts().rejected["fault"] == before, "the connection is gone for good"
+
+
+def test_what_a_signal_handler_raises_is_no_fault_of_the_input(loop: Noting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usual recipe for a deadline: an alarm whose handler raises, wherever the program is."""
+
+    def alarmed(*_: object) -> None:
+        raise ZeroDivisionError("the alarm")
+
+    def interrupted(*_: object) -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+    monkeypatch.setattr(loop.notes, "heard", interrupted)
+    before = signal.signal(signal.SIGALRM, alarmed)
+    try:
+        loop.notes.to_do.append(Multicast(Seek(job="a job", member=MEMBER, world_size=2)))
+        with pytest.raises(ZeroDivisionError, match="the alarm"):
+            loop.turn_until("heard")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_timer_that_can_not_be_handled_ends_the_loop(loop: Noting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody sent it, so there is nothing to drop: a machine without its timers would wait for ever."""
+    monkeypatch.setattr(loop.notes, "handle_timer", fail)
+    loop.notes.due = time.monotonic()
+    with pytest.raises(ZeroDivisionError):
+        loop._turn()
+
+
+def heard_offer(
+    loop: Noting, *addresses: str, source: str, interface: str = "eth0", multicast: bool = False, local: bool = False
+) -> list[str]:
+    """Where the machine is told that a session is, when an OFFER comes from that source."""
+    offer = Offer(job="a job", session=SESSION, host=MEMBER, addresses=addresses, port=9, world_size=2)
+    loop._datagram(
+        Received(
+            data=datagrams.encode(offer),
+            interface=interface,
+            source=(source, 29499),
+            family="4",
+            multicast=multicast,
+            local=local,
+            destination="192.0.2.1",
+        )
+    )
+    return [address for told in loop.notes.told if told[0] == "heard" for address in told[1].addresses]
+
+
+@pytest.mark.parametrize(
+    ("how", "followed"),
+    [
+        pytest.param({"source": "203.0.113.66"}, False, id="from beyond a router"),
+        pytest.param({"source": "203.0.113.66", "multicast": True}, True, id="by multicast"),
+        pytest.param({"source": "203.0.113.66", "local": True}, True, id="from this machine"),
+        pytest.param({"source": "127.0.0.9"}, True, id="on link"),
+        pytest.param({"source": "203.0.113.7"}, True, id="from a peer"),
+    ],
+)
+def test_an_offer_by_unicast_counts_from_a_peer_or_a_neighbor(how: dict[str, Any], followed: bool) -> None:
+    with contextlib.ExitStack() as stack:
+        network = Network(interfaces=("lo",), port=free_udp_port(), peers=(Peer("203.0.113.7", None),))
+        loop = Noting(network, stack)
+        loop._peers.turn(silent=False, now=time.monotonic())
+        assert heard_offer(loop, "192.0.2.7", **how) == (["192.0.2.7"] if followed else [])
+        assert loop.facts().rejected["unsolicited"] == (not followed)
+
+
+def test_a_signed_offer_by_unicast_counts_from_everywhere(loop: Noting) -> None:
+    loop._key = JobKey(b"secret", "a job")
+    assert heard_offer(loop, "192.0.2.7", source="203.0.113.66") == ["192.0.2.7"]
+
+
+def test_an_offer_aims_nobody_at_its_own_loopback(loop: Noting) -> None:
+    traps = ("127.0.0.1", "::1", "0.0.0.0", "::ffff:127.0.0.1", "239.0.0.1")
+    assert heard_offer(loop, *traps, source="192.0.2.66", multicast=True) == []
+    assert loop.facts().rejected["addresses"] == 1
+    assert heard_offer(loop, *traps, "192.0.2.7", source="192.0.2.66", multicast=True) == ["192.0.2.7"]
+    loop.notes.told.clear()
+    assert heard_offer(loop, "127.0.0.1", source="127.0.0.1", interface="lo", multicast=True) == ["127.0.0.1"]

@@ -9,7 +9,7 @@ import pytest
 
 from mingle.configuration.settings import Network
 from mingle.configuration.values import Peer
-from mingle.errors import InterfaceError
+from mingle.errors import InterfaceError, MingleError
 from mingle.observing.finding import Finder
 from mingle.observing.observer import Observer, new_name, this_process
 from tests.bystanders import an_announcement, free_udp_port
@@ -89,6 +89,29 @@ def test_a_machine_is_closed_also_when_it_is_interrupted() -> None:
         with pytest.raises(KeyboardInterrupt):
             observer.run(machine, until=time.monotonic() + 10)
     assert machine.closed_with == "interrupted"
+
+
+@pytest.mark.parametrize("farewell", ["said", "fails"])
+def test_a_machine_that_fails_is_an_error_with_its_cause(farewell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a riddle")
+
+    with Observer(Network(interfaces=("lo",), port=free_udp_port())) as observer:
+        machine = finder(observer, None)
+        monkeypatch.setattr(machine, "handle_timer", fail)
+        if farewell == "fails":
+            monkeypatch.setattr(machine, "close", fail)
+        with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError: a riddle") as caught:
+            observer.run(machine, until=time.monotonic() + 10)
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_what_the_caller_raises_is_the_callers() -> None:
+    def broken_pipe() -> bool:
+        raise BrokenPipeError
+
+    with Observer(Network(interfaces=("lo",), port=free_udp_port())) as observer, pytest.raises(BrokenPipeError):
+        observer.run(finder(observer, None), until=time.monotonic() + 10, done=broken_pipe)
 
 
 def test_an_interface_that_is_not_there_is_an_error_and_leaks_nothing() -> None:

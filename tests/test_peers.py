@@ -223,6 +223,7 @@ def test_only_the_family_in_use_is_asked_for(
         socket.gaierror(-3, "Temporary failure in name resolution"),
         # What Python's own encoding of host names says of "a..b", before any resolver is asked.
         UnicodeError("encoding with 'idna' codec failed (UnicodeError: label empty or too long)"),
+        ValueError("embedded null character"),
     ],
 )
 def test_one_bad_name_does_not_keep_the_others_from_being_found(
@@ -316,6 +317,23 @@ def test_peers_are_asked_quickly_again_after_a_silence_and_over_new_interfaces()
     assert asked.take() == []
     assert asked.failures == {}
     asked.stop()
+
+
+@pytest.mark.parametrize(
+    ("written", "source"),
+    [
+        ("10.0.0.9", "10.0.0.9"),
+        ("2001:DB8:0::1", "2001:db8::1"),
+        ("FE80::1%7", "fe80::1"),
+        ("::ffff:a00:9", "10.0.0.9"),
+    ],
+)
+def test_a_peer_is_known_however_its_address_was_written(written: str, source: str) -> None:
+    known = Peers((Peer(written),), 29499, "auto", random.Random(1))
+    known.turn(silent=False, now=0.0)
+    assert known.knows(source)
+    assert not known.knows("10.0.0.8")
+    known.stop()
 
 
 def test_without_peers_nobody_is_asked_and_nothing_is_waited_for() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from mingle.configuration.settings import Network
 from mingle.configuration.values import Peer
-from mingle.errors import InterfaceError
+from mingle.errors import InterfaceError, MingleError
 from mingle.observing.finding import Finder
 from mingle.observing.observer import Observer, new_name, this_process
 from mingle.pings.pinger import Pinger
@@ -111,3 +111,25 @@ def a_finder(observer: Observer) -> Finder:
 def test_no_such_interface() -> None:
     with no_descriptor_leaks(), pytest.raises(InterfaceError):
         Pinger(Network(interfaces=("nope0",)))
+
+
+@pytest.mark.parametrize("farewell", ["said", "fails"])
+def test_a_machine_that_fails_is_an_error_with_its_cause(farewell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a riddle")
+
+    with Pinger(Network(interfaces=("lo",), port=free_udp_port())) as pinger:
+        monkeypatch.setattr(pinger.pinging, "handle_timer", fail)
+        if farewell == "fails":
+            monkeypatch.setattr(pinger.pinging, "close", fail)
+        with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError: a riddle") as caught:
+            pinger.run(until=time.monotonic() + 10)
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_what_the_caller_raises_is_the_callers() -> None:
+    def broken_pipe() -> None:
+        raise BrokenPipeError
+
+    with Pinger(Network(interfaces=("lo",), port=free_udp_port())) as pinger, pytest.raises(BrokenPipeError):
+        pinger.run(until=time.monotonic() + 10, each=broken_pipe)

@@ -249,3 +249,18 @@ def test_what_is_no_answer_to_us_counts_for_nothing() -> None:
     forged = msgspec.structs.replace(pong, way="tcp", asker=b"\x01" * 16)
     machine.heard(forged, "10.0.0.9", "eth0", lan.now, trusted=True, size=100, handle="x")
     assert peer.rows["tcp"].received == 0
+
+
+def test_a_ping_without_end_sees_whoever_comes_last() -> None:
+    """A ping that is started again has a new name; of those that have gone the oldest is forgotten."""
+    lan = Lan()
+    watching = lan.add("10.0.0.1", count=None)
+    for number in range(1, MAX_PEERS + 50):
+        name = number.to_bytes(16, "big")
+        for message in (Ping(pinger=name, number=1, way="multicast"), Gone(pinger=name)):
+            watching.heard(message, "10.0.0.66", "eth0", lan.now, trusted=True, size=640, handle="10.0.0.66")
+        assert len(watching.peers) <= MAX_PEERS
+    lan.add("10.0.0.2", count=None)
+    lan.run(3)
+    (last,) = [peer for peer in watching.peers.values() if not peer.gone]
+    assert (last.hostname, last.rows["multicast"].received > 0) == ("node2", True)

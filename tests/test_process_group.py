@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import signal
 import threading
@@ -20,7 +21,7 @@ import torch.distributed as dist
 
 import mingle
 from mingle.configuration.settings import Settings
-from mingle.engine import loop, store
+from mingle.engine import loop, progress, store
 from mingle.errors import ConfigurationError, ConflictError, DiscoveryTimeoutError, MingleError
 from mingle.torch_glue import process_group, rendezvous, torch_threads
 from mingle.torch_glue.process_group import check_options, parse_url, register, rendezvous_handler
@@ -93,7 +94,10 @@ def reduced() -> float:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"timeuot": timedelta(1)}, "no option timeuot="),
+        ({"timeuot": timedelta(1)}, "no option timeuot=; did you mean timeout="),
+        ({"discovery_timout": 3}, "no option discovery_timout=; did you mean discovery_timeout="),
+        ({"job": "resnet"}, "no option job=; did you mean job_id="),
+        ({"frobnicate": 3}, r"no option frobnicate=\.\n"),
         ({"init_method": "env://"}, "init_method= is not an option of mingle.init"),
         ({"store": None}, "store= is not an option of mingle.init"),
         ({"timeout": 5}, "timeout=5 is not a positive datetime.timedelta"),
@@ -121,7 +125,26 @@ def test_a_wrong_option(options: dict[str, Any], match: str) -> None:
     ],
 )
 def test_a_wrong_backend(backend: Any, match: str) -> None:
-    assert "gloo" in str(refused(match, backend=backend).remedy)
+    remedy = str(refused(match, backend=backend).remedy)
+    assert "gloo" in remedy
+    for name in ("nccl", "mpi", "xccl"):
+        assert (name in remedy) is getattr(dist, f"is_{name}_available")(), "only those that this torch has are listed"
+    assert "undefined" not in remedy
+
+
+@pytest.mark.usefixtures("no_packet")
+def test_a_misspelt_backend_is_pointed_out() -> None:
+    assert "did you mean 'gloo'?" in refused("torch knows no 'glooo'", backend="glooo").observation
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize("job_id", ["gloo", "cpu:gloo,cuda:nccl", "ours"])
+def test_a_backend_where_the_job_id_belongs(monkeypatch: pytest.MonkeyPatch, job_id: str) -> None:
+    """What a search and replace of ``init_process_group("gloo")`` leaves; torch may know backends that we don't."""
+    monkeypatch.setattr(dist.Backend, "backend_list", [*dist.Backend.backend_list, "ours"])
+    with pytest.raises(ConfigurationError, match=f"job_id='{job_id}' is the name of a torch backend") as caught:
+        mingle.init(job_id, rank=0, world_size=1)
+    assert f"backend='{job_id}'" in str(caught.value.remedy)
 
 
 @pytest.mark.usefixtures("no_packet")
@@ -204,15 +227,21 @@ def test_options_reach_torch() -> None:
         assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=77)
 
 
-def test_closing_leaves_the_process_group() -> None:
+def test_closing_does_what_the_end_of_the_block_does() -> None:
     job = mingle.init(job_name("close"), rank=0, world_size=1, backend="gloo")
     job.close()
     job.close()
     assert "MASTER_PORT" not in os.environ
-    assert reduced() == 1
+    assert not dist.is_initialized()
     with job:
         pass
-    assert not dist.is_initialized()
+
+
+def test_closing_leaves_a_process_group_that_init_did_not_make() -> None:
+    job = mingle.discover(job_name("close"), rank=0, world_size=1)
+    dist.init_process_group("gloo")
+    job.close()
+    assert reduced() == 1
 
 
 def test_a_cell_of_a_notebook_that_is_run_again() -> None:
@@ -222,6 +251,27 @@ def test_a_cell_of_a_notebook_that_is_run_again() -> None:
         assert os.environ["MASTER_PORT"] == str(job.master_port)
     mingle.discover(job_name("cell"), rank=0, world_size=1)
     assert not dist.is_initialized(), "discover leaves the making to others, so the old group is in the way"
+
+
+def test_a_second_job_that_ends_the_group_of_the_first_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[int, str]] = []
+    monkeypatch.setattr(progress, "say", lambda level, text, **_: said.append((level, text)))
+    first, second = job_name("first"), job_name("second")
+    mingle.init(first, rank=0, world_size=1, backend="gloo")
+    mingle.init(first, rank=0, world_size=1, backend="gloo")
+    assert said == [], "a cell that is run again"
+    for door in (mingle.init, mingle.discover):
+        job = door(second, rank=0, world_size=1)
+        ((level, text),) = said
+        assert level == logging.WARNING
+        assert f"job {second}: " in text
+        assert f"destroyed the process group of job {first}" in text
+        said.clear()
+        job.close()
+        mingle.init(first, rank=0, world_size=1, backend="gloo").close()
+        mingle.init(second, rank=0, world_size=1, backend="gloo").close()
+        assert said == [], "closed before"
+        mingle.init(first, rank=0, world_size=1, backend="gloo")
 
 
 def test_a_process_group_that_the_user_has_replaced_is_the_users() -> None:
@@ -279,6 +329,27 @@ def test_an_exception_in_the_block_waits_for_no_backend(monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt), job:
         raise KeyboardInterrupt
     assert time.monotonic() - started < 2
+    release.set()
+    until(lambda: not dist.is_initialized())
+
+
+def test_closing_while_an_exception_is_on_its_way_waits_for_no_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    release, destroy = threading.Event(), dist.destroy_process_group
+
+    def block() -> None:
+        assert release.wait(10)
+        destroy()
+
+    monkeypatch.setattr(process_group, "DESTROY_SECONDS", 0.1)
+    job = mingle.init(job_name("blocks"), rank=0, world_size=1, backend="gloo")
+    monkeypatch.setattr(dist, "destroy_process_group", block)
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the block is the test
+        try:
+            raise KeyboardInterrupt
+        finally:
+            job.close()
+    assert not release.is_set()
+    assert "MASTER_PORT" not in os.environ
     release.set()
     until(lambda: not dist.is_initialized())
 
@@ -422,6 +493,41 @@ def test_a_wrong_url(url: str, match: str) -> None:
         next(rendezvous_handler(url))
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None or caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("host:29500", "looks like an address"),
+        ("10.0.0.1:29500", "looks like an address"),
+        ("[::1]:29500", "looks like an address"),
+        ("job/x", "holds a slash"),
+        ("/resnet", "holds a slash"),
+        ("resnet/", "holds a slash"),
+        ("resnet", None),
+        ("resnet:v2", None),
+        ("job%2Fx", None),
+        ("host%3A29500", None),
+    ],
+)
+def test_a_url_that_was_meant_otherwise_is_pointed_out(
+    monkeypatch: pytest.MonkeyPatch, name: str, words: str | None
+) -> None:
+    said: list[tuple[int, str]] = []
+    monkeypatch.setattr(progress, "say", lambda level, text, **_: said.append((level, text)))
+    next(rendezvous_handler(f"mingle://{name}?rank=0&world_size=1"))
+    assert [level for level, _ in said] == ([logging.WARNING] if words else [])
+    for _, text in said:
+        assert f"'mingle://{name}'" in text
+        assert words is not None
+        assert words in text
+        assert "the whole of it is the job id" in text
+
+
+@pytest.mark.usefixtures("no_packet")
+def test_a_backend_in_the_url() -> None:
+    with pytest.raises(ConfigurationError, match="is the name of a torch backend"):
+        next(rendezvous_handler("mingle://gloo?rank=0&world_size=1"))
 
 
 @pytest.mark.parametrize(

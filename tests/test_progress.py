@@ -267,3 +267,16 @@ def test_elsewhere_everybody_speaks(job: str, monkeypatch: pytest.MonkeyPatch) -
     first, second = (Progress(job, 2, rank, off=False, now=0.0) for rank in (0, 1))
     assert first.wants_status(9.0)
     assert second.wants_status(9.0)
+
+
+@pytest.mark.parametrize("problem", [BrokenPipeError(32, "Broken pipe"), ValueError("I/O operation on closed file")])
+def test_a_stderr_that_nobody_reads_is_no_error(problem: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python train.py 2>&1 | head`: what can't be said must not end the rank."""
+
+    class Broken(io.StringIO):
+        def write(self, _: str) -> int:
+            raise problem
+
+    monkeypatch.setattr(progress, "_logging_shows", lambda _: False)
+    monkeypatch.setattr(sys, "stderr", Broken())
+    progress.say(logging.WARNING, "a word")

@@ -23,7 +23,7 @@ from mingle.rank.membership import Step
 from mingle.rules.seats import Phase, roster_digest
 from mingle.wire import datagrams, frames, framing, groups
 from tests import golden
-from tests.golden.examples import ADDRESSES, HOST_NONCE, JOB, PORT, SECRET, SESSION, render
+from tests.golden.examples import ADDRESSES, HOST_NONCE, JOB, MEMBER_NONCE, PORT, SECRET, SESSION, render
 
 TEXT = golden.DOCUMENT.read_text(encoding="utf-8")
 EXAMPLES = settings(derandomize=True, database=None, deadline=None)
@@ -31,6 +31,7 @@ MODULES_OF_TIMERS = (
     "rules.protocol",
     "rules.lobby",
     "rules.proving",
+    "rules.claims",
     "rank.joining",
     "rank.sessions",
     "rank.membership",
@@ -45,13 +46,10 @@ MODULES_OF_TIMERS = (
     "rules.registrar",
     "host.rivals",
     "network.peers",
-    "agents.quorum",
-    "agents.heartbeat",
-    "agents.obituaries",
-    "agents.superseding",
-    "agents.registrar",
-    "agents.hosting",
-    "agents.joining",
+    "elastic.leases",
+    "elastic.registrar",
+    "elastic.host",
+    "elastic.member",
 )
 
 
@@ -102,7 +100,8 @@ def mac(key: bytes, purpose: bytes, data: bytes) -> bytes:
 
 
 def job_key() -> bytes:
-    extracted = hmac.digest(b"mingle job key v1", SECRET, "sha256")
+    stretched = hashlib.scrypt(SECRET, salt=b"mingle secret v1", n=16_384, r=8, p=1, maxmem=64 * 1024 * 1024, dklen=32)
+    extracted = hmac.digest(b"mingle job key v1", stretched, "sha256")
     return hmac.digest(extracted, JOB.encode() + b"\x01", "sha256")
 
 
@@ -121,6 +120,11 @@ def test_handshake_and_frame_macs_by_the_document() -> None:
     transcript = b"".join(length(part) + part for part in parts)
     assert msgspec.msgpack.decode(welcome[12:])["proof"] == mac(job_key(), b"host proof", transcript)
     assert msgspec.msgpack.decode(prove[4:])["proof"] == mac(job_key(), b"member proof", transcript)
+    said = msgspec.msgpack.decode(hello[12:])
+    known = [b"mingle session", SESSION, MEMBER_NONCE]
+    assert said["nonce"] == MEMBER_NONCE
+    assert said["session_hash"] == hashlib.sha256(b"".join(length(part) + part for part in known)).digest()[:16]
+    assert said["proof"] == mac(job_key(), b"hello", b"".join(length(part) + part for part in known[1:]))
     to_host = mac(job_key(), b"frames to host", transcript)
     to_member = mac(job_key(), b"frames to member", transcript)
     for key, number, frame in (

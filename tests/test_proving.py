@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from mingle.rules.control import HandshakeFailed, HostConversation
+from mingle.rules.control import Call, HandshakeFailed, HostConversation
 from mingle.rules.machine import Dial, Effect, Hangup, Write
 from mingle.rules.proving import (
     ADDRESS_SECONDS,
@@ -19,16 +19,14 @@ from mingle.rules.proving import (
     merged,
     named,
 )
-from mingle.wire.authentication import new_nonce
 from mingle.wire.datagrams import Offer, Rejected
-from mingle.wire.frames import Hello, Ping
+from mingle.wire.frames import Ping
 
 SESSION = b"S" * 16
 FIRST, SECOND, THIRD = "10.0.0.1", "10.1.0.1", "172.17.0.1"
 
 
-def hello() -> Hello:
-    return Hello(job="job", member=b"M" * 16, session=SESSION, nonce=new_nonce(), purpose="join")
+CALL = Call(job="job", member=b"M" * 16, session=SESSION, purpose="join")
 
 
 class Race:
@@ -37,7 +35,7 @@ class Race:
     def __init__(self, *addresses: str, all_ways: bool = False) -> None:
         self.effects: list[Effect] = []
         self.proving = Proving(
-            hello,
+            CALL,
             [Endpoint(address, "eth0") for address in addresses],
             4000,
             key=None,

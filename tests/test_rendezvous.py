@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import linecache
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from rich.pretty import pretty_repr
 
 import mingle
 from mingle.configuration.settings import Settings
 from mingle.engine import file_limit, loop, progress, store
+from mingle.engine.discovery import Discovery
 from mingle.errors import (
     ConfigurationError,
     DiscoveryTimeoutError,
@@ -25,15 +32,18 @@ from mingle.errors import (
     LauncherError,
     MingleError,
 )
+from mingle.forksafe import Closable
 from mingle.network import interfaces
 from mingle.network.interfaces import Interface
 from mingle.rules.machine import Formation
 from mingle.torch_glue import gloo, rendezvous
 from mingle.torch_glue.environment import process_environment
+from mingle.torch_glue.process_group import rendezvous_handler
+from mingle.torch_glue.session import LoneSession
 from tests.bystanders import free_udp_port
 from tests.in_process import discovery_of, settings_of
 from tests.loopback import answers, busy_port, job_name, until
-from tests.test_forksafe import in_child
+from tests.test_forksafe import held_by_another_thread, in_child
 
 PLACE = {"job_id": "resnet", "rank": 1, "world_size": 2}
 TORCHRUN = {
@@ -167,6 +177,51 @@ def test_a_fixed_port_that_is_taken_is_told_before_anybody_waits() -> None:
             with pytest.raises(ConfigurationError, match=f":{taken}: Address already in use"):
                 mingle.discover("port", rank=0, world_size=world_size, master_port=taken, port=free_udp_port())
             assert time.monotonic() - started < 1
+
+
+@pytest.mark.usefixtures("no_packet")
+def test_a_mistyped_variable_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[int, str]] = []
+    monkeypatch.setattr(progress, "say", lambda level, text, **_: said.append((level, text)))
+    monkeypatch.setenv("MINGLE_INTEFACE", "eth0")
+    monkeypatch.setenv("MINGLE_JOBID", "resnet")
+    monkeypatch.setenv("MINGLE_OF_SOMEBODY_ELSE", "x")
+    refused(ConfigurationError, "there is no job id", world_size=2)
+    assert said == [
+        (logging.WARNING, "MINGLE_INTEFACE is set, and mingle reads no such variable; did you mean MINGLE_INTERFACE?"),
+        (logging.WARNING, "MINGLE_JOBID is set, and mingle reads no such variable; did you mean MINGLE_JOB_ID?"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("secret", "more"),
+    [
+        ("tell nobody", {"rank": 7}),
+        (b"tell nobody", {"discovery_timeout": "soon"}),
+        ("tell nobody", {"interface": "nosuch0"}),
+        ("tell nobody", {"discovery_timeout": 0.1, "family": "4"}),
+        ("tell nobody \udfff", {}),
+        (["tell nobody"], {}),
+    ],
+    ids=["place", "settings", "interface", "timeout", "no text", "another type"],
+)
+@pytest.mark.parametrize("door", ["discover", "init"])
+def test_a_traceback_that_shows_local_variables_does_not_show_the_secret(
+    door: str, secret: Any, more: dict[str, Any]
+) -> None:
+    arguments = {"rank": 1, "world_size": 2, "port": free_udp_port(), **more}
+    with pytest.raises(MingleError) as caught:
+        getattr(mingle, door)("guarded", secret=secret, **arguments)
+    ours = [entry.frame for entry in caught.traceback if entry.frame.f_globals.get("__name__", "").startswith("mingle")]
+    assert len(ours) > 2
+    for frame in ours:
+        assert "tell nobody" not in repr(frame.f_locals) + pretty_repr(frame.f_locals), frame.code.name
+    seen: list[str] = []
+    error: BaseException | None = caught.value
+    while error is not None:  # also the ones that are hidden by "from None" are in a debugger
+        seen.append(repr(error) + repr(vars(error)))
+        error = error.__context__
+    assert "tell nobody" not in "".join(seen)
 
 
 # --- failed ---------------------------------------------------------------------------------------------------------
@@ -310,6 +365,138 @@ def test_a_call_that_was_interrupted_before_it_could_tidy_up_blocks_no_other(end
         left_over.__enter__()
     with mingle.discover(job_name("again"), rank=0, world_size=1) as job:
         assert job.rank == 0
+
+
+def interrupted(call: Callable[[], Closable], line: int) -> str | None:
+    """Call, with a KeyboardInterrupt at the n-th line that mingle runs after the job has formed.
+
+    Returns where that was; None: the call has so few lines, and its job is closed.
+    """
+    passed = -1
+    formed = False
+    place: str | None = None
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal passed, formed, place
+        if not frame.f_globals.get("__name__", "").startswith(
+            ("mingle.torch_glue", "mingle.engine.discovery", "mingle.job")
+        ):
+            return None
+        # The end of a with block counts as its first line, before the call of __exit__: no signal comes in between.
+        source = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and formed and not source.lstrip().startswith("with "):
+            passed += 1
+            if passed == line:
+                sys.settrace(None)
+                place = f"{frame.f_code.co_name}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+        formed = formed or (event == "return" and frame.f_code is Discovery.run.__code__)
+        formed = formed or frame.f_code is rendezvous._form_alone.__code__
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        job = call()
+        sys.settrace(before)
+        job.close()
+    except KeyboardInterrupt:
+        assert place is not None
+    finally:
+        sys.settrace(before)
+    return place
+
+
+def mingles_threads() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith("mingle-")]
+
+
+def nothing_is_left(before: dict[str, str], where: str) -> None:
+    assert rendezvous._active is None, where
+    assert dict(os.environ) == before, where
+    assert not torch.distributed.is_initialized(), where
+    until(lambda: not mingles_threads())
+
+
+def test_an_interrupt_at_any_line_after_the_job_has_formed_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next cell of a notebook must neither wait for what the interrupted one has left, nor be refused."""
+    before, seen = dict(os.environ), set[str]()
+    # Nobody asks for the store here, and torch takes longer to open one than all the rest.
+    monkeypatch.setattr(store, "open_server", lambda *_: store.StoreServer("127.0.0.1", 1, b"S" * 16, "token"))
+    for line in count():
+        place = interrupted(partial(mingle.discover, job_name("alone"), rank=0, world_size=1), line)
+        nothing_is_left(before, f"interrupted at {place}")
+        if place is None:
+            break
+        seen.add(place.partition(":")[0])
+    assert seen > {"_form_alone", "_hold", "serve", "export", "form", "one_call"}
+
+
+def through_init() -> Closable:
+    return mingle.init(job_name("alone"), rank=0, world_size=1, backend="gloo")
+
+
+def through_the_url() -> Closable:
+    handing_out = rendezvous_handler("mingle://alone?rank=0&world_size=1")
+    next(handing_out)
+    return SimpleNamespace(close=rendezvous.end_session, kept_as_torch_does=handing_out)
+
+
+@pytest.mark.parametrize("door", [through_init, through_the_url])
+def test_an_interrupt_of_the_other_doors_leaves_nothing_either(door: Callable[[], Closable]) -> None:
+    before, seen = dict(os.environ), set[str]()
+    for line in count(step=9):
+        place = interrupted(door, line)
+        nothing_is_left(before, f"interrupted at {place}")
+        if place is None:
+            break
+        seen.add(place.partition(":")[0])
+    assert len(seen) > 5
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_interrupt_after_two_ranks_have_met_leaves_nothing(rank: int) -> None:
+    before, seen = dict(os.environ), set[str]()
+    for line in count():
+        job_id, port = job_name("two"), free_udp_port()
+        other = discovery_of(settings_of(job_id, 1 - rank, 2, port))
+        call = partial(mingle.discover, job_id, rank=rank, world_size=2, port=port, family="4", discovery_timeout=20)
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(other.run)
+            place = interrupted(call, line * 17)
+            running.result(20)
+        other.close("the test is over")
+        nothing_is_left(before, f"interrupted at {place}")
+        if place is None:
+            break
+        seen.add(place.partition(":")[0])
+    assert len(seen) > 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_child_that_is_forked_while_another_thread_is_in_our_code_can_call() -> None:
+    """A DataLoader forks its workers while a thread of the rank reads ``job.members`` or closes the job."""
+    job = mingle.discover(job_name("parent"), rank=0, world_size=1)
+    session = job._session
+    assert isinstance(session, LoneSession)
+    locks = (
+        *(job._fetching, job._closing, session._closing),
+        *(rendezvous._changing_caller, process_environment._lock),
+    )
+
+    def child() -> str:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        members = len(job.members)
+        job.close()
+        with mingle.discover(job_name("child"), rank=0, world_size=1) as own:
+            return f"{members} {own.rank} {os.environ['MASTER_PORT'] != str(job.master_port)}"
+
+    with held_by_another_thread(*locks):
+        assert in_child(child) == "1 0 True"
+    assert answers(job.master_port), "the parent's store"
+    job.close()
 
 
 def test_a_call_that_fails_lets_the_next_one_in() -> None:

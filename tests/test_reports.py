@@ -75,20 +75,13 @@ def test_a_timeout_says_what_was_tried() -> None:
         assert part in str(error)
 
 
-def test_the_cause_follows_the_evidence() -> None:
+def test_who_was_heard_is_said() -> None:
     quiet = NetworkFacts(port=29499)
-    heard, other, seekers = Evidence(), Evidence(), Evidence()
+    heard, other = Evidence(), Evidence()
     heard.hosts["host node0"] = "not reached: 10.0.0.1 no proof within 1 s"
     other.other_jobs["resnet5O"] = "host node9 (10.0.0.9), pid 4"
-    seekers.seekers[b"A" * 16] = "rank 4 on host node4 (10.0.0.4), pid 9"
-    assert "firewall" in str(timeout(heard, facts=quiet).cause)
     assert "not reached: 10.0.0.1" in str(timeout(heard, facts=quiet))
-    assert "mistyped" in str(timeout(other, facts=quiet).cause)
     assert "'resnet5O' by host node9" in str(timeout(other, facts=quiet))
-    assert "multicast works here" in str(timeout(seekers, facts=quiet).cause)
-    assert "world size of 1" in str(timeout(seekers, facts=quiet).cause)
-    assert "incompatible" in str(timeout(Evidence(), facts=NetworkFacts(rejected=Counter({"version 9": 1}))).cause)
-    assert "MINGLE_PEERS" in str(timeout(Evidence(), facts=quiet).remedy)
 
 
 def test_an_incomplete_job_names_the_ranks() -> None:
@@ -104,7 +97,7 @@ def test_an_incomplete_job_names_the_ranks() -> None:
 
 
 BLOCKED = Finding("multicast", findings.Status.FAIL, "this host's firewall drops it", "nft insert rule x")
-DOUBTFUL = Finding("interfaces", findings.Status.WARN, "eth1 is up, too", "name it")
+DOUBTFUL = Finding("interfaces", findings.Status.WARN, "eth1 is up, too", "name it", explains_silence=True)
 
 
 def test_what_is_wrong_with_this_machine_is_the_likely_cause() -> None:
@@ -180,3 +173,11 @@ def test_the_other_conflicts() -> None:
     split = reports.no_common_network(ME, "  rank 1: not 10.0.0.1")
     assert type(split) is InterfaceError
     assert "rank 1: not 10.0.0.1" in str(split)
+
+
+def test_an_observation_goes_to_the_members_on_one_line() -> None:
+    text = "job 'j': no address was reached by every rank:\n  rank 1: eth0\n  rank 2: eth1\n    and eth2"
+    assert (
+        reports.one_line(text) == "job 'j': no address was reached by every rank: rank 1: eth0; rank 2: eth1; and eth2"
+    )
+    assert reports.one_line("one") == "one"

@@ -16,11 +16,10 @@ from mingle.host.rivals import (
     SILENT_SECONDS,
     Rivals,
 )
-from mingle.rules.control import HostConversation
+from mingle.rules.control import Call, HostConversation
 from mingle.rules.machine import Dial, Effect, Write
 from mingle.rules.proving import ADDRESS_SECONDS, Endpoint
 from mingle.wire import frames
-from mingle.wire.authentication import new_nonce
 from mingle.wire.datagrams import Offer, State
 from mingle.wire.frames import Who
 
@@ -41,12 +40,12 @@ class Watched:
     def __init__(self) -> None:
         self.effects: list[Effect] = []
         self.purposes: list[str] = []
-        self.rivals = Rivals(self._hello, None, itertools.count(1).__next__, self.effects)
+        self.rivals = Rivals(self._call, None, itertools.count(1).__next__, self.effects)
         self.hosts: dict[int, HostConversation] = {}
 
-    def _hello(self, session: bytes, purpose: frames.Purpose) -> frames.Hello:
+    def _call(self, session: bytes, purpose: frames.Purpose) -> Call:
         self.purposes.append(purpose)
-        return frames.Hello(job="job", member=b"M" * 16, session=session, nonce=new_nonce(), purpose=purpose)
+        return Call(job="job", member=b"M" * 16, session=session, purpose=purpose)
 
     def dialled(self) -> list[int]:
         found = [effect.conn for effect in self.effects if isinstance(effect, Dial)]

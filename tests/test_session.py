@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -161,7 +162,8 @@ def test_a_rank_zero_that_goes_before_the_process_group_is_named(
     assert sessions[1].bereft is None
     caplog.set_level(logging.INFO, "mingle")
     sessions[0].close(failing=True)
-    until(lambda: sessions[1].bereft is not None)
+    until(lambda: [record for record in caplog.records if "was lost" in record.message])  # it is said last
+    assert sessions[1].bereft is not None
     assert {record.levelname for record in caplog.records if "was lost" in record.message} == {"INFO"}
     assert "rank 0 was lost after the job had formed" in str(sessions[1].bereft)
     assert f"pid {os.getpid()}: it ended its session: an exception ended it" in caplog.text
@@ -173,7 +175,7 @@ def test_a_rank_zero_that_dies_before_the_process_group_is_an_error_in_the_log(
     monkeypatch.setattr(membership, "RETURN_SECONDS", 0.1)
     monkeypatch.setattr(Host, "close", lambda _host, _reason: None)  # no good-bye: its sockets just end
     sessions[0].close(failing=True)
-    until(lambda: sessions[1].bereft is not None)
+    until(lambda: [record for record in caplog.records if "was lost" in record.message])  # it is said last
     assert {record.levelname for record in caplog.records if "was lost" in record.message} == {"ERROR"}
 
 
@@ -202,6 +204,97 @@ def test_a_rank_zero_that_dies_is_lost_when_it_does_not_come_back(
     monkeypatch.setattr(Host, "close", lambda _host, _reason: None)  # no good-bye: its sockets just end
     sessions[0].close(failing=True)
     assert "rank 0 was lost after the job had formed" in str(sessions[1].loss())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_thread_that_dies_is_told_at_once_wherever_somebody_waits(
+    ranks: list[Formed], sessions: list[RunningSession], rank: int
+) -> None:
+    mine, died = sessions[rank], threading.Event()
+
+    def die() -> None:
+        died.set()
+        raise ZeroDivisionError("a riddle")
+
+    ranks[rank].discovery.call(die)
+    assert died.wait(10)
+    until(lambda: ranks[rank].discovery.failure)
+    started = time.monotonic()
+    for ask in (mine.group_stands, mine.roster, partial(mine.entry, 60)):
+        with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError: a riddle") as caught:
+            ask()
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert isinstance(mine.loss(), MingleError)
+    assert time.monotonic() - started < 2
+    mine.close(failing=True)
+
+
+def test_a_thread_that_dies_while_it_is_asked_fails_that_call(
+    ranks: list[Formed], sessions: list[RunningSession]
+) -> None:
+    discovery, dying = ranks[0].discovery, threading.Event()
+
+    def die() -> None:
+        discovery.call(lambda: 1 // 0)
+        dying.set()
+        until(lambda: len(discovery._calls) == 2)
+
+    discovery.call(die)
+    assert dying.wait(10)
+    started = time.monotonic()
+    with pytest.raises(MingleError, match="unforeseen ZeroDivisionError"):
+        sessions[0]._in_loop(lambda: None)
+    assert time.monotonic() - started < 2
+
+
+def test_a_proof_that_is_looked_at_again_is_given_up_when_the_thread_dies(
+    monkeypatch: pytest.MonkeyPatch, group: Group
+) -> None:
+    monkeypatch.setattr(session, "FRESH_SECONDS", -1.0)
+    waits = threading.Event()
+
+    def never(_address: str, _port: int) -> Any:
+        waits.set()
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    with formed(2, enters=True) as ranks:
+        waiting = RunningSession(*ranks[1])
+        monkeypatch.setattr(store, "_connect", never)
+        with ThreadPoolExecutor(1) as pool:
+            entry = pool.submit(waiting.entry, 60)
+            assert waits.wait(10)
+            ranks[1].discovery.call(lambda: 1 // 0)
+            error = entry.exception(10)
+        assert "unforeseen ZeroDivisionError" in str(error)
+        assert isinstance(error.__cause__, ZeroDivisionError)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("stands", [False, True])
+def test_what_is_blocked_in_the_store_fails_when_the_thread_of_a_member_dies(
+    group: Group, stands: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is torch's call, which nothing else ends; unless the process group stands, and the job trains."""
+    with formed(2, enters=True) as ranks, ThreadPoolExecutor(1) as pool:
+        sessions = [RunningSession(*rank) for rank in ranks]
+        entry = sessions[1].entry(5)
+        assert entry is not None
+        handle, discovery, server = entry[0], ranks[1].discovery, ranks[0].discovery.store_server
+        assert server is not None
+        held = server.handle
+        assert held is not None
+        monkeypatch.setattr(store.StoreServer, "abort", lambda _: None)  # the host's, which is slower
+        if stands:
+            group.stands = True
+            until(lambda: discovery.group_stands)
+        blocked = pool.submit(handle.get, "a key")
+        discovery.call(lambda: 1 // 0)
+        until(lambda: discovery.failure is not None and discovery._transport is None)
+        if stands:
+            held.set("a key", "a value")
+            assert blocked.result(10) == b"a value"
+        else:
+            with pytest.raises(RuntimeError):
+                blocked.result(10)
 
 
 # --- what torch is handed -------------------------------------------------------------------------------------------
@@ -268,6 +361,22 @@ def test_closing_ends_everything_once(ranks: list[Formed], sessions: list[Runnin
     until(lambda: not answers(port))
 
 
+def test_closing_at_the_same_time_is_closing_once(ranks: list[Formed], sessions: list[RunningSession]) -> None:
+    """``job.close()`` in one thread and a new call, or the interpreter's exit, in another."""
+    ended: list[int] = []
+    for number, each in enumerate(sessions):
+        each.on_close = partial(ended.append, number)
+    held = threading.Event()
+    ranks[1].discovery.call(lambda: until(held.is_set))  # its thread ends only when all of them wait for it
+    with ThreadPoolExecutor(4) as pool:
+        closing = [pool.submit(each.close, failing=False) for each in (sessions[1], sessions[0]) for _ in range(2)]
+        until(lambda: all(call.running() or call.done() for call in closing))
+        held.set()
+        for call in closing:
+            call.result(10)
+    assert sorted(ended) == [0, 1]
+
+
 @needs_fork
 @forks
 def test_a_forked_child_does_nothing_to_its_parents_session(sessions: list[RunningSession]) -> None:
@@ -294,6 +403,7 @@ def lone() -> Iterator[LoneSession]:
     server = store.open_server("127.0.0.1", None, b"S" * 16)
     member = Member(rank=0, local_rank=0, node_rank=0, hostname="here", address="127.0.0.1", pid=os.getpid())
     lone = LoneSession(member, server)
+    lone.serve()
     yield lone
     lone.close(failing=False)
 

@@ -240,6 +240,52 @@ def test_without_a_job_id_the_way_out_is_named() -> None:
         resolve({}, world_size=2)
 
 
+@pytest.mark.parametrize("job_id", ["gloo", "nccl", "NCCL", "mpi", "ucc", "xccl", "cpu:gloo,cuda:nccl", "cuda:nccl"])
+def test_the_name_of_a_backend_is_no_job_id(job_id: str) -> None:
+    for environ, argument in (({}, job_id), ({"MINGLE_JOB_ID": job_id}, None)):
+        with pytest.raises(ConfigurationError, match="is the name of a torch backend") as caught:
+            resolve(environ, job_id=argument)  # also before the missing world size is noticed
+        assert "backend=" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize("job_id", ["gloo-test", "resnet", "gloo resnet", "cpu:", "", "a,b"])
+def test_what_only_resembles_a_backend_is_no_backend(job_id: str) -> None:
+    settings.refuse_backend(job_id, "job_id")
+
+
+def test_a_launchers_job_id_may_be_the_name_of_a_backend() -> None:
+    assert resolve({**TORCHRUN_TASK, "TORCHELASTIC_RUN_ID": "gloo"}).job_id == "gloo"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("MINGLE_JOBID", "MINGLE_JOB_ID"),
+        ("MINGLE_JOB", "MINGLE_JOB_ID"),
+        ("MINGLE_INTEFACE", "MINGLE_INTERFACE"),
+        ("MINGLE_WORLDSIZE", "MINGLE_WORLD_SIZE"),
+        ("MINGLE_SECRETFILE", "MINGLE_SECRET_FILE"),
+        ("MINGLE_GENERATION", None),
+        ("MINGLE_LAB_HOSTS", None),
+        ("MINGLE_X", None),
+    ],
+)
+def test_a_variable_that_looks_like_one_of_ours(name: str, meant: str | None) -> None:
+    assert settings.unknown_variables({name: "x", "MINGLE_RANK": "0", "PATH": ""}) == {name: meant}
+
+
+def test_without_a_job_id_a_mistyped_variable_is_the_likely_cause() -> None:
+    with pytest.raises(ConfigurationError, match=r"MINGLE_JOBID is set.*did you mean MINGLE_JOB_ID"):
+        resolve({"MINGLE_JOBID": "resnet"}, world_size=2)
+
+
+@pytest.mark.parametrize("name", ["rank", "world_size", "port", "ttl"])
+def test_a_number_that_is_a_text_is_said_to_be_one(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name}='1' is a str, not an integer") as caught:
+        resolve({}, **{"job_id": "j", "world_size": 2, name: "1"})  # type: ignore[arg-type]
+    assert "int(" in str(caught.value.remedy)
+
+
 def test_a_launchers_job_id_is_checked_too() -> None:
     with pytest.raises(ConfigurationError, match="torchrun's id"):
         resolve({**TORCHRUN_TASK, "TORCHELASTIC_RUN_ID": "x" * 257})

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import os
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,8 +17,8 @@ import pytest
 from mingle.network import siblings
 from mingle.network.siblings import Siblings
 from mingle.network.transport import Received
-from mingle.wire import datagrams
-from mingle.wire.datagrams import Seek
+from mingle.wire import datagrams, echo
+from mingle.wire.datagrams import Bye, List, Offer, Seek
 from tests.bystanders import free_udp_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract Unix sockets")
@@ -26,7 +30,8 @@ SOURCES = [("192.0.2.7", 40000), ("fe80::7", 40000, 0, 3)]
 def heard(data: bytes = QUESTION, source: siblings.SocketAddress = ("192.0.2.7", 40000)) -> Received:
     """A unicast datagram that came in at the shared port."""
     family: siblings.Version = "4" if len(source) == 2 else "6"
-    return Received(data, "eth0", source, family, False, False, "192.0.2.1", shared=True)
+    destination = "192.0.2.1" if family == "4" else "fe80::1"
+    return Received(data, "eth0", source, family, False, False, destination, shared=True)
 
 
 @pytest.fixture
@@ -75,16 +80,95 @@ def test_a_flood_is_not_multiplied(family: list[Siblings], monkeypatch: pytest.M
     assert len(family[1].receive()) == 2
 
 
-@pytest.mark.parametrize("source", ["a.name.to.look.up", "192.0.2.7 ", ""])
-def test_what_other_programs_send_is_dropped(family: list[Siblings], source: str) -> None:
-    assert family[0].socket is not None
-    own = family[0].socket.getsockname()
+FIELDS: dict[str, Any] = {
+    "data": QUESTION,
+    "interface": "eth0",
+    "host": "192.0.2.7",
+    "port": 40000,
+    "scope": 0,
+    "family": "4",
+    "local": False,
+    "destination": "192.0.2.1",
+}
+HOSTILE: list[tuple[str, Any]] = [
+    ("data", b"GET / HTTP/1.1"),
+    ("data", QUESTION + bytes(datagrams.MAX_BYTES)),
+    ("interface", "eth0\0"),
+    ("interface", "eth0\n  fix: call the attacker"),
+    ("interface", "e" * 16),
+    ("interface", "../etc"),
+    *(("host", host) for host in ("a.name.to.look.up", "192.0.2.7 ", "", "192.0.2.7\0", "fe80::7", "224.0.0.1")),
+    *(("host", host) for host in ("0.0.0.0", "255.255.255.255")),
+    *(("port", port) for port in (0, -1, 65536, "40000")),
+    *(("scope", scope) for scope in (1, -1, 2**32)),
+    ("family", "6"),
+    ("family", "5"),
+    ("local", 1),
+    *(("destination", text) for text in ("127.0.0.1\0", "127.0.0.1 ", "x", "\udc80", "224.0.0.1", "0.0.0.0", "::1")),
+    *(("destination", text) for text in ("fe80::1%eth0", "1" * 100_000)),
+]
+
+
+def send(target: Siblings, *messages: bytes, ancillary: tuple[tuple[int, int, bytes], ...] = ()) -> None:
+    """Send local messages as another program of this user does."""
+    assert target.socket is not None
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
-        stranger.sendto(b"\xc1 no MessagePack", own)
-        stranger.sendto(bytes(8192), own)
-        stranger.sendto(msgspec.msgpack.encode([QUESTION, "eth0", source, 1, 0, "4", False, ""]), own)
-    family[1].hand_on(heard(), 0.0)
+        stranger.connect(target.socket.getsockname())
+        for message in messages:
+            with contextlib.suppress(OSError):  # EMSGSIZE, where the message is that long
+                stranger.sendmsg([message], ancillary)
+
+
+def local_message(**changed: Any) -> bytes:
+    values = FIELDS | changed
+    return msgspec.msgpack.encode(
+        [value.encode("utf-8", "surrogatepass") if value == "\udc80" else value for value in values.values()]
+    )
+
+
+def test_the_fields_of_these_tests_are_those_of_a_local_message(family: list[Siblings]) -> None:
+    send(family[0], local_message())
     assert [received.source for received in family[0].receive()] == [("192.0.2.7", 40000)]
+
+
+@pytest.mark.parametrize(("field", "value"), HOSTILE)
+def test_every_field_of_a_local_message_is_checked(family: list[Siblings], field: str, value: Any) -> None:
+    send(family[0], b"\xc1 no MessagePack", bytes(8192), local_message(**{field: value}))
+    family[1].hand_on(heard(), 0.0)
+    assert [received.destination for received in family[0].receive()] == ["192.0.2.1"]
+    assert family[0].rejected == {"relay": 3}
+    assert family[0].receive() == []
+
+
+def test_descriptors_that_come_with_a_local_message_are_not_kept(family: list[Siblings]) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 0, 0]).tobytes())
+    send(family[0], local_message(), ancillary=(rights,))
+    assert len(family[0].receive()) == 1
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_users_process_may_hand_on_questions_alone(family: list[Siblings]) -> None:
+    offer = Offer(job="a job", session=b"s" * 16, host=b"h" * 16, addresses=("192.0.2.9",), port=9, world_size=2)
+    asked = [
+        datagrams.encode(List(member=b"m" * 16)),
+        echo.encode(echo.Ping(pinger=b"p" * 16, number=1, way="unicast")),
+    ]
+    told = [datagrams.encode(offer), datagrams.encode(Bye(job="a job", session=b"s" * 16))]
+    told.append(echo.encode(echo.Gone(pinger=b"p" * 16)))
+    messages = [local_message(data=data) for data in (QUESTION, *asked, *told, datagrams.MAGIC + b"garbage")]
+    os.setresuid(65534, 0, 0)
+    try:
+        send(family[0], *messages)
+    finally:
+        os.setresuid(0, 0, 0)
+    assert [received.data for received in family[0].receive()] == [
+        datagrams.as_repeated(data) for data in (QUESTION, *asked)
+    ]
+    assert family[0].rejected == {"relay of another user": 4}
+    send(family[0], *messages[:5])
+    assert len(family[0].receive()) == 5
 
 
 def test_a_port_is_a_family_of_its_own_and_names_are_used_again(family: list[Siblings]) -> None:

@@ -85,7 +85,7 @@ def test_a_client_that_waited_is_the_one_that_proves(server: StoreServer, monkey
 
 def test_a_client_that_broke_while_it_waited_is_replaced(server: StoreServer) -> None:
     client = connect("127.0.0.1", server.port)
-    for own in store._own_sockets(socket.socket.getpeername, server.port):
+    for own in store._own_sockets(socket.socket.getpeername, server.port, server.address):
         own.shutdown(socket.SHUT_RDWR)
     prove("127.0.0.1", server.port, SESSION, server.token, ahead=client)
 
@@ -126,8 +126,43 @@ def patience(own: socket.socket) -> tuple[int, int]:
 def kept_patience(port: int) -> dict[str, tuple[int, int]]:
     """That of all connections of this process to a port, by address."""
     return {
-        bare_address(own.getpeername()[0]): patience(own) for own in store._own_sockets(socket.socket.getpeername, port)
+        bare_address(own.getpeername()[0]): patience(own)
+        for own in store._own_sockets(socket.socket.getpeername, port, "::")
     }
+
+
+@linux_only
+def test_cutting_a_store_off_leaves_another_service_of_this_process_at_that_port_alone(server: StoreServer) -> None:
+    """Of one process the store may listen at a port of one address, and a service of the user's at that of another."""
+    place = "127.0.0.2", server.port
+    client = client_of(server)
+    with socket.create_server(place) as listener, socket.create_connection(place) as caller:
+        served, _ = listener.accept()
+        with served:
+            server.abort()
+            with pytest.raises(RuntimeError):
+                client.get("never set")
+            caller.sendall(b"?")
+            assert served.recv(1) == b"?"
+            served.sendall(b"!")
+            assert caller.recv(1) == b"!"
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", pytest.param("::", marks=needs_ipv6)])
+def test_a_store_on_every_address_is_cut_off_on_each(address: str) -> None:
+    server = open_server(address, None, SESSION)
+    client = TCPStore("127.0.0.1", server.port, is_master=False, timeout=timedelta(seconds=30), wait_for_workers=False)
+    server.abort()
+    with pytest.raises(RuntimeError):
+        client.get("never set")
+
+
+@linux_only
+def test_a_port_that_this_process_holds_on_another_address_is_not_the_one_that_is_taken() -> None:
+    with closed_port() as taken, socket.create_server(("127.0.0.2", taken)):
+        with pytest.raises(ConfigurationError, match=f"127.0.0.1:{taken}: Address already in use") as caught:
+            check_port(taken, ["127.0.0.1"])
+        assert "another process holds" in str(caught.value.cause)
 
 
 def test_a_client_may_count_as_one_of_the_workers_for_whom_rank_zero_waits(server: StoreServer) -> None:

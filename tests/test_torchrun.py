@@ -69,6 +69,12 @@ def test_what_can_not_be_is_refused_when_the_handler_is_made(given: dict[str, ob
         torchrun.create(parameters(**given))  # type: ignore[arg-type]
 
 
+def test_a_mistyped_variable_is_pointed_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("MINGLE_INTEFACE", "eth0")
+    torchrun.create(parameters())  # type: ignore[arg-type]
+    assert "MINGLE_INTEFACE is set" in caplog.text
+
+
 def test_one_node_trains_alone() -> None:
     handler = torchrun.create(parameters(last_call_timeout="1"))  # type: ignore[arg-type]
     info = handler.next_rendezvous()

@@ -112,6 +112,42 @@ def test_each_round_has_a_store_of_its_own(place: Place, pool: ThreadPoolExecuto
     assert not TCPStore(*second, is_master=False, wait_for_workers=False).check(["key"])
 
 
+def test_the_workers_are_told_their_session_and_a_later_one_sorts_after_it(
+    place: Place, pool: ThreadPoolExecutor
+) -> None:
+    handler, _ = make(place, 1, 1)
+    handler.next_rendezvous()
+    first = os.environ["MINGLE_GENERATION"]
+    handler.next_rendezvous()
+    assert os.environ["MINGLE_GENERATION"] == first, "another round of the same session"
+    place.lose()
+    handler.next_rendezvous()
+    assert os.environ["MINGLE_GENERATION"] > first
+    handler.shutdown()
+    assert "MINGLE_GENERATION" not in os.environ
+
+
+def test_a_round_counts_only_while_the_lease_is_valid(place: Place, pool: ThreadPoolExecutor) -> None:
+    handler, gathering = make(place, 1, 1)
+    gathering.held = False
+    waiting = pool.submit(handler.next_rendezvous)
+    until(lambda: handler._rounds is not None and handler._rounds.watch is not None)
+    assert not waiting.done()
+    gathering.held = True
+    place.lose("its lease has ended")
+    waiting.result(SECONDS)
+    assert gathering.gathered == 2
+    assert os.environ["MINGLE_GENERATION"].startswith("000001-")
+
+
+def test_a_job_that_an_agent_has_ended_begins_no_round(place: Place) -> None:
+    handler, gathering = make(place, 1, 1)
+    handler.next_rendezvous()
+    gathering.ending = True
+    with pytest.raises(RendezvousClosedError, match="closed by one of its agents"):
+        handler.next_rendezvous()
+
+
 def test_the_workers_inherit_the_interface_unless_the_user_chose(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TP_SOCKET_IFNAME", "mine")
     handler, _ = make(place, 1, 1)

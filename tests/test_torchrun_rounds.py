@@ -145,7 +145,10 @@ def test_a_watch_looks_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> N
     assert not looked.wait(0.1)
 
 
-def test_a_watch_keeps_the_time_of_the_first_failure_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failure", [RendezvousConnectionError("gone"), KeyError("a state that nobody foresaw")])
+def test_a_watch_keeps_the_time_of_the_first_failure_in_a_row(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(agent_rounds, "LOOK_SECONDS", 0.01)
     failing, looks = threading.Event(), threading.Semaphore(0)
     failing.set()
@@ -153,7 +156,7 @@ def test_a_watch_keeps_the_time_of_the_first_failure_in_a_row(monkeypatch: pytes
     def look() -> int:
         looks.release()
         if failing.is_set():
-            raise RendezvousConnectionError("gone")
+            raise failure
         return 0
 
     started = time.monotonic()
@@ -163,7 +166,7 @@ def test_a_watch_keeps_the_time_of_the_first_failure_in_a_row(monkeypatch: pytes
     since = watch.failing_since
     assert since is not None
     assert since >= started
-    assert isinstance(watch.error, RendezvousConnectionError)
+    assert watch.error is failure
     failing.clear()
     for _ in range(3):
         assert looks.acquire(timeout=5)

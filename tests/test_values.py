@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import pickle
 from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.pretty import pretty_repr
 
 from mingle.configuration import values
 from mingle.configuration.values import Peer
@@ -166,6 +169,14 @@ def test_peers_refuses(value: str | list[str]) -> None:
         values.peers(value, "peers")
 
 
+def test_a_peers_port_that_is_none_shows_the_whole_value() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        values.peers("node0, node1:abc", "MINGLE_PEERS")
+    assert caught.value.observation == "MINGLE_PEERS='node0, node1:abc': the port of 'node1:abc' is not a whole number"
+    with pytest.raises(ConfigurationError, match="the port of 'node1:70000' is too large"):
+        values.peers(["node1:70000"], "peers")
+
+
 @given(
     host=st.one_of(
         st.from_regex(r"\A[a-z][a-z0-9-]{0,20}(\.[a-z][a-z0-9]{0,5}){0,2}\Z"),
@@ -179,15 +190,46 @@ def test_a_peer_reads_back_from_its_text(host: str, port: int | None) -> None:
     assert values.peers(str(peer), "peers") == (peer,)
 
 
+def checked(value: object) -> values.Secret:
+    return values.checked_secret(values.Secret(value), "MINGLE_SECRET")
+
+
+def test_a_secret_shows_nothing_of_itself() -> None:
+    secret = values.Secret(b"tell nobody")
+    shown = [
+        repr(secret),
+        str(secret),
+        f"{secret}",
+        f"{secret!r}",
+        pretty_repr(secret),
+        pretty_repr({"secret": secret}),
+    ]
+    assert "tell" not in " ".join(shown)
+    assert repr(secret) == "Secret(...)"
+    with pytest.raises(TypeError):
+        vars(secret)
+
+
+def test_a_secret_is_what_it_was_made_of() -> None:
+    secret = values.Secret(b"s3cret")
+    assert (bytes(secret), len(secret)) == (b"s3cret", 6)
+    assert secret == values.Secret(b"s3cret") == b"s3cret"
+    assert hash(secret) == hash(values.Secret(b"s3cret"))
+    assert secret != values.Secret(b"s3cret ")
+    assert secret != "s3cret"
+    assert pickle.loads(pickle.dumps(secret)) == copy.deepcopy(secret) == secret
+    assert (values.Secret.of(None), values.Secret.of(secret)) == (None, secret)
+
+
 def test_a_secret_that_is_no_utf8_comes_back_as_it_was() -> None:
-    assert values.secret_bytes(b"\xff\xfe".decode("utf-8", "surrogateescape"), "s") == b"\xff\xfe"
-    assert values.secret_bytes("schlüssel", "s") == "schlüssel".encode()
+    assert checked(b"\xff\xfe".decode("utf-8", "surrogateescape")) == b"\xff\xfe"
+    assert checked("schlüssel") == "schlüssel".encode()
 
 
 @pytest.mark.parametrize("value", ["", b"", 7, "tell nobody \ud800"])
 def test_a_secret_that_is_none(value: object) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        values.secret_bytes(value, "MINGLE_SECRET")
+        checked(value)
     assert "MINGLE_SECRET" in str(raised.value)
     assert "tell nobody" not in str(raised.value)
     # A traceback shows the chain of exceptions, and a UnicodeEncodeError shows its text.
@@ -212,6 +254,44 @@ def test_read_secret_file(tmp_path: Path, content: bytes, secret: bytes) -> None
     path = tmp_path / "secret"
     path.write_bytes(content)
     assert values.read_secret_file(str(path), "F") == secret
+
+
+LONG = b"correct horse battery staple"
+
+
+@pytest.fixture
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has not looked at a secret yet."""
+    monkeypatch.setattr(values, "_remarks", {})
+
+
+@pytest.mark.usefixtures("nothing_said")
+@pytest.mark.parametrize(
+    ("secret", "weak"),
+    [(None, False), (LONG, False), (b"x" * 16, False), (b"x" * 15, True), ("ж".encode() * 15, True), (b"", True)],
+)
+def test_a_short_secret_is_remarked_on_once(secret: bytes | None, weak: bool) -> None:
+    assert [bool(values.secret_remarks(secret)) for _ in range(2)] == [weak, False]
+
+
+@pytest.mark.usefixtures("nothing_said")
+@pytest.mark.parametrize(
+    ("mode", "weak"), [(0o600, False), (0o400, False), (0o440, False), (0o644, True), (0o604, True)]
+)
+def test_a_secret_file_that_others_can_read_is_remarked_on_once(tmp_path: Path, mode: int, weak: bool) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(LONG)
+    path.chmod(mode)
+    for _ in range(2):
+        values.read_secret_file(str(path), "F")
+    remarks = values.secret_remarks(LONG)
+    assert len(remarks) == weak
+    for remark in remarks:
+        assert str(path) in remark
+        assert f"{mode:04o}" in remark
+        assert "chmod 600" in remark
+        assert LONG.decode() not in remark
+    assert values.secret_remarks(LONG) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\r\n", b"k" * 65537])

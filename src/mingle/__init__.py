@@ -14,7 +14,7 @@ A map of the package, from the inside out (``docs/architecture.md`` says what ea
 =================  ====================================================================
 ``wire``           bytes to typed messages and back: the wire format, the proofs, the multicast groups
 ``configuration``  what the user, the launcher and the machine say; one table of launchers
-``checks``         what is wrong with a machine, and the line that mends it
+``checks``         what is wrong with a machine, and the command that fixes it
 ``network``        interfaces, the choice among them, sockets
 ``rules``          the pure rules: when to speak, how to prove, who may join, who sits where
 ``rank``           the machine of a rank that joins (pure)
@@ -23,7 +23,7 @@ A map of the package, from the inside out (``docs/architecture.md`` says what ea
 ``engine``         where machines, sockets, clock and the TCPStore meet
 ``observing``      who only looks, and who announces
 ``pings``          probes between hosts
-``agents``         torchrun's agents among themselves: a gathering that outlives its host
+``elastic``        elastic jobs of torchrun agents: leases, quorum, sessions that outlive their host
 ``torch_glue``     from a call to a :class:`Job`: rendezvous, environment, process group
 ``torchrun``       the door for ``torchrun --rdzv-backend=mingle``, and what is behind it
 ``lightning``      a plug-in for it
@@ -117,7 +117,7 @@ def init(
         **process_group_options: passed on to ``init_process_group``; checked before the first packet.
 
     Returns:
-        The job. Use it in a ``with`` statement to have the process group destroyed at its end.
+        The job. Its ``close()`` and the end of its ``with`` block destroy the process group.
 
     Raises:
         DiscoveryTimeoutError: the job did not form in time; names the missing ranks and what was heard.
@@ -127,6 +127,10 @@ def init(
         LauncherError: a launcher's variables are incomplete.
         ConfigurationError: an argument or a variable is wrong; raised before any packet.
     """
+    from mingle.configuration.values import Secret
+
+    masked = Secret.of(secret)
+    del secret  # a traceback that shows local variables must not show it
     from mingle.torch_glue import process_group
 
     return process_group.init(
@@ -138,7 +142,7 @@ def init(
             "discovery_timeout": discovery_timeout,
             "interface": interface,
             "peers": peers,
-            "secret": secret,
+            "secret": masked,
             "port": port,
             "master_port": master_port,
             "ttl": ttl,
@@ -172,6 +176,10 @@ def discover(
 
     Arguments, result and errors are those of :func:`init`.
     """
+    from mingle.configuration.values import Secret
+
+    masked = Secret.of(secret)
+    del secret  # a traceback that shows local variables must not show it
     from mingle.torch_glue import process_group
 
     return process_group.discover(
@@ -181,7 +189,7 @@ def discover(
         discovery_timeout=discovery_timeout,
         interface=interface,
         peers=peers,
-        secret=secret,
+        secret=masked,
         port=port,
         master_port=master_port,
         ttl=ttl,

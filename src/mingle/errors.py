@@ -16,6 +16,7 @@ A message has three parts: what was observed, the likely cause and the way out (
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -65,6 +66,15 @@ class MingleError(Exception):
         error.remedy = remedy
         return error
 
+    def copied(self) -> Self:
+        """Return a copy with the same cause, one for each waiting thread.
+
+        An exception that is raised again keeps the frames of every caller, and the objects in them, alive.
+        """
+        twin = copy.copy(self)
+        twin.__cause__ = self.__cause__
+        return twin
+
 
 class DiscoveryTimeoutError(MingleError, TimeoutError):
     """The job was not complete within the discovery timeout."""
@@ -91,9 +101,10 @@ class ConfigurationError(MingleError, ValueError):
 
 
 def printable(text: str) -> str:
-    """Returns the text with every control character but the newline replaced.
+    """Returns a message of ours with every control character but the newline replaced.
 
-    Other machines' host names and job ids are quoted in messages, and a terminal obeys what it is sent.
+    It quotes what this machine says: the user's own job id, a command line, an interface. Text from the network is on
+    one line and printable already (:func:`mingle.wire.datagrams.make_printable`).
     """
     return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
 

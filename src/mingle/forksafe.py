@@ -1,17 +1,20 @@
-"""What a forked child must not keep: this package's sockets.
+"""Fork handlers: a forked child closes this package's sockets and unlocks its locks.
 
 A DataLoader worker is a fork of its rank. Were it to inherit the rank's sockets, the port of a killed rank 0
 would go on accepting connections for as long as the worker lives, and the connections of the dead rank would
 never see end-of-file. Every socket the package opens is therefore registered here, and the child closes its
 copies before any other code runs in it. A program started with `exec` needs none of this: Python's
 descriptors are close-on-exec (PEP 446).
+
+A lock that another thread of the parent held at the fork would stay locked in the child for ever, because that thread
+does not exist there. Every lock that code in a child may take is registered here too, and is unlocked in the child.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 
 class Closable(Protocol):
@@ -21,9 +24,18 @@ class Closable(Protocol):
         """Let go of it; a second call does nothing."""
 
 
+class Lock(Protocol):
+    """A lock of the ``threading`` module."""
+
+    def _at_fork_reinit(self) -> None: ...
+
+
 _C = TypeVar("_C", bound=Closable)
+_L = TypeVar("_L")
 
 _closables: weakref.WeakSet[Closable] = weakref.WeakSet()
+
+_locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 # Descriptor -> device and inode at registration.
 _foreign: dict[int, tuple[int, int]] = {}
@@ -33,6 +45,16 @@ def register(closable: _C) -> _C:
     """Have `closable` closed in every forked child, for as long as this process keeps it; returns it."""
     _closables.add(closable)
     return closable
+
+
+def register_lock(lock: _L) -> _L:
+    """Register `lock`, a `threading` lock or condition, to be unlocked in every forked child; return it.
+
+    A wrapper class with a lock inside would not do: a signal that comes between its `__enter__` and the `with` block
+    would leave it locked, which cannot happen to a lock of the interpreter's own.
+    """
+    _locks.add(cast("Lock", lock))
+    return lock
 
 
 def register_fd(fd: int) -> None:
@@ -68,6 +90,8 @@ def _release_in_child() -> None:
     # The child has this one thread only, and fork held the interpreter lock: no other thread was half-way
     # through a change of these collections. Taking a lock here could wait for a thread that does not exist
     # any more.
+    for lock in list(_locks):
+        lock._at_fork_reinit()  # as the standard library does with its own locks (logging, concurrent.futures)
     for closable in list(_closables):
         closable.close()
     for fd, identity in _foreign.items():

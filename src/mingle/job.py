@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from mingle import forksafe
 from mingle.errors import MingleError
 
 if TYPE_CHECKING:
@@ -45,12 +47,74 @@ class Session(Protocol):
         """Ends it; ``failing``: nothing may block."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Job:
-    """A job that has formed, seen from one rank. A context manager; :meth:`close` may be called twice.
+class _Handle:
+    """The state of a job outside its fields, because a copy of the fields must not hold or end the session."""
 
-    Leaving the ``with`` block destroys the process group that :func:`mingle.init` made, and restores the
-    environment. Where an exception is on its way that never blocks.
+    __slots__ = ("_closing", "_destroy_group", "_fetching", "_is_record", "_members", "_session")
+
+    _session: Session | None
+    _members: tuple[Member, ...] | None
+    _destroy_group: Callable[[bool], None] | None
+    _is_record: bool
+
+    def _hold(self, session: Session | None, members: tuple[Member, ...] | None = None) -> None:
+        self._session, self._members, self._destroy_group = session, members, None
+        self._is_record = session is None
+        self._fetching = forksafe.register_lock(threading.Lock())
+        # Reentrant: a signal handler may close the job while this thread closes it.
+        self._closing = forksafe.register_lock(threading.RLock())
+
+    def _owns_group(self, destroy: Callable[[bool], None]) -> None:
+        """Adopt the process group; ``destroy``'s argument tells whether an exception is in flight."""
+        self._destroy_group = destroy
+
+    def _fetch(self, job_id: str) -> tuple[Member, ...]:
+        with self._fetching:
+            if self._members is None:
+                session = self._session
+                if session is None:
+                    raise self._never_fetched(job_id)
+                self._members = session.roster()
+            return self._members
+
+    def _never_fetched(self, job_id: str) -> MingleError:
+        if self._is_record:
+            return MingleError.explain(
+                f"the members of job {job_id!r} were never asked for, and this is a copy of the job.",
+                cause="the job was pickled or copied before the first use of job.members; a copy has no session to ask",
+                remedy="read job.members once before the copy is made; the copy keeps it.",
+            )
+        return MingleError.explain(
+            f"the members of job {job_id!r} were never asked for, and now the job is closed.",
+            cause="close() or the end of the with block came before the first use of job.members",
+            remedy="read job.members once while the job is open; it is kept from then on.",
+        )
+
+    def _end(self, *, failing: bool) -> None:
+        with self._closing:
+            failed = True  # until the process group has ended without an exception
+            try:
+                destroy, self._destroy_group = self._destroy_group, None
+                if destroy is not None:
+                    destroy(failing)
+                failed = failing
+            finally:
+                session, self._session = self._session, None
+                if session is not None:
+                    session.close(failing=failed)
+
+
+@dataclass(slots=True, kw_only=True)
+class Job(_Handle):
+    """A job that has formed, seen from one rank. A context manager.
+
+    :meth:`close` and the end of the ``with`` block do the same: they destroy the process group that :func:`mingle.init`
+    made, end the session and restore the environment. A second call does nothing. While an exception is in flight,
+    neither of them blocks.
+
+    A copy (``pickle``, ``copy.copy``, ``copy.deepcopy``, ``dataclasses.replace``) is a record: it has the attributes,
+    and the members if they had been fetched, but no session. Closing a copy ends nothing. ``dataclasses.asdict`` gives
+    the attributes below.
 
     Attributes:
         job_id: the id under which the ranks found each other.
@@ -64,7 +128,7 @@ class Job:
         master_port: the TCP port of rank 0's store.
         interface: the name of the interface by which the other nodes reach this rank; empty where torchrun did the
             discovery.
-        address: this rank's address there; empty likewise.
+        address: this rank's address there; empty where torchrun did the discovery.
         elapsed: how long the discovery took, in seconds.
     """
 
@@ -80,11 +144,22 @@ class Job:
     interface: str
     address: str
     elapsed: float
-    _session: Session | None = field(default=None, repr=False, compare=False)
-    _members: tuple[Member, ...] | None = field(default=None, repr=False, compare=False)
-    _destroy_group: Callable[[bool], None] | None = field(default=None, repr=False, compare=False)
-    """Ends the process group that ``init`` made; the argument tells whether an exception is on its way."""
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._hold(None)
+
+    def _with(self, session: Session, members: tuple[Member, ...] | None = None) -> Self:
+        """Attach the session, and the members if they are already known."""
+        self._hold(session, members)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self)} | {"_members": self._members}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for each in fields(self):
+            setattr(self, each.name, state[each.name])
+        self._hold(None, state["_members"])
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -95,22 +170,15 @@ class Job:
         Raises:
             MingleError: asked for the first time after rank 0 has ended its job.
         """
-        with self._lock:
-            if self._members is None:
-                if self._session is None:
-                    raise MingleError.explain(
-                        f"the members of job {self.job_id!r} were never asked for, and now the job is closed.",
-                        cause="close() or the end of the with block came before the first use of job.members",
-                        remedy="read job.members once while the job is open; it is kept from then on.",
-                    )
-                self._members = self._session.roster()
-            return self._members
+        return self._fetch(self.job_id)
 
     def close(self) -> None:
-        """Ends the session and restores the environment; a process group lives on. A second call does nothing."""
-        session, self._session = self._session, None
-        if session is not None:
-            session.close(failing=False)
+        """Destroys the process group that ``init`` made, ends the session and restores the environment.
+
+        A second call does nothing; a concurrent call waits for the first. Called while an exception is in flight (in a
+        ``finally`` block, for example) it never blocks.
+        """
+        self._end(failing=sys.exc_info()[1] is not None)
 
     def __enter__(self) -> Self:
         return self
@@ -121,13 +189,4 @@ class Job:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        destroy, self._destroy_group = self._destroy_group, None
-        failing = True  # until the process group has ended without an exception
-        try:
-            if destroy is not None:
-                destroy(error is not None)
-            failing = error is not None
-        finally:
-            session, self._session = self._session, None
-            if session is not None:
-                session.close(failing=failing)
+        self._end(failing=error is not None)

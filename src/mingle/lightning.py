@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mingle.configuration.values import Secret
 from mingle.errors import ConfigurationError
 from mingle.torch_glue import process_group
 
@@ -50,6 +51,8 @@ class MingleEnvironment(ClusterEnvironment):  # type: ignore[misc]
     def __init__(self, job_id: str | None = None, **options: Any) -> None:
         super().__init__()
         self._job_id = job_id
+        if "secret" in options:
+            options["secret"] = Secret.of(options["secret"])  # else a traceback that shows local variables shows it
         self._options = options
         self._job: Job | None = None
 

@@ -26,6 +26,7 @@ _VALUES: tuple[Any, ...] = (
         "::ffff:1.2.3.4",
         "host.invalid",
     ),
+    *("127.0.0.1\0", "127.0.0.1 ", "255.255.255.255", "224.0.0.1", "ff02::1", "::1", "4", "6", "../eth0", "\u202e"),
     *("open", "sealed", "running", "rival", "probe", "roster", "agents", "offer", "go", "\0", "a\nb", "\x1b[2J"),
     *(b"", bytes(16), b"\xff" * 16, bytes(15), bytes(17), bytes(64), bytes(1200)),
 )
@@ -91,6 +92,14 @@ def datagram(seed: bytes, rng: random.Random) -> bytes:
     for _ in range(rng.choice((1, 1, 1, 2, 8))):
         seed = damage(seed, rng)
     return seed
+
+
+def local_message(seed: bytes, rng: random.Random) -> bytes:
+    """Returns a message between processes of one machine made of a good one: a list of fields, a datagram the first."""
+    if rng.random() < 0.3:
+        data, *fields = msgspec.msgpack.decode(seed)
+        return msgspec.msgpack.encode([datagram(data, rng), *fields])
+    return vary(seed, rng) if rng.random() < 0.7 else damage(seed, rng)
 
 
 def bodies(stream: bytes) -> list[bytes]:

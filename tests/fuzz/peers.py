@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mingle.rules.control import Conversation, HandshakeFailed, HostConversation, MemberConversation
+from mingle.rules.control import Call, Conversation, HandshakeFailed, HostConversation, MemberConversation
 from mingle.wire import frames
-from mingle.wire.authentication import new_nonce
 from mingle.wire.datagrams import Rejected
 from mingle.wire.framing import LENGTH_BYTES, PREFACE
 from tests.golden.examples import ADDRESSES, JOB, PORT, SESSION, STORIES
@@ -61,16 +60,15 @@ class MemberPeer(Peer):
     def __init__(self, session: bytes, rank: int | None, rng: random.Random, honest: float) -> None:
         self._who = frames.Who(hostname="peer", pid=2, address="192.0.2.13", rank=rank)
         self._path = frames.Path(host_address=ADDRESSES[0], local_address="192.0.2.13", interface="eth0")
-        hello = frames.Hello(
+        call = Call(
             job=JOB,
             attempt="1",
             member=rng.randbytes(16),
             session=session,
-            nonce=new_nonce(),
             purpose=rng.choice(("join", "join", "join", "probe", "rival")),
             who=self._who,
         )
-        conversation = MemberConversation(hello, (ADDRESSES[0], PORT))
+        conversation = MemberConversation(call, (ADDRESSES[0], PORT))
         super().__init__(conversation, rng, honest)
         self._rank, self._member = rank, conversation
         self._joined = False

@@ -3,26 +3,70 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
+from mingle.network import siblings, udp
+from mingle.network.transport import Version
 from mingle.rules.control import HandshakeFailed
-from mingle.wire import datagrams, framing
+from mingle.wire import datagrams, echo, framing
 from mingle.wire.authentication import DATAGRAM_MAC_BYTES
 from mingle.wire.datagrams import Rejected
 from tests.golden import load
 from tests.golden.examples import KEY, STORIES, conversations
 
-from . import mutation
+from . import mutation, observers
 
 _PACKETS = {name: bytes.fromhex(packet["hex"]) for name, packet in load().items()}
 DATAGRAMS = [data for name, data in _PACKETS.items() if "/" not in name]
 _SIGNED = {data[:6] + data[7:-DATAGRAM_MAC_BYTES] for data in DATAGRAMS if datagrams.is_signed(data)}
-_READ_BYTES = 65_536
+_ECHOES = (
+    echo.Ping(job="resnet", pinger=bytes(16), hostname="node-1", pid=1, port=4567, number=1, way="unicast"),
+    echo.Pong(job="resnet", pinger=bytes(16), hostname="node-2", pid=2, asker=bytes(16), number=1, way="multicast"),
+    echo.Gone(job="resnet", pinger=bytes(16)),
+)
+ECHOES = [echo.encode(message, key) for message in _ECHOES for key in (None, KEY)]
+_TRUSTED = {data[:6] + data[7:] for data in ECHOES[1::2]}
+_ORIGINS: tuple[tuple[str, str, int, Version, str], ...] = (
+    ("eth0", "192.0.2.7", 0, "4", "192.0.2.1"),
+    ("eth0", "2001:db8::7", 0, "6", "2001:db8::1"),
+    ("wlan0", "fe80::7", 3, "6", "fe80::1"),
+    ("", "127.0.0.1", 0, "4", ""),
+)
+LOCAL_MESSAGES = tuple(
+    msgspec.msgpack.encode([data, interface, host, 40000, scope, family, False, destination])
+    for data in (*DATAGRAMS, *ECHOES)
+    for interface, host, scope, family, destination in _ORIGINS
+)
+
+
+def _closed(family: socket.AddressFamily) -> socket.socket:
+    """A socket that sends nothing; an address that no socket takes is an error all the same."""
+    with socket.socket(family, socket.SOCK_DGRAM) as opened:
+        return opened
+
+
+_NOWHERE: dict[Version, socket.socket] = {"4": _closed(socket.AF_INET), "6": _closed(socket.AF_INET6)}
+
+
+_ECHOES = tuple(
+    echo.encode(each)
+    for each in (
+        echo.Ping(pinger=b"P" * 16, hostname="node-3", pid=4711, port=40124, number=1, way="multicast"),
+        echo.Pong(pinger=b"P" * 16, hostname="node-3", pid=4711, port=40124, asker=b"F" * 16, number=1, way="tcp"),
+        echo.Gone(pinger=b"P" * 16, hostname="node-3", pid=4711, port=40124),
+    )
+)
 
 
 def story(speaker: str) -> list[bytes]:
-    """The bodies of all that one side says without a secret, handshake first."""
+    """The bodies of all that one side says without a secret, handshake first; of who is ``probed`` only its answer."""
+    if speaker == "probed":
+        return [body for name in ("join/welcome", "probe/running") for body in mutation.bodies(_PACKETS[name])]
     first = {"member": ("hello", "prove"), "host": ("welcome",)}[speaker]
     later = [line.name for line in STORIES["join"].lines if line.speaker == speaker]
     names = [f"join/{name}" for name in (*first, *later)]
@@ -36,6 +80,7 @@ def plain_datagram(untrusted: bytes) -> None:
         message = datagrams.decode(untrusted)
     except Rejected:
         return
+    assert getattr(message, "hostname", "").isprintable()
     try:
         again = datagrams.encode(message)
     except ValueError:  # padding that came as text of another form may grow by a byte
@@ -59,8 +104,9 @@ def frames(untrusted: bytes) -> None:
     with contextlib.suppress(Rejected):
         for piece in (untrusted[:half], untrusted[half:]):
             reader.feed(piece)
-            while reader.next_frame() is not None:
-                pass
+            while (frame := reader.next_frame()) is not None:
+                for name in ("reason", "detail", "roster", "phase", "lacks"):
+                    assert getattr(frame, name, "").isprintable()
             assert reader.buffered <= framing.MAX_FRAME_BYTES + framing.LENGTH_BYTES
 
 
@@ -83,6 +129,31 @@ def calling(untrusted: bytes) -> None:
         assert key is None or member.welcome is None
 
 
+def echoes(untrusted: bytes) -> None:
+    """A ping or its answer is trusted with the secret alone, and says nothing that a terminal would obey."""
+    try:
+        message = echo.decode(untrusted)
+    except Rejected:
+        return
+    assert message.hostname.isprintable()
+    assert not echo.is_trusted(untrusted, KEY) or untrusted[:6] + untrusted[7:] in _TRUSTED
+
+
+def local_message(untrusted: bytes) -> None:
+    """What another process of this machine hands on can be read, and an answer to it can be sent, whatever it says."""
+    try:
+        received = siblings.decode(untrusted)
+    except Rejected:
+        return
+    family = socket.AF_INET if received.family == "4" else socket.AF_INET6
+    assert socket.inet_pton(family, received.source[0])
+    assert received.interface.isprintable()
+    with contextlib.suppress(OSError):  # it is closed
+        udp.send_from(_NOWHERE[received.family], b"", received.destination, received.source)
+    with contextlib.suppress(Rejected):
+        (datagrams if received.data[:4] == datagrams.MAGIC else echo).decode(received.data)
+
+
 @dataclass(frozen=True)
 class Target:
     """A target, what is made into its inputs, and how."""
@@ -90,6 +161,14 @@ class Target:
     check: Callable[[bytes], None]
     datagrams: tuple[bytes, ...] = ()
     speaker: str = ""
+    mutate: Callable[[bytes, random.Random], bytes] = mutation.datagram
+
+    def maker(self) -> Callable[[random.Random], bytes]:
+        """What makes one hostile input after the other."""
+        if self.datagrams:
+            return lambda rng: self.mutate(rng.choice(self.datagrams), rng)
+        said = story(self.speaker)
+        return lambda rng: mutation.stream(said, rng)
 
     def seeds(self) -> tuple[bytes, ...]:
         """Whole good inputs."""
@@ -107,7 +186,12 @@ TARGETS: Mapping[str, Target] = {
     "signed-datagram": Target(
         signed_datagram, datagrams=tuple(each for each in DATAGRAMS if datagrams.is_signed(each))
     ),
+    "echo": Target(echoes, datagrams=tuple(ECHOES)),
+    "local-message": Target(local_message, datagrams=LOCAL_MESSAGES, mutate=mutation.local_message),
     "frames": Target(frames, speaker="host"),
     "called": Target(called, speaker="member"),
     "calling": Target(calling, speaker="host"),
+    "json-seen": Target(observers.seen, datagrams=tuple(DATAGRAMS)),
+    "json-told": Target(observers.told, speaker="probed"),
+    "json-pinged": Target(observers.pinged, datagrams=_ECHOES),
 }

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import random
+import typing
 from typing import Any
 
+import msgspec
 import pytest
 
+from mingle.network import siblings
 from mingle.rules.registrar import Registrar
-from mingle.wire import framing
+from mingle.wire import frames, framing
 from mingle.wire.authentication import JobKey
-from tests.soak import soaking
+from tests.levels import soaking
 
 from . import __main__ as fuzzing
-from . import mutation
 from .machines import KINDS, Theatre
-from .targets import TARGETS, story
+from .targets import TARGETS
 
 SECONDS = 60.0 if soaking() else 12.0
 STEPS = 20_000
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 def test_hostile_bytes_break_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     done = fuzzing.fuzz(float("inf"), SECONDS, seed=random.Random(SECONDS).getrandbits(32))
@@ -33,9 +36,8 @@ def test_every_target_accepts_its_corpus_and_the_mutations_differ(name: str) -> 
     target, rng = TARGETS[name], random.Random(1)
     for seed in target.seeds():
         target.check(seed)
-    said = story(target.speaker) if target.speaker else []
-    made = {mutation.stream(said, rng) if said else mutation.datagram(target.datagrams[0], rng) for _ in range(200)}
-    assert len(made) > 100
+    make = target.maker()
+    assert len({make(rng) for _ in range(200)}) > 100
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -50,16 +52,36 @@ def _decode_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JobKey, "verify", lambda *_: True)
 
 
+def _take_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Boundless(frames.Running, frozen=True, kw_only=True, tag="running", omit_defaults=True):
+        seconds: float = 0.0
+
+    known = [each for each in typing.get_args(frames.AnyFrame) if each is not frames.Running]
+    monkeypatch.setattr(framing, "_decoder", msgspec.msgpack.Decoder(typing.Union[(*known, Boundless)]))
+
+
 def _keep_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framing.FrameReader, "_next_frame", lambda _: None)
     monkeypatch.setattr(framing, "MAX_FRAME_BYTES", 100)
 
 
-@pytest.mark.parametrize("plant", [_decode_everything, _keep_everything])
-def test_a_planted_bug_of_a_decoder_is_found(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def _hand_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(siblings, "_check_unicast", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("plant", "target"),
+    [
+        (_decode_everything, "signed-datagram"),
+        (_keep_everything, "frames"),
+        (_hand_everything_on, "local-message"),
+        (_take_any_number, "json-told"),
+    ],
+)
+def test_a_planted_bug_of_a_decoder_is_found(plant: Any, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    with pytest.raises(AssertionError):
-        fuzzing.decoders(STEPS, random.Random(3))
+    with pytest.raises((AssertionError, ValueError, OSError)):
+        fuzzing.decoders(STEPS, random.Random(3), only=target)
 
 
 def test_a_planted_bug_of_a_machine_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from unittest import mock
 
 import msgspec
 
-from mingle.rules.control import Conversation, HostConversation, MemberConversation
+from mingle.rules.control import Call, Conversation, HostConversation, MemberConversation
 from mingle.wire import datagrams, frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, Datagram, List, Offer, Seek
@@ -78,26 +78,7 @@ _JOIN = frames.Join(
     versions={"mingle": "1.0", "torch": "2.6"},
     paths=_PATHS,
 )
-_OLD_VIEW = frames.View(
-    generation=0,
-    number=2,
-    session=bytes(range(0x80, 0x90)),
-    host=bytes(range(0x10)),
-    nodes=(
-        frames.Node(bytes(range(0x10)), "192.0.2.20", 40125, bytes(range(0xA0, 0xA8))),
-        frames.Node(MEMBER, "192.0.2.13", 40126, bytes(range(0xB0, 0xB8))),
-    ),
-)
-_VIEW = frames.View(
-    generation=1,
-    number=1,
-    session=SESSION,
-    host=HOST,
-    nodes=(
-        frames.Node(HOST, "192.0.2.10", PORT, bytes(range(0xC0, 0xC8))),
-        frames.Node(MEMBER, "192.0.2.13", 40126, bytes(range(0xB0, 0xB8))),
-    ),
-)
+_PRESENT = tuple(msgspec.structs.replace(who, rank=None) for who in (_HOST_WHO, _WHO))
 _AGENT_JOIN = frames.Join(
     world_size=4,
     node="boot:9a3f/net:4026531840/pid:4026531836",
@@ -105,9 +86,8 @@ _AGENT_JOIN = frames.Join(
     kind="agents",
     paths=_PATHS,
     minimum=2,
-    port=40126,
-    settled=_OLD_VIEW,
-    bound=7.5,
+    generation=0,
+    had_quorum=True,
 )
 _SEALED = frames.Sealed(
     session=SESSION,
@@ -139,17 +119,16 @@ class Line:
 class Story:
     """A conversation after its handshake."""
 
-    hello: frames.Hello
+    call: Call
     lines: tuple[Line, ...]
 
 
-def _hello(purpose: frames.Purpose) -> frames.Hello:
-    return frames.Hello(
+def _call(purpose: frames.Purpose) -> Call:
+    return Call(
         job=JOB,
         attempt="1",
         member=MEMBER,
         session=SESSION,
-        nonce=MEMBER_NONCE,
         purpose=purpose,
         who=_WHO,
     )
@@ -157,7 +136,7 @@ def _hello(purpose: frames.Purpose) -> frames.Hello:
 
 STORIES: dict[str, Story] = {
     "join": Story(
-        _hello("join"),
+        _call("join"),
         (
             Line("member", "join", "rank 3 asks for its seat", _JOIN),
             Line("host", "joined", "it has one", frames.Joined(session=SESSION)),
@@ -222,7 +201,7 @@ STORIES: dict[str, Story] = {
         ),
     ),
     "refused": Story(
-        _hello("join"),
+        _call("join"),
         (
             Line("member", "join", "a second rank 3 asks for a seat", _JOIN),
             Line(
@@ -238,7 +217,7 @@ STORIES: dict[str, Story] = {
         ),
     ),
     "election": Story(
-        _hello("join"),
+        _call("join"),
         (
             Line("member", "join", "a process without a rank asks", msgspec.structs.replace(_JOIN, rank=None)),
             Line("member", "sighting", "another host is there", frames.Sighting(offer=_OTHER_OFFER)),
@@ -247,22 +226,27 @@ STORIES: dict[str, Story] = {
         ),
     ),
     "agents": Story(
-        _hello("join"),
+        _call("join"),
         (
             Line("member", "join", "an agent that has lost its host asks", _AGENT_JOIN),
-            Line("host", "members", "who is in, before SEALED", frames.Members(view=_VIEW)),
-            Line("host", "members settled", "a majority knows", frames.Members(view=_VIEW, settled=True)),
-            Line("host", "ping", "are you alive, and have you read view 1?", frames.Ping(number=1)),
+            Line("host", "members", "who is in, before SEALED", frames.Members(generation=1, present=_PRESENT)),
+            Line(
+                "host",
+                "members quorum",
+                "who is in, after GO",
+                frames.Members(generation=1, quorum=True, present=_PRESENT),
+            ),
+            Line("host", "ping", "are you alive?", frames.Ping(number=1)),
             Line(
                 "host",
                 "closed",
-                "we are the minority; look for the others",
-                frames.Closed(session=SESSION, reason="minority", regather=True),
+                "this session is no more; look for another one",
+                frames.Closed(session=SESSION, reason="too few", regather=True),
             ),
         ),
     ),
     "probe": Story(
-        _hello("probe"),
+        _call("probe"),
         (
             Line(
                 "host",
@@ -294,7 +278,8 @@ class Spoken:
 
 def conversations(story: Story, key: JobKey | None) -> tuple[MemberConversation, HostConversation]:
     """Returns both sides of a story before the first byte; the host takes its nonce when HELLO comes."""
-    member = MemberConversation(story.hello, (ADDRESSES[0], PORT), key)
+    with mock.patch("mingle.rules.control.new_nonce", return_value=MEMBER_NONCE):
+        member = MemberConversation(story.call, (ADDRESSES[0], PORT), key)
     host = HostConversation(job=JOB, attempt="1", session=SESSION, addresses=ADDRESSES, port=PORT, key=key)
     return member, host
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import select
 import socket
 import struct
@@ -112,9 +113,35 @@ def attack(job_id: str, address: str, recorded: list[bytes], *, offers: bool = T
                 sent, since = 0, time.monotonic()
 
 
+def aim(job_id: str, address: str, target: str, victims: list[str], per_second: int, seconds: float) -> list[bytes]:
+    """Send OFFERs of a new session each, to the job's group and to each victim: at a target, or at its loopback.
+
+    Returns the ids of the sessions; reports ``aiming`` when the first have been sent.
+    """
+    rng = random.Random(1)
+    traps = ("127.0.0.1", "::1", "0.0.0.0", "::ffff:127.0.0.1")
+    sessions = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(address))
+        started = time.monotonic()
+        for number in range(int(per_second * seconds)):
+            time.sleep(max(0.0, started + number / per_second - time.monotonic()))
+            offer = datagrams.decode(forged_offer(job_id, address, rng))
+            assert isinstance(offer, datagrams.Offer)
+            named = (target,) if number % 2 else traps
+            forged = datagrams.encode(msgspec.structs.replace(offer, addresses=named))
+            sessions.append(offer.session)
+            for to in (job_group(job_id).ipv4, *victims):
+                sender.sendto(forged, (to, PORT))
+            if number == 10:
+                report("aiming")
+    return sessions
+
+
 def bait(address: str) -> None:
     """Listen where forged OFFERs lead; report what each caller says first as ``bitten``."""
-    with socket.create_server((address, BAIT_PORT), backlog=1024) as server:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, BAIT_PORT), family=family, backlog=1024) as server:
         report("listening")
         while True:
             caller, peer = server.accept()
@@ -161,6 +188,32 @@ def stay_silent(address: str, port: int, count: int) -> None:
             report("silent")
             reported = True
         time.sleep(0.05)
+
+
+def besiege(address: str, port: int, count: int, per_second: int) -> int:
+    """Open so many connections to a control port, say nothing and close none; return how many stood.
+
+    Reports ``besieging`` once a quarter of them was tried.
+    """
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * count, 2 * count))
+    held: list[socket.socket] = []
+    started = time.monotonic()
+    for number in range(count):
+        time.sleep(max(0.0, started + number / per_second - time.monotonic()))
+        caller = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        caller.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            caller.connect((address, port))
+        held.append(caller)
+        if number == count // 4:
+            report("besieging")
+    stood = 0
+    for caller in held:
+        with contextlib.suppress(OSError):
+            caller.getpeername()
+            stood += 1
+        caller.close()
+    return stood
 
 
 def _closed(caller: socket.socket) -> bool:
@@ -235,3 +288,23 @@ def _hearing(job_id: str, address: str) -> Iterator[socket.socket]:
             request = struct.pack("4s4s", socket.inet_aton(group), socket.inet_aton(address))  # struct ip_mreq
             receiver.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, request)
         yield receiver
+
+
+def whisper(job_id: str, world_size: int, uid: int | None = None) -> None:
+    """Send every process of this host local messages with a destination that is no address, until killed.
+
+    They are what the processes of one host hand to each other; any user of the host can send them. Reports
+    ``whispering``.
+    """
+    if uid is not None:
+        os.setuid(uid)
+    seek = datagrams.Seek(job=job_id, member=bytes(16), world_size=world_size, rank=world_size - 1)
+    ask = datagrams.padded(seek, datagrams.MAX_BYTES)
+    message = msgspec.msgpack.encode([ask, "lo", "127.0.0.1", 9, 0, "4", True, "127.0.0.1\0"])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        report("whispering")
+        while True:
+            for number in range(64):
+                with contextlib.suppress(OSError):  # nobody has that name
+                    sender.sendto(message, f"\0mingle/udp-{PORT}/{number}")
+            time.sleep(0.001)

@@ -16,10 +16,12 @@ _failed = pytest.StashKey[bool]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test of this directory."""
+    """Mark every test of this directory, and as slow what is not one of the few scenarios of the quick suite."""
     for item in items:
         if _HERE in item.path.parents:
             item.add_marker(pytest.mark.lab)
+            if item.get_closest_marker("quick") is None:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(wrapper=True)

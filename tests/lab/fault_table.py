@@ -122,7 +122,7 @@ FAULTS = (
         "Who is heard, and does not join, does not hear us: its own host drops our multicasts.",
         {
             "init": ("rank 1 on host host2", "heard, and has not joined", "Its host's firewall"),
-            "doctor --peer": ("multicast to host2 (10.77.0.2) is lost, unicast fine: the firewall of host2 drops it",),
+            "doctor --check": ("multicast to host2 (10.77.0.2) is lost, unicast fine: the firewall of host2 drops it",),
             "ping": ("multicast to host2 (10.77.0.2) is lost, unicast fine",),
         },
     ),
@@ -280,7 +280,7 @@ FAULTS = (
                 "carries no multicast between the hosts",
                 "a switch that snoops on IGMP without a querier filters it",
             ),
-            "doctor --peer": ("is lost on 239.x and passes on 224.0.0.x", "mcast_snooping 0"),
+            "doctor --check": ("is lost on 239.x and passes on 224.0.0.x", "mcast_snooping 0"),
             "ping": ("is lost on 239.x and passes on 224.0.0.x, unicast fine",),
         },
     ),

@@ -208,7 +208,7 @@ def network_not_shared(lab: Lab) -> Said:
     env = {"MINGLE_INTERFACE": "eth0"}
     rank = try_rank(one, 0, env=env)
     serving = start(other, "doctor --serve --timeout 4")
-    told = run(one, f"doctor --peer {other.address(shared)}", env)
+    told = run(one, f"doctor --check {other.address(shared)}", env)
     said(serving)
     return {"init": rank.result(), "doctor": told}
 
@@ -265,10 +265,10 @@ def other_firewall(lab: Lab) -> Said:
     other.drop("meta pkttype multicast udp dport 29499")
     ranks = [try_rank(one, 0), try_rank(other, 1)]
     serving = start(other, "doctor --serve --timeout 4")
-    told = run(one, f"doctor --peer {other.address()}")
+    told = run(one, f"doctor --check {other.address()}")
     said(serving)
     ranks[1].result()
-    return {"init": ranks[0].result(), "doctor --peer": told, "ping": pings(one, other)[0]}
+    return {"init": ranks[0].result(), "doctor --check": told, "ping": pings(one, other)[0]}
 
 
 def rank_zero_tcp(lab: Lab) -> Said:
@@ -330,7 +330,7 @@ def flooding_off(lab: Lab) -> Said:
     ranks[0].result()
     init = ranks[1].result()
     serving = start(other, "doctor --serve --timeout 4")
-    told = run(one, f"doctor --peer {other.address()}")
+    told = run(one, f"doctor --check {other.address()}")
     said(serving)
     pinged = pings(one, other, options={0: f"--peers {other.address()}", 1: f"--peers {one.address()}"})[0]
-    return {"init": init, "doctor --peer": told, "ping": pinged}
+    return {"init": init, "doctor --check": told, "ping": pinged}

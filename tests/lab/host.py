@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -147,6 +148,22 @@ class Host:
         What is dropped on its way out is an error to its sender (EPERM), as with any local firewall.
         """
         self._set_rules({**self._rules, direction: [*self._rules[direction], f"{match} drop"]})
+
+    def reject(self, hosts: Iterable[Host], how: Literal["reset", "icmp"]) -> None:
+        """Answer these hosts' packets as a firewall's REJECT does: TCP with a reset, or all with ICMP.
+
+        Resets and ICMP pass, so the other side sees what a process that has ended would make it see.
+        """
+        links = [host.namespace.tool(["ip", "-j", "link", "show", host.interface()]) for host in hosts]
+        them = f"ether saddr {{ {', '.join(json.loads(link)[0]['address'] for link in links)} }}"
+        answers = {"reset": "meta l4proto tcp reject with tcp reset", "icmp": "reject with icmpx type port-unreachable"}
+        rules = [
+            f"{them} tcp flags & rst == rst accept",
+            f"{them} meta l4proto {{ icmp, ipv6-icmp }} accept",
+            f"{them} {answers[how]}",
+            f"{them} drop",
+        ]
+        self._set_rules({**self._rules, "in": [*self._rules["in"], *rules]})
 
     def drop_multicast(self) -> None:
         """Let no multicast in or out, on no interface: a network that carries none."""

@@ -18,7 +18,6 @@ from rich.terminal_theme import MONOKAI
 from mingle.cli import overview, verdicts
 from mingle.cli.doctor import examine
 from mingle.cli.ping import findings_of
-from mingle.cli.watch import jobs_table
 from mingle.configuration.settings import Network
 from mingle.observing.lookup import look_round
 from mingle.pings.pinger import Pinger
@@ -43,10 +42,8 @@ def picture(command: str, *shown: RenderableType) -> str:
 
 def watch_picture() -> str:
     finder, _ = look_round(Network(discovery_timeout=3.0))
-    records = {
-        (each["job"], each["session"]): each for each in overview.records(finder.sessions, finder.seekers.values())
-    }
-    return picture("mingle-discover watch", jobs_table(records))
+    records = overview.records(finder.sessions, finder.seekers.values())
+    return picture("mingle-discover watch", overview.jobs_sheet(records, wide=False))
 
 
 def ping_picture(count: int = 12) -> str:
@@ -54,12 +51,14 @@ def ping_picture(count: int = 12) -> str:
         pinger.run(until=time.monotonic() + 20)
         findings = findings_of(pinger)
     peers = sorted(pinger.pinging.peers.values(), key=str)
-    return picture("mingle-discover ping resnet", verdicts.ping_table(peers), verdicts.findings_table(findings))
+    return picture(
+        "mingle-discover ping resnet", verdicts.PingSheet(peers, wide=False), verdicts.findings_sheet(findings)
+    )
 
 
 def doctor_picture() -> str:
     findings, _ = examine(Network(), ())
-    return picture("mingle-discover doctor", verdicts.findings_table(findings))
+    return picture("mingle-discover doctor", verdicts.findings_sheet(findings))
 
 
 def watched(lab: Lab) -> Host:

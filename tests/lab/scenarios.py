@@ -15,6 +15,7 @@ import mingle
 
 from . import Host, Rank, leak_check, report
 
+FAULT = "could not be handled and was dropped"
 TIMEOUT = 30.0
 """The discovery timeout of ranks that shall succeed: far above what they need, below what a test may take."""
 
@@ -167,5 +168,10 @@ def check(results: Sequence[dict[str, Any]], hosts: Sequence[Host], host_zero: H
 
 
 def results(ranks: Sequence[Rank[dict[str, Any]]], timeout: float = 2 * TIMEOUT) -> list[dict[str, Any]]:
-    """What all of them returned."""
-    return [rank.result(timeout) for rank in ranks]
+    """What all of them returned. None of them may have dropped input that it could not handle: that is a defect."""
+    found = [rank.result(timeout) for rank in ranks]
+    faults = [
+        event["text"] for rank in ranks for event in rank.events if event.name == "log" and FAULT in event["text"]
+    ]
+    assert faults == []
+    return found

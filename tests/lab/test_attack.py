@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import re
 import statistics
+import time
 from typing import Any
 
 import pytest
 
+from mingle.rules.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND
 from mingle.rules.proving import SILENT_SECONDS
-from tests.soak import repeated, soaking
+from tests.levels import repeated, soaking
 
 from . import Host, Lab, Rank
-from .attacker import attack, bait, record
-from .scenarios import check, results, train
+from .attacker import aim, attack, bait, record, whisper
+from .scenarios import check, results, train, wait_for_log
 from .test_election import assigned
 from .test_election import check as check_election
 from .test_timeouts import failure, timed
 
 SECRET = "correct horse battery staple"
+AIMED_SECONDS = 3.0
 SLOWER = 3.0
 """How many times the undisturbed time a job may take to form …"""
 SCHEDULING_SECONDS = 1.5
@@ -65,7 +68,7 @@ def test_an_attacker_costs_at_most_three_times_the_undisturbed(lab: Lab) -> None
     storm = enemy.start(attack, "weighed", enemy.address(), [])
     storm.wait_for("sent")
     seconds: dict[bool, list[float]] = {False: [], True: []}
-    for _ in repeated(3, soak=25):
+    for _ in range(25 if soaking() else 3):
         for attacked, taken in seconds.items():
             storm.resume() if attacked else storm.stop()
             found, slowest = form(hosts, "weighed", secret=SECRET)
@@ -113,6 +116,47 @@ def test_invented_sessions_hold_nobody_up_for_long_without_a_secret_either(lab: 
     check(found, hosts, hosts[0])
     print(f"GO after {disturbed:.3f} s")
     assert disturbed < SILENT_SECONDS + SLOWER
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("uid", [None, 65534])
+@pytest.mark.parametrize("seed", repeated(1, soak=20))
+def test_a_local_message_with_an_invalid_destination_harms_nothing(lab: Lab, seed: int, uid: int | None) -> None:
+    """Sent by a process of the same user or of another one, on two hosts, while the ranks form."""
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    for host in hosts[:2]:
+        host.start(whisper, "whispered", len(hosts), uid).wait_for("whispering")
+    found, _ = form(hosts, "whispered")
+    check(found, hosts, hosts[0])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=20))
+def test_forged_offers_aim_at_nobody_for_long(lab: Lab, seed: int) -> None:
+    """Fifty a second, by multicast and by unicast: at services on the ranks' own loopback, and at another machine."""
+    network = lab.network()
+    enemy, target, *hosts = [lab.host(network) for _ in range(4)]
+    job_id = f"aimed {seed}"
+    trap = target.start(bait, target.address())
+    own = [host.start(bait, address) for host in hosts for address in ("127.0.0.1", "::1")]
+    for each in (trap, *own):
+        each.wait_for("listening")
+    member = hosts[1].start(train, job_id, 1, 2)
+    wait_for_log(member, "seeking")
+    started = time.monotonic()
+    storm = enemy.start(
+        aim, job_id, enemy.address(), target.address(), [host.address() for host in hosts], 50, AIMED_SECONDS
+    )
+    sessions = storm.result()
+    host = hosts[0].start(train, job_id, 0, 2)
+    check(results([host, member]), hosts, hosts[0])
+    seconds = time.monotonic() - started
+    bites = [event for event in trap.events if event.name == "bitten"]
+    print(f"{len(bites)} connections in {seconds:.1f} s")
+    assert 0 < len(bites) <= SENDER_DIALS_AT_ONCE + seconds * SENDER_DIALS_PER_SECOND + 1
+    assert [event["said"] for event in bites if any(session in event["said"] for session in sessions)] == []
+    assert [event for each in own for event in each.events if event.name == "bitten"] == []
 
 
 def test_what_was_rejected_is_counted_by_reason(lab: Lab) -> None:

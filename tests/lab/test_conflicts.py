@@ -9,6 +9,7 @@ from .scenarios import check, hold, results, train, wait_for_log
 from .test_timeouts import failure, timed
 
 
+@pytest.mark.quick
 def test_the_same_rank_twice(lab: Lab) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
@@ -37,6 +38,7 @@ def test_a_rank_whose_holder_is_frozen_is_replaced(lab: Lab) -> None:
     check(results(ranks), hosts, hosts[0])
 
 
+@pytest.mark.quick
 def test_two_rank_zeros(lab: Lab) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]

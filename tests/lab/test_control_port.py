@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import threading
+
 import pytest
 
-from tests.soak import repeated
+import mingle
+from tests.levels import repeated, soaking
 
-from . import UDP, Lab
-from .attacker import flood_port, locate, relay, stay_silent
-from .scenarios import check, results, train, wait_for_log
+from . import UDP, Lab, Rank, report
+from .attacker import besiege, flood_port, locate, relay, stay_silent
+from .scenarios import TIMEOUT, check, report_log, results, sum_of_ranks, train, wait_for_log
 from .test_timeouts import timed
 
 DELAY_SECONDS = 5.0
 SILENT_CONNECTIONS = 1_000
 BOGUS_CONNECTIONS = 10_000
+OPEN_FILES = 1_024
+SIEGE_CONNECTIONS = 7_000
+SIEGE_PER_SECOND = 875
 
 
 @pytest.mark.soak
@@ -36,6 +44,77 @@ def test_a_flood_of_connections_does_not_delay_go(lab: Lab, seed: int) -> None:
     check(formed, hosts, hosts[0])
     assert formed[2]["elapsed"] < DELAY_SECONDS
     print(f"the last rank waited {formed[2]['elapsed']:.3f} s")
+
+
+def hold_and_open(job_id: str, rank: int, world_size: int, limit: int) -> dict[str, int]:
+    """Rank 0 of a job under a limit of open files, beside a thread that opens a file every two milliseconds.
+
+    Reports ``running`` after GO and ends when the other rank has; returns how often the file was opened and was not.
+    """
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    report_log()
+    counts = {"opened": 0, "failed": 0}
+    over = threading.Event()
+
+    def open_and_close() -> None:
+        while not over.wait(0.002):
+            try:
+                os.close(os.open(os.devnull, os.O_RDONLY))
+                counts["opened"] += 1
+            except OSError:
+                counts["failed"] += 1
+
+    opening = threading.Thread(target=open_and_close)
+    opening.start()
+    try:
+        with mingle.init(job_id, rank=rank, world_size=world_size, backend="gloo", discovery_timeout=2 * TIMEOUT):
+            report("running", **counts)
+            sum_of_ranks()
+            sum_of_ranks()
+    finally:
+        over.set()
+        opening.join()
+    return counts
+
+
+def hold_until_told(job_id: str, rank: int, world_size: int) -> None:
+    """Another rank of that job, which ends when it gets SIGINT."""
+    with mingle.init(job_id, rank=rank, world_size=world_size, backend="gloo", discovery_timeout=TIMEOUT) as job:
+        sum_of_ranks()
+        report("running", elapsed=job.elapsed)
+        try:
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            sum_of_ranks()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=20))
+def test_silent_connections_take_no_descriptor_from_rank_0(lab: Lab, seed: int) -> None:
+    """Seven thousand within eight seconds, of which 1 024 would be too many, before GO and after it."""
+    network = lab.network()
+    enemy, *hosts = [lab.host(network) for _ in range(3)]
+    job_id = f"besieged {seed}"
+    found = enemy.start(locate, job_id, enemy.address())
+    found.wait_for("listening")
+    first: Rank[dict[str, int]] = hosts[0].start(hold_and_open, job_id, 0, 2, OPEN_FILES)
+    address, port = found.result()
+    count = SIEGE_CONNECTIONS if soaking() else SIEGE_CONNECTIONS * 2 // 5
+    siege = enemy.start(besiege, address, port, count, SIEGE_PER_SECOND)
+    assert siege.result() > 0
+    siege = enemy.start(besiege, address, port, count, SIEGE_PER_SECOND)
+    siege.wait_for("besieging")
+    second = hosts[1].start(hold_until_told, job_id, 1, 2)
+    formed = second.wait_for("running")
+    first.wait_for("running")
+    siege.result()
+    siege = enemy.start(besiege, address, port, count, SIEGE_PER_SECOND)
+    siege.result()
+    second.interrupt()
+    counts = first.result()
+    print(f"the second rank waited {formed['elapsed']:.3f} s; {counts}")
+    assert counts["failed"] == 0
+    assert counts["opened"] > 0
 
 
 @pytest.mark.soak

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.soak import repeated
+from tests.levels import repeated
 
 from . import UDP, Host, Lab, Rank
 from .scenarios import TIMEOUT, describe, report_log, results, sum_of_ranks, wait_for_log
@@ -66,6 +66,7 @@ def check(found: list[dict[str, Any]], hosts: list[Host]) -> None:
         assert result["exported"]["LOCAL_RANK"] == str(result["local_rank"])
 
 
+@pytest.mark.quick
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(3, soak=50))
 def test_four_hosts(lab: Lab, seed: int) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import mingle
-from tests.soak import repeated
+from tests.levels import repeated
 
 from . import Host, Lab, Rank, report
 from .attacker import PORT

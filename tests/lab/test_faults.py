@@ -16,7 +16,7 @@ from mingle.configuration.settings import Settings
 from mingle.torch_glue import rendezvous
 from mingle.wire import datagrams
 from mingle.wire.groups import job_group
-from tests.soak import chosen, repeated, soaking
+from tests.levels import chosen, repeated, soaking
 
 from . import Host, Lab, report
 from .scenarios import TIMEOUT, check, discover_only, report_log, results, train, wait_for_log
@@ -25,6 +25,7 @@ from .test_timeouts import failure, timed
 # --- somebody is killed and started again ---------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=20))
 def test_rank_zero_is_killed_while_others_wait(lab: Lab, seed: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.soak import repeated
+from tests.levels import repeated
 
 from . import Host, Lab, Rank
 from .scenarios import check, results, train
@@ -34,6 +34,7 @@ def random_start(seed: int, world_size: int) -> tuple[list[int], list[float]]:
     return order, [later - earlier for earlier, later in itertools.pairwise([starts[0], *starts])]
 
 
+@pytest.mark.quick
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(2, soak=20))
 @pytest.mark.parametrize(("machines", "per_machine"), [(4, 1), (2, 4)])
@@ -150,6 +151,7 @@ def test_ipv6_only_hosts(lab: Lab) -> None:
     check(results(ranks), hosts, hosts[0])
 
 
+@pytest.mark.quick
 def test_without_multicast_peers_are_asked(lab: Lab) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from tests.levels import repeated
+
 from . import Host, Lab
 from .faults import run, said, start, try_rank
 
@@ -42,13 +44,24 @@ def test_nothing_is_wrong(lab: Lab, make: Callable[[Lab], Sequence[Host]]) -> No
             if other is not host:
                 assert f"{other.name} (" in text
     serving = start(hosts[1], "doctor --serve --timeout 4")
-    status, text = start(hosts[0], f"doctor --peer {hosts[1].address()}").result()
+    status, text = start(hosts[0], f"doctor --check {hosts[1].address()}").result()
     assert status == 0, text
     assert f"{hosts[1].name} ({hosts[1].address()}): multicast, unicast, TCP pass" in text
     for told in (text, said(serving)):
         assert "WARN" not in told
         assert "FAIL" not in told
         assert told.count("PASS") >= 8
+
+
+@pytest.mark.parametrize("seed", repeated(1, soak=20))
+def test_a_host_on_which_nobody_serves_is_told_from_one_that_is_not_reached(lab: Lab, seed: int) -> None:
+    lan = lab.network()
+    one, other = lab.host(lan), lab.host(lan)
+    assert f"FAIL\t{other.address()}\tnobody serves on {other.address()}" in run(
+        one, f"doctor --check {other.address()}"
+    )
+    other.drop("meta l4proto udp")
+    assert f"FAIL\t{other.address()}\t{other.address()} did not answer" in run(one, f"doctor --check {other.address()}")
 
 
 def test_an_older_program_that_shares_the_port_is_a_rank(lab: Lab) -> None:

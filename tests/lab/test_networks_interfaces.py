@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import mingle
-from tests.soak import chosen, repeated, soaking
+from tests.levels import chosen, repeated, soaking
 
 from . import Host, Lab, Network, Rank, report
 from .scenarios import TIMEOUT, describe, results, train, wait_for_log
@@ -56,6 +56,7 @@ def three_networks(lab: Lab, docker: bool = True) -> tuple[Network, Network, lis
     return management, fast, hosts
 
 
+@pytest.mark.quick
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 @pytest.mark.parametrize("ranks_are", ["given", "assigned"])

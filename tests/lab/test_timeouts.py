@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.levels import repeated
+
 from . import Host, Lab, RaisedError, Rank, report
 from .scenarios import discover_only
 
@@ -82,6 +84,39 @@ def test_a_mistyped_id_is_named_by_both_sides(lab: Lab) -> None:
     assert "mistyped" in message
 
 
+def without_default_route(lab: Lab, count: int) -> list[Host]:
+    """Hosts on a switch of their own, such as a lab bench's."""
+    network = lab.network(link_local=False)
+    hosts = [lab.host(network) for _ in range(count)]
+    for host in hosts:
+        host.ip("route del default")
+    return hosts
+
+
+@pytest.mark.parametrize("seed", repeated(1, soak=20))
+def test_no_default_route_is_never_the_cause_on_one_network(lab: Lab, seed: int) -> None:
+    hosts = without_default_route(lab, 3)
+    right = hosts[0].start(timed, f"bench {seed}", 0, 2, discovery_timeout=3)
+    wrong = hosts[1].start(timed, f"bensh {seed}", 1, 2, discovery_timeout=3)
+    alone = hosts[2].start(timed, f"another {seed}", 0, 2, discovery_timeout=3)
+    for rank, other in ((right, f"bensh {seed}"), (wrong, f"bench {seed}")):
+        message = failure(rank, 3).message
+        assert f"likely cause: a mistyped job id: '{other}'" in message
+        assert "on this machine: there is no default route" in message
+    assert "likely cause: the missing ranks were never started" in failure(alone, 3).message
+
+
+@pytest.mark.parametrize("seed", repeated(1, soak=20))
+def test_loopback_is_not_the_cause_once_ranks_have_joined_over_it(lab: Lab, seed: int) -> None:
+    host = lab.host()
+    ranks = [host.start(timed, f"lo {seed}", rank, 3, discovery_timeout=3) for rank in range(2)]
+    for rank in ranks:
+        message = failure(rank, 3).message
+        assert "missing ranks: 2" in message
+        assert "likely cause: the missing ranks were never started" in message
+        assert "on this machine: only loopback is used" in message
+
+
 def test_alone_on_the_network(lab: Lab) -> None:
     rank = lab.host(lab.network()).start(timed, "nobody", 1, 2, discovery_timeout=2)
     message = failure(rank, 2).message
@@ -89,6 +124,7 @@ def test_alone_on_the_network(lab: Lab) -> None:
     assert "MINGLE_PEERS" in message
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("mine", "other"), [("s3cret", None), (None, "s3cret"), ("s3cret", "another")])
 def test_a_secret_on_one_side_only(lab: Lab, mine: str | None, other: str | None) -> None:
     network = lab.network()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.soak import chosen, repeated, soaking
+from tests.levels import chosen, repeated, soaking
 
 from . import Host, Lab, LabError
 from .torchrun_jobs import SECONDS, Job, jobs
@@ -37,6 +37,7 @@ def started_right(job: Job, hosts: list[Host], workers: int) -> None:
     assert master in {host.address() for host in hosts}
 
 
+@pytest.mark.quick
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_three_hosts_with_two_workers_each_in_any_order(lab: Lab, job: MakeJob, seed: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.soak import chosen, repeated
+from tests.levels import chosen, repeated
 
 from . import Host, Lab
 from .torchrun_jobs import Job, jobs
@@ -41,15 +41,20 @@ def survivors(job: Job, hosts: list[Host], *, of_host: bool) -> tuple[Host, list
     return lost, [host for host in hosts if host is not lost]
 
 
+@pytest.mark.quick
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 @pytest.mark.parametrize("victim", chosen(["host"], soak=["other"]))
 def test_a_host_dies_and_comes_back(lab: Lab, job: MakeJob, victim: str, seed: int) -> None:
     made, hosts = three_in_training(lab, job, f"dies-{victim}-{seed}")
     lost, rest = survivors(made, hosts, of_host=victim == "host")
+    first = generation(made, rest[0])
     lost.kill()
     at = time.monotonic()
     again = made.wait_for_group(rest, since=at)
+    told = {generation(made, host) for host in rest}
+    assert len(told) == 1
+    assert (max(told) > first) if victim == "host" else (told == {first})
     print(f"survivors of the {victim}'s death trained again after {again - at:.1f} s")
     assert again - at < AGAIN_SECONDS
     made.start(lost)
@@ -57,6 +62,74 @@ def test_a_host_dies_and_comes_back(lab: Lab, job: MakeJob, victim: str, seed: i
     grown = made.wait_for_group(hosts, since=back)
     print(f"three again {grown - back:.1f} s after its start")
     made.finish(*hosts)
+
+
+def generation(job: Job, host: Host) -> str:
+    """What the workers of this host were told of their session, last."""
+    told: str = job.said(host, "started")[-1]["environment"]["MINGLE_GENERATION"]
+    return told
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("nodes", chosen(["1:2"], soak=["2"]))
+def test_of_two_nodes_one_waits_for_the_host_to_be_started_again(lab: Lab, job: MakeJob, nodes: str, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(2)]
+    made = job(f"two-{nodes[0]}-{seed}", nodes, restarts=3)
+    made.start(*hosts)
+    made.wait_for_group(hosts)
+    lost, rest = survivors(made, hosts, of_host=True)
+    first = generation(made, rest[0])
+    lost.kill()
+    made.start(lost)
+    back = time.monotonic()
+    again = made.wait_for_group(hosts, since=back)
+    print(f"two again {again - back:.1f} s after its start")
+    assert generation(made, lost) == generation(made, rest[0]) > first
+    made.finish(*hosts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("allowed", chosen([False], soak=[True]), ids=lambda allowed: f"allow_minority={allowed:d}")
+def test_of_two_nodes_one_goes_on_alone_only_where_that_is_allowed(
+    lab: Lab, job: MakeJob, allowed: bool, seed: int
+) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(2)]
+    conf = f"last_call_timeout=3,allow_minority={allowed:d}" + ("" if allowed else ",discovery_timeout=20")
+    made = job(f"alone-{allowed:d}-{seed}", "1:2", restarts=3, conf=conf)
+    made.start(*hosts)
+    made.wait_for_group(hosts)
+    lost, rest = survivors(made, hosts, of_host=True)
+    lost.kill()
+    at = time.monotonic()
+    if allowed:
+        print(f"one alone after {made.wait_for_group(rest, since=at) - at:.1f} s")
+        made.finish(*rest)
+        return
+    failure = made.agents[rest[0]].error()
+    assert failure.name == "RendezvousTimeoutError"
+    assert "1 of 1 to 2 nodes were there" in failure.message
+    assert "it takes 2 to begin, or 1 with --rdzv-conf allow_minority=1" in failure.message
+    assert f"missed: host {lost.name} ({lost.address()})" in failure.message
+    assert not [step for step in made.said(rest[0]) if step["at"] > at + 1]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_spare_takes_the_place_of_a_lost_node(lab: Lab, job: MakeJob, seed: int) -> None:
+    made, hosts = three_in_training(lab, job, f"spare-{seed}")
+    spare = lab.host(hosts[0].nic().network)
+    made.start(spare)
+    lost, rest = survivors(made, hosts, of_host=False)
+    made.until(lambda: any("runs already" in event["text"] for event in made.agents[spare].events), "the spare to wait")
+    lost.kill()
+    at = time.monotonic()
+    again = made.wait_for_group([*rest, spare], since=at)
+    print(f"with the spare in its place after {again - at:.1f} s")
+    made.finish(*rest, spare)
 
 
 @pytest.mark.soak

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import pytest
 
-from tests.soak import chosen, repeated
+from tests.levels import chosen, repeated
 
 from . import Lab
 from .torchrun_jobs import Job, jobs, never_apart
@@ -56,6 +57,46 @@ def test_one_side_of_a_partition_goes_on(
     whole = made.wait_for_group(hosts, since=healed)
     print(f"one job of {count} again {whole - healed:.1f} s after the network was whole")
     never_apart(made.groups(since=at + 1))
+    made.finish(*hosts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=5))
+@pytest.mark.parametrize(
+    ("nodes", "with_host", "how"),
+    chosen(
+        [("2:4", 2, "reset")],
+        soak=[
+            (nodes, with_host, how)
+            for nodes, with_host in (("1:2", 1), ("1:3", 1), ("1:3", 2), ("2:4", 2), ("2:5", 2))
+            for how in ("reset", "icmp")
+        ],
+    ),
+)
+def test_a_firewall_that_rejects_makes_no_second_job(
+    lab: Lab, job: MakeJob, nodes: str, with_host: int, how: Literal["reset", "icmp"], seed: int
+) -> None:
+    """A refused connection is no proof of a death: the firewall answers for processes that live."""
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(int(nodes[2:]))]
+    made = job(f"reject-{nodes[2:]}-{with_host}-{how}-{seed}", nodes, restarts=9)
+    made.start(*hosts)
+    made.wait_for_group(hosts)
+    holder = made.store_host(hosts)
+    others = [host for host in hosts if host is not holder]
+    side, other_side = [holder, *others[: with_host - 1]], others[with_host - 1 :]
+    for host in hosts:
+        host.reject(other_side if host in side else side, how)
+    at = time.monotonic()
+    threading.Event().wait(APART_SECONDS)
+    for host in hosts:
+        host.clear_rules()
+    healed = time.monotonic()
+    apart = made.groups(since=at + 10)
+    print(f"trained while apart: {sorted({tuple(sorted(group)) for _, group in apart})}")
+    never_apart(apart)
+    whole = made.wait_for_group(hosts, since=healed)
+    print(f"one job of {len(hosts)} again {whole - healed:.1f} s after the network was whole")
     made.finish(*hosts)
 
 

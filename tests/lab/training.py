@@ -36,7 +36,14 @@ def main() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     hosts: list[Any] = [None] * size
     dist.all_gather_object(hosts, here)
-    names = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "TORCHELASTIC_RUN_ID")
+    names = (
+        "LOCAL_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "GLOO_SOCKET_IFNAME",
+        "TORCHELASTIC_RUN_ID",
+        "MINGLE_GENERATION",
+    )
     about = {"rank": rank, "size": size, "hosts": hosts, "attempt": attempt}
     say("started", pid=os.getpid(), environment={name: os.environ.get(name) for name in names}, **about)
     while True:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests import causes
+
 from . import Lab
 from .fault_table import FAULTS, SYMPTOMS, Fault
 from .faults import Said
@@ -71,6 +73,7 @@ def document(told: Mapping[str, Said]) -> str:
     for symptom, heading in SYMPTOMS.items():
         parts.append(f"## {heading}\n")
         parts += [section(fault, told[fault.title]) for fault in FAULTS if fault.symptom == symptom]
+    parts.append(causes.table())
     return "\n".join(parts)
 
 

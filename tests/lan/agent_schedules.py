@@ -1,20 +1,25 @@
 """Random schedules of agents: one seed makes a job of MIN:MAX nodes, a bad network and bad luck.
 
-Agents start one after another, perhaps in two halves; then the network parts and heals, machines are cut off or lose
-their power, agents are killed and started again, stopped and continued, and some finish on purpose. At the end all is
-healed and as many live as there were. What must follow: no invariant breaks, ever (:mod:`tests.lan.agents`), and all
-that live and have not finished come together in one session. Nobody fails: the deadline is far away.
+Agents start one after another, perhaps in two parts; then the network falls apart and heals (packets are dropped, or a
+firewall answers with TCP resets or ICMP; into two parts or three, one way only, for moments again and again), machines
+are cut off, suspended or lose their power, agents are killed and started again, stopped and continued. At the end all
+is healed and as many live as there were. What must follow: no invariant breaks, ever (:mod:`tests.lan.agents`), and
+all come together in one session. Nobody fails: the deadline is far away.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
+from mingle.elastic.quorum import Nodes
 from tests.lan.agents import AgentGathering, AgentProcess
+from tests.lan.network import Barrier, Machine
 
 HEALED_SECONDS = 75.0
 """How long after the end of the chaos it may take until all are in one session."""
+BARRIERS: tuple[Barrier, ...] = ("drop", "reset", "icmp")
 
 
 class AgentSchedule:
@@ -23,17 +28,19 @@ class AgentSchedule:
     def __init__(self, seed: int, *, tracing: bool = False) -> None:
         gathering = self.gathering = AgentGathering(seed, (1, 1), tracing=tracing)
         rng = self.rng = gathering.rng
-        maximum = rng.randint(2, 6)
-        minimum = rng.randint(1, maximum)
-        gathering.nodes = type(gathering.nodes)(minimum=minimum, maximum=maximum)
-        gathering.secret = b"secret" if rng.random() < 0.1 else None
+        maximum = rng.randint(2, 7)
+        nodes = Nodes(minimum=rng.randint(1, maximum), maximum=maximum)
+        gathering.policy = dataclasses.replace(gathering.policy, nodes=nodes)
+        gathering.invariants.policy = gathering.policy
+        gathering.secret = b"secret" if rng.random() < 0.05 else None
+        gathering.uneven_clocks = rng.random() < 0.5
         gathering.lan.loss = rng.choice((0.0, 0.0, 0.1, 0.3))
         gathering.lan.delay = (0.0001, rng.choice((0.001, 0.05)))
         gathering.lan.tcp_delay = (0.0001, rng.choice((0.001, 0.001, 0.02, 0.1)))
-        self.count = rng.randint(minimum, maximum)
-        self.chaos = rng.uniform(5.0, 60.0)
+        gathering.lan.tcp_again = (0.01, rng.choice((0.4, 3.0)))
+        self.count = rng.randint(nodes.minimum, maximum)
+        self.chaos = rng.uniform(5.0, 80.0)
         self.current: dict[int, AgentProcess] = {}
-        self.finished: set[int] = set()
         for number in range(self.count):
             at = rng.uniform(0, 3) if rng.random() < 0.8 else rng.uniform(0, self.chaos)
             self.current[number] = gathering.start(f"m{number}", at=at)
@@ -52,9 +59,12 @@ class AgentSchedule:
 
     def _plan_strike(self) -> None:
         rng, world = self.rng, self.gathering.world
-        strike = rng.choice(
-            (self._halve, self._halve, self._cut, self._kill, self._kill, self._stop, self._power_off, self._finish)
+        strikes = (
+            *(self._halve, self._halve, self._alone, self._alone, self._three_parts, self._late_answers),
+            *(self._one_way, self._flap),
+            *(self._cut, self._kill, self._kill, self._stop, self._stop, self._suspend, self._power_off),
         )
+        strike = rng.choice(strikes)
         hosts = rng.random() < 0.5
         number = rng.randrange(self.count)
 
@@ -82,13 +92,65 @@ class AgentSchedule:
     def _later(self, action: Callable[[], None]) -> None:
         self.gathering.world.after(self._duration(), action)
 
+    def _parts(self, number: int) -> list[list[Machine]]:
+        parts: list[list[Machine]] = [[] for _ in range(number)]
+        for process in self.current.values():
+            self.rng.choice(parts).append(process.machine)
+        return parts
+
+    def _part(self, left: list[Machine], right: list[Machine], *, one_way: bool = False) -> None:
+        barrier = self.rng.choice(BARRIERS)
+        self.gathering.split(left, right, barrier=barrier, one_way=one_way)
+        if self.rng.random() < 0.3:
+            # One way comes back earlier: what was sent on it before arrives late.
+            back = functools.partial(self.gathering.split, right, left, parted=False, one_way=True)
+            self.gathering.world.after(self.rng.uniform(1, 9), back)
+        self._later(functools.partial(self.gathering.split, left, right, parted=False, one_way=one_way))
+
+    def _late_answers(self, number: int) -> None:
+        """What others answer one machine is lost, then all is; the answers are sent again while it can't ask."""
+        machine = self.current[number].machine
+        others = [each.machine for each in self.current.values() if each.machine is not machine]
+        world, split = self.gathering.world, self.gathering.split
+        split(others, [machine], one_way=True)
+        at = self.rng.uniform(0.3, 2.5)
+        world.after(at, functools.partial(self._until_healed, [machine], others, "drop", one_way=True))
+        at += self.rng.uniform(1.0, 8.0)
+        world.after(at, functools.partial(split, others, [machine], parted=False, one_way=True))
+        world.after(at + self._duration(), functools.partial(split, [machine], others, parted=False, one_way=True))
+
+    def _alone(self, number: int) -> None:
+        """One machine on the one side, all others on the other."""
+        machine = self.current[number].machine
+        self._part([machine], [each.machine for each in self.current.values() if each.machine is not machine])
+
     def _halve(self, number: int) -> None:
         """The network is in two parts for some time."""
-        machines = [process.machine for process in self.current.values()]
-        left = [machine for machine in machines if self.rng.random() < 0.5]
-        right = [machine for machine in machines if machine not in left]
-        self.gathering.split(left, right)
-        self._later(functools.partial(self.gathering.split, left, right, parted=False))
+        self._part(*self._parts(2))
+
+    def _three_parts(self, number: int) -> None:
+        one, two, three = self._parts(3)
+        self._part(one, [*two, *three])
+        self._part(two, three)
+
+    def _one_way(self, number: int) -> None:
+        self._part(*self._parts(2), one_way=True)
+
+    def _flap(self, number: int) -> None:
+        """A barrier comes and goes."""
+        left, right = self._parts(2)
+        barrier, at = self.rng.choice(BARRIERS), 0.0
+        for _ in range(self.rng.randint(2, 8)):
+            at += self.rng.uniform(0.05, 4)
+            self.gathering.world.after(at, functools.partial(self._until_healed, left, right, barrier))
+            at += self.rng.uniform(0.05, 4)
+            self.gathering.world.after(at, functools.partial(self.gathering.split, left, right, parted=False))
+
+    def _until_healed(
+        self, left: list[Machine], right: list[Machine], barrier: Barrier, *, one_way: bool = False
+    ) -> None:
+        if self.gathering.world.now < self.healed_at:
+            self.gathering.split(left, right, barrier=barrier, one_way=one_way)
 
     def _cut(self, number: int) -> None:
         machine = self.current[number].machine
@@ -115,25 +177,22 @@ class AgentSchedule:
             self._later(back)
 
     def _restart(self, number: int, old: AgentProcess) -> None:
-        if self.current[number] is old and number not in self.finished:
+        if self.current[number] is old:
             self.current[number] = self.gathering.start(old.machine.name)
 
     def _stop(self, number: int) -> None:
         process = self.current[number]
         process.stop()
-        self._later(process.cont)
+        self.gathering.world.after(self._duration() * self.rng.choice((1, 2)), process.cont)
 
-    def _finish(self, number: int) -> None:
-        """A node whose workers are done leaves, unless too few would be left or the job would end with it."""
+    def _suspend(self, number: int) -> None:
         process = self.current[number]
-        enough = self.count - len(self.finished) > self.gathering.nodes.minimum
-        if process.alive and process.core is not None and process.hosted is None and enough and not process.stopped:
-            part = process.agent.part
-            if process.outcome is not None and part is not None:
-                self.finished.add(number)
-                process.close()
+        process.suspend()
+        self._later(process.resume)
 
     def _heal(self) -> None:
+        for process in self.current.values():
+            process.resume()
         self.gathering.network.heal_all()
         for number, process in list(self.current.items()):
             process.cont()
@@ -142,15 +201,18 @@ class AgentSchedule:
 
     # --- what must come of it --------------------------------------------------------------------------------------
 
-    def _living(self) -> list[AgentProcess]:
-        return [process for number, process in self.current.items() if number not in self.finished]
-
     def run(self) -> None:
         """Runs it and judges the end."""
         world = self.gathering.world
         world.run(self.chaos + 0.5)
-        met = world.run(HEALED_SECONDS, until=lambda: self.gathering.together(self._living()))
-        states = {each.name: (each.agent.stage(), each.failure) for each in self._living() if each.core is not None}
+        experienced = any(process.agent.memory.had_quorum for process in self.current.values() if process.core)
+        if experienced and self.count < self.gathering.policy.nodes.founders:
+            return  # an agent that was killed counted beside the one in its place: now too few are left to go on
+        met = world.run(HEALED_SECONDS, until=self._together)
+        states = {each.name: (each.agent.stage(), each.failure) for each in self.current.values() if each.core}
         assert met, f"not together {HEALED_SECONDS:.0f} s after the end of the chaos: {states}"
         world.run(20.0)
-        assert self.gathering.together(self._living()), "together once, and then not any more, without a fault"
+        assert self._together(), "together once, and then not any more, without a fault"
+
+    def _together(self) -> bool:
+        return self.gathering.together(list(self.current.values()))

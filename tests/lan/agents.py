@@ -2,48 +2,54 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
 
-from mingle.agents.generations import Agent
-from mingle.agents.hosting import AgentHost
-from mingle.agents.joining import AgentJoiner
-from mingle.agents.quorum import Nodes, holds
+from mingle.elastic.agent import Agent
+from mingle.elastic.host import ElasticHost
+from mingle.elastic.quorum import Nodes, Policy
+from mingle.network.connections import CLOSED_BY_PEER
 from mingle.rules.machine import Address, Formation, Identity, Means, Reach
-from mingle.rules.seats import Phase
 from mingle.wire.authentication import JobKey
 from mingle.wire.frames import Who
-from tests.lan.network import Machine, Network
+from tests.lan.network import Barrier, Machine, Network
 from tests.lan.process import STORE_SECONDS, STORE_SILENT_SECONDS, Process
-from tests.lan.tcp import Connection, End
+from tests.lan.tcp import RESET, Connection, End
 from tests.lan.world import World
 
 LAST_CALL_SECONDS = 5.0
-TIMEOUT_SECONDS = 200.0
-MINORITY_SECONDS = 15.0
-"""Within so long a part of a job that has not the majority has stopped."""
+TIMEOUT_SECONDS = 400.0
+CLOCK_ERROR = 0.01
+"""How much faster or slower than the truth a clock may run."""
+UNREAD = 0.15
+"""How often a process that is killed has not read everything: its kernel then ends its connections by resets."""
 
 
 class AgentProcess(Process):
-    """One agent. It goes on until it is closed, killed, or has failed."""
+    """One agent. It goes on until it is closed, killed, or has failed. Its clock runs at a rate of its own."""
 
     core: Agent | None  # type: ignore[assignment]
-    died_in: bytes | None = None
-    """The session that it was in when it was killed."""
-
-    def kill(self) -> None:
-        """Ends at once, without a word."""
-        if self.alive and self.outcome is not None:
-            self.died_in = self.outcome.session
-        super().kill()
+    rate: float = 1.0
+    asleep: float = 0.0
+    """For how long its machine has been suspended: CLOCK_BOOTTIME goes on then, CLOCK_MONOTONIC does not."""
+    _suspended_at: float | None = None
 
     @property
     def name(self) -> str:
         """How a trace calls it."""
         return f"{self.machine.name}#{self.identity.who.pid}"
+
+    @property
+    def now(self) -> float:
+        """The time by its own CLOCK_BOOTTIME."""
+        return self.world.now * self.rate
+
+    def when(self, due: float) -> float:
+        """When a time of its own clock comes."""
+        return due / self.rate
 
     @property
     def agent(self) -> Agent:
@@ -63,15 +69,33 @@ class AgentProcess(Process):
         return None if self.core is None else self.core.outcome
 
     @property
-    def hosted(self) -> AgentHost | None:
+    def hosted(self) -> ElasticHost | None:
         """The session that it hosts and that runs."""
         part = self.core.part if self.core is not None and self.alive else None
-        return part if isinstance(part, AgentHost) and part.outcome is not None and not part.closed else None
+        return part if isinstance(part, ElasticHost) and part.running else None
 
     def start(self) -> None:
         """Begins now."""
         super().start()
         self.machine.listeners[self.agent.reach.port] = self
+
+    def _killed(self) -> str:
+        return RESET if self.world.rng.random() < UNREAD else CLOSED_BY_PEER
+
+    def suspend(self) -> None:
+        """The machine sleeps: no process of it runs, and no packet comes or goes."""
+        if self.alive and not self.stopped:
+            self.network.cut(self.machine)
+            self.stop()
+            self._suspended_at = self.world.now
+
+    def resume(self) -> None:
+        """It wakes up."""
+        if self._suspended_at is not None:
+            self.asleep += self.world.now - self._suspended_at
+            self._suspended_at = None
+            self.network.heal(self.machine)
+            self.cont()
 
     def _timeout(self) -> float:
         return float("inf")
@@ -81,7 +105,7 @@ class AgentProcess(Process):
 
         def accept() -> None:
             self._ends[conn] = end
-            self.agent.accepted(conn, address, self.world.now)
+            self.agent.accepted(conn, address, self.now)
 
         self._event(accept)
 
@@ -93,20 +117,20 @@ class AgentProcess(Process):
                 return
             self._dialling.discard(conn)
             assert self.agent.owns(conn), "a connection that was not hung up has no owner"
-            self.agent.disconnected(conn, reason, self.world.now)
+            self.agent.disconnected(conn, reason, self.now)
 
         self._event(close)
 
     def _wake(self) -> None:
-        if self.agent.deadline_passed(self.world.now):
-            self.agent.give_up(self.facts(), self.world.now)
+        if self.agent.deadline_passed(self.now):
+            self.agent.give_up(self.facts(), self.now)
             self._flush()
             return
         due, rounds = self.agent.next_timer(), 0
-        while due is not None and due <= self.world.now:
-            self.agent.handle_timer(self.world.now)
+        while due is not None and due <= self.now:
+            self.agent.handle_timer(self.now)
             due, rounds = self.agent.next_timer(), rounds + 1
-            assert rounds < 8, f"busy loop: {due} is not after {self.world.now}"
+            assert rounds < 8, f"busy loop: {due} is not after {self.now}: {self.agent.stage()}"
         self._flush()
 
     def _flush(self) -> None:
@@ -139,10 +163,12 @@ class AgentProcess(Process):
         def opened() -> None:
             if host.closed:
                 return
-            self.store_port = 40_000 + self.world.new_id() % 20_000
-            self.store_token = self.world.rng.randbytes(8).hex()
+            if self.store_port is None or host.session != self._store_session:
+                self.store_port = 40_000 + self.world.new_id() % 20_000
+                self.store_token = self.world.rng.randbytes(8).hex()
+                self._store_session = host.session
             self.machine.stores[self.store_port] = self
-            self.agent.store_opened(host, epoch, self.store_port, self.store_token, self.world.now)
+            self.agent.store_opened(host, epoch, self.store_port, self.store_token, self.now)
 
         assert self.machine.nic(address) is not None, "the store shall listen on an address that is not ours"
         self.world.after(self.world.rng.uniform(*STORE_SECONDS), functools.partial(self._event, opened))
@@ -161,104 +187,80 @@ class AgentProcess(Process):
 
         def answered() -> None:
             if problem:
-                agent.store_unreachable(part, epoch, problem, self.world.now)
+                agent.store_unreachable(part, epoch, problem, self.now)
             else:
-                agent.store_proved(part, epoch, self.world.now)
+                agent.store_proved(part, epoch, self.now)
 
         self.world.after(delay, functools.partial(self._event, answered))
 
 
 class AgentInvariants:
-    """What must hold in every step, whatever the network and the people do."""
+    """What must hold in every step while no more than MAX agents live.
 
-    def __init__(self, world: World) -> None:
+    Sessions that began small and have not had their quorum, and those of agents that allow a minority, promise nothing.
+    """
+
+    def __init__(self, world: World, policy: Policy) -> None:
         self.world = world
-        self._generations: dict[bytes, int] = {}
-        self._minority_since: dict[bytes, float] = {}
-        self.sessions: dict[bytes, AgentHost] = {}
+        self.policy = policy
+        self.sessions: dict[bytes, ElasticHost] = {}
         """Every session that has formed."""
-        self._claims: dict[bytes, set[bytes]] = {}
-        """Of each session about to form the earlier ones that it goes on with."""
-        self._lineages: dict[bytes, set[bytes]] = {}
-        """Of each session that has formed all earlier ones that it goes on with, and itself.
-
-        A job that began in two halves, or anew while the last agent of its first run had not noticed that all others
-        are gone, has two lineages until they meet; so has one that went on without a majority, as it may after a last
-        call.
-        """
+        self.rounds: list[bytes] = []
+        """The sessions that have completed rounds, in order, each once for as long as no other one did."""
         world.watchers.append(self.check)
 
     def agents(self) -> list[AgentProcess]:
         """Those that live."""
         return [each for each in self.world.processes if isinstance(each, AgentProcess) and each.alive and each.core]
 
-    def running(self) -> dict[bytes, AgentHost]:
-        """The sessions that run, by name."""
-        hosts = [each.hosted for each in self.agents() if not each.stopped]
-        return {host.session: host for host in hosts if host is not None}
-
-    def members(self, session: bytes) -> set[bytes]:
-        """Who is in a session, in truth."""
-        return {
-            each.identity.member
+    def holders(self) -> list[AgentProcess]:
+        """The hosts that believe at this moment, by their own clocks, that they hold a session with a quorum."""
+        return [
+            each
             for each in self.agents()
-            if each.outcome is not None and each.outcome.session == session
-        }
+            if not each.stopped and each.hosted is not None and each.now < each.agent.held_until
+            if each.hosted.registrar.had_quorum and not self.policy.allow_minority
+        ]
+
+    def _truly_held(self, holder: AgentProcess) -> bool:
+        """Whether those on whom it counts live: one that was started again is a new agent, and free."""
+        assert holder.hosted is not None
+        registrar, living = holder.hosted.registrar, {each.identity.member for each in self.agents()}
+        counted = set(registrar.counting(holder.now))
+        return counted <= living or len(counted & living) >= registrar.wanted
 
     def check(self, process: Process) -> None:
         """Looks at what may have changed in a step of one process."""
         assert isinstance(process, AgentProcess)
-        self._check_generation(process)
-        part = process.agent.part
-        if isinstance(part, AgentJoiner) and part.outcome is not None:
-            assert part.outcome.session in self.sessions, "a member is in a session that has not formed"
-        running = self.running()
-        host = process.agent.host
-        if host is not None and host.registrar.phase in (Phase.SEALING, Phase.SEALED):
-            unsure = host.registrar.unsure
-            self._claims[host.session] = set() if unsure else {view.session for view in host.registrar.views()}
-        for session, begun in running.items():
-            if session not in self.sessions:
-                self._begins(begun)
-                self.sessions[session] = begun
-        self._check_majorities(running)
-
-    def _check_generation(self, process: AgentProcess) -> None:
-        if process.outcome is None:
+        outcome, hosted = process.outcome, process.hosted
+        assert not process.alive or not process.agent.deadline_passed(process.now - 1.0), "it waits beyond its timeout"
+        if hosted is not None and hosted.session not in self.sessions:
+            self.sessions[hosted.session] = hosted
+            nodes = hosted.registrar.policy.nodes
+            assert nodes.minimum <= len(hosted.registrar.seats) <= nodes.maximum
+        if outcome is not None:
+            assert outcome.session in self.sessions, f"{process.name} is in a session that has not formed"
+        if len(self.agents()) > self.policy.nodes.maximum:
             return
-        member, generation = process.identity.member, process.agent.generation
-        assert generation >= self._generations.get(member, 0), f"{process.name} went back to generation {generation}"
-        self._generations[member] = generation
+        held = [each for each in self.holders() if self._truly_held(each)]
+        assert len(held) < 2, f"two hosts hold: {', '.join(each.name for each in held)}"
+        if self.world.rng.random() < 0.2:
+            for holder in self.holders():
+                self._try_round(holder)
 
-    def _begins(self, host: AgentHost) -> None:
-        registrar = host.registrar
-        assert registrar.nodes.minimum <= len(registrar.seats) <= registrar.nodes.maximum
-        earlier = (self._lineages.get(session, {session}) for session in self._claims[host.session])
-        self._lineages[host.session] = {host.session}.union(*earlier)
-
-    def _check_majorities(self, running: dict[bytes, AgentHost]) -> None:
-        held = []
-        for session, host in running.items():
-            roll = host.roll
-            assert roll is not None
-            dead = {
-                each.identity.member
-                for each in self.world.processes
-                if isinstance(each, AgentProcess) and each.died_in == session
-            }
-            views = [view for view in (roll.settled, roll.proposed) if view is not None]
-            if all(holds(view, self.members(session), dead | host.registrar.left_on_purpose) for view in views):
-                self._minority_since.pop(session, None)
-                held.append(host)
-                continue
-            since = self._minority_since.setdefault(session, self.world.now)
-            late = self.world.now - since
-            assert late < MINORITY_SECONDS, f"{host.identity.who} has no majority for {late:.1f} s and goes on"
-        for session in [each for each in self._minority_since if each not in running]:
-            del self._minority_since[session]
-        for one, other in itertools.combinations(held, 2):
-            related = self._lineages[one.session] & self._lineages[other.session]
-            assert not related, f"two halves have a majority: {one.identity.who} and {other.identity.who}"
+    def _try_round(self, holder: AgentProcess) -> None:
+        """A round completes when all that are in the session take part, each with a valid lease."""
+        assert holder.hosted is not None
+        session, by_member = holder.hosted.session, {each.identity.member: each for each in self.agents()}
+        seated = [by_member.get(member) for member in holder.hosted.registrar.seats]
+        for each in seated:
+            if each is None or each.stopped or each.outcome is None or each.outcome.session != session:
+                return
+            if each.now >= each.agent.held_until:
+                return
+        if self.rounds[-1:] != [session]:
+            assert session not in self.rounds, f"{holder.name} completes a round after another session has"
+            self.rounds.append(session)
 
 
 class AgentGathering:
@@ -278,12 +280,13 @@ class AgentGathering:
         self.world = World(seed, tracing=tracing)
         self.network = Network(self.world)
         self.lan = self.network.segment("lan")
-        self.nodes = Nodes(minimum=nodes[0], maximum=nodes[1])
+        numbers = Nodes(minimum=nodes[0], maximum=nodes[1])
+        self.policy = Policy(nodes=numbers, last_call=last_call, allow_minority=allow_minority)
         self.timeout = timeout
-        self.last_call = last_call
-        self.allow_minority = allow_minority
         self.secret = secret
-        self.invariants = AgentInvariants(self.world)
+        self.uneven_clocks = False
+        """Whether clocks run up to a hundredth faster or slower than the truth."""
+        self.invariants = AgentInvariants(self.world, self.policy)
         self._pids = 100
 
     @property
@@ -295,7 +298,8 @@ class AgentGathering:
         """Plans the start of an agent on a machine."""
         where = self.network.machine(machine)
         self._pids += 1
-        wanted = nodes or self.nodes
+        policy = self.policy if nodes is None else dataclasses.replace(self.policy, nodes=nodes)
+        wanted = policy.nodes
         identity = Identity(
             job="job",
             attempt="",
@@ -318,13 +322,13 @@ class AgentGathering:
                 Reach(addresses=addresses, port=port),
                 Means(key=key, new_id=self.world.new_id, rng=dice, timeout=self.timeout),
                 now,
-                nodes=wanted,
-                last_call=self.last_call,
-                allow_minority=self.allow_minority,
+                policy=policy,
                 new_session=self.world.identifier,
             )
 
         process = AgentProcess(self.network, where, identity, build, hosting=False, electing=True, key=key)
+        if self.uneven_clocks:
+            process.rate = where.rate = where.rate or self.world.rng.uniform(1 - CLOCK_ERROR / 2, 1 + CLOCK_ERROR / 2)
         self.world.at(self.world.now + at, process.start)
         return process
 
@@ -332,11 +336,19 @@ class AgentGathering:
         """Plans the start of so many agents, each on a machine of its own."""
         return [self.start(f"m{number}", at=self.rng.uniform(0, within)) for number in range(count)]
 
-    def split(self, left: Sequence[Machine], right: Sequence[Machine], *, parted: bool = True) -> None:
+    def split(
+        self,
+        left: Sequence[Machine],
+        right: Sequence[Machine],
+        *,
+        parted: bool = True,
+        barrier: Barrier = "drop",
+        one_way: bool = False,
+    ) -> None:
         """Lets nothing pass between two groups of machines any more, or again."""
         for one in left:
             for other in right:
-                self.network.part(self.lan, one, other, parted=parted)
+                self.network.part(self.lan, one, other, parted=parted, barrier=barrier, one_way=one_way)
 
     def together(self, processes: Sequence[AgentProcess]) -> bool:
         """Whether these are in one session."""

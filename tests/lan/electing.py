@@ -10,7 +10,6 @@ from mingle.errors import ConflictError, DiscoveryTimeoutError
 from mingle.host.hosting import Host
 from mingle.rank.blocking import SILENT_SECONDS
 from mingle.rank.membership import Step
-from mingle.rules.seats import Phase
 from mingle.wire.frames import Moved
 from tests.lan.gathering import Gathering
 from tests.lan.invariants import Invariants
@@ -32,7 +31,6 @@ class ElectionInvariants(Invariants):
         self.world = world
         self.hosted: dict[bytes, Process] = {}
         """Every session there was, each with its host."""
-        self._confirmed: set[tuple[bytes, bytes, int]] = set()
         self._moved: dict[bytes, Moved | None] = {}
         self._judged: set[int] = set()
         self._faults_at = 0.0
@@ -59,25 +57,17 @@ class ElectionInvariants(Invariants):
         for session in joiner._sessions:
             asked = session.blocking_since is None or session.proving is not None or joiner.finished
             assert asked, f"{process.name} waits for {session.host_name}, of which it will never hear"
-        if joiner.step is not Step.CONFIRMED or joiner.seat is None:
-            return
-        confirmed = (process.identity.member, joiner.seat, joiner.membership.epoch)
-        if confirmed not in self._confirmed:
-            self._confirmed.add(confirmed)
-            assert not joiner.blocked, f"{process.name} confirms though it knows that the job runs"
-        assert host is None or host.closed, f"{process.name} has confirmed elsewhere and still hosts"
+        if joiner.step is Step.CONFIRMED and joiner.seat is not None:
+            assert host is None or host.closed, f"{process.name} has confirmed elsewhere and still hosts"
+
+    def _check_confirmation(self, process: Process) -> None:
+        assert not process.joiner.blocked, f"{process.name} confirms though it knows that the job runs"
 
     def _check_host(self, process: Process, host: Host) -> None:
         registrar = host.registrar
         self.hosted.setdefault(registrar.session, process)
         if isinstance(process.core, Elector):
             self._epoch_never_returns(host)
-        if registrar.phase in (Phase.SEALING, Phase.SEALED):
-            for member in registrar.seats:
-                said = (member, registrar.session, registrar.epoch) in self._confirmed
-                assert said or member == registrar.host.member, (
-                    f"{process.name} has sealed without a word of {member!r}"
-                )
         if host.making_way.moved is not self._moved.get(registrar.session):
             self._moved[registrar.session] = host.making_way.moved
             there = host.making_way.moved.offer.session if host.making_way.moved is not None else None

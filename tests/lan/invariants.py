@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from mingle.election.electing import Elector
 from mingle.host.hosting import Host
+from mingle.rank.joining import Joiner
 from mingle.rank.membership import Step
 from mingle.rules.seats import Phase
 from tests.lan.process import Process
@@ -22,6 +24,8 @@ class Invariants:
         self._epochs: dict[bytes, int] = {}
         self._used: dict[bytes, set[int]] = {}
         self._formed: set[int] = set()
+        self._confirmed: set[tuple[bytes, bytes, int]] = set()
+        """Of each member that has confirmed: its id, the session and the epoch."""
         self.sessions: dict[bytes, Process] = {}
         """The sessions that have formed, each with its host."""
         world.watchers.append(self.check)
@@ -29,9 +33,13 @@ class Invariants:
     def check(self, process: Process) -> None:
         """Looks at what may have changed in a step of one process."""
         core = process.core
+        assert core is not None
         if isinstance(core, Host):
             self._epoch_never_returns(core)
-        assert core is not None
+        if isinstance(core, (Joiner, Elector)):
+            self._note_confirmation(process)
+        if process.hosts:
+            self._seals_what_was_confirmed(process)
         assert not (core.outcome is not None and core.failure is not None), "both an outcome and a failure"
         if core.outcome is not None and id(process) not in self._formed:
             self._formed.add(id(process))
@@ -50,6 +58,27 @@ class Invariants:
         elif registrar.phase is Phase.CONFIRMING:
             assert registrar.epoch not in used, f"epoch {registrar.epoch} was voided and is used again"
         self._epochs[registrar.session] = registrar.epoch
+
+    def _note_confirmation(self, process: Process) -> None:
+        """Remembers that the process confirms; called in each step, so that the first is seen."""
+        joiner = process.joiner
+        if joiner.step is Step.CONFIRMED and joiner.seat is not None:
+            confirmed = (process.identity.member, joiner.seat, joiner.membership.epoch)
+            if confirmed not in self._confirmed:
+                self._confirmed.add(confirmed)
+                self._check_confirmation(process)
+
+    def _check_confirmation(self, process: Process) -> None:
+        """Looks at a process in the step in which it confirms."""
+
+    def _seals_what_was_confirmed(self, process: Process) -> None:
+        registrar = process.host.registrar
+        if registrar.phase in (Phase.SEALING, Phase.SEALED):
+            for member in registrar.seats:
+                said = (member, registrar.session, registrar.epoch) in self._confirmed
+                assert said or member == registrar.host.member, (
+                    f"{process.name} has sealed without a word of {member!r}"
+                )
 
     def _check_outcome(self, process: Process) -> None:
         outcome = process.outcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Rejected, decode, is_signed
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 
 RECORDED = 200
+
+Barrier: TypeAlias = Literal["drop", "reset", "icmp"]
+"""What a firewall does: say nothing, answer for the receiver with a TCP reset, or with ICMP port unreachable."""
 
 
 @dataclass(eq=False, slots=True)
@@ -30,8 +33,10 @@ class Segment:
     tcp_delay: tuple[float, float] = (0.0001, 0.001)
     multicast: bool = True
     nics: list[Nic] = field(default_factory=list)
-    parted: set[frozenset[str]] = field(default_factory=set)
-    """Pairs of machines between which nothing passes."""
+    tcp_again: tuple[float, float] = (0.01, 0.4)
+    """How long after a way is back what was lost on it is sent again: TCP waits ever longer."""
+    parted: dict[tuple[str, str], Barrier] = field(default_factory=dict)
+    """Pairs (from, to) of machines between which nothing passes, and what the sender is told."""
     deaf: set[tuple[str, str]] = field(default_factory=set)
     """Pairs (from, to) between which no datagram passes: a one-way path."""
 
@@ -59,6 +64,10 @@ class Machine:
     filtered: set[str] = field(default_factory=set)
     """Own addresses at which connections from outside are dropped without a word."""
     processes: list[Process] = field(default_factory=list)
+    rate: float = 0.0
+    """How fast its clock runs, where that matters."""
+    nat: str = ""
+    """The address of a gateway from which its connections seem to come."""
 
     def nic(self, address: str) -> Nic | None:
         """The interface that owns an address."""
@@ -77,10 +86,19 @@ class Route:
         """Whether packets pass, both ways."""
         if self.near.machine is self.far.machine:
             return True
+        return self.passes(self.near.machine, self.far.machine) and self.passes(self.far.machine, self.near.machine)
+
+    def passes(self, sender: Machine, receiver: Machine) -> bool:
+        """Whether packets pass in this direction."""
+        if sender is receiver:
+            return True
+        return self.near.up and self.far.up and self.barrier(sender, receiver) is None
+
+    def barrier(self, sender: Machine, receiver: Machine) -> Barrier | None:
+        """What a firewall does with packets in this direction, if there is one."""
         segment = self.near.segment
         assert segment is not None
-        pair = frozenset((self.near.machine.name, self.far.machine.name))
-        return self.near.up and self.far.up and pair not in segment.parted
+        return segment.parted.get((sender.name, receiver.name))
 
 
 class Packet:
@@ -178,7 +196,7 @@ class Network:
         segment = near.segment
         assert segment is not None
         names = near.machine.name, far.machine.name
-        return near.up and far.up and frozenset(names) not in segment.parted and names not in segment.deaf
+        return near.up and far.up and names not in segment.parted and names not in segment.deaf
 
     def _send(
         self, sender: Process | None, near: Nic, receiver: Process, far: Nic, packet: Packet, *, multicast: bool
@@ -224,14 +242,23 @@ class Network:
                 each.up = True
         self._ways_changed()
 
-    def part(self, segment: Segment, one: Machine, other: Machine, *, parted: bool = True) -> None:
-        """Lets nothing pass between two machines any more, or again."""
-        pair = frozenset((one.name, other.name))
-        self.world.note(f"{'part' if parted else 'join'} {one.name} and {other.name}")
-        if parted:
-            segment.parted.add(pair)
-        else:
-            segment.parted.discard(pair)
+    def part(
+        self,
+        segment: Segment,
+        one: Machine,
+        other: Machine,
+        *,
+        parted: bool = True,
+        barrier: Barrier = "drop",
+        one_way: bool = False,
+    ) -> None:
+        """Lets nothing pass between two machines any more (``one_way``: from the first to the second), or again."""
+        self.world.note(f"{f'part ({barrier})' if parted else 'join'} {one.name} and {other.name}")
+        for sender, receiver in [(one, other)] if one_way else [(one, other), (other, one)]:
+            if parted:
+                segment.parted[sender.name, receiver.name] = barrier
+            else:
+                segment.parted.pop((sender.name, receiver.name), None)
         self._ways_changed()
 
     def heal_all(self) -> None:

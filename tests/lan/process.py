@@ -14,13 +14,14 @@ from mingle.errors import MingleError
 from mingle.host.hosting import Host
 from mingle.rank.joining import Joiner
 from mingle.rules import machine as effects
+from mingle.rules.claims import without_traps
 from mingle.rules.machine import Effect, Formation, Identity, NetworkFacts, Source
 from mingle.rules.seats import Phase
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Offer, Rejected, encode
 from tests.lan.network import Machine, Network, Nic, Packet
 from tests.lan.processor import START_SECONDS, Processor
-from tests.lan.tcp import Connection, End
+from tests.lan.tcp import RESET, Connection, End
 
 LATE_SECONDS = 0.001
 """Timers are late by up to this: a real selector counts in milliseconds."""
@@ -126,6 +127,15 @@ class Process:
     # --- what tests read -------------------------------------------------------------------------------------------
 
     @property
+    def now(self) -> float:
+        """The time by its own clock."""
+        return self.world.now
+
+    def when(self, due: float) -> float:
+        """When a time of its own clock comes."""
+        return due
+
+    @property
     def name(self) -> str:
         """How a trace calls it."""
         rank = "?" if self.identity.rank is None else self.identity.rank
@@ -190,7 +200,7 @@ class Process:
         self.alive = True
         self.started_at = self.world.now
         self.machine.processes.append(self)
-        self.core = self._build(self, self.world.now)
+        self.core = self._build(self, self.now)
         if isinstance(self.core, Host | Elector):
             self.machine.listeners[self.core.reach.port] = self
         self.deadline = self.world.now + self._timeout()
@@ -210,8 +220,12 @@ class Process:
         self.world.note(f"{self.name} is killed")
         self._vanish()
         for connection, end in list(self._ends.values()):
-            connection.hang_up(end, "Connection reset by peer")
+            connection.hang_up(end, self._killed())
         self._ends.clear()
+
+    def _killed(self) -> str:
+        """What the kernel says for a process that was killed: a reset where it had not read everything."""
+        return RESET
 
     def _vanish(self) -> None:
         self.alive = self.stopped = False
@@ -307,7 +321,10 @@ class Process:
                 self.core.heard_unverified(unverified)
             return
         self.received += 1
-        self.core.heard(message, source, self.world.now)
+        if isinstance(message, Offer):
+            message = without_traps(message, on_loopback=False)
+        if message is not None:
+            self.core.heard(message, source, self.now)
 
     def tcp_accepted(self, conn: int, end: tuple[Connection, End], address: str) -> None:
         """Somebody connected to the control port."""
@@ -316,7 +333,7 @@ class Process:
             core = self.core
             if isinstance(core, Host | Elector):
                 self._ends[conn] = end
-                core.accepted(conn, address, self.world.now)
+                core.accepted(conn, address, self.now)
             else:
                 # It was elected nothing and has joined somebody; its control port still listens.
                 end[0].hang_up(end[1])
@@ -330,7 +347,7 @@ class Process:
             if conn in self._ends:
                 assert self.core is not None
                 assert self.core.owns(conn), "a connection that was not hung up has no owner"
-                self.core.received(conn, data, self.world.now)
+                self.core.received(conn, data, self.now)
 
         self._event(receive)
 
@@ -345,9 +362,9 @@ class Process:
             assert core is not None
             assert core.owns(conn), "a connection that was not hung up has no owner"
             if isinstance(core, Host):
-                core.lost(conn, reason, self.world.now)
+                core.lost(conn, reason, self.now)
             else:
-                core.closed(conn, reason, self.world.now)
+                core.closed(conn, reason, self.now)
 
         self._event(close)
 
@@ -359,7 +376,7 @@ class Process:
             self._dialling.discard(conn)
             self._ends[conn] = end
             assert self.core is not None
-            self.core.connected(conn, nic.address, nic.name, self.world.now)
+            self.core.connected(conn, nic.address, nic.name, self.now)
 
         if self.alive:
             self._event(connect)
@@ -426,7 +443,7 @@ class Process:
     def _set_alarm(self) -> None:
         assert self.core is not None
         due = self.core.next_timer()
-        if due is None or due >= self._wake_at:
+        if due is None or (due := self.when(due)) >= self._wake_at:
             return
         self._wake_at = max(due, self.world.now) + self.world.rng.uniform(0, LATE_SECONDS)
         self.world.at(self._wake_at, functools.partial(self._alarm, self._wake_at))
@@ -471,6 +488,10 @@ class Process:
                 if conn in self._ends:
                     connection, end = self._ends.pop(conn)
                     connection.hang_up(end)
+            case effects.Reset(conn):
+                if conn in self._ends:
+                    connection, end = self._ends.pop(conn)
+                    connection.hang_up(end, RESET)
             case effects.PrepareStore(address):
                 self._prepare_store(address)
             case effects.ReachStore(address, port):
@@ -529,9 +550,13 @@ class Process:
 
     def _arrive(self, conn: int, address: str, port: int) -> None:
         route = self.network.route(self.machine, address)
-        if route is None or not route.alive:
+        if route is None:
             return
         far = route.far.machine
+        if not route.alive:
+            if far is not self.machine and route.barrier(self.machine, far) in ("reset", "icmp"):
+                self.tcp_closed(conn, "Connection refused (ECONNREFUSED)")
+            return
         if far is not self.machine and address in far.filtered:
             return
         listener = far.listeners.get(port)
@@ -540,7 +565,7 @@ class Process:
             return
         near_end, far_end = End(self, conn), End(listener, self.world.new_id())
         connection = Connection(self.network, route, near_end, far_end)
-        listener.tcp_accepted(far_end.conn, (connection, far_end), route.near.address)
+        listener.tcp_accepted(far_end.conn, (connection, far_end), self.machine.nat or route.near.address)
         self._connected(conn, (connection, near_end), route.near)
 
     # --- the store -------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from mingle.rules.control import HandshakeFailed, HostConversation, MemberConversation
+from mingle.rules.control import Call, HandshakeFailed, HostConversation, MemberConversation
 from mingle.wire import frames
 from mingle.wire.authentication import new_nonce
 from mingle.wire.datagrams import Rejected
@@ -28,7 +28,7 @@ def any_frame(rng: random.Random, session: bytes, job: str, member: bytes) -> fr
     path = frames.Path(host_address=address, local_address=rng.choice((address, "::1")), interface=text[:64])
     paths = (path,) * rng.choice((0, 1, 64))
     makers: list[Callable[[], frames.AnyFrame]] = [
-        lambda: frames.Hello(job=job, member=member, session=name, nonce=new_nonce(), purpose="join", who=who),
+        lambda: Call(job=job, member=member, session=name, purpose="join", who=who).hello(None),
         lambda: frames.Welcome(session=name, nonce=new_nonce(), addresses=(address,), port=1),
         lambda: frames.Prove(proof=b"?" * rng.choice((0, 32))),
         lambda: frames.Join(
@@ -83,14 +83,13 @@ class Caller:
         core = host.host
         route = network.route(machine, core.reach.addresses[0].address)
         assert route is not None
-        self._hello = frames.Hello(
+        self._call = Call(
             job=core.identity.job,
             member=member,
             session=core.session,
-            nonce=new_nonce(),
             purpose=self._rng.choice(("join", "join", "probe", "rival")),
         )
-        self._conversation = MemberConversation(self._hello, (core.reach.addresses[0].address, core.reach.port))
+        self._conversation = MemberConversation(self._call, (core.reach.addresses[0].address, core.reach.port))
         self._near = End(self, self._world.new_id())
         far = End(host, self._world.new_id())
         self._connection = Connection(network, route, self._near, far)
@@ -106,8 +105,8 @@ class Caller:
 
     def _babble(self) -> None:
         if self._conversation.welcome is not None or self._rng.random() < 0.05:
-            session, job = self._hello.session, self._hello.job
-            self._conversation.send(any_frame(self._rng, session, job, self._hello.member))
+            session, job = self._call.session, self._call.job
+            self._conversation.send(any_frame(self._rng, session, job, self._call.member))
             self._write()
         if self._rng.random() < 0.03:
             self._connection.hang_up(self._near)

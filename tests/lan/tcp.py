@@ -7,14 +7,17 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mingle.network.connections import USER_TIMEOUT_MILLISECONDS
-from tests.lan.network import Network, Route
+from mingle.network.connections import CLOSED_BY_PEER, USER_TIMEOUT_MILLISECONDS
+from tests.lan.network import Barrier, Machine, Network, Route
 
 if TYPE_CHECKING:
     from tests.lan.process import Endpoint
 
 DEAD_SECONDS = USER_TIMEOUT_MILLISECONDS / 1000
 """How long a way may be dead until the kernel's keepalive ends the connection."""
+RESET = "Connection reset by peer (ECONNRESET)"
+KEEPALIVE_SECONDS = (1.0, 6.0)
+"""How soon an end that says nothing learns by a probe of the kernel's that the way answers with resets."""
 CHOPPED = 0.1
 """How often what was written at once arrives in two parts."""
 
@@ -29,6 +32,8 @@ class End:
     """Bytes, or the reason of the end, each with the time before which it can't arrive."""
     latest: float = 0.0
     closed: bool = False
+    blocked: bool = False
+    """Whether nothing reaches it at present."""
 
 
 class Connection:
@@ -53,8 +58,15 @@ class Connection:
             return 0.0001
         return self.world.rng.uniform(*segment.tcp_delay)
 
+    @property
+    def _again(self) -> tuple[float, float]:
+        segment = self.route.near.segment
+        return (0.01, 0.4) if segment is None else segment.tcp_again
+
     def write(self, end: End, data: bytes) -> None:
         """Sends bytes to the other end."""
+        if self._barrier(end) == "reset":
+            self.world.after(self._delay(), functools.partial(self._reset, end))
         self.world.counts["bytes"] += len(data)
         if len(data) > 1 and self.world.rng.random() < CHOPPED:
             cut = self.world.rng.randrange(1, len(data))
@@ -63,7 +75,31 @@ class Connection:
         else:
             self._put(self._peer(end), data)
 
-    def hang_up(self, end: End, reason: str = "the other side closed the connection") -> None:
+    def _ways(self, end: End) -> tuple[Machine, Machine]:
+        return end.owner.machine, self._peer(end).owner.machine
+
+    def _barrier(self, end: End) -> Barrier | None:
+        """What a firewall does with what this end sends."""
+        sender, receiver = self._ways(end)
+        return None if sender is receiver else self.route.barrier(sender, receiver)
+
+    def _reset(self, end: End) -> None:
+        """A firewall answers for the other end."""
+        if not end.closed and self._barrier(end) == "reset":
+            self._end(end, RESET)
+            later = self.world.rng.uniform(*KEEPALIVE_SECONDS)
+            self.world.after(later, functools.partial(self._probe, self._peer(end)))
+
+    def _probe(self, end: End) -> None:
+        """The other end is no more, and this one was not told: the kernel's keepalive asks until it is."""
+        if end.closed:
+            return
+        if self.route.alive:
+            self._end(end, RESET)
+        else:
+            self.world.after(self.world.rng.uniform(*KEEPALIVE_SECONDS), functools.partial(self._probe, end))
+
+    def hang_up(self, end: End, reason: str = CLOSED_BY_PEER) -> None:
         """Closes from one end; what was written before still arrives, then the end does."""
         if end.closed:
             return
@@ -80,7 +116,9 @@ class Connection:
         self.world.at(end.latest, functools.partial(self._pump, end))
 
     def _pump(self, end: End) -> None:
-        while end.incoming and not end.closed and self.route.alive and end.incoming[0][0] <= self.world.now:
+        receiver, sender = self._ways(end)
+        passes = self.route.passes(sender, receiver)
+        while end.incoming and not end.closed and passes and end.incoming[0][0] <= self.world.now:
             _, item = end.incoming.popleft()
             if isinstance(item, str):
                 self._end(end, item)
@@ -99,14 +137,20 @@ class Connection:
 
     def way_changed(self) -> None:
         """The way may have died, or live again."""
+        for end in self.ends:
+            if not end.closed and self._barrier(end) == "reset":
+                self.world.after(self.world.rng.uniform(*KEEPALIVE_SECONDS), functools.partial(self._reset, end))
+        for end in self.ends:
+            receiver, sender = self._ways(end)
+            passes = self.route.passes(sender, receiver)
+            if passes and end.blocked:
+                # What was lost is sent again, after some time.
+                end.latest = max(end.latest, self.world.now + self.world.rng.uniform(*self._again))
+                end.incoming = deque((end.latest, item) for _, item in end.incoming)
+                self.world.at(end.latest, functools.partial(self._pump, end))
+            end.blocked = not passes
         if self.route.alive:
-            if self._dead_since is not None:
-                self._dead_since = None
-                for end in self.ends:
-                    # What was lost is sent again, after some time.
-                    end.latest = max(end.latest, self.world.now + self.world.rng.uniform(0.01, 0.4))
-                    end.incoming = deque((end.latest, item) for _, item in end.incoming)
-                    self.world.at(end.latest, functools.partial(self._pump, end))
+            self._dead_since = None
         elif self._dead_since is None:
             self._dead_since = self.world.now
             self.world.after(DEAD_SECONDS, functools.partial(self._give_up, self.world.now))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import pytest
 
 from tests.lan.crowd import crowd
-from tests.soak import soaking
+from tests.levels import soaking
 
 SEEDS = range(1, 11 if soaking() else 2)
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", SEEDS)
@@ -26,6 +27,7 @@ def test_a_host_that_takes_seconds_for_its_callers_is_called_once_by_each(seed: 
     assert figures.epochs == 1
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", SEEDS)

@@ -12,6 +12,7 @@ import pytest
 
 from mingle.election.electing import Elector
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
+from mingle.rules.machine import Source
 from mingle.rules.seats import Phase
 from tests.lan.electing import ElectionGathering
 from tests.lan.gathering import Gathering, failure_of, outcome_of
@@ -170,7 +171,7 @@ def test_two_that_make_way_for_each_other() -> None:
         gathering = gather(seed)
         for one, other in itertools.permutations(two_sessions(gathering)[::2]):
             assert isinstance(one.core, Elector)
-            one.core._make_way(one.host, other.host.offer(), "eth0", gathering.now)
+            one.core._make_way(one.host, other.host.offer(), Source(interface="eth0"), gathering.now)
             one.core._effects += one.core.joiner.effects()
         gathering.run()
         gathering.expect_formed()

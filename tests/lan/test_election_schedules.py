@@ -7,20 +7,19 @@ import pytest
 from mingle.election.electing import Elector
 from mingle.host import hosting
 from mingle.host.hosting import Host
-from mingle.rules.registrar import Registrar
-from mingle.rules.seats import Phase
+from mingle.rules.machine import Source
 from mingle.wire.datagrams import Offer
 from tests.lan import gathering
 from tests.lan.election_schedules import ElectionSchedule
-from tests.soak import repeated
+from tests.lan.planted import ReusesVoidedEpochs, SealsWithoutConfirm
+from tests.levels import repeated
 
-SEEDS_PER_TEST = 100
-PLANTED_SEEDS = 100
-"""Within so many schedules each planted bug must be found."""
+SEEDS_PER_TEST = 50
+"""More than three times as many schedules as it takes to find the rarest of the planted bugs (11)."""
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("batch", repeated(8, soak=100))
+@pytest.mark.parametrize("batch", repeated(6, soak=200))
 def test_random_schedules(batch: int) -> None:
     failed = []
     for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
@@ -40,37 +39,11 @@ def test_the_same_seed_is_the_same_day() -> None:
     assert days[0] == days[1]
 
 
-class SealsWithoutConfirm(Registrar):
-    """Asks everybody whether they are still there, and does not wait for the answers."""
-
-    def _advance(self, now: float) -> None:
-        super()._advance(now)
-        if self.phase is Phase.CONFIRMING and not self.held:
-            self._awaited.clear()
-            super()._advance(now)
-
-
-class ReusesVoidedEpochs(Registrar):
-    """Counts an epoch only when it has come to its end."""
-
-    voided = False
-
-    def _void(self, reason: str, now: float) -> None:
-        self.voided = self.phase is not Phase.OPEN
-        super()._void(reason, now)
-
-    def _advance(self, now: float) -> None:
-        if self.voided and self.phase is Phase.OPEN and len(self.seats) == self.world_size and not self.held:
-            self.voided = False
-            self.epoch -= 1
-        super()._advance(now)
-
-
 class MovesBeforeItHasJoined(Elector):
     """Sends its members to the winner as soon as it has heard of it."""
 
-    def _make_way(self, host: Host, offer: Offer, interface: str, now: float) -> None:
-        super()._make_way(host, offer, interface, now)
+    def _make_way(self, host: Host, offer: Offer, source: Source, now: float) -> None:
+        super()._make_way(host, offer, source, now)
         host.send_after(offer)
 
 
@@ -88,7 +61,7 @@ def test_a_planted_bug_is_found(
     monkeypatch.setattr(module, name, bug)
 
     def search() -> None:
-        for seed in range(PLANTED_SEEDS):
+        for seed in range(SEEDS_PER_TEST):
             ElectionSchedule(seed).run()
 
     with pytest.raises(AssertionError, match=finding):

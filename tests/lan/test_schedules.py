@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
+from mingle.host import hosting
+from tests.lan.planted import ReusesVoidedEpochs, SealsWithoutConfirm
 from tests.lan.schedules import Schedule
+from tests.levels import repeated
 
-SEEDS_PER_TEST = 100
-TESTS = 200 if os.environ.get("MINGLE_SOAK") == "1" else 15
+SEEDS_PER_TEST = 66
+"""Three times as many schedules as it takes to find the rarest of the planted bugs (22)."""
 
 
-@pytest.mark.parametrize("first", range(0, TESTS * SEEDS_PER_TEST, SEEDS_PER_TEST))
-def test_random_schedules(first: int) -> None:
+@pytest.mark.soak
+@pytest.mark.parametrize("batch", repeated(6, soak=300))
+def test_random_schedules(batch: int) -> None:
     failed = []
-    for seed in range(first, first + SEEDS_PER_TEST):
+    for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
         try:
             Schedule(seed).run()
         except AssertionError as problem:
@@ -30,3 +32,21 @@ def test_the_same_seed_is_the_same_day() -> None:
         schedule.run()
         days.append((schedule.gathering.world.steps, schedule.gathering.world.trace))
     assert days[0] == days[1]
+
+
+@pytest.mark.parametrize(
+    ("bug", "finding"),
+    [
+        (SealsWithoutConfirm, "has sealed without a word of|GO, but"),
+        (ReusesVoidedEpochs, "was voided and is used again|an epoch number went back"),
+    ],
+)
+def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, bug: type, finding: str) -> None:
+    monkeypatch.setattr(hosting, "Registrar", bug)
+
+    def search() -> None:
+        for seed in range(SEEDS_PER_TEST):
+            Schedule(seed).run()
+
+    with pytest.raises(AssertionError, match=finding):
+        search()

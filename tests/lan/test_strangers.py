@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 
@@ -11,17 +12,19 @@ from mingle.wire.datagrams import Offer, State
 from tests.lan.gathering import Gathering
 from tests.lan.process import Process
 from tests.lan.strangers import Babbler, Caller
+from tests.levels import repeated
 
-SEEDS_PER_TEST = 40
+SEEDS_PER_TEST = 20
 
 
 def _has_begun(process: Process) -> bool:
     return process.core is not None
 
 
-@pytest.mark.parametrize("first", range(0, 4 * SEEDS_PER_TEST, SEEDS_PER_TEST))
-def test_callers_that_say_anything(first: int) -> None:
-    for seed in range(first, first + SEEDS_PER_TEST):
+@pytest.mark.soak
+@pytest.mark.parametrize("batch", repeated(4, soak=50))
+def test_callers_that_say_anything(batch: int) -> None:
+    for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
         gathering = Gathering(seed, timeout=15, checked=False)
         everybody = gathering.everybody([gathering.rng.uniform(0, 3) for _ in range(4)])
         host = everybody[0]
@@ -38,9 +41,10 @@ def test_callers_that_say_anything(first: int) -> None:
         assert gathering.settled(), f"seed {seed}"
 
 
-@pytest.mark.parametrize("first", range(0, 4 * SEEDS_PER_TEST, SEEDS_PER_TEST))
-def test_hosts_that_say_anything(first: int) -> None:
-    for seed in range(first, first + SEEDS_PER_TEST):
+@pytest.mark.soak
+@pytest.mark.parametrize("batch", repeated(4, soak=50))
+def test_hosts_that_say_anything(batch: int) -> None:
+    for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
         gathering = Gathering(seed, timeout=15, checked=False)
         gathering.everybody([gathering.rng.uniform(0, 3) for _ in range(4)])
         machine = gathering.machine("m9")
@@ -103,3 +107,31 @@ def test_sessions_that_somebody_invents_hold_nobody_up_for_long(state: State, si
                 gathering.elector(f"m{number}", at=at)
         gathering.run()
         gathering.expect_formed(within=(1 if given else 2) * SILENT_SECONDS + 3)
+
+
+@pytest.mark.parametrize("aimed", [True, False], ids=["at the host", "at nobody"])
+def test_many_senders_that_spend_every_dial_budget_do_not_hide_the_host(aimed: bool) -> None:
+    """Their sessions wait for budgets that the host, which names its own address, does not need."""
+    gathering = Gathering(1, timeout=60)
+    world, numbers = gathering.world, itertools.count()
+    own = gathering.machine("m0").nics[0].address
+
+    def forge() -> None:
+        number = next(numbers)
+        many = tuple(f"10.9.{number % 250}.{last}" for last in range(1, 13))
+        offer = Offer(
+            job="job",
+            session=world.identifier(),
+            host=bytes(16),
+            addresses=(own,) if aimed else many,
+            port=4000 + number % 1000,
+            world_size=4,
+            hostname="m9",
+        )
+        gathering.say(f"x{number % 40}", offer)
+        world.after(1 / 400, forge)
+
+    forge()
+    gathering.everybody([5.0, 0.0, 0.5, 1.0])
+    gathering.run()
+    gathering.expect_formed(within=2)

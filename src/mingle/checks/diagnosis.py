@@ -108,6 +108,7 @@ def _interfaces(facts: Facts) -> Iterator[Finding]:
             Status.WARN,
             f"only loopback is used ({', '.join(facts.used)}): no other machine is reached",
             "bring a network interface up: ip link set dev NAME up; or, if one machine is all, leave it so",
+            explains_silence=True,
         )
     else:
         yield Finding("interfaces", Status.PASS, f"used: {', '.join(facts.used)}")
@@ -122,6 +123,7 @@ def _named_elsewhere(facts: Facts) -> Iterator[Finding]:
             f"{facts.named_by} names {', '.join(facts.used_names)} alone, and {', '.join(facts.unused)} is up, too: "
             "maybe the hosts share that network and not the named one",
             f"name the network that all hosts share in {facts.named_by}, or unset it to use every suitable one",
+            explains_silence=True,
         )
 
 
@@ -165,6 +167,7 @@ def _port(facts: Facts) -> Iterator[Finding]:
             f"UDP port {facts.port} is also held by {names}, which is no mingle: of two programs that share a port "
             "unicast datagrams reach only one, so MINGLE_PEERS may not work here",
             "end that program, or set MINGLE_PORT to another port on every host",
+            explains_silence=True,
         )
     else:
         shared = f", shared with {len(facts.holders)} other ranks" if facts.holders else ""

@@ -27,6 +27,8 @@ class Finding(Struct, frozen=True):
     observation: str
     remedy: str = ""
     """A line to type, or a setting; empty where nothing is wrong."""
+    explains_silence: bool = False
+    """Whether a warning can be the reason why no other host is heard; other warnings are only reported."""
 
     def __str__(self) -> str:
         return f"{self.observation}; {self.remedy}" if self.remedy else self.observation

@@ -5,16 +5,20 @@ Linux alone; elsewhere nobody is found. proc(5) and proc_net(5) are the source o
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from msgspec import Struct, structs
 
 # A process that discovers has both of these libraries in memory: so mingle's own are told from strangers.
 _MINGLE_LIBRARIES = ("netifaces", "msgspec")
-_MAX_PROCESSES = 100_000
+
+LOOK_SECONDS = 1.0
+"""How long to search /proc. All ranks of a machine time out at once, and each one waits for its own search."""
 
 
 class Holder(Struct, frozen=True):
@@ -26,8 +30,12 @@ class Holder(Struct, frozen=True):
     user: int | None = None
     mingle: bool = False
     """Whether it is one that discovers, too: those share the port with each other."""
+    cut_short: bool = False
+    """Whether the search for the holder's process ran out of time."""
 
     def __str__(self) -> str:
+        if self.cut_short:
+            return f"a process of user {self.user} that was not found in time among those of this machine"
         if self.pid is None:
             return f"a process of user {self.user} that may not be seen from here (root may)"
         return f"pid {self.pid} ({self.command or 'unknown'})"
@@ -44,14 +52,22 @@ def sockets_on(port: int, *tables: str) -> dict[int, int]:
     return found
 
 
-def holders(port: int, proc: Path = Path("/proc")) -> tuple[Holder, ...]:
-    """Returns who else holds a UDP port in this network namespace; this process is left out."""
+def holders(port: int, proc: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic) -> tuple[Holder, ...]:
+    """Returns who else holds a UDP port in this network namespace; this process is left out.
+
+    The search ends after `LOOK_SECONDS` and returns what it has found so far.
+    """
     if sys.platform != "linux":
         return ()
     inodes = _sockets(port, proc)
     if not inodes:
         return ()
-    owners = _owners(frozenset(inodes), proc)
+    deadline = clock() + LOOK_SECONDS
+
+    def late() -> bool:
+        return clock() >= deadline
+
+    owners, cut_short = _owners(frozenset(inodes), proc, late)
     # A process that ended meanwhile is no riddle: its sockets are gone from the table, too.
     inodes = {inode: user for inode, user in _sockets(port, proc).items() if inode in inodes}
     siblings = _siblings(port, proc)
@@ -59,10 +75,11 @@ def holders(port: int, proc: Path = Path("/proc")) -> tuple[Holder, ...]:
     for inode, user in inodes.items():
         pids = owners.get(inode, ())
         for pid in pids:
-            if pid != os.getpid():
-                found.setdefault(pid, Holder(pid, _command(proc / str(pid)), user, _discovers(proc / str(pid))))
+            # The search names at least one holder, even after the deadline.
+            if pid != os.getpid() and pid not in found and not (found and late()):
+                found[pid] = Holder(pid, _command(proc / str(pid)), user, _discovers(proc / str(pid)))
         if not pids:
-            found.setdefault(None, Holder(None, user=user))
+            found.setdefault(None, Holder(None, user=user, cut_short=cut_short))
     known = sum(holder.mingle for holder in found.values()) + any(os.getpid() in pids for pids in owners.values())
     if None in found and siblings > known:
         # Another user's, or another container's, ranks: they may not be seen, but their names can.
@@ -80,34 +97,34 @@ def _siblings(port: int, proc: Path) -> int:
     return len({name for name in names if name.startswith(f"@mingle/udp-{port}/")})
 
 
-def _owners(inodes: frozenset[int], proc: Path) -> dict[int, list[int]]:
+def _owners(inodes: frozenset[int], proc: Path, late: Callable[[], bool]) -> tuple[dict[int, list[int]], bool]:
+    """Return the processes that hold each socket, and whether the time was too short to look at all of them."""
     owners: dict[int, list[int]] = {}
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
-    for number, entry in enumerate(proc.iterdir()):
-        if number > _MAX_PROCESSES:
-            break
-        if entry.name.isdigit():
-            for link in _links(entry / "fd"):
-                if link in wanted and int(entry.name) not in owners.get(wanted[link], ()):
-                    owners.setdefault(wanted[link], []).append(int(entry.name))
-    return owners
+    with os.scandir(proc) as processes:
+        for process in processes:
+            if not process.name.isdigit():
+                continue
+            for link in _links(process.path):
+                if link in wanted and int(process.name) not in owners.get(wanted[link], ()):
+                    owners.setdefault(wanted[link], []).append(int(process.name))
+                if late():
+                    return owners, True
+    return owners, False
 
 
-def _links(directory: Path) -> Iterable[str]:
-    try:
-        entries = list(directory.iterdir())
-    except OSError:  # it ended meanwhile, or is somebody else's
-        return
-    for entry in entries:
-        try:
-            yield os.readlink(entry)  # noqa: PTH115 - the text matters, not a path
-        except OSError:
-            continue
+def _links(process: str) -> Iterator[str]:
+    """Yield the target of each descriptor of a process, then an empty text, which is all for an unreadable process."""
+    with contextlib.suppress(OSError), os.scandir(f"{process}/fd") as descriptors:  # ended, or somebody else's
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                yield os.readlink(descriptor.path)  # noqa: PTH115 - the text matters, not a path
+    yield ""
 
 
 def _command(directory: Path) -> str:
-    words = " ".join(_read(directory / "cmdline").replace("\0", " ").split())
-    return (words or _read(directory / "comm").strip())[:120]
+    words = _read(directory / "cmdline").replace("\0", " ").split() or _read(directory / "comm").split()
+    return " ".join(words)[:120]  # the process chose it, line breaks included
 
 
 def _discovers(directory: Path) -> bool:

@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 
 ROUNDS = 4
 INTERVAL_SECONDS = 0.2
-ROUNDS_WITH_PEER = 14
+ROUNDS_WITH_HOST = 14
 SERVING_INTERVAL_SECONDS = 0.5
-"""Those who serve ping, too, so that the way back is judged: several times while a --peer looks on."""
+"""A serving host pings several times during one --check, so that the check can judge the return path."""
 
 
 @click.command("doctor", context_settings=HELP)
 @click.option(
-    "--peer",
-    "peer_hosts",
+    "--check",
+    "hosts",
     multiple=True,
     metavar="HOST[:PORT]",
     help="Check the ways to this host, too, where `mingle-discover doctor --serve` runs; may be repeated.",
 )
-@click.option("--serve", is_flag=True, help="Afterwards answer the --peer of others, until Ctrl-C or --timeout.")
+@click.option("--serve", is_flag=True, help="Then answer the --check of other hosts, until Ctrl-C or --timeout.")
 @shared_options
-def doctor(shared: Shared, peer_hosts: tuple[str, ...], serve: bool) -> None:
-    """Check this machine, and with --peer the way to another: what was seen, and the line that mends it.
+def doctor(shared: Shared, hosts: tuple[str, ...], serve: bool) -> None:
+    """Check this machine, and with --check the path to another; print what was observed and a fix.
 
-    PASS, WARN or FAIL: the exit status is 1 if a check failed; a warning is none. As root it sees more: the
-    firewall's rules, and who holds a port. It takes a second or two.
+    PASS, WARN or FAIL: the exit status is 1 if a check failed; a warning leaves it 0. As root, doctor also reads the
+    firewall's rules and finds the process that holds a port. It takes a second or two.
     """
     from mingle.checks.findings import Status, worst
     from mingle.cli import verdicts
 
     network = shared.network(1.0)
-    findings, peers = examine(network, peer_hosts)
+    findings, peers = examine(network, hosts)
     if shared.json:
         fields = {"checks": [verdicts.finding_record(finding) for finding in findings], "peers": peers}
         output.answer_json("doctor", fields)
@@ -57,7 +57,7 @@ def doctor(shared: Shared, peer_hosts: tuple[str, ...], serve: bool) -> None:
         click.get_current_context().exit(FAILED)
 
 
-def examine(network: Network, peer_hosts: tuple[str, ...]) -> tuple[list[Finding], list[dict[str, Any]]]:
+def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], list[dict[str, Any]]]:
     """Returns the findings, and the figures of the peers as they stand in JSON."""
     from msgspec import structs
 
@@ -66,10 +66,10 @@ def examine(network: Network, peer_hosts: tuple[str, ...]) -> tuple[list[Finding
     from mingle.engine.network_facts import observed
     from mingle.network import inspection
     from mingle.pings import pathways
-    from mingle.pings.pinger import Pinger
+    from mingle.pings.pinger import Pinger, refuses
 
-    asked, unresolved = _peers(network, peer_hosts)
-    rounds = ROUNDS_WITH_PEER if asked else ROUNDS
+    asked, unresolved = _peers(network, hosts)
+    rounds = ROUNDS_WITH_HOST if asked else ROUNDS
     overheard = os.environ.get("MINGLE_JOB_ID", "")
     try:
         with Pinger(
@@ -82,15 +82,17 @@ def examine(network: Network, peer_hosts: tuple[str, ...]) -> tuple[list[Finding
         return diagnosis.examine(inspection.gather(seen, os.environ)), []
     facts = inspection.gather(seen, os.environ)
     findings = diagnosis.examine(facts)
-    findings += pathways.judge(pinger.pinging, facts)
+    silent = [each for each, answered in pinger.pinging.asked.items() if not answered]
+    closed = [address for address, port in silent if refuses(address, port)]
+    findings += pathways.judge(pinger.pinging, facts, closed=closed)
     return findings, [verdicts.peer_record(peer) for peer in pinger.pinging.peers.values()]
 
 
-def _peers(network: Network, peer_hosts: tuple[str, ...]) -> tuple[tuple[Peer, ...], dict[str, str]]:
-    """Returns the addresses behind --peer, and which of the names in MINGLE_PEERS do not resolve.
+def _peers(network: Network, hosts: tuple[str, ...]) -> tuple[tuple[Peer, ...], dict[str, str]]:
+    """Return the addresses that --check names, and the names in MINGLE_PEERS that do not resolve.
 
     Raises:
-        ConfigurationError: a --peer does not resolve.
+        ConfigurationError: a --check does not resolve.
     """
     from mingle.configuration import values
     from mingle.configuration.values import Peer
@@ -102,11 +104,11 @@ def _peers(network: Network, peer_hosts: tuple[str, ...]) -> tuple[tuple[Peer, .
         if problem:
             unresolved[each.host] = problem
     asked: list[Peer] = []
-    for each in values.peers(list(peer_hosts), "--peer"):
+    for each in values.peers(list(hosts), "--check"):
         addresses, problem = inspection.resolve(each.host)
         if problem:
             raise ConfigurationError.explain(
-                f"--peer {each.host!r} does not resolve: {problem}",
+                f"--check {each.host!r} does not resolve: {problem}",
                 cause="a mistyped name, or one that this host's name server does not know",
                 remedy=f"give its address, or look at `getent hosts {each.host}`.",
             )
@@ -125,7 +127,7 @@ def _serve(network: Network, seconds: float | None) -> None:
 
     with Pinger(structs.replace(network, peers=()), interval=SERVING_INTERVAL_SECONDS) as pinger:
         output.say(
-            f"serving `mingle-discover doctor --peer` of others on {', '.join(pinger.interfaces)}, UDP port "
+            f"serving `mingle-discover doctor --check` of others on {', '.join(pinger.interfaces)}, UDP port "
             f"{network.port}, until interrupted (Ctrl-C)"
         )
         with contextlib.suppress(KeyboardInterrupt):

@@ -22,12 +22,13 @@ FIND_SECONDS = 5.0
 
 
 @click.command("list", context_settings=HELP)
+@click.option("--fail-if-empty", is_flag=True, help="Exit with status 1 if no job was found.")
 @shared_options
-def list_command(shared: Shared) -> None:
-    """Look round once: every job, its host, who has joined, who is missing.
+def list_command(shared: Shared, fail_if_empty: bool) -> None:
+    """List the jobs on this network: each with its host, who has joined, who is missing.
 
-    One line per job, and one for each further host of it. It takes 2 seconds, or what --timeout says. How a
-    job with a secret stands is known only with --secret-file.
+    One line per job, and one for each further host of it. It takes 2 seconds, or what --timeout says. Pass
+    --secret-file to see the state of a job that has a secret.
     """
     from mingle.observing.lookup import look_round
 
@@ -37,16 +38,31 @@ def list_command(shared: Shared) -> None:
     if shared.json:
         output.answer_json("list", {"jobs": jobs})
     elif jobs:
-        output.table(overview.COLUMNS, [overview.row(record) for record in jobs])
+        output.show(lambda: overview.jobs_sheet(jobs, wide=shared.wide), map(overview.row, jobs))
     for version in (reason for reason in facts.rejected if reason.startswith("version ")):
         output.say(f"somebody here speaks {version} of the protocol: an incompatible mingle, whose jobs are not shown")
     if not jobs:
-        cause = f"none is there, or no multicast passes ({', '.join(facts.interfaces)}; UDP port {facts.port})"
-        remedy = "name hosts with --peers, or another interface with -i; `mingle-discover doctor` looks for the reason"
-        if facts.findings:
-            cause, remedy = facts.findings[0].observation, facts.findings[0].remedy
-        output.say(f"mingle-discover list: no job answered.\n  likely cause: {cause}\n  way out: {remedy}.")
-        click.get_current_context().exit(FAILED)
+        cause, remedy = why_no_job(facts)
+        output.say(f"mingle-discover list: no job answered.\n  likely cause: {cause}\n  way out: {remedy}")
+        if fail_if_empty:
+            click.get_current_context().exit(FAILED)
+
+
+def why_no_job(facts: NetworkFacts) -> tuple[str, str]:
+    """Return the first likely cause that applies, with its fix. docs/troubleshooting.md lists all causes."""
+    from mingle.rules import reports
+    from mingle.rules.machine import Evidence
+
+    if sure := reports.failing(facts):
+        return sure.observation, f"{sure.remedy}."
+    if spoken := reports.versions(facts):
+        return reports.incompatible(spoken)
+    if doubt := reports.suspect(facts, Evidence(), alone=True):
+        return doubt.observation, f"{doubt.remedy}."
+    return (
+        f"no job runs here, or no multicast passes ({', '.join(facts.interfaces)}; UDP port {facts.port})",
+        "name hosts with --peers, or another interface with -i; `mingle-discover doctor` looks for the reason.",
+    )
 
 
 @click.command("find", context_settings=HELP)
@@ -54,34 +70,32 @@ def list_command(shared: Shared) -> None:
 @click.option(
     "--export",
     is_flag=True,
-    help="Wait for rank 0's store and print `export MASTER_ADDR=… MASTER_PORT=…`, quoted for a shell's eval.",
+    help="Print `export MASTER_ADDR=… MASTER_PORT=…`, quoted for a shell's eval.",
 )
+@click.option("--control", is_flag=True, help="Print rank 0's control port, which is open before the store is.")
 @shared_options
-def find_command(shared: Shared, job: str, export: bool) -> None:
-    """Resolve JOB as a rank would, without joining: print ADDRESS:PORT of rank 0.
+def find_command(shared: Shared, job: str, export: bool, control: bool) -> None:
+    """Resolve JOB as a rank would, without joining: print ADDRESS:PORT of rank 0's store.
 
-    The port is that of rank 0's store once every rank has joined; before, it is rank 0's control port (there
-    is no store yet: --export waits for it). For a job that `mingle-discover announce` speaks for, address and
-    port are the announced ones.
-
-    It waits up to --timeout, else MINGLE_TIMEOUT, else 5 seconds for the job to appear.
+    Rank 0 opens its store for all once every rank has joined; find waits for the store up to --timeout, else
+    MINGLE_TIMEOUT, else 5 seconds. For a job that `mingle-discover announce` announces, find prints the announced
+    address and port.
     """
     from mingle.configuration import settings
     from mingle.observing import lookup
 
-    if export and shared.json:
-        raise click.UsageError("--export and --json are two forms of the answer; give one of them.")
+    if export and (shared.json or control):
+        other = "--json" if shared.json else "--control"
+        raise click.UsageError(f"--export and {other} can't be combined: --export prints the store for a shell.")
     job = settings.check_job_id(job, "JOB")
-    sighting, facts = lookup.find(job, _network_to_find(shared), with_store=export)
-    target = sighting.target()
+    sighting, facts = lookup.find(job, _network_to_find(shared), control=control)
+    target = sighting.control() if control else sighting.target()
     _tell_facts(shared, facts)
     if shared.json:
-        output.answer_json("find", overview.record(sighting))
+        output.answer_json("find", overview.record(sighting, target))
     elif export:
         output.answer(f"export MASTER_ADDR={shlex.quote(target.address)} MASTER_PORT={shlex.quote(str(target.port))}")
     else:
-        if target.kind == "control":
-            output.say(f"job {job!r} is still gathering: this is rank 0's control port, its store is not open yet")
         output.answer(str(target))
 
 

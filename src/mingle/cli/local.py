@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mingle.cli import output
 from mingle.cli.options import FAILED, HELP, Shared, shared_options
+from mingle.cli.output import Sheet
 from mingle.errors import InterfaceError, MingleError
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from mingle.configuration.settings import Network
     from mingle.network.interfaces import Interface
 
@@ -64,10 +67,7 @@ def interfaces_command(shared: Shared) -> None:
             fields["error"] = output.error_record(problem)
         output.answer_json("interfaces", {**fields, "interfaces": records})
     else:
-        output.table(
-            ("INTERFACE", "USED", "KIND", "STATE", "ADDRESSES"),
-            [_interface_row(record) for record in records],
-        )
+        output.show(lambda: interfaces_sheet(records, wide=shared.wide), map(_interface_row, records))
     if problem is not None:
         output.say(f"mingle-discover interfaces: {problem}")
         click.get_current_context().exit(FAILED)
@@ -94,6 +94,14 @@ def _interface_record(interface: Interface, used: list[str], reason: str | None)
     }
 
 
+def interfaces_sheet(records: Iterable[dict[str, Any]], *, wide: bool) -> Sheet:
+    """Return the table for a terminal, with each address on its own line."""
+    rows: list[list[str | Text]] = [
+        [*_interface_row(record)[:-1], output.stacked(record["addresses"])] for record in records
+    ]
+    return Sheet(("INTERFACE", "USED", "KIND", "STATE", "ADDRESSES"), rows, prose="USED", wide=wide)
+
+
 def _interface_row(record: dict[str, Any]) -> tuple[str, ...]:
     state = "up" if record["up"] else "down"
     if record["up"] and not record["running"]:
@@ -111,7 +119,7 @@ def env_command(shared: Shared) -> None:
 
     The exit status is 1 when a rank started in this environment would fail.
     """
-    from mingle.configuration import launchers
+    from mingle.configuration import launchers, settings
 
     environ = os.environ
     variables = _variables(environ)
@@ -121,7 +129,7 @@ def env_command(shared: Shared) -> None:
         if row.is_seen(environ)
     ]
     resolved, conflicts = _resolve(shared, environ)
-    unknown = _unknown(environ)
+    unknown = [settings.unknown_variable_text(*item) for item in settings.unknown_variables(environ).items()]
     if shared.json:
         output.answer_json(
             "env",
@@ -141,7 +149,7 @@ def env_command(shared: Shared) -> None:
             (f"= {name}", "-" if value is None else str(value), "what mingle makes of it")
             for name, value in resolved.items()
         ]
-        output.table(("NAME", "VALUE", "MEANING"), rows)
+        output.show(lambda: Sheet(("NAME", "VALUE", "MEANING"), rows, prose="MEANING", wide=shared.wide), rows)
         for warning in unknown:
             output.say(f"warning: {warning}")
         for error in conflicts:
@@ -207,18 +215,3 @@ def _network_record(network: Network) -> dict[str, Any]:
         "peers": ", ".join(map(str, network.peers)) or None,
         "secret": _HIDDEN if network.secret is not None else None,
     }
-
-
-def _unknown(environ: Mapping[str, str]) -> list[str]:
-    """Returns a sentence for each variable that looks like one of mingle's and is none."""
-    import difflib
-
-    from mingle.configuration.settings import VARIABLES
-
-    found = []
-    for name in sorted(environ):
-        if name.startswith("MINGLE_") and name not in VARIABLES:
-            near = difflib.get_close_matches(name, VARIABLES, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            found.append(f"{name} is set, and mingle reads no such variable{hint}")
-    return found

@@ -44,6 +44,7 @@ class Shared:
     ttl: int | None
     secret_file: str | None
     json: bool
+    wide: bool
     verbose: int
 
     def network(self, timeout: float | None = None) -> Network:
@@ -55,6 +56,7 @@ class Shared:
         Raises:
             ConfigurationError: a value can't be used.
         """
+        from mingle.cli import output
         from mingle.configuration import settings, values
 
         if sys.platform == "win32":
@@ -66,7 +68,14 @@ class Shared:
         secret = None
         if self.secret_file is not None:
             secret = values.read_secret_file(self.secret_file, "--secret-file")
-        return settings.resolve_network(
+        # Check here first, so that an error names the option and not the library's argument.
+        if self.timeout is not None:
+            values.seconds(self.timeout, "--timeout")
+        if self.interface:
+            values.words(self.interface, "--interface")
+        if self.peers:
+            values.peers(self.peers, "--peers")
+        network = settings.resolve_network(
             os.environ,
             discovery_timeout=timeout if self.timeout is None else self.timeout,
             interface=self.interface,
@@ -76,6 +85,9 @@ class Shared:
             ttl=self.ttl,
             family=self.family,
         )
+        for remark in values.secret_remarks(network.secret):
+            output.say(f"warning: {remark}")
+        return network
 
 
 _OPTIONS = (
@@ -118,6 +130,7 @@ _OPTIONS = (
         help="File with the job's secret. Default: MINGLE_SECRET or MINGLE_SECRET_FILE.",
     ),
     click.option("--json", is_flag=True, help="Print one JSON object (docs/cli.md has the schema)."),
+    click.option("--wide", is_flag=True, help="On a terminal: keep the columns that are empty on every row."),
     click.option("-v", "--verbose", count=True, help="Say more on stderr; twice: still more."),
     version_option,
 )
@@ -145,6 +158,8 @@ class _ToStderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         output.say(f"{record.levelname.lower()}: {record.getMessage()}")
+        if record.exc_info:
+            output.say(logging.Formatter().formatException(record.exc_info))
 
 
 @contextlib.contextmanager

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mingle.cli.output import Sheet
+
 if TYPE_CHECKING:
-    from mingle.observing.sighting import Seeking, Sighting
+    from mingle.observing.sighting import Seeking, Sighting, Target
 
 COLUMNS = ("JOB", "STATE", "HOST", "ADDRESS", "JOINED", "MISSING", "SEEKING", "SECRET")
 
@@ -60,10 +62,10 @@ def _of_job(sightings: Sequence[Sighting], seekers: Sequence[Seeking], job: str)
     return [{**record(sighting), "seeking": seeking} for sighting in sightings]
 
 
-def record(sighting: Sighting) -> dict[str, Any]:
-    """Returns a session as it stands in JSON."""
+def record(sighting: Sighting, target: Target | None = None) -> dict[str, Any]:
+    """Return a session's JSON record; its address is the target's, else the one at which the session is reached."""
     running, offer, host = sighting.running, sighting.offer, sighting.host()
-    target = sighting.target() if sighting.alive else None
+    target = target or (sighting.target() if sighting.alive else None)
     announced = offer.kind == "announcement"
     world_size = offer.world_size if running is None else running.world_size
     return {
@@ -105,6 +107,11 @@ def row(record: dict[str, Any]) -> tuple[str, ...]:
         "; ".join(map(_seeking_text, record["seeking"])) or "-",
         "secret" if record["secret"] else "-",
     )
+
+
+def jobs_sheet(records: Iterable[dict[str, Any]], *, wide: bool) -> Sheet:
+    """Return the table for a terminal."""
+    return Sheet(COLUMNS, [row(each) for each in records], prose="SEEKING", wide=wide)
 
 
 def _seeking_text(seeker: dict[str, Any]) -> str:

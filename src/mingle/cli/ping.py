@@ -13,8 +13,10 @@ from mingle.cli import output
 from mingle.cli.options import FAILED, HELP, Shared, shared_options
 
 if TYPE_CHECKING:
+    from mingle.checks.diagnosis import Facts
     from mingle.checks.findings import Finding
     from mingle.pings.pinger import Pinger
+    from mingle.pings.pinging import Pinging
 
 SHORTEST_INTERVAL_SECONDS = 0.05
 """Peers answer no one address more than 40 times a second and way."""
@@ -58,17 +60,39 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
 
 def findings_of(pinger: Pinger) -> list[Finding]:
     """Returns what the figures mean, and where something is lost what is wrong with this machine."""
-    from mingle.checks import diagnosis
-    from mingle.checks.findings import Status
     from mingle.engine.network_facts import observed
     from mingle.network import inspection
+
+    return findings_from(pinger.pinging, inspection.gather(observed(pinger.seen, pinger.versions)))
+
+
+def findings_from(pinging: Pinging, facts: Facts) -> list[Finding]:
+    """Judge the figures with what is known of this machine."""
+    from mingle.checks import diagnosis
+    from mingle.checks.findings import Status
     from mingle.pings import pathways
 
-    facts = inspection.gather(observed(pinger.seen, pinger.versions))
-    found = pathways.judge(pinger.pinging, facts)
-    if not pinger.pinging.peers or any(finding.status is not Status.PASS for finding in found):
+    found = pathways.judge(pinging, facts)
+    if not pinging.peers or any(finding.status is not Status.PASS for finding in found):
         found += diagnosis.troubles(facts)
     return found + [finding for finding in diagnosis.examine(facts) if finding.name == "version"]
+
+
+def why_nobody(findings: list[Finding]) -> tuple[str, str]:
+    """Return the first likely cause that applies, with its fix. docs/troubleshooting.md lists all causes."""
+    from mingle.checks.findings import Status
+
+    for finding in findings:
+        # A ping about another job shows that this machine hears others, so no check's warning explains the silence.
+        if finding.status is Status.FAIL or finding.name in ("job", "version"):
+            return finding.observation, finding.remedy
+    for finding in findings:
+        if finding.explains_silence:
+            return finding.observation, finding.remedy
+    return (
+        "the command does not run on another host, or no multicast passes",
+        "start it on every host at the same time; without multicast name one with --peers",
+    )
 
 
 def _show(shared: Shared, pinger: Pinger, job: str, findings: list[Finding]) -> None:
@@ -85,19 +109,12 @@ def _show(shared: Shared, pinger: Pinger, job: str, findings: list[Finding]) -> 
         }
         output.answer_json("ping", fields)
     else:
-        if output.is_terminal():
-            output.console().print(verdicts.ping_table(peers))
-        else:
-            for peer in peers:
-                for row in verdicts.ping_rows(peer):
-                    output.line(("=", *row))
+        rows = (("=", *row) for peer in peers for row in verdicts.ping_rows(peer))
+        output.show(lambda: verdicts.PingSheet(peers, wide=shared.wide), rows)
         verdicts.show_findings(findings)
     if not peers:
-        output.say(
-            "mingle-discover ping: nobody answered.\n"
-            "  likely cause: the command does not run on another host, or no multicast passes\n"
-            "  way out: start it on every host at the same time; without multicast name one with --peers."
-        )
+        cause, remedy = why_nobody(findings)
+        output.say(f"mingle-discover ping: nobody answered.\n  likely cause: {cause}\n  way out: {remedy}.")
     if not peers or worst(findings) is Status.FAIL:
         click.get_current_context().exit(FAILED)
 
@@ -113,7 +130,7 @@ def _live(shared: Shared, pinger: Pinger) -> Iterator[Callable[[], None]]:
         from mingle.cli import verdicts
 
         def draw() -> None:
-            live.update(verdicts.ping_table(list(pinger.pinging.peers.values())))
+            live.update(verdicts.PingSheet(list(pinger.pinging.peers.values()), wide=shared.wide))
 
         with Live(console=output.console(), transient=True, refresh_per_second=4) as live:
             yield draw

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mingle.checks.findings import Finding, Status
 from mingle.cli import output
+from mingle.cli.output import Sheet
 from mingle.wire.echo import WAYS
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.text import Text
 
     from mingle.pings.figures import Peer, Row
 
 PING_COLUMNS = ("PEER", "WAY", "SENT", "RECEIVED", "LOSS", "MIN ms", "AVG ms", "MAX ms", "ARRIVED")
+_FINDING = "OBSERVATION AND REMEDY"
 _STYLES = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
 _WAY_WORDS = {"multicast": "multicast", "link": "224.0.0.x", "unicast": "unicast", "tcp": "TCP"}
 
@@ -70,45 +73,51 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def ping_table(peers: Sequence[Peer]) -> Table:
-    """Returns the table of a terminal; what is lost stands out."""
+class PingSheet:
+    """The table for a terminal, with losses in color. On a narrow terminal each peer's name stands above its rows."""
+
+    def __init__(self, peers: Sequence[Peer], *, wide: bool) -> None:
+        self._peers, self._wide = peers, wide
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw the table; rich calls this method."""
+        from rich.text import Text
+
+        rows = [row for peer in self._peers for row in _ping_cells(peer)]
+        whole = Sheet(PING_COLUMNS, rows, wide=self._wide, sections=len(WAYS))
+        if whole.fits(console, options):
+            yield whole
+            return
+        for peer in self._peers:
+            yield Text(f"\n{output.printable(str(peer))}", overflow="fold")
+            yield Sheet(PING_COLUMNS[1:], [row[1:] for row in _ping_cells(peer)], wide=self._wide)
+
+
+def _ping_cells(peer: Peer) -> Iterator[list[str | Text]]:
+    """Yield the rows of a peer for a terminal: its name once, losses in color."""
     from rich.text import Text
 
-    drawn = output.new_table(PING_COLUMNS)
-    for peer in peers:
-        for number, (way, cells) in enumerate(zip(WAYS, ping_rows(peer), strict=True)):
-            row = peer.rows[way]
-            style = "" if not row.sent else "red" if not row.received else "yellow" if row.loss else "green"
-            name = cells[0] if number == 0 else ""
-            drawn.add_row(
-                Text(output.printable(name)),
-                cells[1],
-                *(Text(cell, style=style if column == 4 else "") for column, cell in enumerate(cells[2:], 2)),
-                end_section=number == len(WAYS) - 1,
-            )
-    return drawn
+    for number, (way, cells) in enumerate(zip(WAYS, ping_rows(peer), strict=True)):
+        row = peer.rows[way]
+        style = "" if not row.sent else "red" if not row.received else "yellow" if row.loss else "green"
+        loss = PING_COLUMNS.index("LOSS")
+        yield ["" if number else cells[0], *cells[1:loss], Text(cells[loss], style=style), *cells[loss + 1 :]]
 
 
-def findings_table(findings: Sequence[Finding]) -> Table:
+def findings_sheet(findings: Sequence[Finding]) -> Sheet:
     """Returns the table of a terminal: what was seen, and under it what to do."""
     from rich.text import Text
 
-    drawn = output.new_table(("CHECK", "STATUS", "OBSERVATION AND REMEDY"))
+    rows = []
     for finding in findings:
         words = Text(output.printable(finding.observation))
         if finding.remedy:
             words.append(f"\n→ {output.printable(finding.remedy)}", style="cyan")
-        drawn.add_row(
-            Text(output.printable(finding.name)), Text(finding.status.name, style=_STYLES[finding.status]), words
-        )
-    return drawn
+        rows.append((finding.name, Text(finding.status.name, style=_STYLES[finding.status]), words))
+    return Sheet(("CHECK", "STATUS", _FINDING), rows, prose=_FINDING)
 
 
 def show_findings(findings: Sequence[Finding]) -> None:
     """Prints findings on stdout."""
-    if output.is_terminal():
-        output.console().print(findings_table(findings))
-        return
-    for finding in findings:
-        cells = (finding.status.name, finding.name, finding.observation, finding.remedy)
-        output.line(cells[: 4 if finding.remedy else 3])
+    rows = ((each.status.name, each.name, each.observation, each.remedy) for each in findings)
+    output.show(lambda: findings_sheet(findings), (row if row[-1] else row[:-1] for row in rows))

@@ -13,7 +13,7 @@ from mingle.cli import output, overview
 from mingle.cli.options import HELP, Shared, shared_options
 
 if TYPE_CHECKING:
-    from mingle.observing.watching import Watching
+    from mingle.observing.finding import Finder
 
 REFRESH_SECONDS = 1.0
 """How often each job is asked how it stands."""
@@ -33,14 +33,13 @@ def watch(shared: Shared) -> None:
     """
     from mingle.observing.lookup import make_finder
     from mingle.observing.observer import Observer
-    from mingle.observing.watching import Watching
 
     network = shared.network(1.0)
     with Observer(network) as observer:
         now = time.monotonic()
-        finder = make_finder(observer, network, None, now, refresh=REFRESH_SECONDS)
+        finder = make_finder(observer, network, None, now, refresh=REFRESH_SECONDS, forgets=True)
         until = None if shared.timeout is None else now + shared.timeout
-        with _shown(shared, Watching(finder)) as update, contextlib.suppress(KeyboardInterrupt):
+        with _shown(shared, finder) as update, contextlib.suppress(KeyboardInterrupt):
 
             def done() -> bool:
                 update()
@@ -63,26 +62,25 @@ def _settled(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name not in _MOVING}
 
 
-def _records(watching: Watching) -> dict[_Key, dict[str, Any]]:
-    sessions, seekers = watching.present(time.monotonic())
+def _records(finder: Finder) -> dict[_Key, dict[str, Any]]:
     # What was heard a moment ago and is being asked for the first time is shown once it has answered, or has not.
-    tried = [sighting for sighting in sessions if sighting.tried or sighting.alive]
-    return {(record["job"], record["session"]): record for record in overview.records(tried, seekers)}
+    tried = [sighting for sighting in finder.sessions if sighting.tried or sighting.alive]
+    return {(record["job"], record["session"]): record for record in overview.records(tried, finder.seekers.values())}
 
 
 @contextlib.contextmanager
-def _shown(shared: Shared, watching: Watching) -> Iterator[Callable[[], None]]:
+def _shown(shared: Shared, finder: Finder) -> Iterator[Callable[[], None]]:
     """Gives what is called after each turn of the loop."""
     if output.is_terminal() and not shared.json:
         from rich.live import Live
 
         with Live(console=output.console(), refresh_per_second=4) as live:
-            yield lambda: live.update(jobs_table(_records(watching)))
+            yield lambda: live.update(overview.jobs_sheet(_records(finder).values(), wide=shared.wide))
     else:
         before: dict[_Key, dict[str, Any]] = {}
 
         def tell() -> None:
-            now = _records(watching)
+            now = _records(finder)
             for event, key in changes(before, now):
                 record = now.get(key) or before[key]
                 if shared.json:
@@ -93,8 +91,3 @@ def _shown(shared: Shared, watching: Watching) -> Iterator[Callable[[], None]]:
             before.update(now)
 
         yield tell
-
-
-def jobs_table(records: Mapping[_Key, dict[str, Any]]) -> Any:
-    """Returns the table of a terminal."""
-    return output.drawn(overview.COLUMNS, [overview.row(record) for record in records.values()])

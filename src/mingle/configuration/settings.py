@@ -7,17 +7,17 @@ the environment as a mapping, without what mingle itself has written into it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from msgspec import Struct, structs
 
 from mingle.configuration import launchers, values
 from mingle.configuration.placement import Placement, place
-from mingle.configuration.values import Peer
+from mingle.configuration.values import Peer, Secret
 from mingle.errors import ConfigurationError, LauncherError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import timedelta
 
 __all__ = ["VARIABLES", "Network", "Peer", "Settings", "resolve", "resolve_network"]
@@ -49,6 +49,11 @@ VARIABLES: dict[str, str] = {
 }
 """Each environment variable that mingle reads for itself, with its meaning."""
 
+# This list is not read from torch, because this module must not import torch.
+_BACKENDS = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl", "hccl"})
+# This cutoff matches JOB with JOB_ID, and matches nothing with GENERATION.
+_SIMILAR = 0.65
+
 
 class Network(Struct, frozen=True, kw_only=True):
     """How to discover: what concerns the network and not one job.
@@ -70,19 +75,12 @@ class Network(Struct, frozen=True, kw_only=True):
     interfaces: tuple[str, ...] = ()
     interfaces_from: str = ""
     peers: tuple[Peer, ...] = ()
-    secret: bytes | None = None
+    secret: Secret | None = None
     port: int = DEFAULT_PORT
     ttl: int = 1
     family: Family = "auto"
     advertise: str | None = None
     progress: Progress = "auto"
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """All but the secret, which is not to stand in a log or a traceback; rich asks for this."""
-        return [(name, getattr(self, name)) for name in self.__struct_fields__ if name != "secret"]
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
 class Settings(Network, frozen=True, kw_only=True):
@@ -128,7 +126,7 @@ def resolve(
     discovery_timeout: float | timedelta | None = None,
     interface: str | Sequence[str] | None = None,
     peers: str | Sequence[str] | None = None,
-    secret: str | bytes | None = None,
+    secret: str | bytes | Secret | None = None,
     port: int | None = None,
     master_port: int | None = None,
     ttl: int | None = None,
@@ -141,6 +139,8 @@ def resolve(
         ConfigurationError: when a value can't be used, or an argument contradicts the environment.
         LauncherError: when a launcher's environment is incomplete or contradicts itself.
     """
+    if (named := job_id if job_id is not None else environ.get("MINGLE_JOB_ID")) is not None:
+        refuse_backend(named, "MINGLE_JOB_ID" if job_id is None else "job_id")
     network = resolve_network(
         environ,
         discovery_timeout=discovery_timeout,
@@ -178,7 +178,7 @@ def resolve_network(
     discovery_timeout: float | timedelta | None = None,
     interface: str | Sequence[str] | None = None,
     peers: str | Sequence[str] | None = None,
-    secret: str | bytes | None = None,
+    secret: str | bytes | Secret | None = None,
     port: int | None = None,
     ttl: int | None = None,
     family: str | int | None = None,
@@ -198,7 +198,7 @@ def resolve_network(
         interfaces=interfaces,
         interfaces_from=interfaces_from,
         peers=_peers(environ, peers),
-        secret=_secret(environ, secret),
+        secret=_secret(environ, Secret.of(secret)),
         port=DEFAULT_PORT if resolved_port is None else resolved_port,
         ttl=1 if resolved_ttl is None else resolved_ttl,
         family=chosen_family,
@@ -230,6 +230,37 @@ def check_job_id(value: object, source: str) -> str:
     )
 
 
+def refuse_backend(job_id: object, source: str, backends: Iterable[str] = _BACKENDS) -> None:
+    """Reject the name of a torch backend as job id: ``init_process_group("gloo")`` after a search and replace.
+
+    Raises:
+        ConfigurationError: the job id is a backend's name, such as ``gloo`` or ``cpu:gloo,cuda:nccl``.
+    """
+    parts = job_id.split(",") if isinstance(job_id, str) else [""]
+    if {part.rpartition(":")[2].lower() for part in parts} <= set(backends):
+        raise ConfigurationError.explain(
+            f"the job id {source}={job_id!r} is the name of a torch backend",
+            cause="init_process_group takes the backend as its first argument, mingle.init the job id",
+            remedy=f"mingle.init(job_id=NAME, backend={job_id!r}); NAME is any other text, the same on all ranks of "
+            "the job and on no other job's",
+        )
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the unknown variables that look like mingle's, each with the one that was most likely meant."""
+    prefix = "MINGLE_"
+    unknown = sorted(name for name in environ if name.startswith(prefix) and name not in VARIABLES)
+    known = [name.removeprefix(prefix) for name in VARIABLES]
+    near = {name: values.nearest(name.removeprefix(prefix), known, cutoff=_SIMILAR) for name in unknown}
+    return {name: None if meant is None else prefix + meant for name, meant in near.items()}
+
+
+def unknown_variable_text(name: str, meant: str | None) -> str:
+    """Return the message for one of `unknown_variables`."""
+    hint = "" if meant is None else f"; did you mean {meant}?"
+    return f"{name} is set, and mingle reads no such variable{hint}"
+
+
 def _job_id(environ: Mapping[str, str], argument: str | None, placement: Placement) -> str:
     if argument is not None:
         return check_job_id(argument, "job_id")
@@ -238,9 +269,12 @@ def _job_id(environ: Mapping[str, str], argument: str | None, placement: Placeme
         return check_job_id(environ["MINGLE_JOB_ID"], "MINGLE_JOB_ID")
     if placement.job_id is not None:
         return check_job_id(placement.job_id, f"{placement.launcher}'s id")
+    mistyped = [item for item in unknown_variables(environ).items() if item[1] == "MINGLE_JOB_ID"]
     raise ConfigurationError.explain(
         "there is no job id",
-        cause="none was passed, MINGLE_JOB_ID is not set, and no launcher gives one",
+        cause=unknown_variable_text(*mistyped[0])
+        if mistyped
+        else "none was passed, MINGLE_JOB_ID is not set, and no launcher gives one",
         remedy="pass job_id= or set MINGLE_JOB_ID, the same on all ranks of the job and on no other job's",
     )
 
@@ -296,9 +330,9 @@ def _peers(environ: Mapping[str, str], argument: str | Sequence[str] | None) -> 
     return () if text is None else values.peers(text, "MINGLE_PEERS")
 
 
-def _secret(environ: Mapping[str, str], argument: str | bytes | None) -> bytes | None:
+def _secret(environ: Mapping[str, str], argument: Secret | None) -> Secret | None:
     if argument is not None:
-        return values.secret_bytes(argument, "secret")
+        return values.checked_secret(argument, "secret")
     given = [name for name in ("MINGLE_SECRET", "MINGLE_SECRET_FILE") if name in environ]
     if not given:
         return None
@@ -309,7 +343,7 @@ def _secret(environ: Mapping[str, str], argument: str | bytes | None) -> bytes |
             remedy="set one of them",
         )
     if given == ["MINGLE_SECRET"]:
-        return values.secret_bytes(environ["MINGLE_SECRET"], "MINGLE_SECRET")
+        return values.checked_secret(Secret(environ["MINGLE_SECRET"]), "MINGLE_SECRET")
     return values.read_secret_file(environ["MINGLE_SECRET_FILE"], "MINGLE_SECRET_FILE")
 
 

@@ -5,14 +5,17 @@ Each function names the source of a value in its errors, as a reader would write
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import math
 import numbers
 import operator
+import os
 import re
+import stat
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from msgspec import Struct
 
@@ -26,6 +29,11 @@ MAX_COUNT = 1_000_000
 
 MAX_PORT = 65535
 _MAX_SECRET_BYTES = 64 * 1024
+SAFE_SECRET_CHARACTERS = 16
+"""A shorter secret is used with a warning."""
+_MAX_REMARKS = 16
+_remarks: dict[str, bool] = {}
+"""Warnings about secrets; the value is True until the warning has been reported."""
 _SEPARATORS = re.compile(r"[,;\s]+")
 # Host names are left to the resolver, but for what can only be a slip: a pasted URL, an option, a bracket.
 _NOT_A_HOST = re.compile(r"[/@\[\]\\\"'=]|^-")
@@ -43,6 +51,60 @@ class Peer(Struct, frozen=True):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+class Secret:
+    """A secret with a masked repr; ``bytes(secret)`` returns the value.
+
+    Tracebacks that show local variables (rich, Sentry, ``pytest -l``) print their reprs. The class does not derive from
+    ``bytes`` or ``str``, because rich prints a slice of these.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    @classmethod
+    def of(cls, value: object) -> Secret | None:
+        """Return an argument as a secret, unchecked; None stays None."""
+        return value if value is None or isinstance(value, Secret) else cls(value)
+
+    def __bytes__(self) -> bytes:
+        value = self._value
+        # PEP 383: os.environ returns bytes that it can't decode as lone surrogates.
+        return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else bytes(cast("bytes", value))
+
+    def __len__(self) -> int:
+        return len(bytes(self))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Secret | bytes):
+            return NotImplemented
+        return hmac.compare_digest(bytes(self), bytes(other))
+
+    def __hash__(self) -> int:
+        return hash(bytes(self))
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+    def problem(self) -> tuple[str, str, str] | None:
+        """Return why the value can't be used (observation, cause and fix), without quoting the value."""
+        value = self._value
+        if not isinstance(value, str | bytes):
+            return f"is a {type(value).__name__}", "another object was passed in its place", "give it as str or bytes"
+        try:
+            empty = not bytes(self)
+        except UnicodeEncodeError:
+            return "holds a surrogate, which is not text", "text that was decoded in a wrong way", "give it as bytes"
+        if empty:
+            return (
+                "is an empty secret",
+                "a variable or a file that was to hold the secret was never filled in",
+                "give the job's secret, or leave it out to run without one",
+            )
+        return None
+
+
 def text_of(environ: Mapping[str, str], *names: str) -> str | None:
     """Returns the stripped value of the first variable that is set and not blank, else None."""
     return next((text for name in names if (text := environ.get(name, "").strip())), None)
@@ -55,18 +117,36 @@ def parse_whole(
     minimum: int = 0,
     maximum: int = MAX_COUNT,
     error: type[MingleError] = ConfigurationError,
+    written: str = "",
 ) -> int:
     """Returns the whole number that an environment variable holds.
 
-    Decimal digits and a sign count: what ``int`` takes besides (``1_000``, other scripts' digits) is a slip.
+    Only ASCII digits and a sign are accepted; other forms that ``int`` accepts (``1_000``, other scripts' digits) are
+    probably mistakes.
+
+    Args:
+        text: the number.
+        source: where it comes from.
+        minimum: the smallest accepted number.
+        maximum: the largest.
+        error: the class of the error.
+        written: how an error shows the number, if it is part of a longer value.
 
     Raises:
-        MingleError: of the class ``error``, when the text is no whole number within the limits.
+        MingleError: of the class ``error``, when the text is not a whole number within the limits.
     """
+    written = written or f"{source}={text!r}"
     # Twenty digits are more than any limit here needs, and keep clear of int's own limit on a text's length.
     if re.fullmatch(r"[+-]?[0-9]{1,20}", text) is None:
-        raise _outside_limits(f"{source}={text!r}", "is not a whole number", minimum, maximum, error)
-    return _within(int(text), f"{source}={text!r}", minimum, maximum, error)
+        raise _outside_limits(written, "is not a whole number", minimum, maximum, error)
+    return _within(int(text), written, minimum, maximum, error)
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Return the known name that is most similar to a mistyped one, if any is similar enough."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
 
 
 def check_whole(value: object, source: str, *, minimum: int = 0, maximum: int = MAX_COUNT) -> int:
@@ -76,6 +156,12 @@ def check_whole(value: object, source: str, *, minimum: int = 0, maximum: int = 
         ConfigurationError: when it is no integer within the limits.
     """
     written = f"{source}={value!r}"
+    if isinstance(value, str):
+        raise ConfigurationError.explain(
+            f"{written} is a str, not an integer",
+            cause="a value out of os.environ or of a command line was passed on as it was",
+            remedy=f"convert it: {source}=int(...), a whole number from {minimum} to {maximum}",
+        )
     # operator.index takes True for 1, but rank=True is a mix-up of arguments.
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise _outside_limits(written, "is not an integer", minimum, maximum, ConfigurationError)
@@ -155,7 +241,7 @@ def words(value: str | Iterable[str], source: str) -> tuple[str, ...]:
         items = [item for item in _SEPARATORS.split(part) if item] if isinstance(part, str) else []
         if not items:
             raise ConfigurationError.explain(
-                f"{source}={value!r} holds {part!r}, which names nothing",
+                f"{source}={_as_given(value)!r} holds {part!r}, which names nothing",
                 cause="an empty text, or a value that is not a string",
                 remedy=f"leave {source} out, or give one or several names separated by commas",
             )
@@ -172,10 +258,17 @@ def peers(value: str | Iterable[str], source: str) -> tuple[Peer, ...]:
     Raises:
         ConfigurationError: when an item is none of these.
     """
-    return tuple(dict.fromkeys(_peer(word, source) for word in words(value, source)))
+    given = [value] if isinstance(value, str) else [*value]
+    return tuple(dict.fromkeys(_peer(word, source, given) for word in words(given, source)))
 
 
-def _peer(word: str, source: str) -> Peer:
+def _as_given(value: str | Iterable[str]) -> object:
+    """Return what an error shows: one text as it is, several as a list."""
+    parts = [value] if isinstance(value, str) else [*value]
+    return parts[0] if len(parts) == 1 else parts
+
+
+def _peer(word: str, source: str, given: list[str]) -> Peer:
     host, port = word, None
     if word.startswith("["):
         host, bracket, rest = word[1:].partition("]")
@@ -186,14 +279,19 @@ def _peer(word: str, source: str) -> Peer:
         host, port = word.split(":")
     elif ":" in word and not _is_address(word, 6):
         raise _not_a_peer(word, source)
-    if not host or _NOT_A_HOST.search(host) or (re.fullmatch(r"[0-9.]+", host) and not _is_address(host, 4)):
+    if (
+        not host
+        or _NOT_A_HOST.search(host)
+        or "/" in word
+        or (re.fullmatch(r"[0-9.]+", host) and not _is_address(host, 4))
+    ):
         raise _not_a_peer(word, source)
     if _is_address(host) and _is_no_single_host(host):
         raise _not_a_peer(word, source)
     if port is None:
         return Peer(host)
-    port_source = f"the port of peer {word!r} in {source}"
-    return Peer(host, parse_whole(port, port_source, minimum=1, maximum=MAX_PORT))
+    written = f"{source}={_as_given(given)!r}: the port of {word!r}"
+    return Peer(host, parse_whole(port, source, minimum=1, maximum=MAX_PORT, written=written))
 
 
 def _not_a_peer(word: str, source: str) -> ConfigurationError:
@@ -216,39 +314,20 @@ def _is_no_single_host(text: str) -> bool:
     return parsed.is_multicast or parsed.is_unspecified
 
 
-def secret_bytes(value: object, source: str) -> bytes:
-    """Returns a secret as bytes; a text is encoded in UTF-8.
+def checked_secret(secret: Secret, source: str) -> Secret:
+    """Return the checked secret; a text stands for its bytes in UTF-8.
 
     Raises:
-        ConfigurationError: when it is empty, or neither text nor bytes; the value is never in the message.
+        ConfigurationError: when it is empty, or neither text nor bytes; neither the message nor a frame holds the
+            value.
     """
-    if isinstance(value, str):
-        try:
-            # PEP 383: os.environ hands over bytes that it can't decode as lone surrogates.
-            value = value.encode("utf-8", "surrogateescape")
-        except UnicodeEncodeError:
-            # "from None": the original exception carries the secret.
-            raise ConfigurationError.explain(
-                f"{source} holds a surrogate, which is not text",
-                cause="text that was decoded in a wrong way",
-                remedy="give the secret as bytes",
-            ) from None
-    if not isinstance(value, bytes):
-        raise ConfigurationError.explain(
-            f"{source} is a {type(value).__name__}",
-            cause="another object was passed in its place",
-            remedy="give the secret as str or bytes",
-        )
-    if not value:
-        raise ConfigurationError.explain(
-            f"{source} is an empty secret",
-            cause="a variable or a file that was to hold the secret was never filled in",
-            remedy=f"give the job's secret, or leave {source} out to run without one",
-        )
-    return value
+    if (problem := secret.problem()) is not None:
+        observation, cause, remedy = problem
+        raise ConfigurationError.explain(f"{source} {observation}", cause=cause, remedy=remedy)
+    return secret
 
 
-def read_secret_file(path: str, source: str) -> bytes:
+def read_secret_file(path: str, source: str) -> Secret:
     """Returns the content of a secret file without its last line end. At most 64 KiB are read.
 
     Raises:
@@ -256,7 +335,8 @@ def read_secret_file(path: str, source: str) -> bytes:
     """
     try:
         with Path(path).open("rb") as file:
-            content = file.read(_MAX_SECRET_BYTES + 1)
+            content = Secret(file.read(_MAX_SECRET_BYTES + 1))
+            mode = os.fstat(file.fileno()).st_mode
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigurationError.explain(
@@ -270,4 +350,26 @@ def read_secret_file(path: str, source: str) -> bytes:
             cause="another file than the secret's was named",
             remedy="name the file that holds the secret alone",
         )
-    return secret_bytes(re.sub(rb"\r?\n\Z", b"", content), f"{source}={path!r}")
+    if mode & stat.S_IROTH:  # not the group: Kubernetes sets it for fsGroup
+        _remark(
+            f"the secret file {path} can be read by other users of this machine (mode {stat.S_IMODE(mode):04o}); "
+            f"fix: chmod 600 {path} (Kubernetes: defaultMode: 0400)"
+        )
+    return checked_secret(Secret(re.sub(rb"\r?\n\Z", b"", bytes(content))), f"{source}={path!r}")
+
+
+def _remark(text: str) -> None:
+    if text not in _remarks and len(_remarks) < _MAX_REMARKS:
+        _remarks[text] = True
+
+
+def secret_remarks(secret: Secret | None) -> list[str]:
+    """Return the warnings about a secret and the secret files that were read, each once per process."""
+    if secret is not None and len(bytes(secret).decode(errors="replace")) < SAFE_SECRET_CHARACTERS:
+        _remark(
+            f"the secret has fewer than {SAFE_SECRET_CHARACTERS} characters: who has heard one datagram can guess it; "
+            "fix: head -c 32 /dev/urandom | base64"
+        )
+    fresh = [text for text, is_fresh in _remarks.items() if is_fresh]
+    _remarks.update(dict.fromkeys(fresh, False))
+    return fresh

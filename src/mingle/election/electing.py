@@ -94,7 +94,14 @@ class Elector:
         self._yield: _Yield | None = None
         self._suspicion = Suspicion()
         """Of winners that have no seat for us."""
-        self._telling = Telling(identity, self._own_offer, key=means.key, new_id=means.new_id, effects=self._effects)
+        self._telling = Telling(
+            identity,
+            self._own_offer,
+            key=means.key,
+            new_id=means.new_id,
+            effects=self._effects,
+            dials=means.dials,
+        )
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 
@@ -184,7 +191,7 @@ class Elector:
             self.joiner.heard(message, source, now)
         elif self._candidacy.competes(message):
             if not self._suspicion.spent or not self._candidacy.loses_to(message, stands=False, now=now):
-                self._compete(message, source.interface, stands=False, now=now)
+                self._compete(message, source, stands=False, now=now)
             # Else a winner that is there tells us so on a connection.
         elif self._yield is not None and isinstance(message, Offer):
             self.joiner.heard(message, source, now)
@@ -198,27 +205,27 @@ class Elector:
 
     # --- competing -------------------------------------------------------------------------------------------------
 
-    def _compete(self, offer: Offer, interface: str, *, stands: bool, now: float) -> None:
+    def _compete(self, offer: Offer, source: Source, *, stands: bool, now: float) -> None:
         """Another host of our job takes members: who makes way?"""
         host = self.host
         if host is None or host.finished:
             return
         if self._yield is not None:
             if offer.session == self._yield.session:
-                self.joiner.heard(offer, Source(interface=interface), now)
+                self.joiner.heard(offer, source, now)
             return
         if host.registrar.phase is not Phase.OPEN:
             return  # it will be sealed, or open again
         if self._candidacy.loses_to(offer, stands=stands, now=now):
-            self._make_way(host, offer, interface, now)
+            self._make_way(host, offer, source, now)
         else:
             stands_against = self._candidacy.stands_against(offer.host, now)
-            self._telling.tell(offer, interface, stands=stands_against, now=now)
+            self._telling.tell(offer, source.interface, stands=stands_against, now=now, sender=source.address)
 
-    def _make_way(self, host: Host, offer: Offer, interface: str, now: float) -> None:
+    def _make_way(self, host: Host, offer: Offer, source: Source, now: float) -> None:
         self._yield = _Yield(offer.session, offer.host, now + YIELD_SECONDS)
         host.make_way(now)
-        self.joiner.make_for(offer, interface, now)
+        self.joiner.make_for(offer, source.interface, now, sender=source.address)
 
     def _own_offer(self) -> Offer | None:
         """What to tell a loser: nothing any more once we have lost ourselves."""
@@ -325,7 +332,7 @@ class Elector:
         if self.host is not None:
             for offer, stands in self.host.making_way.take_sightings():
                 if self._candidacy.competes(offer):
-                    self._compete(offer, "", stands=stands, now=now)
+                    self._compete(offer, Source(interface=""), stands=stands, now=now)
         if self._yield is not None:
             self._go_on_making_way(self._yield, now)
         self._suspicion.note(now, pending=self._yield is not None and not self._yield.seated)
@@ -339,8 +346,6 @@ class Elector:
         assert host is not None
         if self.joiner.has_confirmed:
             # That job may form with us in it, and is full: whoever is still here has to look for itself.
-            if seat is not None:
-                self._leave_behind(host, seat)
             self._end_host("it has a place in another session")
         elif seat is None:
             if now >= making.until or not self.joiner.host_in_sight:
@@ -358,9 +363,6 @@ class Elector:
             self._end_host("its members were sent to another host")
         if seat is not None:
             making.until = now + YIELD_SECONDS
-
-    def _leave_behind(self, host: Host, seat: bytes) -> None:
-        """Our session ends with members that could not follow us yet."""
 
     def _open_again(self, making: _Yield, now: float, *, stand: bool) -> None:
         """The winner is gone, or not reached by all: be host again of whoever is still here."""

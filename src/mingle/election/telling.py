@@ -5,16 +5,16 @@ Each one is raced for on its addresses, hears in one SIGHTING who we are, and is
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 from msgspec import Struct
 
-from mingle.rules.control import HandshakeFailed
+from mingle.rules.claims import DialBudget
+from mingle.rules.control import Call, HandshakeFailed
 from mingle.rules.machine import Effect, Hangup, Identity, NewId
 from mingle.rules.proving import Proving, Verdict, address_seconds, named
 from mingle.wire import frames
-from mingle.wire.authentication import JobKey, new_nonce
+from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Offer, Rejected
 
 TELL_AGAIN_SECONDS = 1.0
@@ -43,15 +43,17 @@ class Telling:
         key: JobKey | None,
         new_id: NewId,
         effects: list[Effect],
+        dials: DialBudget | None = None,
     ) -> None:
         self._identity = identity
         self._own_offer = own_offer
         self._key = key
         self._new_id = new_id
         self._effects = effects
+        self._dials = dials
         self._told: dict[bytes, _Told] = {}
 
-    def tell(self, offer: Offer, interface: str, *, stands: bool, now: float) -> None:
+    def tell(self, offer: Offer, interface: str, *, stands: bool, now: float, sender: str = "") -> None:
         """Calls the host of that session, unless it was called a moment ago."""
         told = self._told.get(offer.session)
         if told is None:
@@ -64,23 +66,23 @@ class Telling:
             return
         told.again_at, told.stands = now + TELL_AGAIN_SECONDS, stands
         told.proving = Proving(
-            functools.partial(self._hello, offer.session),
-            named(offer, interface),
+            self._call_to(offer.session),
+            named(offer, interface, sender),
             offer.port,
             key=self._key,
             new_id=self._new_id,
             effects=self._effects,
             now=now,
             patience=address_seconds(self._identity.world_size),
+            dials=self._dials,
         )
 
-    def _hello(self, session: bytes) -> frames.Hello:
-        return frames.Hello(
+    def _call_to(self, session: bytes) -> Call:
+        return Call(
             job=self._identity.job,
             attempt=self._identity.attempt,
             member=self._identity.member,
             session=session,
-            nonce=new_nonce(),
             purpose="rival",
             who=self._identity.who,
         )

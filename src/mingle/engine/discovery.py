@@ -65,6 +65,8 @@ class Discovery(StoreLoop):
         self._enters = enters
         self.watch: Callable[[], float] | None = None
         """Called by the serving thread; returns the seconds until it wants to be called again."""
+        self.group_stands = False
+        """Whether a process group has taken the store over."""
         self._stopping = False
         self._serving = False
         self._thread: threading.Thread | None = None
@@ -115,13 +117,14 @@ class Discovery(StoreLoop):
         """
         machine = self._machine
         try:
-            self._carry_out()
-            self._spare_thread.prepare()  # who asks has time for that until it is answered
-            while not machine.finished:
-                if machine.expired(time.monotonic()):
-                    machine.give_up(self.facts(diagnosed=True))
-                    break
-                self._turn()
+            with self._failures_explained():
+                self._carry_out()
+                self._spare_thread.prepare()  # who asks has time for that until it is answered
+                while not machine.finished:
+                    if machine.expired(time.monotonic()):
+                        machine.give_up(self.facts(diagnosed=True))
+                        break
+                    self._turn()
         except KeyboardInterrupt:
             self.close("interrupted")
             raise
@@ -151,6 +154,7 @@ class Discovery(StoreLoop):
         self._thread = self._spare_thread.run(name, self._serve)
 
     def _serve(self) -> None:
+        self._thread = threading.current_thread()  # here too: Ctrl-C may come before `run` has returned it
         try:
             while not self._stopping:
                 self._turn()
@@ -159,9 +163,8 @@ class Discovery(StoreLoop):
                     self._close_transport()  # nobody asks it any more
                 if self.watch is not None and now >= self._watch_due:
                     self._watch_due = now + self.watch()
-        except Exception as error:
-            # Nobody waits for this thread: without a word its death would be a riddle.
-            self.say(f"job {self.settings.job_id}: the thread that serves the other ranks has failed", error)
+        except BaseException as error:
+            self._die(error, self._abort_store, self._let_go)
 
     def _more_timers(self) -> Iterable[float | None]:
         if not self._serving:
@@ -313,9 +316,12 @@ class Discovery(StoreLoop):
 
     # --- what others ask -------------------------------------------------------------------------------------------
 
-    def say(self, text: str, error: Exception | None = None) -> None:
+    def say(self, text: str, error: BaseException | None = None) -> None:
         """Says that something is wrong, for a person who may never have configured logging."""
         self._progress.say(logging.ERROR, text, error)
+
+    def _complain(self, text: str, error: BaseException) -> None:
+        self.say(text, error)
 
     @property
     def machine(self) -> Host | Joiner:
@@ -325,23 +331,41 @@ class Discovery(StoreLoop):
 
     def close(self, reason: str) -> None:
         """Ends the session: says good-bye, stops the thread, closes every socket. A second call does nothing."""
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._stopping = True
+        # Set the flag before looking for the thread: a thread that is not known yet checks the flag before it does
+        # anything.
+        self._stopping = True
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
             self.call(lambda: None)
             self._spare_thread.end()
-            self._thread.join()
-            self._thread = None
+            thread.join()
         if self._closed:
             return
-        self._closed = True
-        self._stopping = True
-        if isinstance(self._machine, Host):
-            self._machine.close(reason)
-        else:
-            self._machine.leave(reason)
-        self._carry_out()
-        self._stack.close()
-        while self._calls:
-            self._calls.popleft()()
-        self._store_client = None
-        self._release_store()
+        try:
+            self._part(partial(self._machine.close if isinstance(self._machine, Host) else self._machine.leave, reason))
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Close every socket without a BYE, and release the store. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = self._stopping = True
+        try:
+            self._stack.close()
+        finally:
+            if self.failure is None:
+                while self._calls:
+                    self._calls.popleft()[0]()
+            self._store_client = None
+            self._release_store()
+
+    def _abort_store(self) -> None:
+        """Shut the store down for its users, unless a process group has taken it over: then torch owns it."""
+        if self.group_stands:
+            return
+        formation = self._machine.outcome
+        if self.store_server is not None and self.store_server.held:
+            self.store_server.abort()
+        elif isinstance(self._machine, Joiner) and formation is not None:
+            store.cut_off(formation.store_address, formation.store_port)

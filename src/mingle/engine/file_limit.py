@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 
 from mingle.engine import progress
 
@@ -16,6 +17,24 @@ FILES_PER_NODE = 3 + 16
 """What a node of agents costs the one that hosts and is agent 0: a control connection, two clients of the agents'
 store, and one of the workers' store for each of its workers, of which it rarely has more."""
 FILES_BESIDE = 128
+
+
+_OWN_FILES = Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")
+
+
+def free_files() -> int:
+    """Return the number of files that this process can still open."""
+    if sys.platform == "win32":  # for the type checker
+        return 0
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    try:
+        # Since Linux 6.2 st_size is the number of descriptors (proc(5)), in 2 µs; counting a few thousand takes 1 ms.
+        opened = _OWN_FILES.stat().st_size if sys.platform == "linux" else 0
+        return max(0, soft - (opened or len(list(_OWN_FILES.iterdir()))))
+    except OSError:  # EMFILE: the directory cannot be opened either
+        return 0
 
 
 def make_room(members: int, files_per_member: int, *, what: str, quiet: bool) -> None:

@@ -10,24 +10,30 @@ import contextlib
 import logging
 import random
 import selectors
+import signal
 import socket
+import threading
 import time
+import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
 from mingle import forksafe
 from mingle.configuration.settings import Network
+from mingle.engine import progress
 from mingle.engine.network_facts import Seen, network_facts
 from mingle.engine.nics import Nics
+from mingle.errors import MingleError
 from mingle.network import connections, inspection, interfaces
 from mingle.network.connections import Connections
 from mingle.network.peers import Peers
 from mingle.network.siblings import Siblings
 from mingle.network.transport import Received, Transport
 from mingle.network.twins import Twins
-from mingle.rules.machine import Answer, Dial, Effect, Hangup, Multicast, NetworkFacts, Notice, Source, Write
+from mingle.rules import claims
+from mingle.rules.machine import Answer, Dial, Effect, Hangup, Multicast, NetworkFacts, Notice, Reset, Source, Write
 from mingle.wire import datagrams, echo
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Offer, Seek
@@ -40,6 +46,8 @@ QUICK_SECONDS = 0.2
 REFRESH_SECONDS = 30.0
 """How often memberships are renewed, also while the job runs: a switch that snoops without a querier forgets them."""
 LONGEST_WAIT_SECONDS = 60.0
+FAULTS_TOLD = 16
+"""Places in the code for which a failure on input is logged, once each."""
 UNICAST_QUESTION_BYTES = datagrams.MAX_BYTES
 """A unicast question is padded to this, so that no answer is longer; one that is shorter than its answer gets none."""
 
@@ -87,6 +95,7 @@ class Loop:
     """
 
     _machine: Machine
+    clock: Callable[[], float] = staticmethod(time.monotonic)  # agents count the time of a suspend as well
 
     def __init__(
         self,
@@ -98,6 +107,9 @@ class Loop:
         groups: Sequence[Group] = (),
     ) -> None:
         self.network = network
+        self.failure: MingleError | None = None
+        """The error that ended the loop's thread, with the unforeseen exception as its ``__cause__``; else None."""
+        self._job = job
         self.new_id = connections.counter()
         self.rng = random.Random()
         self._key = key
@@ -105,10 +117,11 @@ class Loop:
         self._rejected: Counter[str] = Counter()
         self._multicasts_on: set[str] = set()
         self._rp_drops: int | None = None
+        self._faults: set[tuple[str, int]] = set()
         self._twins = Twins()
         self._dialled: dict[int, Dial] = {}
-        self._calls: deque[Callable[[], None]] = deque()
-        now = time.monotonic()
+        self._calls: deque[tuple[Callable[[], None], Callable[[MingleError], object] | None]] = deque()
+        now = self.clock()
         self._nics = Nics(network, now, stack)
         self._selector = forksafe.register(selectors.DefaultSelector())
         stack.callback(self._selector.close)
@@ -120,7 +133,7 @@ class Loop:
         if self._nics.news is not None:
             self._selector.register(self._nics.news, selectors.EVENT_READ, self._nics.heard_news)
         groups = groups or ((LOBBY,) if self._group is None else (self._group, LOBBY))
-        self._siblings = Siblings(network.port)
+        self._siblings = Siblings(network.port, self._rejected)
         stack.callback(self._siblings.close)
         if self._siblings.socket is not None:
             self._selector.register(self._siblings.socket, selectors.EVENT_READ, self._read_siblings)
@@ -181,12 +194,16 @@ class Loop:
         sockets, and a deadline that passed meanwhile must not be judged without them.
         """
         due = self._machine.next_timer()
-        ready = self._selector.select(self._wait(due))
+        wait = self._wait(due)
+        if self._connections.starved:
+            wait = min(wait, connections.STARVED_SECONDS)
+        ready = self._selector.select(wait)
+        if self._connections.starved:
+            self._connections.listen_again()
         for key, mask in ready:
-            for event in key.data(mask):
-                self._tcp_event(event)
+            self._serve_input(key.data, mask)
             self._carry_out()
-        now = time.monotonic()
+        now = self.clock()
         if ready and due is not None and now >= due:
             due = self._machine.next_timer()  # what has come in may have settled it
         if due is not None and now >= due:
@@ -199,16 +216,62 @@ class Loop:
             self._apply(change.added, change.removed)
         self._carry_out()
 
+    def _serve_input(self, serve: Callable[[int], Iterable[connections.Event]], mask: int) -> None:
+        """Serve the sockets that the selector found ready. No input from outside ends the loop."""
+        if serve == self._run_calls:
+            serve(mask)  # what our own threads want done is no input
+            return
+        try:
+            events = serve(mask)
+        except Exception as error:
+            self._note_fault(error, "what came in on a socket")
+        else:
+            for event in events:
+                self._tcp_event(event)
+
+    def _note_fault(self, error: Exception, what: str) -> None:
+        """Count input that was dropped because its handler raised; log it once for each place in the code.
+
+        Raises:
+            Exception: the error itself, if a signal handler of the application raised it for the caller.
+        """
+        if _comes_from_a_signal_handler(error):
+            raise error
+        self._rejected["fault"] += 1
+        frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
+        place = (frame.f_code.co_filename, line)
+        if place in self._faults or len(self._faults) >= FAULTS_TOLD:
+            return
+        self._faults.add(place)
+        told = MingleError.explain(
+            f"{what} could not be handled and was dropped ({type(error).__name__}: {error}); "
+            "the discovery goes on, and further failures at the same place are only counted",
+            cause="a defect in mingle, which somebody on the network or on this machine may have provoked",
+            remedy="report the traceback.",
+        )
+        self._complain(str(told), error)
+
+    def _complain(self, text: str, error: BaseException) -> None:
+        """Report a failure with its traceback, also where the application has not configured logging."""
+        progress.say(logging.ERROR, text, error=error)
+
     def _wait(self, due: float | None) -> float:
-        now = time.monotonic()
+        now = self.clock()
         times = [due, now + LONGEST_WAIT_SECONDS, *self._more_timers()]
         times += [self._nics.look_due, self._peers.next_timer(now)] if self._seeks() else []
         times += [self._refresh_due] if self._transport is not None else []
         return max(0.0, min(time for time in times if time is not None) - now)
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Has a function run by the loop, from any thread."""
-        self._calls.append(function)
+    def call(self, function: Callable[[], None], failed: Callable[[MingleError], object] | None = None) -> None:
+        """Have the loop run a function; callable from any thread.
+
+        Args:
+            function: what to run.
+            failed: called instead of the function, in any thread, if the loop's thread has failed.
+        """
+        self._calls.append((function, failed))
+        if self.failure is not None:
+            self._fail_calls()
         with contextlib.suppress(OSError):  # full: it will wake up anyhow; closed: nobody is left to wake
             self._wake_writer.send(b"\0")
 
@@ -217,8 +280,70 @@ class Loop:
             while self._wake_reader.recv(4096):
                 pass
         while self._calls:
-            self._calls.popleft()()
+            self._calls.popleft()[0]()
         return []
+
+    # --- what ends it ----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _failures_explained(self) -> Iterator[None]:
+        """Wrap an unforeseen exception in a MingleError; return an exception of a signal handler unchanged."""
+        try:
+            yield
+        except MingleError:
+            raise
+        except Exception as error:
+            if _comes_from_a_signal_handler(error):
+                raise
+            logger.info("the traceback of what ended the loop", exc_info=error)
+            raise self._failure_of(error) from error
+
+    def _failure_of(self, error: BaseException) -> MingleError:
+        """Return the error for the callers that wait for this loop."""
+        if isinstance(error, MingleError):
+            return error
+        whose = "the loop" if self._job is None else f"job {self._job!r}: its loop"
+        failure = MingleError.explain(
+            f"{whose} was ended by an unforeseen {type(error).__name__}: {error}",
+            cause="the system refused what it needs" if isinstance(error, OSError) else "a defect in mingle",
+            remedy="start it again, and report the traceback: that of `__cause__` (`mingle-discover -v` shows it).",
+        )
+        failure.__cause__ = error
+        return failure
+
+    def _die(self, error: BaseException, *endings: Callable[[], object]) -> None:
+        """End the loop's thread: run all endings, even if some fail, and fail the waiting calls. Raises nothing.
+
+        Args:
+            error: the exception that ended the thread.
+            endings: the functions that shut down the store and the sockets, in their order.
+        """
+        self.failure = failure = self._failure_of(error)
+        told: Callable[[], object] = partial(self._complain, str(failure), error)
+        for ending in (*endings, self._fail_calls, told):
+            try:
+                ending()
+            except Exception as problem:
+                logger.debug("shutting the loop failed in part: %r", problem)
+
+    def _part(self, farewell: Callable[[], None]) -> None:
+        """Send the good-byes. A failure here does not replace the exception that ended the loop."""
+        try:
+            farewell()
+            self._carry_out()
+        except Exception as error:
+            if _comes_from_a_signal_handler(error):
+                raise
+            logger.debug("the good-bye failed: %r", error)
+
+    def _fail_calls(self) -> None:
+        """Fail the calls that the ended loop will not run; only one thread takes each call out."""
+        assert self.failure is not None
+        with contextlib.suppress(IndexError):
+            while True:
+                _, failed = self._calls.popleft()
+                if failed is not None:
+                    failed(self.failure.copied())
 
     def _ask_peers(self, now: float) -> None:
         if self._transport is None:
@@ -274,16 +399,23 @@ class Loop:
     def _read_datagrams(self, sock: socket.socket, _mask: int) -> list[connections.Event]:
         if self._transport is not None:
             for received in self._transport.receive(sock):
-                message = self._datagram(received)
-                # A question for us is answered by us; who else there is may be asked for anything else.
-                if received.shared and not (isinstance(message, Seek) and self._hosts(message.job)):
-                    self._siblings.hand_on(received, time.monotonic())
+                self._take(received, handed=False)
         return []
 
     def _read_siblings(self, _mask: int) -> list[connections.Event]:
         for received in self._siblings.receive():
-            self._datagram(received)
+            self._take(received, handed=True)
         return []
+
+    def _take(self, received: Received, *, handed: bool) -> None:
+        """Pass a datagram to the machine, and to the other processes of this machine if it concerns them as well."""
+        try:
+            message = self._datagram(received)
+            # This process answers a question for its own job; siblings can answer any other datagram.
+            if not handed and received.shared and not (isinstance(message, Seek) and self._hosts(message.job)):
+                self._siblings.hand_on(received, self.clock())
+        except Exception as error:
+            self._note_fault(error, f"a datagram from {received.source[0]}")
 
     def _hosts(self, job: str) -> bool:
         """Whether this process hosts a job that is forming."""
@@ -297,25 +429,56 @@ class Loop:
 
     def _datagram(self, received: Received) -> Datagram | None:
         self._note_multicast(received)
-        now = time.monotonic()
+        now = self.clock()
         # A ping is for another process of this machine, to which it is handed on.
         if echo.is_one(received.data) or self._twins.is_second(received, now):
             return None
         message = self._decode(received.data)
+        verified = isinstance(message, Offer) and self._verified(received.data, message)
+        if isinstance(message, Offer):
+            message = self._admitted(message, received, verified=verified)
         if message is not None:
             self._twins.note(received, now)
             source = Source(
                 interface=received.interface,
                 multicast=received.multicast,
                 signed=datagrams.is_signed(received.data),
+                verified=verified,
                 address=connections.bare_address(received.source[0]),
                 reply_to=received,
             )
             self._machine.heard(message, source, now)
         return message
 
+    def _admitted(self, offer: Offer, received: Received, *, verified: bool) -> Offer | None:
+        """Return the usable part of an OFFER; count it and return None if nothing is usable."""
+        address = connections.bare_address(received.source[0])
+        if not (received.multicast or received.local or verified):
+            # A host answers by unicast only if it was asked as a peer, or is on one of our networks.
+            networks = [each.network for nic in self._nics.found for each in nic.addresses]
+            known = self._peers.knows(address) or claims.is_on_link(address, networks)
+            if not known and not interfaces.is_on_link(address):
+                self._rejected["unsolicited"] += 1
+                return None
+        on_loopback = any(each.name == received.interface and each.loopback for each in self._nics.found)
+        admitted = claims.without_traps(offer, on_loopback=on_loopback)
+        if admitted is None:
+            self._rejected["addresses"] += 1
+        return admitted
+
+    def _verified(self, untrusted: bytes, offer: Offer) -> bool:
+        """Return whether our secret signed an OFFER that `_decode` accepted."""
+        return self._key is not None
+
     def _tcp_event(self, event: connections.Event) -> None:
-        machine, now = self._machine, time.monotonic()
+        try:
+            self._handle_tcp_event(event)
+        except Exception as error:
+            self._note_fault(error, "what came in on a connection")
+            self._give_up(event.conn)
+
+    def _handle_tcp_event(self, event: connections.Event) -> None:
+        machine, now = self._machine, self.clock()
         if isinstance(event, connections.Accepted):
             self._accepted(event.conn, event.address, now)
         elif not machine.owns(event.conn):
@@ -327,6 +490,16 @@ class Loop:
         else:
             self._dialled.pop(event.conn, None)
             self._ended(event.conn, event.reason, now)
+
+    def _give_up(self, conn: int) -> None:
+        """Close a connection whose input could not be handled, and tell the machine."""
+        self._dialled.pop(conn, None)
+        self._connections.hang_up(conn)
+        try:
+            if self._machine.owns(conn):
+                self._ended(conn, "what came in on it could not be handled", self.clock())
+        except Exception as error:
+            self._note_fault(error, "the end of a connection")
 
     def _connected(self, event: connections.Connected, now: float) -> None:
         dialled = self._dialled.pop(event.conn)
@@ -355,15 +528,22 @@ class Loop:
             case Multicast(message, lobby):
                 self._multicast(message, LOBBY if lobby else self._group)
             case Answer(source, message):
-                self._answer(source, message)
+                try:
+                    self._answer(source, message)
+                except Exception as error:  # where it goes to was named by somebody else
+                    self._note_fault(error, f"a question from {source.address}")
             case Dial(conn, address, port, interface):
                 self._dialled[conn] = effect
-                events = self._connections.dial(conn, address, port, self._nics.index(interface))
+                try:
+                    events = self._connections.dial(conn, address, port, self._nics.index(interface))
+                except Exception as error:  # the address, too
+                    self._note_fault(error, f"the address {address}")
+                    events = [connections.Closed(conn, f"can't be dialled: {error}")]
             case Write(conn, data):
                 events = self._connections.write(conn, data)
-            case Hangup(conn):
+            case Hangup(conn) | Reset(conn):
                 self._dialled.pop(conn, None)
-                self._connections.hang_up(conn)
+                (self._connections.reset if isinstance(effect, Reset) else self._connections.hang_up)(conn)
             case Notice(text, warning):
                 self._say(logging.WARNING if warning else logging.INFO, text)
             case _:
@@ -416,3 +596,21 @@ class Loop:
             diagnosed: whether to look for what is wrong with this machine, too; it takes a moment.
         """
         return network_facts(self.seen, diagnosed=diagnosed)
+
+
+def _comes_from_a_signal_handler(error: BaseException) -> bool:
+    """Return whether a signal handler raised an exception; Python runs handlers between any two lines."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {code for code in map(_code, handlers) if code is not None}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code(handler: object) -> object:
+    """Return the code object that runs when a handler (a function, a method or a callable object) is called."""
+    while (inner := getattr(handler, "func", None)) is not None:  # functools.partial
+        handler = inner
+    if callable(handler) and not hasattr(handler, "__code__"):
+        handler = handler.__call__
+    return getattr(handler, "__code__", None)

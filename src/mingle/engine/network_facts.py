@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -63,9 +64,10 @@ def network_facts(seen: Seen, *, diagnosed: bool) -> NetworkFacts:
     failures += [f"{host} did not resolve: {why}" for host, why in seen.unresolved.items()]
     findings: Sequence[Finding] = ()
     if diagnosed:
-        from mingle.checks import diagnosis  # only who has failed needs it
+        with contextlib.suppress(OSError, ImportError):  # EMFILE: modules can't be loaded, and the report has to do
+            from mingle.checks import diagnosis  # only who has failed needs it
 
-        findings = diagnosis.troubles(inspection.gather(observed(seen)))
+            findings = diagnosis.troubles(inspection.gather(observed(seen)))
     return NetworkFacts(
         interfaces=[str(each) for each in seen.usable],
         groups=groups,

@@ -6,15 +6,18 @@ belong to the network namespace, as a node does here, and the kernel frees the n
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import socket
 import sys
 import traceback
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mingle import forksafe
+from mingle.configuration import settings
 from mingle.errors import printable
 from mingle.rules.machine import Snapshot
 from mingle.rules.reports import ranks_text
@@ -64,8 +67,17 @@ def say(level: int, text: str, *, quiet: bool = False, error: BaseException | No
         logger.log(level, text, exc_info=error)
     elif sys.stderr is not None:
         lines = traceback.format_exception(error) if error is not None else []
-        sys.stderr.write(f"mingle: {text}\n{''.join(lines)}")
-        sys.stderr.flush()
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it (EPIPE), or the application has closed it
+            sys.stderr.write(f"mingle: {text}\n{''.join(lines)}")
+            sys.stderr.flush()
+
+
+def point_out_mistyped(environ: Mapping[str, str]) -> None:
+    """Warn of unknown variables that look like one of mingle's; any other can belong to another program."""
+    quiet = environ.get("MINGLE_PROGRESS", "").strip() == "off"
+    for name, meant in settings.unknown_variables(environ).items():
+        if meant is not None:
+            say(logging.WARNING, settings.unknown_variable_text(name, meant), quiet=quiet)
 
 
 def _logging_shows(level: int) -> bool:
@@ -115,7 +127,8 @@ class Progress:
             return
         text = line(self._job, self._world_size, self._rank, snapshot, now - self._started)
         if self._terminal:
-            self._show(text)
+            with contextlib.suppress(OSError, ImportError):  # EMFILE: rich can't be loaded now
+                self._show(text)
         else:
             say(logging.INFO, text)
 
@@ -148,7 +161,10 @@ class Progress:
         if sys.platform != "linux":
             return True
         name = hashlib.sha256(f"{os.getuid()}\0{self._job}".encode()).hexdigest()[:32]
-        speaker = forksafe.register(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        try:
+            speaker = forksafe.register(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        except OSError:  # EMFILE: no line is shown until there is a descriptor
+            return False
         try:
             speaker.bind(f"\0mingle-progress-{name}")
         except OSError:

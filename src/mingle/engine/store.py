@@ -14,7 +14,7 @@ import secrets
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,8 +36,10 @@ PROVE_SECONDS = 10.0
 """Longer than the host waits for the proof helps nobody, and shorter fails where reverse look-ups stall (5 s each)."""
 OPERATION_SECONDS = 30.0
 KEY_PREFIX = "mingle/"
+_MOST_DESCRIPTORS = 65_536
 NOTHING = "-"
 """No token looks like this."""
+_EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})
 
 
 class StoreServer(Struct):
@@ -77,7 +79,7 @@ class StoreServer(Struct):
         The process group holds the store as well, so letting go is not enough; torch has no call for this.
         """
         self.release()
-        for own in _own_sockets(socket.socket.getsockname, self.port):
+        for own in _own_sockets(socket.socket.getsockname, self.port, self.address):
             with contextlib.suppress(OSError):
                 own.getpeername()  # raises for the listener, which stays
                 own.shutdown(socket.SHUT_RDWR)
@@ -112,54 +114,96 @@ class StoreClient(Struct):
     def hand_over(self) -> TCPStore:
         """Returns torch's client for a process group, its connection as torch makes it."""
         if self._tuned:
-            for own in self._connections():
+            for own in _connections_to(self.address, self.port):
                 untune(own)
         return self._store
 
     def tune(self) -> None:
         """Has the connection notice a dead peer while it waits, and no firewall forget it."""
-        for own in self._connections():
+        for own in _connections_to(self.address, self.port):
             tune(own)
         self._tuned = True
 
-    def _connections(self) -> Iterator[socket.socket]:
-        # Torch does not show its descriptor, and another of this process may lead to that port of another host.
-        for own in _own_sockets(socket.socket.getpeername, self.port):
-            if bare_address(own.getpeername()[0]) == bare_address(self.address):
+
+def cut_off(address: str, port: int) -> None:
+    """Shut down this process's connections to a store, so that a torch call blocked in one fails now."""
+    for own in _connections_to(address, port):
+        with contextlib.suppress(OSError):
+            own.shutdown(socket.SHUT_RDWR)
+
+
+def _connections_to(address: str, port: int) -> Iterator[socket.socket]:
+    # Torch does not show its descriptor.
+    return _own_sockets(socket.socket.getpeername, port, address)
+
+
+def _own_sockets(end: Callable[[socket.socket], Any], port: int, address: str) -> Iterator[socket.socket]:
+    """Yield copies of this process's TCP sockets that have one end (`getsockname`, `getpeername`) at an endpoint.
+
+    The port alone says nothing: another service of this process, or of another host, may have the same one on another
+    address. Each socket is closed when the next one is asked for.
+
+    Args:
+        end: which end.
+        port: its port.
+        address: its address; the unspecified address matches every address.
+    """
+    for number in own_descriptors():
+        with contextlib.suppress(OSError), own_socket(number) as own:
+            found = None if own is None else _tcp_end(own, end)
+            if own is None or found is None or found[1] != port:
+                continue
+            if address in _EVERY_ADDRESS or found[0] == bare_address(address):
                 yield own
 
 
-def _own_sockets(end: Callable[[socket.socket], Any], port: int) -> Iterator[socket.socket]:
-    """Yields copies of this process's TCP sockets one end of which (`getsockname`, `getpeername`) has that port.
-
-    Each is closed when the next one is asked for.
-    """
-    descriptors = Path("/dev/fd")  # Linux and macOS
-    for name in [entry.name for entry in descriptors.iterdir()] if descriptors.is_dir() else ():
+@contextlib.contextmanager
+def own_socket(number: int) -> Iterator[socket.socket | None]:
+    """Return a socket for a descriptor, a copy if one is free; None if the descriptor is not a socket."""
+    if not stat.S_ISSOCK(os.fstat(number).st_mode):
+        yield None
+        return
+    try:
+        copied = os.dup(number)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        original = socket.socket(fileno=number)
         try:
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            copy = socket.socket(fileno=os.dup(int(name)))
-        except (OSError, ValueError):  # closed meanwhile, or no number
-            continue
-        with copy:
-            if _tcp_port(copy, end) == port:
-                yield copy
+            yield original
+        finally:
+            original.detach()
+        return
+    with socket.socket(fileno=copied) as copy:
+        yield copy
 
 
-def _tcp_port(own: socket.socket, end: Callable[[socket.socket], Any]) -> int | None:
+def own_descriptors() -> Sequence[int]:
+    """Return the numbers of this process's open files; empty where the system does not list them."""
+    try:
+        return [int(entry.name) for entry in Path("/dev/fd").iterdir()]  # Linux and macOS
+    except OSError as error:
+        # Without a free descriptor the directory cannot be opened; open files have the lowest numbers.
+        return range(_MOST_DESCRIPTORS) if error.errno in (errno.EMFILE, errno.ENFILE) else ()
+
+
+def _tcp_end(own: socket.socket, end: Callable[[socket.socket], Any]) -> tuple[str, int] | None:
     if own.family not in (socket.AF_INET, socket.AF_INET6) or own.type != socket.SOCK_STREAM:
         return None
     try:
-        return int(end(own)[1])
+        address, port = end(own)[:2]
     except OSError:  # not connected; on macOS also one that has been shut down
         return None
+    return bare_address(address), port
 
 
-def _listens_itself(port: int) -> bool:
-    """Whether this very process listens at a TCP port."""
-    own_sockets = _own_sockets(socket.socket.getsockname, port)
-    return any(own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for own in own_sockets)
+def _listens_itself(address: str, port: int) -> bool:
+    """Return whether this process listens on an endpoint, at that address or at every address."""
+    places = {bare_address(address), *_EVERY_ADDRESS}
+    return any(
+        own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and bare_address(own.getsockname()[0]) in places
+        for own in _own_sockets(socket.socket.getsockname, port, "::")
+    )
 
 
 def open_server(address: str, port: int | None, session: bytes) -> StoreServer:
@@ -226,7 +270,7 @@ def _listen(address: str, port: int | None) -> socket.socket:
 
 def _bind_failed(address: str, port: int | None, error: OSError) -> MingleError:
     where = f"[{address}]" if ":" in address else address
-    if port is not None and error.errno == errno.EADDRINUSE and _listens_itself(port):
+    if port is not None and error.errno == errno.EADDRINUSE and _listens_itself(address, port):
         return ConfigurationError.explain(
             f"the store can't listen on {where}:{port}: {error.strerror}",
             cause="this process itself holds MINGLE_MASTER_PORT (master_port=): the process group of an earlier call "

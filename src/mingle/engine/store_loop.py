@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from mingle.configuration import values
 from mingle.configuration.settings import Settings
-from mingle.engine import store
+from mingle.engine import file_limit, progress, store
 from mingle.engine.loop import Loop, Machine
 from mingle.engine.spare_thread import SpareThread
 from mingle.errors import MingleError
@@ -49,6 +50,8 @@ class StoreLoop(Loop):
         self._stage = ""
         self._spare_thread = SpareThread()
         stack.callback(self._spare_thread.end)
+        for remark in values.secret_remarks(settings.secret):
+            progress.say(logging.WARNING, remark, quiet=settings.progress == "off")
         key = JobKey(settings.secret, settings.job_id) if settings.secret is not None else None
         super().__init__(settings, settings.job_id, key, stack)
 
@@ -61,7 +64,14 @@ class StoreLoop(Loop):
 
     def _means(self) -> Means:
         """What the machine works with."""
-        return Means(key=self._key, new_id=self.new_id, rng=self.rng, timeout=self.settings.discovery_timeout)
+        return Means(
+            key=self._key,
+            new_id=self.new_id,
+            rng=self.rng,
+            timeout=self.settings.discovery_timeout,
+            free_files=file_limit.free_files,
+            unsent=self._connections.unsent,
+        )
 
     def _listen(self) -> Reach:
         """Opens the control port and returns where it listens."""
@@ -109,13 +119,20 @@ class StoreLoop(Loop):
         """Runs what may block in a daemon thread that may be abandoned; its result is a call for the loop."""
 
         def run() -> None:
-            result = work()
+            try:
+                result = work()
+            except BaseException as error:
+                result = partial(self._raise, error)  # whatever it is, the loop that waits for it can't go on
             if self._closed:
                 result()  # nobody turns the loop any more: it only lets go of what it got
             else:
                 self.call(result)
 
         self._spare_thread.run(f"mingle-abandoned-{what}", run)
+
+    def _raise(self, error: BaseException) -> None:
+        if not self._closed:
+            raise error
 
     def _open_in_turn(self, opening: Callable[[], Callable[[], None]], place: tuple[str, bytes]) -> None:
         """Opens a store in a thread, one at a time; of those that wait the last counts.

@@ -6,7 +6,8 @@ frames go out in one piece.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -19,15 +20,22 @@ PROOF_SECONDS = 2.0
 """How long a caller may take until it has proved itself, and after that, if it called to join, until it asks to …"""
 PROOF_SECONDS_PER_RANK = 0.005
 """… or so long for each rank of the job, if that is more: what it says waits here while others are served."""
-# Callers that have not proved themselves, beside one for each rank; bounded against a flood of connections that never
-# speak.
+# Callers that have not proved themselves, beside one for each rank that has no seat; bounded against a flood of
+# connections that never speak.
 MAX_UNPROVED = 2048
-# Of these from one address: whoever floods us from one machine pushes out nobody but itself.
-MAX_UNPROVED_PER_SOURCE = 1024
 # Callers that have, and do not join, beside one for each rank: without a secret everybody can prove itself. Another run
 # of the job waits for the end of this one on so many connections, and must not take it for dead.
 MAX_ONLOOKERS = 2048
-MAX_ONLOOKERS_PER_SOURCE = 1024
+MAX_WHEN_SEALED = 64
+"""The limit for each of these two kinds once the session is sealed and awaits no more ranks."""
+STRANGERS_SHARE = 8
+"""Each kind gets at most this fraction (one in N) of the process's free descriptors …"""
+RANKS_SHARE = 4
+"""… and the additional places for awaited ranks get this fraction. The process keeps a quarter for itself."""
+SOURCE_SHARE = 2
+"""One address can hold this fraction of the places, so a flood from one machine displaces no other caller."""
+ROOM_SECONDS = 0.1
+"""How long a measurement of the free descriptors stays valid."""
 
 
 class Caller(Struct, frozen=True):
@@ -54,20 +62,29 @@ class Caller(Struct, frozen=True):
 
 
 class _Crowd:
-    """Connections in their order, bounded in all and by the address that they came from."""
+    """Connections in order of arrival, and by their source address."""
 
-    def __init__(self, most: int, most_of_source: int) -> None:
-        self._most = most
-        self._most_of_source = most_of_source
+    def __init__(self) -> None:
         self._sources: dict[int, str] = {}
         self._by_source: dict[str, dict[int, None]] = {}
 
-    def too_many(self, source: str) -> int | None:
-        """Returns which one has to go before another one of this address comes: the oldest, of its own if possible."""
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def too_many(self, source: str, strangers: int, ranks: int) -> list[int]:
+        """Return which must go before one of this address comes: the oldest, of its own address if that has too many.
+
+        Args:
+            source: the address.
+            strangers: how many can stay regardless of their kind.
+            ranks: how many more can stay, one for each expected rank.
+        """
         alike = self._by_source.get(source, {})
-        if len(alike) >= self._most_of_source:
-            return next(iter(alike))
-        return next(iter(self._sources)) if len(self._sources) >= self._most else None
+        excess = len(alike) + 1 - max(1, strangers // SOURCE_SHARE + ranks)
+        gone = list(itertools.islice(alike, max(0, excess)))
+        excess = len(self) - len(gone) + 1 - max(1, strangers + ranks)
+        others = (conn for conn in self._sources if conn not in gone)
+        return gone + list(itertools.islice(others, max(0, excess)))
 
     def add(self, conn: int, source: str) -> None:
         self._sources[conn] = source
@@ -88,8 +105,12 @@ class _Crowd:
 class Callers:
     """The callers of one host, by connection.
 
-    ``converse`` begins the host's side of a conversation; ``gone`` is told of each connection that ended, on whichever
-    side, so that nobody counts on it any more; ``expected`` is how many ranks the job has.
+    Args:
+        converse: begins the host's side of a conversation.
+        effects: the list to which the host's effects are added.
+        gone: called for each connection that ended, on either side.
+        expected: how many ranks the job has.
+        free_files: returns how many more connections the process can hold.
     """
 
     def __init__(
@@ -99,14 +120,21 @@ class Callers:
         *,
         gone: Callable[[int], None],
         expected: int = 0,
+        free_files: Callable[[], int],
     ) -> None:
         self._converse = converse
         self._effects = effects
         self._gone = gone
         self._patience = max(PROOF_SECONDS, PROOF_SECONDS_PER_RANK * expected)
         self._callers: dict[int, Caller] = {}
-        self._unproved = _Crowd(MAX_UNPROVED + expected, MAX_UNPROVED_PER_SOURCE + expected)
-        self._onlookers = _Crowd(MAX_ONLOOKERS + expected, MAX_ONLOOKERS_PER_SOURCE + expected)
+        self._expected = self._awaited = expected
+        self._sealed = False
+        self._free_files = free_files
+        self._room = 0
+        """The measured number of free descriptors, plus those held by callers without a seat."""
+        self._measure_at = float("-inf")
+        self._unproved = _Crowd()
+        self._onlookers = _Crowd()
         """Those that have proved themselves and have no seat, nor have asked for one."""
         self._deadlines: dict[int, float] = {}
         """By when a caller has to prove itself, or to ask for a seat; the earliest first."""
@@ -125,16 +153,28 @@ class Callers:
 
     def accepted(self, conn: int, address: str, now: float) -> None:
         """Somebody has connected; in a flood the oldest of those that have proved nothing has to go."""
+        if now >= self._measure_at:
+            self._room = self._free_files() + len(self._unproved) + len(self._onlookers)
+            self._measure_at = now + ROOM_SECONDS
         self._make_room(self._unproved, address)
         self._callers[conn] = Caller(self._converse(), address)
         self._unproved.add(conn, address)
         self._deadlines[conn] = now + self._patience
         self._to_write.add(conn)
 
+    def expect(self, ranks: int, *, sealed: bool) -> None:
+        """Take note of the number of ranks without a seat, and of whether the session takes members."""
+        self._awaited, self._sealed = ranks, sealed
+
     def _make_room(self, crowd: _Crowd, address: str) -> None:
-        oldest = crowd.too_many(address)
-        if oldest is not None:
-            self.hang_up(oldest)
+        most, ranks = (
+            (MAX_UNPROVED, 0 if self._sealed else self._awaited)
+            if crowd is self._unproved
+            else (MAX_ONLOOKERS, self._expected)
+        )
+        strangers = min(MAX_WHEN_SEALED if self._sealed else most, self._room // STRANGERS_SHARE)
+        for conn in crowd.too_many(address, strangers, min(ranks, self._room // RANKS_SHARE)):
+            self.hang_up(conn)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> list[frames.AnyFrame]:
         """Takes a caller's bytes and returns the frames in them that came after its proof.
@@ -167,6 +207,12 @@ class Callers:
         if conn in self._callers:
             self._callers[conn].conversation.send(frame)
             self._to_write.add(conn)
+
+    def answer(self, conn: int, bodies: Sequence[bytes]) -> None:
+        """Send a caller frames that were encoded once for several callers."""
+        for body in bodies:
+            self._callers[conn].conversation.send_body(body)
+        self._to_write.add(conn)
 
     def forget(self, conn: int) -> None:
         """That connection ended."""

@@ -13,8 +13,9 @@ import functools
 import msgspec
 
 from mingle.errors import InterfaceError, MingleError
+from mingle.host.answers import Answers
 from mingle.host.callers import Caller, Callers
-from mingle.host.introduction import Introduction, roster_parts
+from mingle.host.introduction import Introduction
 from mingle.host.making_way import MakingWay
 from mingle.host.presence import Presence
 from mingle.host.rivals import Rivals
@@ -89,15 +90,23 @@ class Host:
             deadline=self._deadline,
         )
         self.rivals = Rivals(
-            introduction.hello,
+            introduction.call,
             means.key,
             means.new_id,
             self._effects,
             address_seconds=address_seconds(identity.world_size),
             competes=identity.rank is None,
+            dials=means.dials,
         )
         converse = functools.partial(introduction.conversation, means.key)
-        self._callers = Callers(converse, self._effects, gone=self.rivals.caller_gone, expected=identity.world_size)
+        self._callers = Callers(
+            converse,
+            self._effects,
+            gone=self._caller_gone,
+            expected=identity.world_size,
+            free_files=means.free_files,
+        )
+        self._answers = Answers(self.registrar, self._callers, means.unsent)
 
     def _make_registrar(self, introduction: Introduction) -> Registrar:
         return Registrar(self.session, self.identity.world_size, introduction.seat(), kind=self.identity.kind)
@@ -151,6 +160,11 @@ class Host:
         """What this host says of itself."""
         return self._introduction.offer(self.registrar)
 
+    def describe_running(self, caller: frames.Who, now: float) -> frames.Running:
+        """The answer to a caller that only asks."""
+        since, port = self._sealed_since, self.store_port
+        return self._introduction.running(self.registrar, now, sealed_since=since, store_port=port)
+
     def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
         """Its interfaces have changed: it listens at these addresses. They stay once a store may stand on one."""
         if self.registrar.phase in (Phase.OPEN, Phase.CONFIRMING):
@@ -165,7 +179,7 @@ class Host:
             return
         other = self._presence.heard(message, source, now)
         if other is not None and not self.finished:
-            self.rivals.heard(other, named(other, source.interface), now, sender=source.address)
+            self.rivals.heard(other, named(other, source.interface, source.address), now, sender=source.address)
 
     def heard_unverified(self, message: Datagram) -> None:
         """A datagram came in whose signature is missing or wrong: a hint for the report, and no more than that."""
@@ -175,6 +189,9 @@ class Host:
 
     def accepted(self, conn: int, address: str, now: float) -> None:
         """Somebody has connected to the control port."""
+        seats = self.registrar
+        awaited = max(0, seats.world_size - len(seats.seats))
+        self._callers.expect(awaited, sealed=seats.phase not in (Phase.OPEN, Phase.CONFIRMING))
         self._callers.accepted(conn, address, now)
 
     def owns(self, conn: int) -> bool:
@@ -220,13 +237,15 @@ class Host:
             self.registrar.lost(conn, now, reason)
         self._hold(now)
 
+    def _caller_gone(self, conn: int) -> None:
+        self.rivals.caller_gone(conn)
+        self._answers.forget(conn)
+
     def _greet(self, conn: int, caller: Caller, now: float) -> None:
         """A caller has proved itself; the ones that only asked are answered."""
         hello = caller.hello
         if hello.purpose in ("probe", "rival"):
-            since, port = self._sealed_since, self.store_port
-            running = self._introduction.running(self.registrar, now, sealed_since=since, store_port=port)
-            self._callers.tell(conn, running)
+            self._callers.tell(conn, self.describe_running(hello.who, now))
         elector = self.registrar.assigned and hello.who.rank is None
         if hello.purpose == "rival" and not elector and not self.finished:
             self.rivals.caller(conn, hello.member, caller.as_seen(hello.who), now)
@@ -252,8 +271,7 @@ class Host:
         elif isinstance(frame, frames.Ping):
             self._callers.tell(conn, frames.Pong(number=frame.number))
         elif isinstance(frame, frames.Ask):
-            for answer in [self.registrar.status()] if frame.what == "status" else roster_parts(self.registrar):
-                self._callers.tell(conn, answer)
+            self._answers.asked(conn, frame.what)
 
     def _join(self, conn: int, caller: Caller, join: frames.Join, now: float) -> None:
         self.evidence.seekers.pop(caller.hello.member, None)
@@ -379,7 +397,8 @@ class Host:
     def _fail(self, error: MingleError, *, conflict: bool) -> None:
         if self.failure is None:
             self.failure = error
-            self._end(error.observation, conflict=conflict, network=isinstance(error, InterfaceError))
+            reason = reports.one_line(error.observation)
+            self._end(reason, conflict=conflict, network=isinstance(error, InterfaceError))
 
     def close(self, reason: str) -> None:
         """Ends the session on purpose: says so to everybody and hangs up."""

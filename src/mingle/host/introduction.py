@@ -10,17 +10,26 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import Struct
 
-from mingle.rules.control import HostConversation
+from mingle.rules.control import Call, HostConversation
 from mingle.rules.machine import Address, Formation, Identity, Reach, scoped
 from mingle.rules.registrar import Registrar
 from mingle.rules.seats import HostSeat, Phase, Seats, roster_digest
 from mingle.wire import frames
-from mingle.wire.authentication import JobKey, new_nonce
+from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_ADDRESSES, Bye, Offer
 
 # The longest names (four bytes a character) of so many seats still fit into one frame.
 SEATS_PER_FRAME = 128
 _SEALED_PHASES = (Phase.SEALING, Phase.SEALED, Phase.RUNNING)
+
+
+class _Crowd(Struct, frozen=True):
+    """The members of a session at one time."""
+
+    version: tuple[object, ...]
+    joined: tuple[int, ...]
+    missing: tuple[int, ...]
+    roster: str
 
 
 class Introduction(Struct, kw_only=True):
@@ -30,6 +39,7 @@ class Introduction(Struct, kw_only=True):
     session: bytes
     reach: Reach
     started: float
+    _described: _Crowd | None = None
 
     # --- who it is, and where --------------------------------------------------------------------------------------
 
@@ -82,8 +92,7 @@ class Introduction(Struct, kw_only=True):
 
     def join(self) -> frames.Join:
         """Its application for a seat in its own session."""
-        port = self.reach.port if self.identity.kind == "agents" else 0
-        return self.identity.join(self.who(), self.paths(), port=port)
+        return self.identity.join(self.who(), self.paths())
 
     def conversation(self, key: JobKey | None) -> HostConversation:
         """Begins its side of a conversation with a caller."""
@@ -96,14 +105,13 @@ class Introduction(Struct, kw_only=True):
             key=key,
         )
 
-    def hello(self, session: bytes, purpose: frames.Purpose) -> frames.Hello:
-        """What it says first to the host of another session."""
-        return frames.Hello(
+    def call(self, session: bytes, purpose: frames.Purpose) -> Call:
+        """Its HELLO to the host of another session."""
+        return Call(
             job=self.identity.job,
             attempt=self.identity.attempt,
             member=self.identity.member,
             session=session,
-            nonce=new_nonce(),
             purpose=purpose,
             who=self.who(),
         )
@@ -134,19 +142,31 @@ class Introduction(Struct, kw_only=True):
 
     def running(self, seats: Seats, now: float, *, sealed_since: float, store_port: int) -> frames.Running:
         """What a caller is told that only asks."""
-        phase = seats.phase
+        phase, crowd = seats.phase, self._crowd(seats)
         store_stands = phase in (Phase.SEALED, Phase.RUNNING)
         return frames.Running(
             state="running" if phase is Phase.RUNNING else "sealed" if phase in _SEALED_PHASES else "open",
             world_size=self.identity.world_size,
             seconds=max(0.0, now - (sealed_since if phase in _SEALED_PHASES else self.started)),
             host=self.who(),
-            joined=tuple(sorted(who.rank for who in seats.whos() if who.rank is not None))[:4096],
-            missing=seats.missing[:4096],
-            roster=seats.crowd()[:2048],
+            joined=crowd.joined,
+            missing=crowd.missing,
+            roster=crowd.roster,
             store_address=seats.store_address if store_stands else "",
             store_port=store_port if store_stands else 0,
         )
+
+    def _crowd(self, seats: Seats) -> _Crowd:
+        """The description of the members, cached until the roster changes, because callers can ask often."""
+        version = seats.status_version()
+        if self._described is None or self._described.version != version:
+            self._described = _Crowd(
+                version,
+                joined=tuple(sorted(who.rank for who in seats.whos() if who.rank is not None))[:4096],
+                missing=seats.missing[:4096],
+                roster=seats.crowd()[:2048],
+            )
+        return self._described
 
     def formation(self, seats: Seats, store_port: int) -> Formation:
         """Its own place in the job that has formed."""

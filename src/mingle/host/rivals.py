@@ -7,12 +7,12 @@ may be about to end. Both are proved over TCP, and both are gone as soon as thei
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct, field
 
-from mingle.rules.control import HandshakeFailed
+from mingle.rules.claims import DialBudget
+from mingle.rules.control import Call, HandshakeFailed
 from mingle.rules.machine import Effect, Hangup, NewId
 from mingle.rules.proving import ADDRESS_SECONDS, SILENT_SECONDS, Endpoint, Proving, Suspicion, Verdict, merged
 from mingle.wire import frames
@@ -72,6 +72,11 @@ class _Other(Struct):
         return self.is_proved and self.since is not None and self.running is None
 
     @property
+    def waits(self) -> bool:
+        """Whether it is to be asked for the first time, and waits for its dial budget."""
+        return self.proving is not None and self.since is None and not self.proving.dialing
+
+    @property
     def is_claimed(self) -> bool:
         """Whether it may hold a job that runs, and nothing but a datagram says so."""
         return self.may_run or (self.since is not None and not self.is_proved)
@@ -86,7 +91,7 @@ class _Caller(Struct, frozen=True):
 class Rivals(Struct):
     """Keeps count of them."""
 
-    hello: Callable[[bytes, frames.Purpose], frames.Hello]
+    call: Callable[[bytes, frames.Purpose], Call]
     key: JobKey | None
     new_id: NewId
     effects: list[Effect]
@@ -97,6 +102,7 @@ class Rivals(Struct):
     (:mod:`mingle.election.electing`)."""
     longest_wait: float = RUNNING_PATIENCE_SECONDS
     """How long at most another run of the job is waited for."""
+    dials: DialBudget = field(default_factory=DialBudget)
     _suspicion: Suspicion = field(default_factory=Suspicion)
     _others: dict[bytes, _Other] = field(default_factory=dict)
     _callers: dict[int, _Caller] = field(default_factory=dict)
@@ -109,6 +115,11 @@ class Rivals(Struct):
     def running(self) -> list[frames.Running]:
         """Proved blockers."""
         return [each.running for each in self._others.values() if each.running is not None and each.blocks]
+
+    def proved(self) -> list[tuple[Offer, frames.Running]]:
+        """Return the other sessions that have reported their state, each with its last OFFER."""
+        others = self._others.values()
+        return [(each.offer, each.running) for each in others if each.running is not None and each.is_proved]
 
     @property
     def any_alive(self) -> bool:
@@ -190,6 +201,7 @@ class Rivals(Struct):
         crowded = of_sender if len(of_sender) >= MAX_SESSIONS_BY_SENDER else list(self._others)
         if crowded is of_sender or len(crowded) >= MAX_SESSIONS:
             idle = [name for name in crowded if self._others[name].proving is None]
+            idle += [name for name in crowded if self._others[name].waits]
             if not idle:
                 return False
             del self._others[idle[0]]
@@ -197,9 +209,8 @@ class Rivals(Struct):
 
     def _prove(self, other: _Other, now: float) -> None:
         purpose: frames.Purpose = "probe" if other.offer.state == "sealed" else "rival"
-        hello = functools.partial(self.hello, other.offer.session, purpose)
         other.proving = Proving(
-            hello,
+            self.call(other.offer.session, purpose),
             other.endpoints,
             other.offer.port,
             key=self.key,
@@ -207,6 +218,7 @@ class Rivals(Struct):
             effects=self.effects,
             now=now,
             patience=self.address_seconds,
+            dials=self.dials,
         )
 
     def caller(self, conn: int, member: bytes, who: frames.Who, now: float) -> None:

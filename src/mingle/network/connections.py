@@ -8,6 +8,7 @@ import itertools
 import os
 import selectors
 import socket
+import struct
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
@@ -29,8 +30,13 @@ KEEPALIVE_IDLE_SECONDS = 4
 KEEPALIVE_INTERVAL_SECONDS = 2
 KEEPALIVE_PROBES = 3
 USER_TIMEOUT_MILLISECONDS = 10_000
+CLOSED_BY_PEER = "the other side closed it"
+"""The reason of an orderly end (TCP's FIN): a firewall that cuts a process off does not send one."""
 # What a peer that does not read may make us keep; a roster of 100 000 ranks is smaller.
 MAX_UNSENT_BYTES = 32 * 1024 * 1024
+ACCEPTED_AT_ONCE = 32
+STARVED_SECONDS = 0.1
+"""How long a listener pauses when no descriptor is free for accept(2)."""
 _PORT_TRIES = 20
 
 
@@ -87,7 +93,11 @@ class Connections:
         self._connections: dict[int, _Connection] = {}
         self._listeners: dict[tuple[str, int], socket.socket] = {}
         """By address and scope. One whose address has gone stays: it listens again when that comes back."""
-        self._spare = os.open(os.devnull, os.O_RDONLY)
+        self._spare = -1
+        """A spare descriptor, for a caller that arrives when no other descriptor is free."""
+        self._keep_spare()
+        self._deaf: list[socket.socket] = []
+        """Listeners that are not polled, because accept(2) had no free descriptor."""
         self.port = 0
         """The control port, once :meth:`listen` has found one."""
 
@@ -156,8 +166,23 @@ class Connections:
             listener.close()
             raise
         self._listeners[address, index] = listener
-        self._selector.register(listener, selectors.EVENT_READ, partial(self._serve_listener, listener))
+        self._wait_for_callers(listener)
         return listener
+
+    def _wait_for_callers(self, listener: socket.socket) -> None:
+        self._selector.register(listener, selectors.EVENT_READ, partial(self._serve_listener, listener))
+
+    @property
+    def starved(self) -> bool:
+        """Whether callers wait for a free descriptor: see `listen_again`."""
+        return bool(self._deaf)
+
+    def listen_again(self) -> None:
+        """Poll the paused listeners again; call this after `STARVED_SECONDS`."""
+        self._keep_spare()
+        deaf, self._deaf = self._deaf, []
+        for listener in deaf:
+            self._wait_for_callers(listener)
 
     def _stop_listening(self) -> None:
         for listener in self._listeners.values():
@@ -165,6 +190,7 @@ class Connections:
                 self._selector.unregister(listener)
             listener.close()
         self._listeners.clear()
+        self._deaf.clear()
 
     # --- what the machines want ------------------------------------------------------------------------------------
 
@@ -194,10 +220,15 @@ class Connections:
         connection = self._connections.get(conn)
         if connection is None or connection.closing:
             return []
-        connection.unsent += data
-        if len(connection.unsent) > MAX_UNSENT_BYTES:
+        if len(connection.unsent) + len(data) > MAX_UNSENT_BYTES:
             return self._end(connection, "it does not read what it is sent")
+        connection.unsent += data
         return [] if connection.connecting else self._flush(connection)
+
+    def unsent(self, conn: int) -> int:
+        """Return the number of bytes that wait because the peer does not read."""
+        connection = self._connections.get(conn)
+        return 0 if connection is None else len(connection.unsent)
 
     def hang_up(self, conn: int) -> None:
         """Closes after what was to be sent. Nothing is reported of it any more."""
@@ -209,6 +240,14 @@ class Connections:
             self._flush(connection)
         else:
             self._leave(connection)
+
+    def reset(self, conn: int) -> None:
+        """End a connection by a reset, and report nothing more about it."""
+        connection = self._connections.get(conn)
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._discard(connection)
 
     def close(self) -> None:
         """Closes everything at once; what is unsent gets one last try."""
@@ -236,21 +275,25 @@ class Connections:
     def _serve(self, connection: _Connection, mask: int) -> list[Event]:
         if connection.conn not in self._connections:
             return []  # closed by what was served before it in the same round
-        if connection.connecting:
-            return self._finish_connecting(connection)
-        events: list[Event] = []
-        if mask & selectors.EVENT_WRITE:
-            events += self._flush(connection)
-        if mask & selectors.EVENT_READ and connection.conn in self._connections:
-            events += self._read(connection)
+        try:
+            if connection.connecting:
+                return self._finish_connecting(connection)
+            events: list[Event] = []
+            if mask & selectors.EVENT_WRITE:
+                events += self._flush(connection)
+            if mask & selectors.EVENT_READ and connection.conn in self._connections:
+                events += self._read(connection)
+        except OSError as error:  # of the selector, or of a socket that is asked for its name
+            return self._end(connection, _in_words(error)) if connection.conn in self._connections else []
         return events
 
     def _serve_listener(self, listener: socket.socket, _mask: int) -> list[Event]:
         return list(self._accept(listener)) if listener.fileno() >= 0 else []
 
     def _accept(self, listener: socket.socket) -> Iterator[Event]:
-        # Bounded, so that a flood of connections can't keep the loop from everything else.
-        for _ in range(256):
+        # Bounded: a flood must not starve the loop, and each excess connection stays open until the machine has seen
+        # it.
+        for _ in range(ACCEPTED_AT_ONCE):
             try:
                 sock, remote = listener.accept()
             except BlockingIOError:
@@ -262,22 +305,34 @@ class Connections:
                     self._turn_away(listener)
                 return
             forksafe.register(sock)
-            sock.setblocking(False)
-            tune(sock)
-            conn = self._new_id()
-            connection = self._connections[conn] = _Connection(conn, sock)
-            self._selector.register(sock, selectors.EVENT_READ, partial(self._serve, connection))
-            yield Accepted(conn, bare_address(remote[0]))
+            connection = _Connection(self._new_id(), sock)
+            try:
+                sock.setblocking(False)
+                tune(sock)
+                self._selector.register(sock, selectors.EVENT_READ, partial(self._serve, connection))
+            except OSError:  # the caller is gone already (macOS), or the selector takes no more (ENOSPC, ENOMEM)
+                sock.close()
+                continue
+            self._connections[connection.conn] = connection
+            yield Accepted(connection.conn, bare_address(remote[0]))
 
     def _turn_away(self, listener: socket.socket) -> None:
         """Out of descriptors: takes the caller with a spare one and hangs up. Left waiting, it would keep us busy."""
         if self._spare >= 0:
             os.close(self._spare)
             self._spare = -1
-        with contextlib.suppress(OSError):
+        try:
             listener.accept()[0].close()
-        with contextlib.suppress(OSError):  # another thread was quicker: next time, then
-            self._spare = os.open(os.devnull, os.O_RDONLY)
+        except OSError as error:  # another thread took the spare one
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._selector.unregister(listener)
+                self._deaf.append(listener)
+        self._keep_spare()
+
+    def _keep_spare(self) -> None:
+        if self._spare < 0:
+            with contextlib.suppress(OSError):
+                self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def _finish_connecting(self, connection: _Connection) -> list[Event]:
         problem = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -317,7 +372,7 @@ class Connections:
         except OSError as error:
             return self._end(connection, _in_words(error))
         if not data:
-            return self._end(connection, "the other side closed it")
+            return self._end(connection, CLOSED_BY_PEER)
         return [] if connection.closing else [Data(connection.conn, data)]
 
     def _end(self, connection: _Connection, reason: str) -> list[Event]:

@@ -150,7 +150,7 @@ def resolve(hostname: str) -> tuple[list[str], str]:
         try:
             answers = socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)
             result.append((list(dict.fromkeys(str(answer[4][0]) for answer in answers)), ""))
-        except (OSError, UnicodeError) as error:
+        except (OSError, ValueError) as error:
             result.append(([], getattr(error, "strerror", None) or str(error)))
 
     thread = threading.Thread(target=look_up, name="mingle-abandoned-own-name", daemon=True)

@@ -30,6 +30,7 @@ _IFF_LOOPBACK = 0x8
 _IFF_POINTOPOINT = 0x10
 _IFF_RUNNING = 0x40
 _IFF_MULTICAST = 0x8000 if sys.platform == "darwin" else 0x1000
+_SIOCGIFINDEX = 0x8933
 _SIOCGIFFLAGS = 0xC0206911 if sys.platform == "darwin" else 0x8913
 _IFREQ_SIZE = 40  # struct ifreq of a 64-bit Linux; the BSDs' 32 bytes fit
 
@@ -121,7 +122,7 @@ def scan() -> tuple[Interface, ...]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for name, owned in addresses.items():
             try:
-                index, flags = socket.if_nametoindex(name), _flags(probe, name)
+                index, flags = _index(probe, name), _flags(probe, name)
             except OSError:  # ENODEV: the interface went away after it was listed
                 continue
             found.append(
@@ -157,6 +158,18 @@ def _addresses(label: str) -> list[IPv4Interface | IPv6Interface]:
         packed = socket.inet_pton(socket.AF_INET6, entry["addr"].partition("%")[0])
         found.append(IPv6Interface((packed, length)))
     return found
+
+
+def _index(probe: socket.socket, name: str) -> int:
+    """Return the index of the interface `name`; raise OSError if it does not exist."""
+    if sys.platform != "linux":
+        return socket.if_nametoindex(name)
+    import fcntl
+
+    # if_nametoindex() opens a socket, and without a free descriptor it reports that the interface does not exist.
+    answer = fcntl.ioctl(probe, _SIOCGIFINDEX, struct.pack(f"{_IFREQ_SIZE}s", name.encode()[:15]))
+    (index,) = struct.unpack_from("=i", answer, 16)
+    return int(index)
 
 
 def _flags(probe: socket.socket, name: str) -> int:
@@ -293,17 +306,17 @@ def reached_weakly(interfaces: Iterable[Interface], local: str, remote: str) -> 
     # Without a subnet (a tunnel's end, a cloud's /32) everything is reached through somebody else.
     if all(subnet.prefixlen == 32 for subnet in subnets) or any(wanted in subnet for subnet in subnets):
         return False
-    return _on_link(remote)
+    return is_on_link(remote)
 
 
-def _on_link(address: str) -> bool:
+def is_on_link(address: str) -> bool:
     """Whether packets to this IPv4 address need no router. Connecting a UDP socket looks it up and sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_DONTROUTE, 1)
-        try:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_DONTROUTE, 1)
             probe.connect((address, 9))
-        except OSError:
-            return False
+    except OSError:  # also EMFILE: then it is not known
+        return False
     return True
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from mingle import forksafe
 from mingle.configuration.values import Peer
 
 FIRST_INTERVAL_SECONDS = 0.1
@@ -92,7 +93,7 @@ class Resolver:
         self._family = {"4": socket.AF_INET, "6": socket.AF_INET6}.get(family, socket.AF_UNSPEC)
         self._found: list[tuple[str, int]] = []
         self._stop = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = forksafe.register_lock(threading.Lock())
         self._failures: dict[str, str] = {}
         named = [(peer.host, peer.port or default_port) for peer in peers]
         literals = [(host, port) for host, port in named if _is_literal(host)]
@@ -127,7 +128,10 @@ class Resolver:
     def _look_up(self, host: str, port: int) -> None:
         try:
             answers = socket.getaddrinfo(host, port, self._family, socket.SOCK_DGRAM)
-        except (OSError, UnicodeError) as error:  # UnicodeError: no name that IDNA can encode, such as "a..b"
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # ValueError: no name that IDNA can encode, such as "a..b", or a zero byte
             with self._lock:
                 self._failures[host] = getattr(error, "strerror", None) or str(error)
             return
@@ -145,6 +149,8 @@ class Peers:
         self._schedule = PeerSchedule(rng)
         self._resolver = Resolver(peers, default_port, family)
         self._silent = True
+        self._hosts: set[str] = set()
+        """The addresses of all peers that were asked, without ports."""
 
     @property
     def failures(self) -> dict[str, str]:
@@ -159,11 +165,17 @@ class Peers:
         """Returns to whom to speak now. Who has been ``silent`` (there was nothing to say) begins quickly again."""
         if not self._any:
             return []
-        self._schedule.learn(self._resolver.take(), now)
+        found = self._resolver.take()
+        self._schedule.learn(found, now)
+        self._hosts.update(_bare(host) for host, _ in found)
         if silent != self._silent:
             self._silent = silent
             self._schedule.restart(now)
         return [] if silent else self._schedule.turn(now)
+
+    def knows(self, address: str) -> bool:
+        """Tell whether an address is a peer's."""
+        return address in self._hosts
 
     def restart(self, now: float) -> None:
         """Begins quickly again: there are other interfaces to reach them by."""
@@ -185,6 +197,13 @@ def _literal(answer: tuple[Any, ...]) -> str:
     """Returns the address in one of getaddrinfo's answers; a link-local one with its zone, useless without."""
     scope = answer[3] if len(answer) == 4 else 0
     return f"{answer[0]}%{scope}" if scope and "%" not in answer[0] else str(answer[0])
+
+
+def _bare(host: str) -> str:
+    """Returns an address as the kernel writes where a datagram came from: people write IPv6 in many ways (RFC 5952)."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(address if mapped is None else mapped)
 
 
 def _is_literal(host: str) -> bool:

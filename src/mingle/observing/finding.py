@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import random
 
+from mingle.configuration.values import Secret
 from mingle.observing.sighting import Seeking, Sighting, is_host
-from mingle.rules.control import HandshakeFailed
+from mingle.rules.claims import DialBudget
+from mingle.rules.control import Call, HandshakeFailed
 from mingle.rules.machine import Effect, Evidence, Hangup, Multicast, NewId, Source
 from mingle.rules.protocol import Seeker
 from mingle.rules.proving import Proving, Verdict, merged, named
 from mingle.wire import frames
-from mingle.wire.authentication import JobKey, new_nonce
+from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, Datagram, List, Offer, Rejected, Seek
 
 LIST_SECONDS = (0.0, 0.4, 1.0)
@@ -28,7 +30,13 @@ ANSWER_SECONDS = 2.0
 """How long a host that has proved itself may take to say how it stands."""
 SETTLE_SECONDS = 0.5
 """How long after the first host a second one is waited for: a sealed one answers at most twice a second."""
-# Bounded against somebody who invents them.
+UNTRIED_SECONDS = 3.0
+"""How long after that others that are only claimed to be there are still tried: somebody may invent them for ever."""
+SESSION_SECONDS = 5.0
+"""How long `watch` keeps a host that no longer proves itself; hosts answer the lobby every two seconds."""
+SEEKER_SECONDS = 12.0
+"""How long `watch` keeps a seeker; each time only one seeker of a job answers, and not always the same one."""
+# Bounded against invented sessions and seekers; the one that was silent for longest is dropped.
 MAX_SESSIONS = 1024
 MAX_SEEKERS = 1024
 
@@ -44,7 +52,9 @@ class Finder:
         new_id: numbers connections.
         rng: for the jitter of the questions.
         now: the present, in seconds of a monotonic clock.
-        refresh: how often a known session is looked into again, in seconds; None: when its OFFER changes.
+        refresh: how often to query a known session again, in seconds; None: when its OFFER changes.
+        forgets: whether to drop sessions and seekers that have gone silent, as a long watch must; else they are kept
+            for the final report.
     """
 
     def __init__(
@@ -53,11 +63,12 @@ class Finder:
         *,
         member: bytes,
         who: frames.Who,
-        secret: bytes | None,
+        secret: bytes | Secret | None,
         new_id: NewId,
         rng: random.Random,
         now: float,
         refresh: float | None = None,
+        forgets: bool = False,
     ) -> None:
         self.job = job
         self.secured = secret is not None
@@ -68,7 +79,9 @@ class Finder:
         self._secret = secret
         self._new_id = new_id
         self._refresh = refresh
+        self._forgets = forgets
         self._effects: list[Effect] = []
+        self._dials = DialBudget()
         self._sessions: dict[bytes, Sighting] = {}
         self._seeker = Seeker(1, now, rng)
         if job is None:
@@ -76,12 +89,14 @@ class Finder:
         self._list_due = [now + offset for offset in LIST_SECONDS]
         self._settle_at: float | None = None
         self._waited = False
+        self._patient_until: float | None = None
+        """By when those are to be tried that are only claimed to be there."""
 
     # --- what was found -------------------------------------------------------------------------------------
 
     @property
     def sessions(self) -> list[Sighting]:
-        """All that were heard of, by job and then by session."""
+        """All remembered sessions, by job and then by session."""
         order = sorted(self._sessions.items(), key=lambda item: (item[1].offer.job, item[0]))
         return [sighting for _, sighting in order]
 
@@ -93,7 +108,11 @@ class Finder:
     @property
     def settled(self) -> bool:
         """Whether one is proved and a second one would most likely be, too, if there were one."""
-        return self._waited and all(sighting.tried for sighting in self._sessions.values())
+        return self._waited and (self._patient_until is None or not self._has_untried)
+
+    @property
+    def _has_untried(self) -> bool:
+        return any(not sighting.tried for sighting in self._sessions.values())
 
     @property
     def racing(self) -> bool:
@@ -113,7 +132,7 @@ class Finder:
 
     def next_timer(self) -> float | None:
         """When :meth:`handle_timer` has something to do."""
-        times = [self._list_due[0], self._seeker.next_timer(), self._settle_at]
+        times = [self._list_due[0], self._seeker.next_timer(), self._settle_at, self._patient_until]
         for sighting in self._sessions.values():
             if sighting.proving is not None:
                 times += [sighting.proving.next_timer(), sighting.answer_by]
@@ -129,6 +148,8 @@ class Finder:
             del self._list_due[0]
             self._list_due = self._list_due or [now + LIST_PERIOD_SECONDS]
             self._effects.append(Multicast(self._list(), lobby=True))
+        if self._forgets:
+            self._forget_old(now)
         for sighting in self._sessions.values():
             if sighting.proving is not None:
                 sighting.proving.handle_timer(now)
@@ -139,7 +160,9 @@ class Finder:
             elif self._refresh is not None and now >= sighting.retry_at:
                 self._prove(sighting, now)
         if self._settle_at is not None and now >= self._settle_at:
-            self._settle_at, self._waited = None, True
+            self._settle_at, self._waited, self._patient_until = None, True, now + UNTRIED_SECONDS
+        if self._patient_until is not None and now >= self._patient_until:
+            self._patient_until = None
 
     def close(self, _reason: str = "") -> None:
         """Hangs up everywhere."""
@@ -174,8 +197,11 @@ class Finder:
         elif isinstance(message, Seek):
             if message.kind == "announcement":
                 return
-            if message.member in self.seekers or len(self.seekers) < MAX_SEEKERS:
-                self.seekers[message.member] = Seeking(message, source.address, source.signed)
+            # In order of last contact, so that the first is the oldest.
+            self.seekers.pop(message.member, None)
+            self.seekers[message.member] = Seeking(message, source.address, source.signed, now)
+            if len(self.seekers) > MAX_SEEKERS:
+                del self.seekers[next(iter(self.seekers))]
             if source.multicast:
                 self._seeker.heard_seek(now)
         elif isinstance(message, Offer):
@@ -186,15 +212,20 @@ class Finder:
                 self._prove(sighting, now)
 
     def _offered(self, offer: Offer, source: Source, now: float) -> None:
-        endpoints = named(offer, source.interface)
+        endpoints = named(offer, source.interface, source.address)
         sighting = self._sessions.get(offer.session)
         if sighting is None:
             if len(self._sessions) >= MAX_SESSIONS and not self._forget_one():
                 return
-            sighting = self._sessions[offer.session] = Sighting(offer, source.signed, endpoints, offer)
+            sighting = self._sessions[offer.session] = Sighting(
+                offer, source.signed, endpoints, offer, verified=source.verified, heard_at=now
+            )
             self._prove(sighting, now)
             return
-        sighting.offer, sighting.signed = offer, source.signed
+        if sighting.verified and not source.verified:
+            return  # forged: its host signs all
+        sighting.offer, sighting.signed, sighting.verified = offer, source.signed, source.verified
+        sighting.heard_at = now
         if sighting.proving is not None:
             sighting.proving.add(endpoints)
             return
@@ -204,42 +235,52 @@ class Finder:
             self._prove(sighting, now)
 
     def _forget_one(self) -> bool:
-        for name, sighting in self._sessions.items():
-            if sighting.proving is None and not sighting.alive:
-                del self._sessions[name]
-                return True
-        return False
+        idle = [name for name, each in self._sessions.items() if _is_idle(each)]
+        if not idle:
+            return False
+        del self._sessions[min(idle, key=lambda name: self._sessions[name].heard_at)]
+        return True
+
+    def _forget_old(self, now: float) -> None:
+        for session, sighting in list(self._sessions.items()):
+            if now - sighting.heard_at >= SESSION_SECONDS and _is_idle(sighting):
+                del self._sessions[session]
+        while self.seekers:
+            oldest = next(iter(self.seekers))
+            if now - self.seekers[oldest].heard_at < SEEKER_SECONDS:
+                return
+            del self.seekers[oldest]
 
     # --- proving --------------------------------------------------------------------------------------------
 
     def _prove(self, sighting: Sighting, now: float) -> None:
         offer = sighting.probed = sighting.offer
-
-        def hello() -> frames.Hello:
-            return frames.Hello(
+        if self._secret is not None and self.job is not None and not sighting.verified:
+            # A search for one job with a secret trusts only hosts with the secret, and proves it only to them.
+            why = "the host's secret is another one" if sighting.signed else "we have a secret and the host has none"
+            self._give_up(sighting, dict.fromkeys(offer.addresses, f"secret: {why}"), now)
+            return
+        sighting.proving = Proving(
+            Call(
                 job=offer.job,
                 attempt=offer.attempt,
                 member=self._member,
                 session=offer.session,
-                nonce=new_nonce(),
                 purpose="probe",
                 who=self._who,
-            )
-
-        sighting.proving = Proving(
-            hello,
+            ),
             sighting.endpoints,
             offer.port,
             key=self._key(sighting),
             new_id=self._new_id,
             effects=self._effects,
             now=now,
+            dials=self._dials,
         )
         sighting.answer_by = None
 
     def _key(self, sighting: Sighting) -> JobKey | None:
-        # Who looks for one job with a secret believes nobody without it; who looks round sees the others too.
-        if self._secret is None or (self.job is None and not sighting.signed):
+        if self._secret is None or not sighting.verified:
             return None
         return JobKey(self._secret, sighting.offer.job)
 
@@ -296,6 +337,7 @@ class Finder:
             return
         self._end(sighting, now)
         sighting.running, sighting.path, sighting.failures = running, path, {}
+        sighting.was_alive = True
         if self._refresh is not None:
             sighting.retry_at = now + self._refresh
         if self._settle_at is None and not self._waited:
@@ -312,7 +354,7 @@ class Finder:
         sighting.running = sighting.path = None
         sighting.failures = failures
         if not any(each.alive for each in self._sessions.values()):
-            self._settle_at, self._waited = None, False
+            self._settle_at, self._waited, self._patient_until = None, False, None
 
     @staticmethod
     def _end(sighting: Sighting, now: float) -> None:
@@ -321,3 +363,8 @@ class Finder:
         sighting.proving = sighting.answer_by = None
         sighting.tried = True
         sighting.retry_at = now + RETRY_SECONDS
+
+
+def _is_idle(sighting: Sighting) -> bool:
+    """Return whether a session is neither proved nor being dialed; a flood of forged ones waits for the dial budget."""
+    return not sighting.alive and (sighting.proving is None or not sighting.proving.dialing)

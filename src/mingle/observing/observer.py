@@ -9,6 +9,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
@@ -86,20 +87,24 @@ class Observer(Loop):
         Args:
             machine: what to drive.
             until: a time of ``time.monotonic()``; None: for ever.
-            done: is asked after each turn.
+            done: checked after each turn.
+
+        Raises:
+            MingleError: an unforeseen exception ended the loop; its ``__cause__`` is that exception.
         """
         self._machine, self._until = machine, until
         names = ", ".join(each.name for each in self._nics.usable)
         logger.info("listening on %s, UDP port %d", names, self.network.port)
         reason = "interrupted"
         try:
-            self._carry_out()
+            with self._failures_explained():
+                self._carry_out()
             while not done() and (until is None or time.monotonic() < until):
-                self._turn()
+                with self._failures_explained():
+                    self._turn()
             reason = "done"
         finally:
-            machine.close(reason)
-            self._carry_out()
+            self._part(partial(machine.close, reason))
 
     def _more_timers(self) -> Iterable[float | None]:
         return (self._until,)
@@ -111,6 +116,16 @@ class Observer(Loop):
         except datagrams.Rejected as rejected:
             self._rejected[rejected.reason] += 1
             return None
+
+    def _verified(self, untrusted: bytes, offer: datagrams.Offer) -> bool:
+        secret = self.network.secret
+        if secret is None:
+            return False
+        try:
+            datagrams.decode(untrusted, JobKey(secret, offer.job))
+        except datagrams.Rejected:
+            return False
+        return True
 
     def _accepted(self, conn: int, address: str, now: float) -> None:
         self._machine.accepted(conn, address, now)

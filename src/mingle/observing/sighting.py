@@ -40,6 +40,7 @@ class Seeking:
     seek: Seek
     address: str
     signed: bool
+    heard_at: float = 0.0
 
     def __str__(self) -> str:
         rank = "a process without a rank" if self.seek.rank is None else f"rank {self.seek.rank}"
@@ -56,12 +57,18 @@ class Sighting:
     endpoints: list[Endpoint]
     probed: Offer
     """The one that the last try followed."""
+    verified: bool = False
+    """Whether the last OFFER is signed with our secret."""
     running: frames.Running | None = None
     """What its host says of it; None: it is not proved, or not any more."""
     path: frames.Path | None = None
     """The way on which it was proved."""
     failures: dict[str, str] = field(default_factory=dict)
     """For each address why it did not prove the session; of the last try."""
+    heard_at: float = 0.0
+    """The time of its last OFFER."""
+    was_alive: bool = False
+    """Whether its host has ever proved itself and answered."""
     tried: bool = False
     """Whether a first try has come to its end."""
     proving: Proving | None = None
@@ -103,12 +110,17 @@ class Sighting:
         """
         assert self.running is not None
         assert self.path is not None
-        control = self._reachable(self.path.host_address)
+        control = self.control()
         if self.running.store_port == 0:
-            return Target(control, self.probed.port, "control")
-        address = self._reachable(self.running.store_address) or control
+            return control
+        address = self._reachable(self.running.store_address) or control.address
         kind: EndpointKind = "announced" if self.probed.kind == "announcement" else "store"
         return Target(address, self.running.store_port, kind)
+
+    def control(self) -> Target:
+        """The endpoint at which its control port was proved. Requires :attr:`alive`."""
+        assert self.path is not None
+        return Target(self._reachable(self.path.host_address), self.probed.port, "control")
 
     def _reachable(self, address: str) -> str:
         """Returns one of the host's addresses; a link-local one with its zone, which is ours to add."""

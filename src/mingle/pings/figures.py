@@ -74,6 +74,12 @@ class Peer:
     port: int
     rows: dict[Way, Row] = field(default_factory=lambda: {way: Row() for way in WAYS})
     gone: bool = False
+    heard_at: float = 0.0
+
+    @property
+    def answers(self) -> bool:
+        """Whether the peer has ever answered."""
+        return any(row.received for row in self.rows.values())
 
     def __str__(self) -> str:
         return f"{self.hostname or 'unknown'} ({self.address})"

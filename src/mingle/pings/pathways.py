@@ -1,11 +1,11 @@
-"""What the figures of a ping mean, in words: pure judgements over :class:`~mingle.pings.pinging.Pinging`.
+"""Verdicts on the figures of a ping, in words: pure functions of :class:`~mingle.pings.pinging.Pinging`.
 
-``ping`` and ``doctor --peer`` say the same of the same figures.
+``ping`` and ``doctor --check`` share these verdicts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from mingle.checks.diagnosis import ANY_TCP_PORT, Facts
 from mingle.checks.findings import Finding, Status
@@ -19,12 +19,13 @@ LOSS_WARNED = 0.05
 _WORDS = {"multicast": "multicast", "unicast": "unicast", "tcp": "TCP"}
 
 
-def judge(pinging: Pinging, facts: Facts) -> list[Finding]:
-    """Returns what is to be said of each peer, of those that did not answer, and of strangers.
+def judge(pinging: Pinging, facts: Facts, *, closed: Collection[str] = ()) -> list[Finding]:
+    """Return the verdicts on each peer, on those that did not answer, and on other jobs' pings.
 
     Args:
         pinging: the figures.
-        facts: what is known of this machine.
+        facts: the facts about this machine.
+        closed: addresses that did not answer and where no program has the UDP port open.
     """
     judged = _Judge(facts)
     findings = [finding for peer in pinging.peers.values() for finding in judged.peer(peer)]
@@ -40,7 +41,7 @@ def judge(pinging: Pinging, facts: Facts) -> list[Finding]:
     known = {address.partition("%")[0] for address in pinging.strangers}
     for (address, asked_port), answered in pinging.asked.items():
         if not answered and address not in known:
-            findings.append(judged.silent(address, asked_port))
+            findings.append(judged.silent(address, asked_port, closed=address in closed))
     for job, address in pinging.other_jobs.items():
         findings.append(
             Finding(
@@ -190,8 +191,16 @@ class _Judge:
                 allow_tcp(self.networks, manager=self.manager, block=self.tcp_block),
             )
 
-    def silent(self, address: str, port: int) -> Finding:
+    def silent(self, address: str, port: int, *, closed: bool) -> Finding:
         """Returns what is to be said of a host that was given and did not answer."""
+        if closed:
+            return Finding(
+                address,
+                Status.FAIL,
+                f"nobody serves on {address}: the host is reached, and no program there has UDP port {port} open "
+                "(or its firewall rejects it)",
+                f"start `mingle-discover doctor --serve` on {address}, and keep it running while this runs",
+            )
         return Finding(
             address,
             Status.FAIL,

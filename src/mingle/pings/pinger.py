@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 LISTENED_SECONDS = 0.1
 """How often a caller that shows something live is called back."""
+REFUSAL_TRIES = 5
+REFUSAL_SECONDS = 0.5
+"""How long each try waits: Linux sends one host at most one ICMP error a second (icmp(7), icmp_ratelimit)."""
 
 
 class Pinger(Loop):
@@ -92,24 +96,28 @@ class Pinger(Loop):
         self._stack.close()
 
     def run(self, *, until: float | None = None, each: Callable[[], None] = lambda: None) -> None:
-        """Pings until all rounds are over, or the time has come; says good-bye in any case.
+        """Ping until all rounds are over or the deadline has passed; always send GONE.
 
         Args:
             until: a time of ``time.monotonic()``; None: no limit.
-            each: is called ten times a second or so.
+            each: called about ten times a second.
+
+        Raises:
+            MingleError: an unforeseen exception ended the loop; its ``__cause__`` is that exception.
         """
         self._call_due = time.monotonic()
         self._until = until
         try:
-            self._carry_out()
+            with self._failures_explained():
+                self._carry_out()
             while not self.pinging.done and (until is None or time.monotonic() < until):
-                self._turn()
+                with self._failures_explained():
+                    self._turn()
                 if time.monotonic() >= self._call_due:
                     self._call_due = time.monotonic() + LISTENED_SECONDS
                     each()
         finally:
-            self.pinging.close()
-            self._carry_out()
+            self._part(self.pinging.close)
 
     @property
     def interfaces(self) -> tuple[str, ...]:
@@ -159,6 +167,12 @@ class Pinger(Loop):
         self.pinging.closed(conn, reason, now)
 
     def _perform_more(self, effect: Effect | Cast | Post | Reply) -> None:
+        try:
+            self._send(effect)
+        except Exception as error:  # where it goes to was named by somebody else
+            self._note_fault(error, "a ping or its answer")
+
+    def _send(self, effect: Effect | Cast | Post | Reply) -> None:
         transport = self._transport
         if transport is None:
             return
@@ -171,3 +185,22 @@ class Pinger(Loop):
                 transport.unicast(echo.encode(message, self._key), (address, port))
             case Reply(handle, message) if isinstance(handle, Received):
                 transport.reply(handle, echo.encode(message, self._key))
+
+
+def refuses(address: str, port: int) -> bool:
+    """Return whether a host reports by ICMP, on a connected socket, that no program has this UDP port open."""
+    good_bye = echo.encode(echo.Gone(pinger=new_name()))
+    try:
+        family, *_, where = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.settimeout(REFUSAL_SECONDS)
+            probe.connect(where)
+            for _ in range(REFUSAL_TRIES):
+                probe.send(good_bye)
+                with contextlib.suppress(TimeoutError):
+                    probe.recv(1)
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # no way there: the pings say so
+        return False
+    return False

@@ -1,9 +1,9 @@
-"""Who hears whom, by which way: a pure machine that pings others and answers them.
+"""Ping other hosts and answer their pings over each path: a pure machine.
 
-The same machine runs on every host (``mingle-discover ping``, ``doctor --serve`` and ``--peer``). It finds the others
+The same machine runs on every host (``mingle-discover ping``, ``doctor --serve`` and ``--check``). It finds the others
 by multicast and by the addresses it was given, and then tries all ways to each: the group, a group that no switch
-filters, unicast to the shared port, and TCP. Its driver is :mod:`mingle.pings.pinger`; what its figures mean is said by
-:mod:`mingle.pings.pathways`.
+filters, unicast to the shared port, and TCP. Its driver is :mod:`mingle.pings.pinger`; :mod:`mingle.pings.pathways`
+judges its figures.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ WAIT_SECONDS = 1.0
 GRACE_SECONDS = 0.25
 """How old an unanswered PING must be to count as lost when its peer stops."""
 MAX_PEERS = 256
+"""The greatest number of peers; beyond it, drop one that has left, that never answered, or that is silent for
+longest."""
 MAX_ACCEPTED = 256
 """Connections of others at once; bounded against somebody who opens them for fun."""
 ANSWERS_PER_SECOND = 40
@@ -254,7 +256,7 @@ class Pinging:
             if isinstance(message, Ping) and message.way == "multicast":
                 self.echoed.add(interface)
             return
-        peer = self._known(message, address, interface, trusted=trusted)
+        peer = self._known(message, address, interface, now, trusted=trusted)
         if peer is None:
             return
         if isinstance(message, Gone):
@@ -267,7 +269,7 @@ class Pinging:
             if self._may_answer(address, now) and size >= echo.PING_BYTES:
                 self._effects.append(Reply(handle, self._pong(message)))
 
-    def _known(self, message: Message, address: str, interface: str, *, trusted: bool) -> Peer | None:
+    def _known(self, message: Message, address: str, interface: str, now: float, *, trusted: bool) -> Peer | None:
         """Returns who sent a message, or None for somebody whom we have nothing to do with."""
         if not trusted:
             if len(self.strangers) < MAX_PEERS:
@@ -282,14 +284,20 @@ class Pinging:
                 self.asked[asked] = True
         peer = self.peers.get(message.pinger)
         if peer is None:
-            if len(self.peers) >= MAX_PEERS or isinstance(message, Gone):
+            if isinstance(message, Gone):
                 return None
+            if len(self.peers) >= MAX_PEERS:
+                self._forget_one()
             peer = Peer(message.pinger, message.hostname, message.pid, address, interface, message.port)
             self.peers[message.pinger] = peer
         elif peer.address.startswith("fe80:") and not address.startswith("fe80:"):
             # What people know it by; a link-local address means something on one interface only.
             peer.address, peer.interface = address, interface
+        peer.heard_at = now
         return peer
+
+    def _forget_one(self) -> None:
+        del self.peers[min(self.peers.values(), key=lambda peer: (not peer.gone, peer.answers, peer.heard_at)).pinger]
 
     @staticmethod
     def _leave(peer: Peer, now: float) -> None:
@@ -354,7 +362,7 @@ class Pinging:
                 dialled.peer.rows["tcp"].answered(message.number, now)
             return
         if isinstance(message, Ping):
-            peer = self._known(message, self._accepted[conn][0], "", trusted=trusted)
+            peer = self._known(message, self._accepted[conn][0], "", now, trusted=trusted)
             if peer is not None:
                 peer.rows["tcp"].arrived += 1
                 self._say(conn, self._pong(message))

@@ -53,7 +53,7 @@ class Joiner:
         self._deadline = now + means.timeout
         self._effects: list[Effect] = []
         self._seeker = Seeker(identity.world_size, now, means.rng)
-        self._sessions = Sessions(identity, means.key, means.new_id, self._effects)
+        self._sessions = Sessions(identity, means.key, means.new_id, self._effects, means.dials)
         self.membership = Membership(identity, self._sessions, self._effects, self.evidence)
         self._blocking = Blocking(identity, self._sessions, self._seeker, means.timeout, self._effects)
         self._moving = Moving(self._sessions, self.membership)
@@ -202,6 +202,7 @@ class Joiner:
 
     def _won(self, session: Session, proving: Proving, now: float) -> None:
         note(self.evidence.hosts, session.host_name, "proved")
+        note_name(self.evidence.proved, session.host_name)
         if proving.purpose != "join":
             self._blocking.lives(session, now)
             return
@@ -241,7 +242,7 @@ class Joiner:
         if self.outcome is not None:
             return
         note(self.evidence.hosts, session.host_name, f"refused us: {frame.reason}")
-        if frame.reason in ("session", "ended", "secret", "network", "generation"):
+        if frame.reason in ("session", "ended", "secret", "network"):
             session.retry_later(now)
             self._seeker.resume(now)
         elif frame.reason in ("running", "full"):
@@ -323,9 +324,9 @@ class Joiner:
         self._moving.stop()
         self._seeker.pause()
 
-    def make_for(self, offer: Offer, interface: str, now: float) -> None:
+    def make_for(self, offer: Offer, interface: str, now: float, *, sender: str = "") -> None:
         """Joins that session, without asking for others: this process makes way for its host."""
-        self._racing.make_for(offer, interface, now)
+        self._racing.make_for(offer, interface, now, sender=sender)
 
     # --- loss and time ---------------------------------------------------------------------------------------------
 

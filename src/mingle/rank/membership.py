@@ -199,7 +199,7 @@ class Membership(Struct):
             self.send(frames.Pong(number=frame.number))
         elif isinstance(frame, frames.Status):
             self.status = frame
-        elif isinstance(frame, frames.Roster):
+        elif isinstance(frame, frames.Roster) and len(self.roster) < self.identity.world_size:
             self.roster += frame.seats
 
     def _joined(self, frame: frames.Joined) -> None:
@@ -267,7 +267,7 @@ class Membership(Struct):
     def store_unreachable(self, epoch: int, reason: str, now: float) -> None:
         """The store was not reached; it is tried again until the host voids the epoch."""
         if self.step is Step.PROVING_STORE and self.sealed is not None and self.sealed.epoch == epoch:
-            note(self.evidence.hosts, f"store at {self.sealed.store_address}:{self.sealed.store_port}", reason)
+            note(self.evidence.store_failures, f"{self.sealed.store_address}:{self.sealed.store_port}", reason)
             self._store_retry_at, self._store_failed = now + STORE_RETRY_SECONDS, True
 
     def timers(self) -> list[float | None]:

@@ -34,7 +34,7 @@ class Racing(Struct):
     def offered(self, offer: Offer, interface: str, now: float, *, sender: str = "") -> None:
         """A datagram speaks of a host of our job."""
         session = self.sessions.get(offer.session)
-        endpoints = merged(named(offer, interface), () if session is None else session.endpoints)
+        endpoints = merged(named(offer, interface, sender), () if session is None else session.endpoints)
         if session is None:
             note(self.evidence.hosts, Session(offer, endpoints).host_name, "heard")
             session = self._remember(offer, endpoints, sender)
@@ -66,9 +66,9 @@ class Racing(Struct):
         elif now >= session.retry_at and session is not current:
             self.prove(session, now)
 
-    def make_for(self, offer: Offer, interface: str, now: float) -> None:
+    def make_for(self, offer: Offer, interface: str, now: float, *, sender: str = "") -> None:
         """Joins that session, without waiting for a datagram of its host."""
-        endpoints = named(offer, interface)
+        endpoints = named(offer, interface, sender)
         session = self.sessions.get(offer.session) or self._remember(offer, endpoints)
         if session is not None and session.proving is None:
             session.offer, session.endpoints = offer, endpoints

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct, field
 
+from mingle.rules.claims import DialBudget
+from mingle.rules.control import Call
 from mingle.rules.machine import Effect, Identity, NewId
 from mingle.rules.proving import Endpoint, Proving, Verdict, address_seconds
 from mingle.wire import frames
-from mingle.wire.authentication import JobKey, new_nonce
+from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Offer
 
 RETRY_SECONDS = 0.25
@@ -85,6 +87,7 @@ class Sessions(Struct):
     key: JobKey | None
     new_id: NewId
     effects: list[Effect]
+    dials: DialBudget = field(default_factory=DialBudget)
     _known: dict[bytes, Session] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Session]:
@@ -101,30 +104,28 @@ class Sessions(Struct):
         of_sender = [each for each in self._known.values() if sender and each.sender == sender]
         crowded = of_sender if len(of_sender) >= REMEMBERED_BY_SENDER else list(self._known.values())
         if crowded is of_sender or len(crowded) >= REMEMBERED_SESSIONS:
+            # A flood of forged ones waits for its dial budget; none of them is in the way of one that can be dialled.
             idle = [each for each in crowded if each.proving is None and each is not keep]
+            idle += [each for each in crowded if each.proving is not None and not each.proving.dialing]
             if not idle:
                 return None
+            idle[0].hang_up()
             del self._known[idle[0].name]
         session = self._known[offer.session] = Session(offer, endpoints, sender)
         return session
 
     def race(self, session: Session, now: float) -> None:
         """Starts a race for a session, on all addresses that it is known by."""
-        name, purpose = session.name, session.purpose
-
-        def hello() -> frames.Hello:
-            return frames.Hello(
+        purpose = session.purpose
+        session.proving = Proving(
+            Call(
                 job=self.identity.job,
                 attempt=self.identity.attempt,
                 member=self.identity.member,
-                session=name,
-                nonce=new_nonce(),
+                session=session.name,
                 purpose=purpose,
                 who=self.identity.who,
-            )
-
-        session.proving = Proving(
-            hello,
+            ),
             session.endpoints,
             session.offer.port,
             key=self.key,
@@ -133,6 +134,7 @@ class Sessions(Struct):
             now=now,
             patience=address_seconds(self.identity.world_size),
             all_ways=purpose == "join",
+            dials=self.dials,
         )
 
     def owns(self, conn: int) -> bool:

@@ -3,13 +3,15 @@
 Both sides begin with a handshake that proves the session (and, with a secret, each other)::
 
     member                                            host
-    HELLO(job, member, session, nonce)   ────▶
+    HELLO(job, member, nonce, session_hash, proof)  ────▶
                                          ◀────  WELCOME(session, nonce, addresses, proof)
     PROVE(proof)                         ────▶
     … frames, each with a MAC when there is a secret …
 
 Why a relay gains nothing: both proofs cover both prefaces, the whole HELLO, and the host's nonce, session and
 true list of addresses and port; and the member refuses an endpoint that is not in that list.
+
+The member proves the secret first: a stranger who connects to a host gets no MAC against which to test guesses.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from __future__ import annotations
 import msgspec
 
 from mingle.wire import framing
-from mingle.wire.authentication import FrameKeys, JobKey, join_fields, new_nonce
+from mingle.wire.authentication import FrameKeys, JobKey, join_fields, new_nonce, session_hash
 from mingle.wire.datagrams import Rejected
-from mingle.wire.frames import AnyFrame, Hello, Prove, Refused, Welcome
+from mingle.wire.frames import AnyFrame, Hello, Prove, Purpose, Refused, Welcome, Who
 from mingle.wire.framing import FrameReader, encode_frame
 
 
@@ -35,6 +37,31 @@ class HandshakeFailed(Exception):
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
         self.detail = detail
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """The caller, the session and the purpose of a connection."""
+
+    job: str
+    attempt: str = ""
+    member: bytes
+    session: bytes
+    purpose: Purpose
+    who: Who = Who()
+
+    def hello(self, key: JobKey | None) -> Hello:
+        """Return a HELLO for one connection. Every field is chosen by the caller, or hashed with the caller's nonce."""
+        nonce = new_nonce()
+        return Hello(
+            job=self.job,
+            attempt=self.attempt,
+            member=self.member,
+            nonce=nonce,
+            session_hash=session_hash(self.session, nonce),
+            purpose=self.purpose,
+            who=self.who,
+            proof=b"" if key is None else key.mac(b"hello", join_fields((self.session, nonce))),
+        )
 
 
 def _transcript(member_preface: bytes, hello_body: bytes, host_preface: bytes, welcome: Welcome) -> bytes:
@@ -69,6 +96,15 @@ class Conversation:
         """Puts a frame into the outgoing buffer."""
         self._outgoing += encode_frame(frame, self._keys)
 
+    def send_body(self, body: bytes) -> None:
+        """Append a frame that was encoded once for several connections to the outgoing buffer."""
+        self._outgoing += framing.encode_body(body, self._keys)
+
+    @property
+    def has_data_to_send(self) -> bool:
+        """Whether bytes wait to be written."""
+        return bool(self._outgoing)
+
     def data_to_send(self) -> bytes:
         """Hands out what is to be written on the connection."""
         data = bytes(self._outgoing)
@@ -85,12 +121,12 @@ class Conversation:
 class MemberConversation(Conversation):
     """The calling side. ``welcome`` is set once the host has proved its session."""
 
-    def __init__(self, hello: Hello, endpoint: tuple[str, int], key: JobKey | None = None) -> None:
+    def __init__(self, call: Call, endpoint: tuple[str, int], key: JobKey | None = None) -> None:
         super().__init__(key)
-        self.hello = hello
+        self.call = call
         self.welcome: Welcome | None = None
         self._endpoint = endpoint
-        encoded = encode_frame(hello)
+        encoded = encode_frame(call.hello(key))
         self._hello_body = encoded[framing.LENGTH_BYTES :]
         self._outgoing += encoded
 
@@ -111,11 +147,14 @@ class MemberConversation(Conversation):
         return received
 
     def _check_welcome(self, frame: AnyFrame) -> None:
+        if isinstance(frame, Refused) and frame.reason == "secret":
+            ours = "the host has a secret and we have none" if self._key is None else "the host's secret is another one"
+            raise HandshakeFailed("secret", ours)
         if isinstance(frame, Refused):
             raise HandshakeFailed(frame.reason, frame.detail)
         if not isinstance(frame, Welcome):
             raise HandshakeFailed("order", f"{type(frame).__name__} instead of Welcome")
-        if frame.session != self.hello.session:
+        if frame.session != self.call.session:
             raise HandshakeFailed("session", "another session answers at this address")
         transcript = _transcript(framing.PREFACE, self._hello_body, self._reader.preface, frame)
         if self._key is None:
@@ -177,9 +216,14 @@ class HostConversation(Conversation):
     def _answer_hello(self, frame: AnyFrame) -> None:
         if not isinstance(frame, Hello):
             raise HandshakeFailed("order", f"{type(frame).__name__} instead of Hello")
-        if (frame.job, frame.attempt, frame.session) != (self._job, self._attempt, self._session):
+        session = session_hash(self._session, frame.nonce)
+        if (frame.job, frame.attempt, frame.session_hash) != (self._job, self._attempt, session):
             self.send(Refused(reason="session", detail="another session is hosted here"))
             raise HandshakeFailed("session", "the caller looks for another session")
+        signed = join_fields((self._session, frame.nonce))
+        if self._key is not None and not self._key.verify(b"hello", signed, frame.proof):
+            self.send(Refused(reason="secret", detail="the secret was not proved"))
+            raise HandshakeFailed("secret", "the caller did not prove the secret")
         self.hello = frame
         welcome = Welcome(session=self._session, nonce=new_nonce(), addresses=self._addresses, port=self._port)
         self._transcript = _transcript(self._reader.preface, self._reader.body, framing.PREFACE, welcome)

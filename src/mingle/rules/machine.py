@@ -17,6 +17,7 @@ from typing import TypeAlias
 from msgspec import Struct, field
 
 from mingle.checks.findings import Finding
+from mingle.rules.claims import DialBudget
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek
 from mingle.wire.frames import Join, Path, Who
@@ -60,13 +61,12 @@ class Identity(Struct, frozen=True, kw_only=True):
             kind=self.kind,
         )
 
-    def join(self, who: Who, paths: tuple[Path, ...], *, port: int = 0) -> Join:
+    def join(self, who: Who, paths: tuple[Path, ...]) -> Join:
         """The application for a seat.
 
         Args:
             who: this process as its host knows it.
             paths: the ways to the host that have been proved.
-            port: the own control port, where others may have to ask for it.
         """
         return Join(
             world_size=self.world_size,
@@ -80,7 +80,6 @@ class Identity(Struct, frozen=True, kw_only=True):
             versions=self.versions,
             paths=paths,
             minimum=self.minimum,
-            port=port,
         )
 
     def list(self) -> List:
@@ -120,6 +119,14 @@ class Reach(Struct, frozen=True, kw_only=True):
     """The user named the interfaces: their order counts."""
 
 
+def _no_limit() -> int:
+    return 1_000_000
+
+
+def _nothing_unsent(_conn: int) -> int:
+    return 0
+
+
 class Means(Struct, frozen=True, kw_only=True):
     """What its driver gives a machine to work with."""
 
@@ -129,6 +136,12 @@ class Means(Struct, frozen=True, kw_only=True):
     rng: random.Random
     timeout: float
     """Seconds until a job that has not formed is an error."""
+    free_files: Callable[[], int] = _no_limit
+    """Return the number of further connections that this process can hold."""
+    unsent: Callable[[int], int] = _nothing_unsent
+    """Return the number of unsent bytes of a connection."""
+    dials: DialBudget = field(default_factory=DialBudget)
+    """The budget for connections to unproved endpoints."""
 
 
 def scoped(address: str, interface: str) -> str:
@@ -142,6 +155,8 @@ class Source(Struct, frozen=True, kw_only=True):
     interface: str
     multicast: bool = True
     signed: bool = False
+    verified: bool = False
+    """An OFFER that our secret has signed."""
     address: str = ""
     reply_to: object = None
     """The driver's own handle for an answer by unicast."""
@@ -203,6 +218,12 @@ class Hangup(Struct, frozen=True):
     conn: int
 
 
+class Reset(Struct, frozen=True):
+    """End a connection by a TCP reset, so that the peer does not take it for the end of this process."""
+
+    conn: int
+
+
 class PrepareStore(Struct, frozen=True):
     """Open the store on this address of ours already: most likely it will be wanted there."""
 
@@ -247,7 +268,7 @@ class Notice(Struct, frozen=True):
 
 
 _StoreEffect: TypeAlias = PrepareStore | OpenStore | ReachStore | ProveStore | CloseStore
-Effect: TypeAlias = Multicast | Answer | Dial | Write | Hangup | _StoreEffect | Notice
+Effect: TypeAlias = Multicast | Answer | Dial | Write | Hangup | Reset | _StoreEffect | Notice
 
 
 # --- what reports are made of --------------------------------------------------------------------------------------
@@ -289,11 +310,21 @@ class Evidence(Struct):
     """Who else looks for this job, by member id."""
     hosts: dict[str, str] = field(default_factory=dict)
     """Hosts of this job that were heard, each with what became of it."""
+    proved: dict[str, None] = field(default_factory=dict)
+    """The hosts that have proved their session to us over TCP."""
+    store_failures: dict[str, str] = field(default_factory=dict)
+    """The stores of this job that this host could not reach, each with the reason."""
     announcements: dict[str, None] = field(default_factory=dict)
     signed_without_secret: int = 0
     secret_signs: int = 0
     """Datagrams of this job whose signature is missing or wrong."""
     secret_failures: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no process was heard: no host, no rank, no other job and no sender with another secret."""
+        names = (self.other_jobs, self.other_attempts, self.seekers, self.hosts, self.announcements)
+        return not (any(names) or self.secret_failures or self.signed_without_secret or self.secret_signs)
 
     def seeker(self, message: Seek | List, source: Source) -> None:
         """Notes who looks for this job; onlookers, which look for it and never join, are no ranks."""

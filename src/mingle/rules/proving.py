@@ -8,15 +8,16 @@ the session: 172.17.0.1 is also this machine's own docker0, and an old port is s
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
-from mingle.rules.control import HandshakeFailed, MemberConversation
+from mingle.rules.claims import DialBudget
+from mingle.rules.control import Call, HandshakeFailed, MemberConversation
 from mingle.rules.machine import Dial, Effect, Hangup, NewId, Write
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_ADDRESSES, Offer, Rejected
-from mingle.wire.frames import AnyFrame, Hello, Path
+from mingle.wire.frames import AnyFrame, Path
 
 STAGGER_SECONDS = 0.05
 """How long after one address the next is tried."""
@@ -47,21 +48,32 @@ class Endpoint(Struct, frozen=True):
     interface: str
     port: int = 0
     """0: the one that the race was begun with."""
+    sender: str = ""
+    """The address whose datagram named the endpoint; empty if a proved connection named it."""
+
+    @property
+    def is_first_hand(self) -> bool:
+        """Whether it was named by a datagram of its own."""
+        return self.sender == self.address
 
 
-def named(offer: Offer, interface: str) -> list[Endpoint]:
-    """Returns where an OFFER, heard on that interface, says that its session is."""
-    return [Endpoint(address, interface, offer.port) for address in offer.addresses]
+def named(offer: Offer, interface: str, sender: str = "") -> list[Endpoint]:
+    """Return the endpoints that an OFFER names, as heard on an interface from an address."""
+    return [Endpoint(address, interface, offer.port, sender) for address in offer.addresses]
 
 
 def merged(new: Sequence[Endpoint], known: Sequence[Endpoint]) -> list[Endpoint]:
     """Returns where to look for a session: what was named last, then what was named before.
 
     An OFFER can be forged, with the id of a session that is there. What its host said is therefore not forgotten for
-    what somebody says after it.
+    what somebody says after it, and a place that it has named itself stays named by it.
     """
     places = {(each.address, each.port) for each in new}
-    return [*new, *(each for each in known if (each.address, each.port) not in places)][:MAX_ENDPOINTS]
+    own = {(each.address, each.port): each for each in known if each.is_first_hand}
+    return [
+        *(own.get((each.address, each.port), each) for each in new),
+        *(each for each in known if (each.address, each.port) not in places),
+    ][:MAX_ENDPOINTS]
 
 
 class _Attempt(Struct):
@@ -115,14 +127,14 @@ class Verdict(enum.Enum):
 
 
 class Proving:
-    """One session's race. After it is won, the other addresses are still tried: the ways are counted at the seal.
+    """One session's race. After a win, the race still tries the other addresses, because the seal counts paths.
 
-    ``patience`` is how long each address may take, in seconds.
+    ``patience`` is the time that each address can take, in seconds; ``dials`` limits the connections.
     """
 
     def __init__(
         self,
-        hello: Callable[[], Hello],
+        call: Call,
         endpoints: Sequence[Endpoint],
         port: int,
         *,
@@ -132,19 +144,21 @@ class Proving:
         now: float,
         patience: float = ADDRESS_SECONDS,
         all_ways: bool = False,
+        dials: DialBudget | None = None,
     ) -> None:
-        self.purpose = hello().purpose
+        self.purpose = call.purpose
         self.winner: int | None = None
         self.conversation: MemberConversation | None = None
         self.paths: dict[str, Path] = {}
         self.failures: dict[str, str] = {}
-        self._hello = hello
+        self._call = call
         self._port = port
         self._key = key
         self._new_id = new_id
         self._effects = effects
         self._patience = patience
         self._all_ways = all_ways
+        self._dials = DialBudget() if dials is None else dials
         self._waiting = list(endpoints)
         self._endpoints = {self._place(endpoint): endpoint for endpoint in endpoints}
         self._attempts: dict[int, _Attempt] = {}
@@ -172,6 +186,11 @@ class Proving:
         """Whether an address is still being tried."""
         return bool(self._waiting or any(conn != self.winner for conn in self._attempts))
 
+    @property
+    def dialing(self) -> bool:
+        """Whether a connection of this race is open or being made; otherwise the race waits for its dial budget."""
+        return bool(self._attempts)
+
     def owns(self, conn: int) -> bool:
         """Tells whether a connection belongs to this race."""
         return conn in self._attempts
@@ -181,8 +200,12 @@ class Proving:
         if self.winner is not None and not self._all_ways:
             return
         for endpoint in endpoints:
+            known = self._endpoints.get(self._place(endpoint))
+            if known is not None and known in self._waiting and endpoint.is_first_hand:
+                # Somebody else named it before; what that one may still cause does not hold up the host itself.
+                self._waiting[self._waiting.index(known)] = self._endpoints[self._place(endpoint)] = endpoint
             # Whoever invents addresses for a session that is there does not make the race endless.
-            if self._place(endpoint) not in self._endpoints and len(self._endpoints) < MAX_ENDPOINTS:
+            elif known is None and len(self._endpoints) < MAX_ENDPOINTS:
                 self._endpoints[self._place(endpoint)] = endpoint
                 self._waiting.append(endpoint)
 
@@ -227,14 +250,21 @@ class Proving:
                 self._was_silent = True
                 self._give_up(conn, f"no proof within {self._patience:.0f} s", now)
         while self._waiting and now >= self._next_start:
-            self._start(self._waiting.pop(0), now)
-            if self.winner is None:
-                self._next_start = now + STAGGER_SECONDS
+            waits = []
+            for endpoint in self._waiting:
+                waits.append(self._dials.take(endpoint.address, endpoint.sender, now))
+                if waits[-1] == 0:
+                    self._waiting.remove(endpoint)
+                    self._start(endpoint, now)
+                    self._next_start = now + (STAGGER_SECONDS if self.winner is None else 0)
+                    break
+            else:
+                self._next_start = now + min(waits)
 
     def _start(self, endpoint: Endpoint, now: float) -> None:
         conn = self._new_id()
         port = endpoint.port or self._port
-        conversation = MemberConversation(self._hello(), (endpoint.address, port), self._key)
+        conversation = MemberConversation(self._call, (endpoint.address, port), self._key)
         self._attempts[conn] = _Attempt(endpoint, conversation, now + self._patience)
         self._effects.append(Dial(conn, endpoint.address, port, endpoint.interface))
 
@@ -262,6 +292,7 @@ class Proving:
         if attempt.conversation.welcome is None:
             return []
         address = attempt.endpoint.address
+        self._dials.give_back(address, attempt.endpoint.sender)
         self.paths[address] = Path(
             host_address=address,
             local_address=attempt.local_address,
@@ -318,6 +349,6 @@ class Proving:
         self._effects.append(Hangup(conn))
 
     def _hurry(self, now: float) -> None:
-        """One address has failed: the next need not wait for its turn."""
+        """Handle the failure of one address: try the next one now, if the dial budget allows it."""
         self._next_start = min(self._next_start, now)
         self.handle_timer(now)

@@ -14,6 +14,8 @@ from mingle.rules.machine import Evidence, Identity, NetworkFacts
 from mingle.wire.frames import Refused, Running, Status, Who
 
 _SHOWN = 8
+_RESEMBLING = 0.7
+"""The similarity (difflib's ratio) from which on a job id counts as a misspelling of another one."""
 _NO_NETWORK_CAUSE = "the hosts have several networks and share none of them, or a firewall closes the one they share"
 _NO_NETWORK_REMEDY = "name the network they share with MINGLE_INTERFACE on every host, or open TCP between them."
 
@@ -74,6 +76,8 @@ def heard(evidence: Evidence, *, alone: bool = True) -> str:
     lines = []
     if evidence.hosts:
         lines.append("  hosts of this job heard: " + "; ".join(f"{n}: {t}" for n, t in evidence.hosts.items()))
+    if evidence.store_failures:
+        lines.append("  rank 0's store: " + "; ".join(f"{n}: {t}" for n, t in evidence.store_failures.items()))
     if evidence.announcements:
         lines.append(f"  announced by mingle-discover, which no rank can join: {few(evidence.announcements)}")
     if evidence.seekers:
@@ -92,6 +96,14 @@ def heard(evidence: Evidence, *, alone: bool = True) -> str:
 def versions(facts: NetworkFacts) -> list[str]:
     """Returns the foreign versions of the protocol that were heard."""
     return [reason for reason in facts.rejected if reason.startswith("version ")]
+
+
+def incompatible(spoken: Sequence[str]) -> tuple[str, str]:
+    """Return cause and fix if :func:`versions` finds any."""
+    return (
+        f"another protocol {few(spoken)} is spoken on this network: an incompatible mingle",
+        "install the same version of multinode-mingle on every host.",
+    )
 
 
 def authentication(identity: Identity, evidence: Evidence, facts: NetworkFacts, *, secured: bool) -> MingleError | None:
@@ -158,45 +170,98 @@ def _incomplete(
         observation += f"\n  refused: {few(status.refused, '; ')}"
     if evidence.secret_failures:
         observation += f"\n  did not prove the secret: {few(evidence.secret_failures, '; ')}"
-    remedy = "look at the output of the missing ranks; `mingle-discover list` shows who is there."
+    return observation, *_why_incomplete(identity, evidence, facts, status)
+
+
+def _why_incomplete(identity: Identity, evidence: Evidence, facts: NetworkFacts, status: Status) -> tuple[str, str]:
+    """Returns the likely cause and the way out; the first that applies. docs/troubleshooting.md has the table."""
+    look = "look at the output of the missing ranks; `mingle-discover list` shows who is there."
     if status.refused:
-        cause = "a rank was started with settings that contradict the others (see what was refused)"
-    elif status.left and not status.missing:
-        cause = "a rank crashed or was stopped while it waited for the others"
-    elif status.unconfirmed:
-        cause = "those processes are stopped, or their network was cut while the job formed"
-    elif sure := failing(facts):
-        cause, remedy = sure.observation, f"{sure.remedy}."
-    elif evidence.secret_failures or evidence.secret_signs:
-        cause = (
+        return "a rank was started with settings that contradict the others (see what was refused)", look
+    if status.left and not status.missing and status.joined < status.world_size:
+        return "a rank crashed or was stopped while it waited for the others", look
+    if status.unconfirmed and evidence.store_failures and identity.rank in (None, *status.unconfirmed):
+        stores = (f"{where} is not reached from this host ({why})" for where, why in evidence.store_failures.items())
+        return (
+            f"the store at {few(stores, '; ')}: a firewall, or an address of another network",
+            "allow TCP from this host to rank 0's, or fix the store's port with MINGLE_MASTER_PORT and open that one.",
+        )
+    if status.unconfirmed:
+        return "those processes are stopped, or their network was cut while the job formed", look
+    if sure := failing(facts):
+        return sure.observation, f"{sure.remedy}."
+    if evidence.secret_failures or evidence.secret_signs:
+        return (
             "the missing ranks were started without a secret or with another one (somebody speaks of this job and has "
-            "not ours), or were never started"
+            "not ours), or were never started",
+            "give every rank the same MINGLE_SECRET or MINGLE_SECRET_FILE; a stranger can be ignored.",
         )
-        remedy = "give every rank the same MINGLE_SECRET or MINGLE_SECRET_FILE; a stranger can be ignored."
-    elif outside := _outside(evidence, status):
-        cause = (
+    if outside := _outside(identity, evidence, status):
+        return (
             f"{few(outside, '; ')}: heard, and has not joined. Its host's firewall drops what comes from here, or "
-            "ours drops its TCP connections"
+            "ours drops its TCP connections",
+            "run `mingle-discover doctor` on both hosts, or `mingle-discover ping` on all of them at once.",
         )
-        remedy = "run `mingle-discover doctor` on both hosts, or `mingle-discover ping` on all of them at once."
-    elif facts.findings:
-        cause, remedy = facts.findings[0].observation, f"{facts.findings[0].remedy}."
-    else:
-        cause = (
-            "the missing ranks were never started, run under another job id (see below), "
-            "or their network does not reach rank 0"
+    if elsewhere := _elsewhere(evidence, facts):
+        return elsewhere
+    if evidence.other_jobs:
+        return other_id(
+            identity.job, evidence, "the missing ranks were never started, or were started under another job id"
         )
-    return observation, cause, remedy
+    if doubt := suspect(facts, evidence, alone=status.joined <= 1 and not status.left):
+        return doubt.observation, f"{doubt.remedy}."
+    return "the missing ranks were never started, or no network leads from them to rank 0", look
 
 
-def _outside(evidence: Evidence, status: Status) -> list[str]:
-    """Returns the missing ranks that were heard to look for the job."""
-    return [text for text in evidence.seekers.values() if any(text.startswith(f"rank {n} ") for n in status.missing)]
+def _outside(identity: Identity, evidence: Evidence, status: Status) -> list[str]:
+    """Return the processes that look for the job and certainly have not joined it."""
+    seekers = list(evidence.seekers.values())
+    if identity.rank is None:
+        # All joined processes but this one can be among those heard; of a larger number at least one has not joined.
+        return seekers if len(seekers) >= status.joined and not status.left else []
+    return [text for text in seekers if any(text.startswith(f"rank {n} ") for n in status.missing)]
 
 
 def failing(facts: NetworkFacts) -> Finding | None:
     """Returns what is surely wrong with this machine, or None."""
     return next((finding for finding in facts.findings if finding.status is findings.Status.FAIL), None)
+
+
+def suspect(facts: NetworkFacts, evidence: Evidence, *, alone: bool) -> Finding | None:
+    """Return the warning that can explain why no process was heard; None if any was.
+
+    Args:
+        facts: with the findings of the local checks.
+        evidence: who was heard.
+        alone: whether no process has joined either.
+    """
+    if not alone or not evidence.empty or versions(facts):
+        return None
+    return next((finding for finding in facts.findings if finding.explains_silence), None)
+
+
+def other_id(job: str, evidence: Evidence, otherwise: str) -> tuple[str, str]:
+    """Return cause and fix if other jobs were heard; a mistyped id only if one of them resembles ours."""
+    import difflib  # only a rank that has failed needs it
+
+    near = difflib.get_close_matches(job, evidence.other_jobs, cutoff=_RESEMBLING)
+    words = "a mistyped job id" if near else otherwise
+    named = few(repr(other) for other in sorted(near or evidence.other_jobs))
+    return f"{words}: {named} is on this network", "start every rank with the same job id."
+
+
+def _elsewhere(evidence: Evidence, facts: NetworkFacts) -> tuple[str, str] | None:
+    """Return cause and fix if the ranks heard belong to another version or another attempt."""
+    if spoken := versions(facts):
+        return incompatible(spoken)
+    if evidence.other_attempts:
+        attempts = few(repr(attempt) for attempt in sorted(evidence.other_attempts))
+        return (
+            f"the launcher's attempt differs: {attempts} is on this network, so the job was restarted on some nodes "
+            "only, or ranks of its last attempt still run",
+            "end what is left of the last attempt, and start the job again on all nodes.",
+        )
+    return None
 
 
 def _hushed(identity: Identity, seconds: float) -> tuple[str, str, str]:
@@ -211,40 +276,44 @@ def _hushed(identity: Identity, seconds: float) -> tuple[str, str, str]:
 def _no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, seconds: float) -> tuple[str, str, str]:
     host = "a host" if identity.rank is None else "rank 0"
     observation = f"job {identity.job!r}: {host} was not found within {seconds:g} s by {_me(identity)}."
-    spoken = versions(facts)
+    return observation, *_why_no_host(identity, evidence, facts, host)
+
+
+def _why_no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, host: str) -> tuple[str, str]:
+    """Returns the likely cause and the way out; the first that applies. docs/troubleshooting.md has the table."""
+    if evidence.hosts and evidence.hosts.keys() <= evidence.proved.keys():
+        return (
+            f"{host} was reached and has gone since: its process has ended, or its network was cut",
+            f"look at the output of {host}; start the job again.",
+        )
     if evidence.hosts:
         return (
-            observation,
             f"{host} was heard but could not be reached over TCP: a firewall, or an address of another network",
             "allow TCP between the hosts, or name the right network with MINGLE_INTERFACE; `mingle-discover doctor` "
             "on its host shows the rule.",
         )
-    if spoken:
+    if spoken := versions(facts):
+        return incompatible(spoken)
+    if sure := failing(facts):
+        return sure.observation, f"{sure.remedy}."
+    if evidence.announcements:
         return (
-            observation,
-            f"another protocol {few(spoken)} is spoken on this network: an incompatible mingle",
-            "install the same version of multinode-mingle on every host.",
+            f"the job is only announced by `mingle-discover announce`, which no rank joins; {host} was not started",
+            f"start {host}, or connect to the announced address without mingle.",
         )
-    sure = failing(facts)
-    if sure is not None:
-        return observation, sure.observation, f"{sure.remedy}."
+    if elsewhere := _elsewhere(evidence, facts):
+        return elsewhere
     if evidence.other_jobs:
-        return (
-            observation,
-            f"a mistyped job id: {few(repr(job) for job in sorted(evidence.other_jobs))} is on this network",
-            "start every rank with the same job id.",
-        )
+        return other_id(identity.job, evidence, f"{host} was not started, or was started under another job id")
     if evidence.seekers:
         return (
-            observation,
             f"{host} was not started, or runs alone with a world size of 1, or its multicast does not reach this "
             "network (other ranks are heard, so multicast works here)",
             f"look at the output and the WORLD_SIZE of {host}; `mingle-discover list` on its host shows what it does.",
         )
-    if facts.findings:
-        return observation, facts.findings[0].observation, f"{facts.findings[0].remedy}."
+    if doubt := suspect(facts, evidence, alone=True):
+        return doubt.observation, f"{doubt.remedy}."
     return (
-        observation,
         "rank 0 was not started, or this network carries no multicast between the hosts (many clouds and "
         "Kubernetes networks don't, and a switch that snoops on IGMP without a querier filters it), or a firewall "
         "drops it",
@@ -339,6 +408,11 @@ def two_hosts(identity: Identity, rivals: Sequence[Who]) -> MingleError:
         cause="rank 0 was started twice, or two jobs share one job id",
         remedy="start one rank 0 only, or give the jobs different ids.",
     )
+
+
+def one_line(text: str) -> str:
+    """Return an observation as sent to the members, which accept no line breaks."""
+    return "; ".join(line.strip() for line in text.split("\n")).replace(":; ", ": ")
 
 
 def closed_by_host(identity: Identity, reason: str, *, network: bool) -> MingleError:

@@ -140,6 +140,19 @@ class Seats:
                 return path.local_address
         return seat.applicant.who.address
 
+    def has_seat(self, conn: int) -> bool:
+        """Return whether a connection is that of a member."""
+        return conn in self._conns
+
+    def version(self) -> tuple[object, ...]:
+        """Return a value that changes whenever the roster changes."""
+        return (self.phase, self.epoch, self.store_address, tuple(self.seats), tuple(self.places))
+
+    def status_version(self) -> tuple[object, ...]:
+        """Return a value that changes whenever the status changes."""
+        gone = tuple(self.departures), tuple(self.refusals), frozenset(self.departed_ranks)
+        return (*self.version(), frozenset(self._awaited), *gone)
+
     def member_connections(self) -> list[int]:
         """The connections of all members but the host itself."""
         return list(self._conns)

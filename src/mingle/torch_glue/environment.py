@@ -10,6 +10,8 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from mingle import forksafe
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
@@ -25,7 +27,7 @@ class Environment:
 
     def __init__(self, target: MutableMapping[str, str]) -> None:
         self._target = target
-        self._lock = threading.Lock()
+        self._lock = forksafe.register_lock(threading.Lock())
         # For each name the value that mingle wrote, and what was there before (None: nothing).
         self._written: dict[str, tuple[str, str | None]] = {}
 
@@ -48,11 +50,13 @@ class Environment:
         with self._lock:
             before = {name: value for name in values if (value := self._seen(name)) is not None}
             wanted = {name: value for name, value in values.items() if name not in keep_if_set or not before.get(name)}
-            for name in [name for name in self._written if name not in wanted]:
+            for name in list(self._written):
                 self._put_back(name)
             for name, value in wanted.items():
-                self._target[name] = value
+                # Save the value first: after an interrupt or a fork at this point, the current value still counts as
+                # the user's.
                 self._written[name] = (value, before.get(name))
+                self._target[name] = value
             return _replaced(before, wanted)
 
     def restore(self) -> None:
@@ -80,13 +84,13 @@ class Environment:
         return value
 
     def _put_back(self, name: str) -> None:
-        written, previous = self._written.pop(name)
-        if self._target.get(name) != written:
-            return
-        if previous is None:
-            del self._target[name]
-        else:
-            self._target[name] = previous
+        written, previous = self._written[name]
+        if self._target.get(name) == written:
+            if previous is None:
+                del self._target[name]
+            else:
+                self._target[name] = previous
+        del self._written[name]  # last: after an interrupt before it there is nothing left to put back
 
 
 process_environment = Environment(os.environ)

@@ -13,6 +13,7 @@ import importlib
 import inspect
 import logging
 import os
+import re
 import sys
 import threading
 import urllib.parse
@@ -24,6 +25,9 @@ from typing import Any
 
 from msgspec import structs
 
+from mingle.configuration import settings, values
+from mingle.configuration.settings import Settings
+from mingle.engine import progress
 from mingle.errors import ConfigurationError, MingleError
 from mingle.job import Job
 from mingle.torch_glue import rendezvous, session, torch_threads
@@ -39,16 +43,24 @@ _OURS = frozenset({"init_method", "store", "rank", "world_size", "backend"})
 # The process group that init() made, compared by identity: another one is the user's. By weak reference, since who
 # holds a process group holds its store, too, and a store that outlives its group breaks the next one.
 _own_group: weakref.ref[Any] | None = None
+_own_job = ""
+"""The job for which mingle made the process group."""
 # Who made it. A forked child has a copy without the threads behind it: ending that would wait for them for ever.
 _own_pid = 0
 
 
 def discover(job_id: str | None = None, **arguments: Any) -> Job:
     """Carries :func:`mingle.discover` out; its arguments are documented there."""
-    with rendezvous.one_call():
-        wanted = rendezvous.resolve({"job_id": job_id, **arguments})
-        _make_way()
-        return rendezvous.form(wanted)
+    begun = False
+    try:
+        with rendezvous.one_call():
+            wanted = rendezvous.resolve({"job_id": job_id, **arguments})
+            _make_way(wanted)
+            begun = True
+            return rendezvous.form(wanted)
+    except BaseException:
+        _undo(begun)
+        raise
 
 
 def init(
@@ -63,23 +75,47 @@ def init(
     Raises:
         MingleError: what discovery raises, or rank 0 was lost while torch made the process group.
     """
-    global _own_group, _own_pid
-    with rendezvous.one_call():
-        wanted = rendezvous.resolve({"job_id": job_id, **arguments})
-        check_options(backend, options)
-        _make_way()
-        job = rendezvous.form(wanted, enters=True)
-        distributed = importlib.import_module("torch.distributed")
-        try:
+    global _own_group, _own_job, _own_pid
+    begun = False
+    try:
+        with rendezvous.one_call():
+            wanted = rendezvous.resolve({"job_id": job_id, **arguments})
+            check_options(backend, options)
+            if job_id is not None:
+                settings.refuse_backend(job_id, "job_id", _backends())
+            _make_way(wanted)
+            begun = True
+            job = rendezvous.form(wanted, enters=True)
+            distributed = importlib.import_module("torch.distributed")
             with _loss_told():
                 distributed.init_process_group(backend, init_method=f"{FORMED}://", **options)
-        except BaseException:
-            job.close()
-            raise
-        _own_group, _own_pid = weakref.ref(_default_group()), os.getpid()
-        job._destroy_group = partial(destroy, _own_group)
-        rendezvous.tell_group_stands()
-        return job
+            _own_group, _own_job, _own_pid = weakref.ref(_default_group()), wanted.job_id, os.getpid()
+            job._owns_group(partial(destroy, _own_group))
+            rendezvous.tell_group_stands()
+            return job
+    except BaseException:
+        _undo(begun)
+        raise
+
+
+def _undo(begun: bool) -> None:
+    """Clean up after a call that ends by an exception; Ctrl-C can come at any line of it.
+
+    Otherwise the session would stay open in its thread, and the group would count as the user's own: the next cell of a
+    notebook would wait for the session, or be refused because of the group.
+
+    Args:
+        begun: whether the call had already ended the earlier session, so that everything left is its own.
+    """
+    global _own_group
+    if not begun:
+        return
+    _own_group = None
+    try:
+        if _default_group() is not None:
+            _destroy_without_waiting()
+    finally:
+        rendezvous.end_session(failing=True)
 
 
 @contextlib.contextmanager
@@ -89,7 +125,7 @@ def _loss_told() -> Iterator[None]:
         yield
     except RuntimeError as error:  # every error of torch's C++ side is one
         if (loss := rendezvous.loss()) is not None:
-            raise loss from error
+            raise loss from (loss.__cause__ or error)
         raise
 
 
@@ -101,17 +137,26 @@ def _default_group() -> Any:
     return distributed.group.WORLD
 
 
-def _make_way() -> None:
-    """Ends the process group that an earlier ``init`` made: a notebook's cell is run again.
+def _make_way(wanted: Settings) -> None:
+    """End the process group that an earlier ``init`` made, as when a notebook's cell is run again.
+
+    If the group was another job's, warn, because code that still uses that group fails.
 
     Raises:
-        ConfigurationError: there is one that somebody else made.
+        ConfigurationError: the process group was not made by mingle.
     """
     group = _default_group()
     if group is None:
         return
     if _own_group is not None and _own_group() is group:
         if _own_pid == os.getpid():
+            if _own_job != wanted.job_id:
+                progress.say(
+                    logging.WARNING,
+                    f"job {wanted.job_id}: this call has destroyed the process group of job {_own_job}, which "
+                    "mingle.init had made; close() that job first to avoid this warning",
+                    quiet=wanted.progress == "off",
+                )
             destroy(_own_group, False)
             return
         raise ConfigurationError.explain(
@@ -137,10 +182,16 @@ def destroy(group: weakref.ref[Any], failing: bool) -> None:
     global _own_group
     if group() is None or _default_group() is not group() or _own_pid != os.getpid():
         return
-    _own_group = None
-    if not failing:
+    if failing:
+        _own_group = None
+        _destroy_without_waiting()
+    else:
         _end()
-        return
+        _own_group = None  # not before: after an interrupt the next call ends it
+
+
+def _destroy_without_waiting() -> None:
+    """Destroy the process group in a thread; wait for it briefly, then abandon it."""
     thread = threading.Thread(target=_end_quietly, name="mingle-abandoned-destroy", daemon=True)
     thread.start()
     thread.join(DESTROY_SECONDS)
@@ -187,10 +238,11 @@ def check_options(backend: str | None, options: Mapping[str, Any]) -> None:
                 remedy=f"pass such a value, or leave {name}= out.",
             )
     if backend is not None:
-        _check_backend(distributed, backend)
+        _check_backend(backend)
 
 
 def _check_names(distributed: Any, options: Mapping[str, Any]) -> None:
+    own = [*inspect.signature(settings.resolve).parameters, "backend"][1:]  # without the environment
     known = [name for name in inspect.signature(distributed.init_process_group).parameters if name not in _OURS]
     for name in options:
         if name in _OURS:
@@ -200,35 +252,53 @@ def _check_names(distributed: Any, options: Mapping[str, Any]) -> None:
                 remedy=f"leave {name}= out.",
             )
         if name not in known:
+            meant = values.nearest(name, [*own, *known])
+            hint = "" if meant is None else f"; did you mean {meant}=?"
             raise ConfigurationError.explain(
-                f"init_process_group has no option {name}=.",
-                cause="a spelling mistake, or an option of another version of torch",
-                remedy=f"the options are: {', '.join(known)}.",
+                f"there is no option {name}={hint or '.'}",
+                cause="a spelling mistake, or an option of init_process_group in another version of torch",
+                remedy=f"mingle.init's own are: {', '.join(own)}; init_process_group's are: {', '.join(known)}.",
             )
 
 
-def _check_backend(distributed: Any, backend: str) -> None:
+def _check_backend(backend: str) -> None:
     if not isinstance(backend, str):
-        raise _no_backend(distributed, backend, "it is not a str")
+        raise _no_backend(backend, "it is not a str")
     # Before torch parses the whole: of a name that it does not know it would only warn.
     names = [part.rpartition(":")[2].lower() for part in backend.split(",")]
     for name in names:
-        if name not in distributed.Backend.backend_list:
-            raise _no_backend(distributed, backend, f"torch knows no {name!r}")
-        available = getattr(distributed, f"is_{name}_available", None)
-        if available is not None and not available():
-            raise _no_backend(distributed, backend, f"this build of torch has no {name}")
+        if name not in _backends():
+            meant = values.nearest(name, _available())
+            hint = "" if meant is None else f"; did you mean {meant!r}?"
+            raise _no_backend(backend, f"torch knows no {name!r}{hint}")
+        if name not in _available():
+            raise _no_backend(backend, f"this build of torch has no {name}")
+    distributed = importlib.import_module("torch.distributed")
+    problem = ""
     try:
         distributed.distributed_c10d.BackendConfig(distributed.Backend(backend))
     except ValueError as error:
-        raise _no_backend(distributed, backend, " ".join(str(error).split())) from None
+        problem = " ".join(str(error).split())
+    if problem:
+        raise _no_backend(backend, problem)
 
 
-def _no_backend(distributed: Any, backend: object, why: str) -> ConfigurationError:
+def _backends() -> list[str]:
+    """Return the backends that torch knows, available or not."""
+    names = importlib.import_module("torch.distributed").Backend.backend_list
+    return [name for name in names if name != "undefined"]
+
+
+def _available() -> list[str]:
+    distributed = importlib.import_module("torch.distributed")
+    return [name for name in _backends() if getattr(distributed, f"is_{name}_available", lambda: True)()]
+
+
+def _no_backend(backend: object, why: str) -> ConfigurationError:
     return ConfigurationError.explain(
-        f"backend={backend!r} can't be used: {why}.",
+        f"backend={backend!r} can't be used: {why}{'' if why.endswith('?') else '.'}",
         cause="a spelling mistake, or a build of torch without it",
-        remedy=f"use one of {', '.join(distributed.Backend.backend_list)}, or leave backend= out.",
+        remedy=f"use one of {', '.join(_available())}, or leave backend= out.",
     )
 
 
@@ -259,6 +329,26 @@ def parse_url(url: str) -> tuple[str | None, dict[str, str]]:
     return job_id or None, options
 
 
+def _doubt_about(name: str) -> str | None:
+    """Return the doubt about a URL's job id that looks like an address or a path, unless it is escaped; else None."""
+    if re.search(r":[0-9]+$", name):
+        return "looks like an address, and mingle needs none"
+    if "/" in name:
+        return "holds a slash"
+    return None
+
+
+def _warn_of_doubt(url: str, job_id: str | None) -> None:
+    name = url.partition(":")[2].removeprefix("//").partition("?")[0]
+    if (doubt := _doubt_about(name)) is not None:
+        progress.say(
+            logging.WARNING,
+            f"{url.partition('?')[0]!r} {doubt}: the whole of it is the job id, {job_id!r}; write %3A for "
+            "a colon or %2F for a slash to avoid this warning",
+            quiet=os.environ.get("MINGLE_PROGRESS", "").strip() == "off",
+        )
+
+
 def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
     """What torch calls for ``init_method="mingle://JOB"``; yields its store, rank and world size."""
     try:
@@ -270,16 +360,25 @@ def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> 
             cause="a percent sign that stands for itself",
             remedy="write it as %25.",
         ) from None
-    with rendezvous.one_call():
-        wanted = rendezvous.resolve({"job_id": job_id, **arguments})
-        if timeout is not None:
-            wanted = _bounded(wanted, timeout)
-        job = rendezvous.form(wanted, enters=True)
-    with _closed_on_error(job):
+    _warn_of_doubt(url, job_id)
+    begun = False
+    try:
+        with rendezvous.one_call():
+            wanted = rendezvous.resolve({"job_id": job_id, **arguments})
+            if timeout is not None:
+                wanted = _bounded(wanted, timeout)
+            begun = True
+            job = rendezvous.form(wanted, enters=True)
         for entry in _entry(timeout, job.rank, job.world_size):
             with _loss_told():
                 entry[0].check([])  # what fails later, in torch's own call, can't be told in our words
             yield entry
+    except GeneratorExit:
+        raise  # torch takes one store and drops the generator: that is the good end
+    except BaseException:
+        if begun:
+            rendezvous.end_session(failing=True)
+        raise
 
 
 def formed_handler(_url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
@@ -306,17 +405,6 @@ def _entry(timeout: timedelta | None, *place: int) -> Iterator[tuple[Any, int, i
 def _bounded(wanted: Any, timeout: timedelta) -> Any:
     seconds = min(wanted.discovery_timeout, timeout.total_seconds())
     return structs.replace(wanted, discovery_timeout=seconds)
-
-
-@contextlib.contextmanager
-def _closed_on_error(job: Job) -> Iterator[None]:
-    try:
-        yield
-    except GeneratorExit:
-        raise  # torch takes one store and drops the generator: that is the good end
-    except BaseException:
-        job.close()
-        raise
 
 
 def _integer(name: str, text: str) -> int | None:

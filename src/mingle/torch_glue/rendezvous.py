@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
+from mingle import forksafe
 from mingle._version import __version__
 from mingle.configuration import node, settings
 from mingle.configuration.settings import Settings
@@ -36,7 +37,7 @@ Session: TypeAlias = RunningSession | LoneSession | ForeignSession
 
 _caller: threading.Thread | None = None
 """Who is in a call of mingle's."""
-_changing_caller = threading.Lock()
+_changing_caller = forksafe.register_lock(threading.Lock())
 _active: Session | None = None
 _bound_gloo: Callable[[], None] | None = None
 """Undoes what Gloo was told."""
@@ -45,8 +46,8 @@ _bound_gloo: Callable[[], None] | None = None
 def _hold(session: Session) -> None:
     """A session has begun: it is this process's from now on."""
     global _active
-    _active = session
     session.on_close = functools.partial(_forget, session)
+    _active = session
 
 
 def _forget(session: Session) -> None:
@@ -60,8 +61,8 @@ def _forget(session: Session) -> None:
 
 def tell_group_stands() -> None:
     """Says that the process group of the present session stands."""
-    if _active is not None:
-        _active.group_stands()
+    if (active := _active) is not None:
+        active.group_stands()
 
 
 def entry(seconds: float) -> Entry | None:
@@ -73,7 +74,7 @@ def entry(seconds: float) -> Entry | None:
     Raises:
         MingleError: rank 0 is lost, or its store has not answered.
     """
-    return None if _active is None else _active.entry(seconds)
+    return None if (active := _active) is None else active.entry(seconds)
 
 
 @contextlib.contextmanager
@@ -103,13 +104,17 @@ def one_call() -> Iterator[None]:
 
 def loss() -> MingleError | None:
     """Returns that rank 0 of the present session is lost, if it is."""
-    return _active.loss() if isinstance(_active, RunningSession) else None
+    return active.loss() if isinstance(active := _active, RunningSession) else None
 
 
-def end_session() -> None:
-    """Ends this process's session, if there is one."""
-    if _active is not None:
-        _active.close(failing=False)
+def end_session(*, failing: bool = False) -> None:
+    """End this process's session, if there is one.
+
+    Args:
+        failing: whether an exception ends the session.
+    """
+    if (active := _active) is not None:
+        active.close(failing=failing)
 
 
 def resolve(arguments: dict[str, Any]) -> Settings:
@@ -120,28 +125,32 @@ def resolve(arguments: dict[str, Any]) -> Settings:
             cause="its sockets and process identities need Linux (macOS: best effort)",
             remedy="run it under WSL2 or in a Linux container.",
         )
-    return settings.resolve(process_environment.visible(), **arguments)
+    environ = process_environment.visible()
+    progress.point_out_mistyped(environ)
+    return settings.resolve(environ, **arguments)
 
 
 def form(wanted: Settings, *, enters: bool = False) -> Job:
-    """Carries a call out: ends this process's old session, discovers, exports, returns the job.
+    """Carry out a call: end this process's old session, discover, export, and return the job.
+
+    The session is registered as soon as its job has formed, so that `end_session` ends it even if the call is
+    interrupted.
 
     Args:
         wanted: of the call.
-        enters: whether a process group is made of it by `entry`.
+        enters: whether `entry` makes a process group from the job.
     """
     end_session()
     _import_torch()
     started = time.monotonic()
     if wanted.pass_through:
         return _passed_through(wanted)
-    formation, session = _form_alone(wanted) if wanted.world_size == 1 else _discover(wanted, enters=enters)
-    _hold(session)
     try:
+        formation, session = _form_alone(wanted) if wanted.world_size == 1 else _discover(wanted, enters=enters)
         _export(wanted, formation)
         _bind_gloo(formation)
     except BaseException:
-        session.close(failing=True)
+        end_session(failing=True)
         raise
     logger.info(
         "job %s: rank %d of %d, rank 0 at %s:%d, own interface %s",
@@ -165,8 +174,7 @@ def form(wanted: Settings, *, enters: bool = False) -> Job:
         interface=formation.interface,
         address=formation.address,
         elapsed=time.monotonic() - started,
-        _session=session,
-    )
+    )._with(session)
 
 
 def _import_torch() -> None:
@@ -179,8 +187,14 @@ def _discover(wanted: Settings, *, enters: bool) -> tuple[Formation, RunningSess
         quiet = wanted.progress == "off"
         file_limit.make_room(wanted.world_size, file_limit.FILES_PER_RANK, what="ranks", quiet=quiet)
     discovery = Discovery(wanted, _identity(wanted), enters=enters)
-    formation = discovery.run()
-    return formation, RunningSession(discovery, formation)
+    try:
+        formation = discovery.run()
+        session = RunningSession(discovery, formation)
+        _hold(session)
+    except BaseException:
+        discovery.close("interrupted")  # unless it is closed already
+        raise
+    return formation, session
 
 
 def _identity(wanted: Settings) -> Identity:
@@ -232,7 +246,10 @@ def _form_alone(wanted: Settings) -> tuple[Formation, LoneSession]:
         address="127.0.0.1",
         roster_digest=b"",
     )
-    return formation, LoneSession(member, server)
+    lone = LoneSession(member, server)
+    _hold(lone)
+    lone.serve()
+    return formation, lone
 
 
 def _export(wanted: Settings, formation: Formation) -> None:
@@ -263,9 +280,9 @@ def _bind_gloo(formation: Formation) -> None:
 
 def _unbind_gloo() -> None:
     global _bound_gloo
-    if _bound_gloo is not None:
-        _bound_gloo()
-        _bound_gloo = None
+    undo, _bound_gloo = _bound_gloo, None
+    if undo is not None:
+        undo()
 
 
 def _passed_through(wanted: Settings) -> Job:
@@ -292,9 +309,7 @@ def _passed_through(wanted: Settings) -> Job:
         interface="",
         address="",
         elapsed=0.0,
-        _session=session,
-        _members=(),
-    )
+    )._with(session, members=())
 
 
 @atexit.register

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from mingle import forksafe
 from mingle.abandonable import AbandonedError
 from mingle.engine import store
 from mingle.engine.discovery import Discovery
@@ -43,12 +44,35 @@ WATCH_SLOW_SECONDS = 0.5
 _T = TypeVar("_T")
 
 
-class ForeignSession:
-    """The session of a job whose ranks torchrun has brought together: nothing of it is ours but a variable."""
+class _Closable:
+    """The base of sessions: a session ends once, and never in a forked child."""
 
     def __init__(self) -> None:
         self.on_close: Callable[[], None] = _nothing
         self._pid = os.getpid()
+        self._closed = False
+        # Reentrant: a signal handler may close the job while this thread closes it.
+        self._closing = forksafe.register_lock(threading.RLock())
+
+    def close(self, *, failing: bool) -> None:
+        """End the session and restore the environment. A later call does nothing; a concurrent call waits.
+
+        After an interrupt, a second call continues where the first one stopped.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._closing:
+            if not self._closed:
+                self._end(failing=failing)
+                self.on_close()
+                self._closed = True
+
+    def _end(self, *, failing: bool) -> None:
+        """End the resources behind the session."""
+
+
+class ForeignSession(_Closable):
+    """The session of a job whose ranks torchrun has brought together; mingle owns only a variable."""
 
     def roster(self) -> tuple[Member, ...]:
         """Nobody: torchrun keeps its roster to itself."""
@@ -61,22 +85,19 @@ class ForeignSession:
     def group_stands(self) -> None:
         """The process group stands; the store is torchrun's."""
 
-    def close(self, *, failing: bool) -> None:
-        """Restores the environment."""
-        if os.getpid() == self._pid:
-            self.on_close()
 
-
-class LoneSession:
+class LoneSession(_Closable):
     """The session of a job with one rank: a store, nobody to talk to, and a thread until torch has the store."""
 
     def __init__(self, member: Member, server: store.StoreServer) -> None:
+        super().__init__()
         self.server: store.StoreServer | None = server
-        self.on_close: Callable[[], None] = _nothing
         self._member = member
-        self._pid = os.getpid()
         self._let_go = threading.Event()
         self._thread = threading.Thread(target=self._await_group, name="mingle-lone", daemon=True)
+
+    def serve(self) -> None:
+        """Start the thread. Register the session first, so that it can be ended if Ctrl-C interrupts this call."""
         self._thread.start()
 
     def _await_group(self) -> None:
@@ -100,30 +121,26 @@ class LoneSession:
         if self.server is not None:
             self.server.release()
 
-    def close(self, *, failing: bool) -> None:
-        """Lets go of the store and restores the environment."""
-        if os.getpid() != self._pid:
-            return
+    def _end(self, *, failing: bool) -> None:
         self.group_stands()
-        self._thread.join()
+        if self._thread.ident is not None:  # else its start was interrupted, and it ends by itself
+            self._thread.join()
         self.server = None
-        self.on_close()
 
 
-class RunningSession:
+class RunningSession(_Closable):
     """A job that has formed: its loop goes on in a thread, answers others and sees the process group come and go.
 
     ``bereft``: rank 0 is gone for good, and there is no process group yet.
     """
 
     def __init__(self, discovery: Discovery, formation: Formation) -> None:
-        self.on_close: Callable[[], None] = _nothing
+        super().__init__()
         self._discovery = discovery
         self._formation = formation
-        self._pid = os.getpid()
         self._group_stood = False
-        self._ended = False
-        self._closed = False
+        self._group_ended = False
+        self._closing_begun = False
         self.bereft: MingleError | None = None
         discovery.watch = self._watch
         discovery.serve()
@@ -131,15 +148,17 @@ class RunningSession:
     # --- the process group -----------------------------------------------------------------------------------------
 
     def entry(self, seconds: float) -> Entry | None:
-        """What a process group is made of, once; None where nobody has said that one is wanted.
+        """Return the store for a process group, once; None if no process group was requested.
 
         Args:
-            seconds: for how long a store that does not answer is waited for.
+            seconds: how long to wait for a store that does not answer.
 
         Raises:
-            DiscoveryTimeoutError: it has not answered within that time.
-            MingleError: this is not rank 0, and rank 0 is lost.
+            DiscoveryTimeoutError: the store has not answered within that time.
+            MingleError: this is not rank 0, and rank 0 is lost; or the session's thread has failed.
         """
+        if self._discovery.failure is not None:
+            raise self._discovery.failure.copied()
         if self._discovery.store_server is not None:
             handle = self._discovery.store_server.handle
         elif (client := self._discovery.take_client()) is not None:
@@ -157,39 +176,47 @@ class RunningSession:
 
     def _await_store(self, client: store.StoreClient, seconds: float) -> None:
         try:
-            store.await_server(client.address, client.port, seconds=seconds, given_up=lambda: self.bereft is not None)
+            store.await_server(
+                client.address, client.port, seconds=seconds, given_up=lambda: self._host_lost is not None
+            )
         except AbandonedError:
-            assert self.bereft is not None
-            raise self.bereft from None
+            lost = self._host_lost
+            assert lost is not None
+            raise lost.copied() from lost.__cause__
+
+    @property
+    def _host_lost(self) -> MingleError | None:
+        """The reason why no process group can be made any more; else None."""
+        return self._discovery.failure or self.bereft
 
     def loss(self) -> MingleError | None:
-        """Returns that rank 0 is lost, if it is: asked by a member whose process group could not be made.
+        """Return the error that rank 0 is lost or that the session's thread has failed; None if neither is so.
 
-        Its store breaks at the same moment as its connection, but it is lost only when it does not come back.
+        Called when the process group could not be made. Rank 0's store breaks at the same moment as its connection, but
+        it is lost only when it does not come back.
         """
-        if not isinstance(self._discovery.machine, Joiner):
-            return None
-        now = time.monotonic()
-        noticed, returned = now + LOSS_NOTICED_SECONDS, now + RETURN_SECONDS + LOSS_NOTICED_SECONDS
-        while self.bereft is None and now < (noticed if self._is_connected else returned):
-            time.sleep(WATCH_QUICK_SECONDS)
+        if isinstance(self._discovery.machine, Joiner):
             now = time.monotonic()
-        return self.bereft
+            noticed, returned = now + LOSS_NOTICED_SECONDS, now + RETURN_SECONDS + LOSS_NOTICED_SECONDS
+            while self._host_lost is None and now < (noticed if self._is_connected else returned):
+                time.sleep(WATCH_QUICK_SECONDS)
+                now = time.monotonic()
+        return None if self._host_lost is None else self._host_lost.copied()
 
     def _watch(self) -> float:
         """Looks whether the process group has come or gone; torch has no hook for either. Runs in the loop."""
         stands = group_stands()
         if stands and not self._group_stood:
             self._note_group()
-        elif self._group_stood and not stands and not self._ended:
-            self._ended = True
+        elif self._group_stood and not stands and not self._group_ended:
+            self._group_ended = True
             self._say_good_bye()
         elif not stands and self.bereft is None:
             self._look_after_host()
         return WATCH_SLOW_SECONDS if self._group_stood else WATCH_QUICK_SECONDS
 
     def _note_group(self) -> None:
-        self._group_stood = True
+        self._group_stood = self._discovery.group_stands = True
         if self._discovery.store_server is not None:
             self._discovery.store_server.release()
         machine = self._discovery.machine
@@ -218,14 +245,33 @@ class RunningSession:
             machine.leave("its process group was destroyed")
 
     def group_stands(self) -> None:
-        """The process group has taken the store over; on the rank that holds it this returns when that is done."""
+        """Take note that the process group has taken the store over; on the store's rank, wait until that is done.
+
+        Raises:
+            MingleError: the session's thread has failed, or does not answer.
+        """
+        if self._discovery.failure is not None:
+            raise self._discovery.failure.copied()
         if self._discovery.store_server is None:
             self._discovery.call(self._note_group)  # nothing is let go of, so nobody need wait for the other thread
-        else:
+            return
+        try:
             self._in_loop(self._note_group)
+        except FutureTimeoutError:
+            raise MingleError.explain(
+                f"job {self._discovery.settings.job_id!r}: the session's thread has not answered for "
+                f"{ROSTER_SECONDS:g} s.",
+                cause="this process is starved of CPU, or stopped",
+                remedy="look at the load of this machine.",
+            ) from None
 
     def _in_loop(self, function: Callable[[], _T]) -> _T:
-        """Runs a function in the loop's thread and returns its result."""
+        """Run a function in the loop's thread and return its result.
+
+        Raises:
+            FutureTimeoutError: the thread does not answer.
+            MingleError: it has failed.
+        """
         future: Future[_T] = Future()
 
         def run() -> None:
@@ -234,21 +280,21 @@ class RunningSession:
             except BaseException as error:
                 future.set_exception(error)
 
-        self._discovery.call(run)
+        self._discovery.call(run, future.set_exception)
         return future.result(timeout=ROSTER_SECONDS)
 
     # --- the roster ------------------------------------------------------------------------------------------------
 
     def roster(self) -> tuple[Member, ...]:
-        """Fetches who is in the job.
+        """Fetch the members of the job.
 
         Raises:
-            MingleError: rank 0 does not answer any more.
+            MingleError: rank 0 does not answer any more, or the session's thread has failed.
         """
         machine = self._discovery.machine
         if os.getpid() != self._pid:
             raise self._gone("this process is a fork of the rank; only the rank itself can ask")
-        if self._closed:
+        if self._closing_begun:
             raise self._gone("its session has ended", cause="a later call of init() or discover() took its place")
         try:
             seats = self._in_loop(machine.registrar.roster) if isinstance(machine, Host) else self._ask(machine)
@@ -287,13 +333,9 @@ class RunningSession:
             remedy="read job.members once, early, on every rank that needs it; it is kept from then on.",
         )
 
-    def close(self, *, failing: bool) -> None:
-        """Ends the session and restores the environment."""
-        if os.getpid() != self._pid:
-            return
-        self._closed = True
+    def _end(self, *, failing: bool) -> None:
+        self._closing_begun = True
         self._discovery.close("an exception ended it" if failing else "its job was closed")
-        self.on_close()
 
 
 def _member(seat: Seat) -> Member:

@@ -22,8 +22,10 @@ from pathlib import Path
 
 from mingle.engine.store import torch_version
 
-SETTLE_SECONDS = 1.0
-"""A thread that computes for longer than this holds no tensor of a finished work."""
+SETTLE_CPU_SECONDS = 1.0
+"""Threads that compute for longer than this hold no tensor of a finished work. Of CPU, since a machine may be busy."""
+SETTLE_SECONDS = 20.0
+"""The longest wait, however little of the CPU this process gets."""
 _LOOK_SECONDS = 0.002
 _QUIET_LOOKS = 2
 _NAME = "pt_gloo_runloop"
@@ -32,14 +34,14 @@ _TASKS = Path("/proc/self/task")
 
 
 def settle() -> None:
-    """Waits, with the interpreter's lock let go of, until no thread of Gloo is at work; a second at most.
+    """Waits, with the interpreter's lock let go of, until no thread of Gloo is at work; a second of CPU at most.
 
     A thread that wants the lock is runnable while this thread is in a system call, so it counts as one at work. Where
     there is no proc(5) this does nothing.
     """
-    deadline = time.monotonic() + SETTLE_SECONDS
+    deadline, cpu_deadline = time.monotonic() + SETTLE_SECONDS, time.process_time() + SETTLE_CPU_SECONDS
     quiet = 0
-    while quiet < _QUIET_LOOKS and time.monotonic() < deadline:
+    while quiet < _QUIET_LOOKS and time.monotonic() < deadline and time.process_time() < cpu_deadline:
         states = _states()
         if not states:
             return

@@ -24,13 +24,16 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
     Raises:
         ConfigurationError: a torchrun option or a ``MINGLE_*`` variable can't be used.
     """
-    from mingle.agents.gathering import Gathering, Nodes
+    from mingle.elastic.gathering import Gathering, Nodes
+    from mingle.engine import progress
     from mingle.torch_glue.environment import process_environment
     from mingle.torchrun import settings as agent_settings
     from mingle.torchrun.handler import AgentHandler
 
+    environ = process_environment.visible()
+    progress.point_out_mistyped(environ)
     wanted = agent_settings.resolve(
-        process_environment.visible(),
+        environ,
         run_id=params.run_id,
         endpoint=params.endpoint,
         minimum=params.min_nodes,

@@ -25,9 +25,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 logger = logging.getLogger("mingle")
 
 LOOK_SECONDS = 1.0
-LOOKS = 3
-"""So often in a row a node is missed before it is told. Longer than the host of a gathering that has just lost its
-majority takes to notice (2 s): the smaller part of a network must not hurry into a round of its own."""
+LOOKS = 2
+"""Looks in a row that must miss a node before it is reported; a node that lost its connection can return at once."""
 LONG_PAST = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -77,6 +76,9 @@ class Absentees:
             except (RendezvousError, RuntimeError) as error:
                 # The store is gone, which others notice as well: there is nothing to tell any more.
                 logger.debug("who is absent is not looked for any more: %s", error)
+                return
+            except Exception as error:
+                logger.error("who is absent is not looked for any more; a lost node costs 15 s now", exc_info=error)
                 return
 
     def _look(self) -> None:

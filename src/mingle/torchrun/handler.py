@@ -34,7 +34,7 @@ from mingle.torchrun.round_store import RoundOverError, RoundStore
 from mingle.torchrun.rounds import Round, Rounds, first_line
 
 if TYPE_CHECKING:
-    from mingle.agents.gathering import Gathered, Gathering
+    from mingle.elastic.gathering import Gathered, Gathering
     from mingle.torchrun.settings import AgentSettings
 
 logger = logging.getLogger("mingle")
@@ -43,6 +43,9 @@ LOSS_SECONDS = 15.0
 """A store that fails is the gathering's loss only if that one says so within this; it notices within 10 s."""
 ENDED_SECONDS = 5.0
 """How long a call may still come to its end when the job has been ended: its store fails at once, or has answered."""
+
+GENERATION = "MINGLE_GENERATION"
+"""A fencing token: tells the workers their session; it is unique and sorts by the session's number."""
 
 _T = TypeVar("_T")
 
@@ -103,14 +106,24 @@ class AgentHandler(RendezvousHandler):
                     raise
                 logger.info("the rendezvous was interrupted: %s", first_line(error))
                 continue
-            if not self._gathering.disturbed.is_set():
+            if self._counts():
                 return self._info(completed)
+
+    def _counts(self) -> bool:
+        """Return whether a completed round counts: this agent's lease must be valid at this moment.
+
+        The process can have been stopped, or the machine suspended, since the round completed. The gathering notices
+        that soon, so wait briefly for it.
+        """
+        if not self._gathering.held:
+            self._gathering.disturbed.wait(LOSS_SECONDS)
+        return self._gathering.held and not self._gathering.disturbed.is_set()
 
     def _refuse_if_over(self) -> None:
         ended = self._gathering.ended
         if ended is not None:
             raise RendezvousClosedError(f"job {self.get_run_id()!r} has ended: {ended}")
-        if self._closed or (self._rounds is not None and self._rounds.closed):
+        if self._closed or self._gathering.ending or (self._rounds is not None and self._rounds.closed):
             raise RendezvousClosedError(f"job {self.get_run_id()!r} has been closed by one of its agents")
 
     def _present_rounds(self) -> Rounds:
@@ -151,6 +164,7 @@ class AgentHandler(RendezvousHandler):
         told = {
             **environment.socket_interfaces(interface, named=named),
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            GENERATION: f"{gathered.generation:06d}-{gathered.session.hex()[:8]}",
         }
         # What the user has set stays.
         if gloo.misses(interface, gathered.address, {gloo.VARIABLE: before.get(gloo.VARIABLE) or interface}):

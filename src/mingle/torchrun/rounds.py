@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import PrefixStore
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousParameters, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous import RendezvousParameters, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, create_handler
 
 from mingle import abandonable
@@ -28,7 +28,7 @@ from mingle.torchrun.absentees import Absentees, sign
 from mingle.torchrun.c10d_backend import BACKEND, Backend
 
 if TYPE_CHECKING:
-    from mingle.agents.gathering import Gathered, Gathering
+    from mingle.elastic.gathering import Gathered, Gathering
     from mingle.torchrun.settings import AgentSettings
 
 logger = logging.getLogger("mingle")
@@ -212,7 +212,7 @@ class Watch:
         while not self._stopped.wait(LOOK_SECONDS):
             try:
                 self.waiting = self._look()
-            except (RendezvousError, RuntimeError) as error:
+            except Exception as error:  # whatever it is: a watch that has ended would show its last look for ever
                 self.error = error
                 self.failing_since = self.failing_since or time.monotonic()
             else:

@@ -29,7 +29,7 @@ OWN_KEYS = {
     "ttl": "how many routers a multicast may pass, plus one (default 1: the local network)",
     "family": "auto, 4 or 6: the IP versions to use (default auto)",
     "discovery_timeout": f"seconds to wait for the other nodes (default {settings.DEFAULT_DISCOVERY_TIMEOUT:g})",
-    "allow_minority": "1: half or fewer of the last nodes may go on alone (default 0)",
+    "allow_minority": "1: MIN nodes begin and go on alone; two parts may then both run (default 0)",
 }
 """Each key of ``--rdzv-conf`` that is mingle's, with its meaning."""
 
@@ -51,15 +51,15 @@ _NO = frozenset({"0", "false", "f", "no", "n"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """All that one torchrun agent needs.
+    """The settings of one torchrun agent.
 
     Attributes:
         settings: how to discover the other agents; ``world_size`` is the most nodes there may be.
         minimum: the fewest nodes that train.
         maximum: the most nodes that train.
-        local_addr: what the user gave as ``--local-addr``; None: the address that the gathering finds.
-        allow_minority: whether half or fewer of the last nodes may go on alone.
-        torch: what c10d's rendezvous is to be told, by its own keys.
+        local_addr: the value of ``--local-addr``; None selects the address that the gathering finds.
+        allow_minority: whether MIN nodes can start and continue alone.
+        torch: options for c10d's rendezvous, under its own keys.
     """
 
     settings: Settings

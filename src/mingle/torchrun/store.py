@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import os
 import secrets
 import socket
-import stat
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 
 from torch.distributed import TCPStore
 
@@ -44,16 +41,13 @@ def sever(address: str, port: int) -> None:
     in a rendezvous that this agent has left.
     """
     peer = _plain(address), port
-    descriptors = Path("/dev/fd")  # Linux and macOS
-    for name in [entry.name for entry in descriptors.iterdir()] if descriptors.is_dir() else ():
-        with contextlib.suppress(OSError, ValueError):  # closed meanwhile, or connected to nobody
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as copy:
-                if copy.family in (socket.AF_INET, socket.AF_INET6):
-                    host, number = copy.getpeername()[:2]
-                    if (_plain(host), number) == peer:
-                        copy.shutdown(socket.SHUT_RDWR)
+    for number in store.own_descriptors():
+        # The socket was closed meanwhile, or is not connected.
+        with contextlib.suppress(OSError, ValueError), store.own_socket(number) as own:
+            if own is not None and own.family in (socket.AF_INET, socket.AF_INET6):
+                host, peer_port = own.getpeername()[:2]
+                if (_plain(host), peer_port) == peer:
+                    own.shutdown(socket.SHUT_RDWR)
 
 
 def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

@@ -70,6 +70,34 @@ def check_address(text: str) -> None:
         raise ValueError(f"{text!r} is no address") from None
 
 
+def printable(text: str) -> str:
+    """Return a printable text on one line: white space becomes a space, other unprintable characters become "?".
+
+    A terminal obeys control characters, and a line break would let a sender write lines that look like ours. The
+    result is never longer in UTF-8.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else " " if each.isspace() else "?" for each in text)
+
+
+def make_printable(message: Struct, *names: str) -> None:
+    """Make the texts in these fields of a message :func:`printable`.
+
+    Each message calls this function when it is made or decoded (``__post_init__``), so code that logs, raises or shows
+    a text does not have to. Texts that are compared stay unchanged, so code that shows a job id must show its ``repr``.
+    """
+    for name in names:
+        value = getattr(message, name)
+        if isinstance(value, str):
+            if not value.isprintable():
+                msgspec.structs.force_setattr(message, name, printable(value))
+        elif isinstance(value, dict):
+            msgspec.structs.force_setattr(message, name, {printable(a): printable(b) for a, b in value.items()})
+        else:
+            msgspec.structs.force_setattr(message, name, tuple(map(printable, value)))
+
+
 class Message(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
     """What every datagram says: which job it is about, and in which attempt of it."""
 
@@ -93,6 +121,9 @@ class Seek(Message, frozen=True, kw_only=True, tag="seek", omit_defaults=True):
     padding: Annotated[bytes, Meta(max_length=MAX_BYTES)] = b""
     """Makes a unicast question as long as the longest answer: a forged source gains no amplification."""
 
+    def __post_init__(self) -> None:
+        make_printable(self, "hostname")
+
 
 class Offer(Message, frozen=True, kw_only=True, tag="offer", omit_defaults=True):
     """I host a session of this job, at these addresses."""
@@ -113,8 +144,8 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer", omit_defaults=True)
     """Whether this session assigns ranks (nobody was given one)."""
     hostname: ShortText = ""
     pid: ProcessId = 0
-    generation: Annotated[int, Meta(ge=0, lt=2**31)] = 0
-    """How many hosts of this job have been lost before this one (agents only)."""
+    quorum: bool = False
+    """Agents only: whether this session has had its quorum."""
 
     @property
     def takes_members(self) -> bool:
@@ -122,6 +153,7 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer", omit_defaults=True)
         return self.state == "open" or (self.kind == "agents" and self.joined < self.world_size)
 
     def __post_init__(self) -> None:
+        make_printable(self, "hostname")
         for address in self.addresses:
             check_address(address)
 
@@ -147,6 +179,9 @@ class List(Message, frozen=True, kw_only=True, tag="list", omit_defaults=True):
     """Empty: an onlooker asks, and no rank."""
     pid: ProcessId = 0
     padding: Annotated[bytes, Meta(max_length=MAX_BYTES)] = b""
+
+    def __post_init__(self) -> None:
+        make_printable(self, "hostname")
 
 
 Datagram: TypeAlias = Seek | Offer | Bye | List

@@ -14,7 +14,16 @@ import msgspec
 from msgspec import Meta, Struct
 
 from mingle.wire.authentication import DATAGRAM_MAC_BYTES, JobKey
-from mingle.wire.datagrams import HEADER_BYTES, MAX_BYTES, MAX_JOB_ID_BYTES, Identifier, ProcessId, Rejected, ShortText
+from mingle.wire.datagrams import (
+    HEADER_BYTES,
+    MAX_BYTES,
+    MAX_JOB_ID_BYTES,
+    Identifier,
+    ProcessId,
+    Rejected,
+    ShortText,
+    make_printable,
+)
 from mingle.wire.groups import Group, job_group
 
 MAGIC = b"MNGP"
@@ -54,6 +63,9 @@ class Echo(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=Tr
     pid: ProcessId = 0
     port: _Port = 0
     """Where its TCP port listens; 0: nowhere."""
+
+    def __post_init__(self) -> None:
+        make_printable(self, "hostname")
 
 
 class Ping(Echo, frozen=True, kw_only=True, tag="ping", omit_defaults=True):

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from mingle.wire.datagrams import (
+    MAX_WORLD_SIZE,
     Address,
     Addresses,
     Identifier,
@@ -22,12 +23,17 @@ from mingle.wire.datagrams import (
     TcpPort,
     WorldSize,
     check_address,
+    make_printable,
 )
 
 # A roster of many thousand ranks comes in parts of at most so many seats, each below the limit of a frame.
 ROSTER_CHUNK = 256
-# Agents of one job: two views of so many fit into one frame.
+# The greatest number of agents of one job. MEMBERS lists at most MAX_PRESENT of them, for messages.
 MAX_NODES = 1024
+# Three decades: JSON has no infinity, and `list --json` prints this number.
+MAX_SECONDS = 1e9
+MAX_PRESENT = 64
+MAX_GENERATION = 2**31 - 1
 
 Text: TypeAlias = Annotated[str, Meta(max_length=2048)]
 Epoch: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -50,6 +56,7 @@ class Path(Struct, frozen=True, kw_only=True, omit_defaults=True):
     :func:`mingle.network.interfaces.reached_weakly`."""
 
     def __post_init__(self) -> None:
+        make_printable(self, "interface")
         check_address(self.host_address)
         check_address(self.local_address)
 
@@ -65,36 +72,13 @@ class Who(Struct, frozen=True, kw_only=True, omit_defaults=True):
     address: Annotated[str, Meta(max_length=64)] = ""
     rank: Rank | None = None
 
+    def __post_init__(self) -> None:
+        make_printable(self, "hostname", "address")
+
     def __str__(self) -> str:
         rank = "" if self.rank is None else f"rank {self.rank} on "
         address = f" ({self.address})" if self.address else ""
         return f"{rank}host {self.hostname or 'unknown'}{address}, pid {self.pid}"
-
-
-class Node(Struct, frozen=True, array_like=True):
-    """One agent in a view: who it is, and where its control port refuses once its process is dead."""
-
-    member: Identifier
-    address: Address
-    """As its host sees it."""
-    port: Annotated[int, Meta(ge=0, le=65535)]
-    """0: not known."""
-    machine: Annotated[bytes, Meta(max_length=8)]
-    """The beginning of a hash of its node key: an address of one's own may be another machine's as well."""
-
-    def __post_init__(self) -> None:
-        check_address(self.address)
-
-
-class View(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who was in a session of agents at one time; majorities are counted of it (:mod:`mingle.agents.quorum`)."""
-
-    generation: Annotated[int, Meta(ge=0, lt=2**31)]
-    number: Annotated[int, Meta(ge=0, lt=2**31)]
-    """Counts the views of a session."""
-    session: Identifier
-    host: Identifier
-    nodes: Annotated[tuple[Node, ...], Meta(max_length=MAX_NODES)]
 
 
 class Frame(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
@@ -110,11 +94,13 @@ class Hello(Frame, frozen=True, kw_only=True, tag="hello", omit_defaults=True):
     job: JobId
     attempt: ShortText = ""
     member: Identifier
-    session: Identifier
-    """The session that the datagram named; a host of another session says so and hangs up."""
     nonce: Nonce
+    session_hash: Identifier
+    """Names the session to its host only (:func:`mingle.wire.authentication.session_hash`)."""
     purpose: Purpose
     who: Who = Who()
+    proof: Proof = b""
+    """With a secret: the MAC over the nonce and the session; empty without one."""
 
 
 class Welcome(Frame, frozen=True, kw_only=True, tag="welcome", omit_defaults=True):
@@ -153,14 +139,15 @@ class Join(Frame, frozen=True, kw_only=True, tag="join", omit_defaults=True):
     paths: Paths = ()
     minimum: WorldSize | None = None
     """Agents only: how many nodes there must be; ``world_size`` is how many there may be."""
-    port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """Agents only: its control port."""
-    settled: View | None = None
-    """Agents only: the last view that it knows to have been in force."""
-    proposed: View | None = None
-    """Agents only: a later one that may be in force."""
-    bound: Annotated[float, Meta(ge=-3600, le=3600)] | None = None
-    """Agents only: for how many seconds it is still bound to the host of that one; below zero: since when it is not."""
+    generation: Annotated[int, Meta(ge=-1, le=MAX_GENERATION)] = -1
+    """Agents only: the highest generation of the sessions that the agent was in; -1 before the first."""
+    had_quorum: bool = False
+    """Agents only: whether the agent was in a session that had its quorum."""
+    surplus: bool = False
+    """Agents only: whether the agent was refused as surplus, and has been in no session since."""
+
+    def __post_init__(self) -> None:
+        make_printable(self, "versions")
 
 
 class Joined(Frame, frozen=True, kw_only=True, tag="joined", omit_defaults=True):
@@ -182,7 +169,7 @@ RefusalReason: TypeAlias = Literal[
     "session",
     "ended",
     "network",
-    "generation",
+    "surplus",
 ]
 
 
@@ -193,13 +180,16 @@ class Refused(Frame, frozen=True, kw_only=True, tag="refused", omit_defaults=Tru
     detail: Text = ""
     who: Who | None = None
 
+    def __post_init__(self) -> None:
+        make_printable(self, "detail")
+
 
 class Running(Frame, frozen=True, kw_only=True, tag="running", omit_defaults=True):
     """Host to a caller that only asked whether the session lives: it does."""
 
     state: Literal["open", "sealed", "running"]
     world_size: WorldSize
-    seconds: Annotated[float, Meta(ge=0)] = 0.0
+    seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 0.0
     """How long it has been in this state."""
     host: Who
     joined: Ranks = ()
@@ -211,6 +201,11 @@ class Running(Frame, frozen=True, kw_only=True, tag="running", omit_defaults=Tru
     address that was dialled."""
     store_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """0: there is no store yet."""
+    surplus: bool = False
+    """Agents only: whether the caller would be surplus, because all members have answered lately."""
+
+    def __post_init__(self) -> None:
+        make_printable(self, "roster", "store_address")
 
 
 class Store(Frame, frozen=True, kw_only=True, tag="store", omit_defaults=True):
@@ -281,6 +276,9 @@ class Void(Frame, frozen=True, kw_only=True, tag="void", omit_defaults=True):
     epoch: Epoch
     reason: Text
 
+    def __post_init__(self) -> None:
+        make_printable(self, "reason")
+
 
 class Sighting(Frame, frozen=True, kw_only=True, tag="sighting", omit_defaults=True):
     """Either side to a host that assigns ranks, member or other host: one more host of this job is there."""
@@ -314,6 +312,9 @@ class Leave(Frame, frozen=True, kw_only=True, tag="leave", omit_defaults=True):
     session: Identifier
     reason: Text = ""
 
+    def __post_init__(self) -> None:
+        make_printable(self, "reason")
+
 
 class Closed(Frame, frozen=True, kw_only=True, tag="closed", omit_defaults=True):
     """Host to member: the session ends on purpose."""
@@ -327,13 +328,18 @@ class Closed(Frame, frozen=True, kw_only=True, tag="closed", omit_defaults=True)
     regather: bool = False
     """Agents only: the session is given up, the job is not; look for a host again."""
 
+    def __post_init__(self) -> None:
+        make_printable(self, "reason")
+
 
 class Members(Frame, frozen=True, kw_only=True, tag="members", omit_defaults=True):
-    """Host to member: who is in this session of agents."""
+    """Host to member, before SEALED and whenever it changes: the members of this session of agents."""
 
-    view: View
-    settled: bool = False
-    """Whether a majority of the view before knows of this one; until then both count."""
+    generation: Annotated[int, Meta(ge=0, le=MAX_GENERATION)]
+    """Higher than that of any earlier session of its founders."""
+    quorum: bool = False
+    """Whether the session has had its quorum."""
+    present: Annotated[tuple[Who, ...], Meta(max_length=MAX_PRESENT)] = ()
 
 
 # --- questions ----------------------------------------------------------------------------------------------
@@ -348,7 +354,7 @@ class Ask(Frame, frozen=True, kw_only=True, tag="ask", omit_defaults=True):
 class Status(Frame, frozen=True, kw_only=True, tag="status", omit_defaults=True):
     """Host to member: who is in, who never came, who came and went."""
 
-    joined: Annotated[int, Meta(ge=0)]
+    joined: Annotated[int, Meta(ge=0, le=MAX_WORLD_SIZE)]
     world_size: WorldSize
     missing: Ranks = ()
     departed: Ranks = ()
@@ -362,6 +368,9 @@ class Status(Frame, frozen=True, kw_only=True, tag="status", omit_defaults=True)
     """Agents only: who is in."""
     lacks: Text = ""
     """Agents only: what has to come before the session can be sealed."""
+
+    def __post_init__(self) -> None:
+        make_printable(self, "left", "refused", "phase", "present", "lacks")
 
     @property
     def awaited(self) -> Ranks:
@@ -379,6 +388,10 @@ class Seat(Struct, frozen=True, kw_only=True, omit_defaults=True):
     address: Address
     pid: ProcessId
 
+    def __post_init__(self) -> None:
+        make_printable(self, "hostname")
+        check_address(self.address)
+
 
 class Roster(Frame, frozen=True, kw_only=True, tag="roster", omit_defaults=True):
     """Host to member: a part of the roster, in order of rank."""
@@ -391,13 +404,13 @@ class Roster(Frame, frozen=True, kw_only=True, tag="roster", omit_defaults=True)
 class Ping(Frame, frozen=True, kw_only=True, tag="ping", omit_defaults=True):
     """Either side: are you alive?"""
 
-    number: Annotated[int, Meta(ge=0)] = 0
+    number: Annotated[int, Meta(ge=0, lt=2**31)] = 0
 
 
 class Pong(Frame, frozen=True, kw_only=True, tag="pong", omit_defaults=True):
     """Either side: I am."""
 
-    number: Annotated[int, Meta(ge=0)] = 0
+    number: Annotated[int, Meta(ge=0, lt=2**31)] = 0
 
 
 _Handshake: TypeAlias = Hello | Welcome | Prove

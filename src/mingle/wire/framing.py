@@ -34,7 +34,20 @@ def encode_frame(frame: AnyFrame, keys: FrameKeys | None = None) -> bytes:
     Raises:
         ValueError: it would be longer than :data:`MAX_FRAME_BYTES`.
     """
-    body = _encoder.encode(frame)
+    return encode_body(_encoder.encode(frame), keys)
+
+
+def body_of(frame: AnyFrame) -> bytes:
+    """Return the frame's MessagePack map, which may be sent on several connections."""
+    return _encoder.encode(frame)
+
+
+def encode_body(body: bytes, keys: FrameKeys | None = None) -> bytes:
+    """Return the encoded frame, as `encode_frame` does, from a frame's MessagePack map.
+
+    Raises:
+        ValueError: as `encode_frame`.
+    """
     length = len(body) + (0 if keys is None else FRAME_MAC_BYTES)
     # Before it is sealed: a MAC that is not sent would put the two sides' counters out of step.
     if length > MAX_FRAME_BYTES:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mingle.agents.quorum import Nodes
+from mingle.elastic.memory import Memory
+from mingle.elastic.quorum import Policy
 from mingle.errors import DiscoveryTimeoutError, MingleError
 from mingle.rules import reports
 from mingle.rules.machine import Evidence, Identity, NetworkFacts
-from mingle.wire.frames import Status, View
+from mingle.wire.frames import Status
 
 
 @dataclass(slots=True)
@@ -30,7 +31,8 @@ class Attendance:
 
 def incomplete(
     identity: Identity,
-    nodes: Nodes,
+    policy: Policy,
+    memory: Memory,
     status: Status,
     seconds: float,
     attendance: Attendance,
@@ -41,32 +43,48 @@ def incomplete(
     attendance.note(status)
     most = attendance.best or status
     were = "; ".join(most.present) or str(identity.who)
+    nodes = policy.nodes
     observation = (
         f"job {identity.job!r} did not start within {seconds:g} s: {most.joined} of {nodes} nodes were there ({were})"
     )
     if most.joined > status.joined:
         observation += f", {status.joined} at the end"
     observation += f", and it lacks {status.lacks}." if status.lacks else f", {status.phase}."
+    observation += _wanted(policy, memory, status)
     if status.left:
         observation += f"\n  came and went: {reports.few(status.left, '; ')}"
     if status.refused:
         observation += f"\n  refused: {reports.few(status.refused, '; ')}"
     if evidence.secret_failures:
         observation += f"\n  did not prove the secret: {reports.few(evidence.secret_failures, '; ')}"
-    cause, remedy = _why_incomplete(status, most, evidence, facts)
+    cause, remedy = _why_incomplete(policy, memory, status, most, evidence, facts)
     return DiscoveryTimeoutError.explain(
         f"{observation}\n{reports.heard(evidence)}\n{reports.tried(facts)}", cause=cause, remedy=remedy
     )
 
 
-def _why_incomplete(status: Status, most: Status, evidence: Evidence, facts: NetworkFacts) -> tuple[str, str]:
-    """Returns the likely cause and the way out; what is surely so comes before what may be."""
+def _wanted(policy: Policy, memory: Memory, status: Status) -> str:
+    """Return how many nodes the job needs, and which nodes of the last session are missing."""
+    nodes = policy.nodes
+    text = f"\n  a job of --nnodes={nodes.minimum}:{nodes.maximum} begins with {nodes.founders} nodes"
+    if nodes.minimum < nodes.founders:
+        text += f" (with {nodes.minimum} if --rdzv-conf allow_minority=1 is given)"
+    if "missed: " in status.lacks:
+        return text
+    missed = [who for who in memory.missed(()) if who not in status.present]
+    return f"{text}\n  missed since the last session: {reports.few(missed, '; ')}" if missed else text
+
+
+def _why_incomplete(
+    policy: Policy, memory: Memory, status: Status, most: Status, evidence: Evidence, facts: NetworkFacts
+) -> tuple[str, str]:
+    """Return the likely cause and the fix; certain causes come before possible ones."""
     everywhere = "run the same line on every node; `mingle-discover list` shows which jobs the network knows."
-    if "majority" in status.lacks:
+    if memory.had_quorum and status.joined < policy.nodes.founders:
         return (
-            "the network is in parts, or the machines of the missing nodes are gone without a word",
-            "look at the network between the nodes; if you know that no other part of the job lives, start again with "
-            "--rdzv-conf allow_minority=1.",
+            "the missing nodes have ended or are cut off; if they are cut off, they may run the job without this one",
+            "start the missing nodes again, or repair the network; where two parts of the job may run at once, give "
+            "every node --rdzv-conf allow_minority=1.",
         )
     if status.refused:
         return "a node was started with settings that contradict the others (see what was refused)", everywhere
@@ -79,10 +97,7 @@ def _why_incomplete(status: Status, most: Status, evidence: Evidence, facts: Net
             "give every node the same secret_file, MINGLE_SECRET_FILE or MINGLE_SECRET; a stranger can be ignored.",
         )
     if spoken := reports.versions(facts):
-        return (
-            f"another protocol {reports.few(spoken)} is spoken on this network: an incompatible mingle",
-            "install the same version of multinode-mingle on every node.",
-        )
+        return reports.incompatible(spoken)
     if len(evidence.seekers) >= most.joined and not status.left:
         # All that were there, but for us, may be among those heard: of this many at least one was not.
         return (
@@ -96,41 +111,35 @@ def _why_incomplete(status: Status, most: Status, evidence: Evidence, facts: Net
             f"the other nodes were not started, or with another --rdzv-id: {others} is on this network",
             everywhere,
         )
-    if facts.findings:
-        return facts.findings[0].observation, f"{facts.findings[0].remedy}."
+    if doubt := reports.suspect(facts, evidence, alone=most.joined <= 1 and not status.left):
+        return doubt.observation, f"{doubt.remedy}."
     return (
         "the other nodes were not started, or with another --rdzv-id, or no network leads from them to here",
         everywhere,
     )
 
 
-def small(identity: Identity, nodes: Nodes, joined: int) -> str:
-    """A warning: the job starts with so few that another half of a split network could start it, too."""
+def small(identity: Identity, policy: Policy, joined: int) -> str:
+    """Return the warning that another part of a split network could start the job as well."""
+    nodes = policy.nodes
+    prevented = "" if policy.allow_minority else f" --nnodes={nodes.founders}:{nodes.maximum} would prevent it."
     return (
-        f"job {identity.job!r} starts with {joined} of {nodes.maximum} nodes, since nobody else came. Were the network "
-        "split, the other nodes could start it a second time; the two would become one as soon as they meet."
+        f"job {identity.job!r} starts with {joined} of {nodes.maximum} nodes, since nobody else came. In another part "
+        f"of a split network it could start a second time; the two would become one as soon as they meet.{prevented}"
     )
 
 
-def unsure(identity: Identity, joined: int) -> str:
-    """A warning: the job goes on without the majority that was in it before."""
+def too_few(identity: Identity, present: int, wanted: int) -> str:
+    """Return why a host ends its session: other agents can have founded another one."""
     return (
-        f"job {identity.job!r} goes on with {joined} node(s), less than half of those before, since nobody else came. "
-        "Should the others have gone on as well, the two become one as soon as they meet."
+        f"job {identity.job!r}: {present} node(s) are reached and it takes {wanted} to keep the session; this part of "
+        "the job stops and looks for the others"
     )
 
 
-def minority(identity: Identity, view: View, present: int) -> str:
-    """Why a host gives its session up: the others may go on without it."""
-    return (
-        f"job {identity.job!r}: only {present} of {len(view.nodes)} nodes are reached; the others may be the majority, "
-        "so this part of the job stops and looks for them"
-    )
-
-
-def superseded(identity: Identity, host: str) -> str:
-    """Why a host gives its session up: the job runs elsewhere."""
-    return f"job {identity.job!r} runs also on host {host}; this part of it stops and joins that one"
+def comes_second(identity: Identity, host: str) -> str:
+    """Return why a host ends its session: the job also runs elsewhere."""
+    return f"job {identity.job!r} also runs on {host}; this part of it stops and joins that one"
 
 
 def ended(identity: Identity, reason: str) -> MingleError:

@@ -6,19 +6,19 @@ from collections import Counter
 
 import pytest
 
-from mingle.agents import reports as agent_reports
-from mingle.agents.quorum import Nodes
-from mingle.agents.reports import Attendance
 from mingle.checks import findings
 from mingle.checks.findings import Finding
+from mingle.elastic import reports as agent_reports
+from mingle.elastic.memory import Memory
+from mingle.elastic.quorum import Nodes, Policy
+from mingle.elastic.reports import Attendance
 from mingle.errors import DiscoveryTimeoutError, MingleError
 from mingle.rules.machine import Evidence, Identity, NetworkFacts
 from mingle.wire.frames import Status, Who
-from tests.views import member, view
 
-NODES = Nodes(minimum=2, maximum=4)
+POLICY = Policy(nodes=Nodes(minimum=2, maximum=4), last_call=30.0)
 IDENTITY = Identity(
-    job="resnet", attempt="", member=member("A"), rank=None, world_size=4, node="A", who=Who(hostname="one", pid=1)
+    job="resnet", attempt="", member=b"A" * 16, rank=None, world_size=4, node="A", who=Who(hostname="one", pid=1)
 )
 FACTS = NetworkFacts(
     interfaces=["eth0 10.0.0.1/24"],
@@ -29,7 +29,7 @@ FACTS = NetworkFacts(
     rejected=Counter({"unsigned": 2}),
 )
 BLOCKED = Finding("multicast", findings.Status.FAIL, "this host's firewall drops it", "nft insert rule x")
-DOUBTFUL = Finding("interfaces", findings.Status.WARN, "eth1 is up, too", "name it")
+DOUBTFUL = Finding("interfaces", findings.Status.WARN, "eth1 is up, too", "name it", explains_silence=True)
 ALONE = Status(joined=1, world_size=4, lacks="1 more node(s): 2 to 4 are wanted")
 
 
@@ -40,9 +40,17 @@ def incomplete(
     attendance: Attendance | None = None,
     evidence: Evidence | None = None,
     facts: NetworkFacts = FACTS,
+    memory: Memory | None = None,
 ) -> MingleError:
     return agent_reports.incomplete(
-        IDENTITY, NODES, status, seconds, attendance or Attendance(), evidence or Evidence(), facts
+        IDENTITY,
+        POLICY,
+        memory or Memory(),
+        status,
+        seconds,
+        attendance or Attendance(),
+        evidence or Evidence(),
+        facts,
     )
 
 
@@ -52,16 +60,19 @@ def test_too_few_nodes() -> None:
     assert isinstance(error, DiscoveryTimeoutError)
     assert "within 30 s: 1 of 2 to 4 nodes were there (host one, pid 1)" in error.observation
     assert "lacks 1 more node(s)" in error.observation
+    assert "--nnodes=2:4 begins with 3 nodes (with 2 if --rdzv-conf allow_minority=1 is given)" in error.observation
     assert error.remedy is not None
     assert "mingle-discover list" in error.remedy
 
 
-def test_a_part_without_the_majority() -> None:
-    status = Status(joined=2, world_size=4, lacks="a majority of …", left=("C: gone",), refused=("D: kind",))
-    error = incomplete(status)
-    assert error.cause is not None
-    assert "the network is in parts" in error.cause
+def test_a_part_without_the_quorum() -> None:
+    who = Who(hostname="two", pid=2, address="10.0.0.2")
+    memory = Memory(had_quorum=True, companions=(who, Who(hostname="three", pid=3)))
+    status = Status(joined=2, world_size=4, present=(str(who),), left=("C: gone",), refused=("D: kind",))
+    error = incomplete(status, memory=memory)
+    assert "ended or are cut off" in str(error.cause)
     assert "allow_minority=1" in str(error.remedy)
+    assert "missed since the last session: host three, pid 3" in error.observation
     assert "came and went: C: gone" in error.observation
     assert "refused: D: kind" in error.observation
 
@@ -77,7 +88,7 @@ def test_whoever_is_last_names_those_that_gave_up_before() -> None:
 
 def test_a_gathering_that_lacks_nothing_any_more() -> None:
     status = Status(joined=3, world_size=4, phase="sealed")
-    assert "(host one, pid 1), sealed.\n" in incomplete(status, seconds=1.0).observation
+    assert "(host one, pid 1), sealed." in incomplete(status, seconds=1.0).observation
 
 
 def test_what_was_heard_and_tried_is_said() -> None:
@@ -96,7 +107,7 @@ def test_what_was_heard_and_tried_is_said() -> None:
 
 def test_the_cause_follows_the_evidence() -> None:
     seekers, secret, typo = Evidence(), Evidence(), Evidence()
-    seekers.seekers[member("B")] = "a process without a rank on host two (10.0.0.2), pid 7"
+    seekers.seekers[b"B" * 16] = "a process without a rank on host two (10.0.0.2), pid 7"
     secret.secret_failures["10.0.0.2: it has another secret"] = None
     typo.other_jobs["resent"] = "host two (10.0.0.2), pid 7"
     maybe = NetworkFacts(findings=[DOUBTFUL])
@@ -114,7 +125,7 @@ def test_the_cause_follows_the_evidence() -> None:
 @pytest.mark.parametrize("left", [(), ("host two: its connection closed",)])
 def test_whoever_joined_is_not_said_to_be_kept_out(left: tuple[str, ...]) -> None:
     evidence = Evidence()
-    evidence.seekers[member("B")] = "a process without a rank on host two (10.0.0.2), pid 7"
+    evidence.seekers[b"B" * 16] = "a process without a rank on host two (10.0.0.2), pid 7"
     present = Status(joined=1 if left else 2, world_size=4, lacks="1 more", left=left)
     assert "firewall" not in str(incomplete(present, evidence=evidence).cause)
 
@@ -128,15 +139,17 @@ def test_what_is_surely_wrong_with_this_machine_is_the_likely_cause() -> None:
 
 def test_notices_name_the_job_and_what_follows() -> None:
     texts = [
-        agent_reports.small(IDENTITY, NODES, 2),
-        agent_reports.unsure(IDENTITY, 1),
-        agent_reports.minority(IDENTITY, view("HABC"), 1),
-        agent_reports.superseded(IDENTITY, "two"),
+        agent_reports.small(IDENTITY, POLICY, 2),
+        agent_reports.too_few(IDENTITY, 1, 2),
+        agent_reports.comes_second(IDENTITY, "host two"),
     ]
     assert all(text.startswith("job 'resnet'") for text in texts)
     assert "2 of 4 nodes" in texts[0]
-    assert "only 1 of 4 nodes are reached" in texts[2]
-    assert "on host two" in texts[3]
+    assert "--nnodes=3:4 would prevent it" in texts[0]
+    assert "1 node(s) are reached and it takes 2" in texts[1]
+    assert "on host two" in texts[2]
+    lenient = Policy(nodes=POLICY.nodes, last_call=1.0, allow_minority=True)
+    assert "prevent" not in agent_reports.small(IDENTITY, lenient, 2)
 
 
 def test_a_job_that_has_ended() -> None:

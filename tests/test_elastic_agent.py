@@ -1,36 +1,34 @@
-"""One agent from generation to generation: what it does when its session is no more."""
+"""One agent from session to session: what it does when its session is no more."""
 
 from __future__ import annotations
 
 import pytest
 
-from mingle.agents.generations import AgentCandidacy
-from mingle.agents.hosting import AgentHost
-from mingle.agents.joining import AgentJoiner
+from mingle.elastic.agent import ElasticCandidacy
+from mingle.elastic.host import ElasticHost
+from mingle.elastic.member import ElasticMember
 from mingle.election.electing import Elector
 from mingle.rules.machine import Identity
 from mingle.wire.datagrams import Offer
 from mingle.wire.frames import Who
 from tests.lan.agents import AgentGathering
-from tests.views import member
 
 IDENTITY = Identity(
-    job="job", attempt="", member=member("M"), rank=None, world_size=4, node="M", who=Who(), kind="agents"
+    job="job", attempt="", member=b"M" * 16, rank=None, world_size=4, node="M", who=Who(), kind="agents"
 )
 
 
-def offer(host: str, *, generation: int = 0, joined: int = 1, state: str = "open", kind: str = "agents") -> Offer:
+def offer(host: str, *, joined: int = 1, state: str = "open", kind: str = "agents") -> Offer:
     return Offer(
         job="job",
-        session=member("T"),
-        host=member(host),
+        session=b"T" * 16,
+        host=host.encode() * 16,
         addresses=("10.0.0.9",),
         port=4000,
         world_size=4,
         joined=joined,
         state=state,  # type: ignore[arg-type]
         kind=kind,  # type: ignore[arg-type]
-        generation=generation,
         assigned=True,
     )
 
@@ -46,36 +44,33 @@ def offer(host: str, *, generation: int = 0, joined: int = 1, state: str = "open
     ],
 )
 def test_every_session_that_could_be_joined_competes(other: Offer, competes: bool) -> None:
-    assert AgentCandidacy(IDENTITY, lambda: 1).competes(other) is competes
+    assert ElasticCandidacy(IDENTITY).competes(other) is competes
 
 
 @pytest.mark.parametrize(
     ("other", "stands", "loses"),
     [
-        (offer("A", generation=1), False, True),
-        (offer("Z", generation=1), False, False),
-        (offer("Z", generation=2), False, True),
-        (offer("A", generation=0), False, False),
-        (offer("Z", generation=0, state="sealed"), False, True),
-        (offer("Z", generation=1), True, True),
+        (offer("A"), False, True),
+        (offer("Z"), False, False),
+        (offer("Z", state="sealed"), False, True),
+        (offer("Z"), True, True),
     ],
 )
-def test_sealed_comes_before_open_then_the_higher_generation_then_the_lower_id(
-    other: Offer, stands: bool, loses: bool
-) -> None:
-    candidacy = AgentCandidacy(IDENTITY, lambda: 1)
+def test_sealed_comes_before_open_then_the_lower_id(other: Offer, stands: bool, loses: bool) -> None:
+    candidacy = ElasticCandidacy(IDENTITY)
     assert candidacy.loses_to(other, stands=stands, now=0.0) is loses
     candidacy.stand_against(other.host, 0.0)
     assert not candidacy.loses_to(other, stands=stands, now=1.0)
 
 
-def test_from_seeking_to_a_session_and_on_to_the_next() -> None:
+def test_from_seeking_to_a_session_and_on_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.lan.agents.UNREAD", 0.0)
     gathering = AgentGathering(5, (1, 2))
     one, other = agents = [gathering.start("m0"), gathering.start("m1")]
     gathering.world.run(0.1)
     assert all(isinstance(each.agent.part, Elector) for each in agents)
     gathering.run_until_together(agents, 12.0)
-    assert {type(each.agent.part) for each in agents} == {AgentHost, AgentJoiner}
+    assert {type(each.agent.part) for each in agents} == {ElasticHost, ElasticMember}
     host = gathering.host_of(agents)
     rest = other if host is one else one
     port, identity = rest.agent.reach.port, rest.identity.member
@@ -83,13 +78,26 @@ def test_from_seeking_to_a_session_and_on_to_the_next() -> None:
     host.kill()
     gathering.world.run(0.01)
     assert rest.outcome is None
+    assert rest.agent.held_until == float("-inf")
     assert isinstance(rest.agent.part, Elector)
-    gathering.world.run(3.0)
-    assert rest.hosted is not None
-    assert rest.hosted.offer().generation == 1
-    assert (rest.agent.reach.port, rest.hosted.identity.member) == (port, identity)
-    assert rest.agent.dead.keys() == {host.identity.member}
+    back = gathering.start(host.machine.name)
+    gathering.run_until_together([rest, back], 5.0)
+    assert {each.agent.memory.generation for each in (rest, back)} == {1}
+    assert (rest.agent.reach.port, rest.identity.member) == (port, identity)
     assert rest.agent.losses == 1
+
+
+def test_every_event_looks_at_the_clock_first() -> None:
+    gathering = AgentGathering(5, (2, 3))
+    agents = gathering.everybody(3)
+    gathering.run_until_together(agents, 12.0)
+    gathering.world.run(1.0)
+    for process in agents:
+        agent, conn = process.agent, next(iter(process._ends))
+        late = gathering.world.now + 20.0
+        agent.received(conn, b"what lay in the socket meanwhile", late)
+        assert agent.outcome is None
+        assert agent.losses == 1
 
 
 def test_after_a_failure_it_rests_until_it_is_asked_again() -> None:

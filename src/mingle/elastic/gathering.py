@@ -12,17 +12,17 @@ import secrets
 import socket
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from typing import Any
 
+from mingle import forksafe
 from mingle._version import __version__
-from mingle.agents import reports as agent_reports
-from mingle.agents.hosting import AgentHost
-from mingle.agents.loop import AgentLoop
-from mingle.agents.quorum import Nodes
 from mingle.configuration import node
 from mingle.configuration.settings import Settings
+from mingle.elastic import reports as elastic_reports
+from mingle.elastic.host import ElasticHost
+from mingle.elastic.loop import AgentLoop, boot_time
+from mingle.elastic.quorum import Nodes, Policy
 from mingle.errors import MingleError
 from mingle.rules.machine import Identity
 from mingle.wire.datagrams import clip
@@ -37,7 +37,7 @@ class Gathered:
 
     Attributes:
         session: its name, sixteen bytes.
-        generation: how many sessions of this job came before it.
+        generation: its number, higher than that of any earlier session of its founders.
         is_host: whether this agent holds the store.
         store_address: where the store listens.
         store_port: its TCP port.
@@ -63,27 +63,27 @@ class Gathering:
     Args:
         settings: how to discover; the job's id, attempt and secret.
         nodes: how many nodes the job may have, the same on all of them.
-        last_call: how long a gathering that is too small to exclude another one waits for one more, in seconds.
-        allow_minority: whether it may go on although others may have the majority.
+        last_call: how long a gathering below its quorum waits for another agent before it can start small, in seconds.
+        allow_minority: whether MIN agents always continue, although another part of the job can continue as well.
     """
 
     def __init__(self, settings: Settings, nodes: Nodes, *, last_call: float, allow_minority: bool = False) -> None:
         self.disturbed = threading.Event()
         """Set whenever ``lost`` or ``ended`` becomes set; cleared by :meth:`gather`."""
         self._settings = settings
-        self._nodes = nodes
-        self._last_call = last_call
-        self._allow_minority = allow_minority
+        self._policy = Policy(nodes=nodes, last_call=last_call, allow_minority=allow_minority)
         self._identity = _identity(settings, nodes)
         self._pid = os.getpid()
         self._loop: AgentLoop | None = None
-        self._lock = threading.Condition()
+        self._lock = forksafe.register_lock(threading.Condition())
         self._gathered: Gathered | None = None
         self._store: Any | None = None
         self._present: frozenset[bytes] | None = None
         self._lost: str | None = None
         self._ended: str | None = None
         self._failure: MingleError | None = None
+        self._held_until = float("-inf")
+        self._ending = False
         self._losses = 0
         self._closed = False
 
@@ -105,6 +105,18 @@ class Gathering:
         """On the host, the member ids of all that are in the session now, its own included; None elsewhere."""
         with self._lock:
             return self._present
+
+    @property
+    def held(self) -> bool:
+        """Return whether this agent can complete a round now: its lease must be valid at this moment."""
+        with self._lock:
+            return self._gathered is not None and boot_time() < self._held_until
+
+    @property
+    def ending(self) -> bool:
+        """On the host: whether an agent has ended the job for all, after which no round begins."""
+        with self._lock:
+            return self._ending
 
     @property
     def lost(self) -> str | None:
@@ -135,22 +147,23 @@ class Gathering:
             with self._lock:
                 self._lost = self._failure = None
                 self.disturbed.clear()
-            loop.agent.gather(time.monotonic())
+            loop.agent.gather(loop.clock())
             self._publish()
             began.set()
 
-        loop.call(begin)
-        while not began.wait(1.0):
-            self._check_alive(loop)
+        loop.call(begin, lambda _: began.set())
+        while not began.wait(1.0) and loop.alive:
+            pass
+        if loop.failure is not None:
+            raise loop.failure.copied()
         with self._lock:
             while self._gathered is None and self._ended is None and self._failure is None and not self._closed:
-                self._lock.wait(1.0)
-                self._check_alive(loop)
+                self._lock.wait()
             if self._gathered is not None and not self._closed:
                 return self._gathered
             if self._failure is not None:
-                raise self._failure
-            raise agent_reports.ended(self._identity, self._ended or "this agent has closed its part in it")
+                raise self._failure.copied()
+            raise elastic_reports.ended(self._identity, self._ended or "this agent has closed its part in it")
 
     def workers_done(self) -> None:
         """This node's workers are done: from now on a loss elects nobody and gathers nobody."""
@@ -180,25 +193,10 @@ class Gathering:
     def _running_loop(self) -> AgentLoop:
         with self._lock:
             if self._closed or os.getpid() != self._pid:
-                raise agent_reports.ended(self._identity, "this agent has closed its part in it")
+                raise elastic_reports.ended(self._identity, "this agent has closed its part in it")
             if self._loop is None:
-                self._loop = AgentLoop(
-                    self._settings,
-                    self._identity,
-                    self._nodes,
-                    last_call=self._last_call,
-                    allow_minority=self._allow_minority,
-                    changed=self._publish,
-                )
+                self._loop = AgentLoop(self._settings, self._identity, self._policy, changed=self._publish)
             return self._loop
-
-    def _check_alive(self, loop: AgentLoop) -> None:
-        if not loop.alive and not self._closed:
-            raise MingleError.explain(
-                f"job {self._settings.job_id!r}: the thread that looks for the other agents has died",
-                cause="a fault in mingle; the log holds its traceback",
-                remedy="start this agent again, and report the traceback.",
-            )
 
     def _publish(self) -> None:
         """Tells the callers how it stands. Runs in the loop's thread."""
@@ -209,6 +207,13 @@ class Gathering:
         with self._lock:
             if self._closed:
                 return
+            if loop.failure is not None:
+                # The machine's state is void after the failure, and no other session follows.
+                self._failure, self._lost = loop.failure, loop.failure.observation
+                self._gathered = self._store = self._present = None
+                self.disturbed.set()
+                self._lock.notify_all()
+                return
             outcome = agent.outcome
             if agent.losses > self._losses:
                 self._losses, self._lost = agent.losses, agent.lost
@@ -217,8 +222,10 @@ class Gathering:
                 self._ended = agent.ended
                 self.disturbed.set()
             self._failure = agent.failure
-            hosting = agent.part if isinstance(agent.part, AgentHost) and outcome is not None else None
+            self._held_until = agent.held_until
+            hosting = agent.part if isinstance(agent.part, ElasticHost) and outcome is not None else None
             self._present = None if hosting is None else frozenset(hosting.registrar.seats)
+            self._ending = hosting is not None and hosting.registrar.ending
             if outcome is None:
                 self._gathered = self._store = None
             elif self._gathered is None or self._gathered.session != outcome.session:
@@ -226,7 +233,7 @@ class Gathering:
                 self._store = server.handle if hosting is not None and server is not None else None
                 self._gathered = Gathered(
                     session=outcome.session,
-                    generation=max(agent.generation, 0),
+                    generation=max(agent.memory.generation, 0),
                     is_host=hosting is not None,
                     store_address=outcome.store_address,
                     store_port=outcome.store_port,

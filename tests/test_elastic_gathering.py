@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from mingle.agents import gathering as agents
-from mingle.agents.gathering import Gathered, Gathering, Nodes
 from mingle.configuration.settings import Settings
+from mingle.elastic import gathering as agents
+from mingle.elastic.gathering import Gathered, Gathering, Nodes
 from mingle.errors import ConflictError, DiscoveryTimeoutError, MingleError
 from tests.bystanders import free_udp_port
 from tests.loopback import answers, job_name, until
@@ -80,7 +81,7 @@ def kill(agent: Gathering) -> None:
 
 
 def test_without_torch_it_can_be_imported() -> None:
-    code = "import sys, mingle.agents.gathering; sys.exit('torch' in sys.modules)"
+    code = "import sys, mingle.elastic.gathering; sys.exit('torch' in sys.modules)"
     sources = Path(agents.__file__).parents[2]
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={"PYTHONPATH": str(sources)})
 
@@ -187,5 +188,46 @@ def test_a_thread_that_died_is_an_error(job: Job) -> None:
         call = pool.submit(waiting.gather)
         until(lambda: waiting._loop)
         waiting._loop.call(lambda: 1 // 0)
-        with pytest.raises(MingleError, match="thread that looks for the other agents has died"):
+        with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError") as caught:
             call.result(timeout=10)
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("part", ["host", "member"])
+def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(job: Job, part: str) -> None:
+    several = [job.agent(2, 2) for _ in range(2)]
+    found = gather(*several)
+    host, member = host_first(several, found)
+    mine, other = (host, member) if part == "host" else (member, host)
+    client = socket.create_connection((found[0].store_address, found[0].store_port))
+    loop = mine._loop
+    assert loop is not None
+    control = loop.agent.reach.port
+    loop.call(lambda: 1 // 0)
+    assert mine.disturbed.wait(5)
+    assert "unforeseen ZeroDivisionError" in (mine.lost or "")
+    assert (mine.store, mine.present) == (None, None)
+    with client:
+        client.settimeout(10)
+        if part == "host":
+            assert client.recv(1) == b"", "calls on the store fail now, not at torch's timeout"
+    assert not answers(control)
+    began = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(MingleError, match="unforeseen ZeroDivisionError") as caught:
+            mine.gather()
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert time.monotonic() - began < 1
+    if part == "host":
+        assert other.disturbed.wait(5), "the others see its connections end"
+    mine.close("the test is over")
+
+
+def test_a_lease_that_has_ended_is_noticed_before_the_loop_does(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    several = [job.agent() for _ in range(2)]
+    gather(*several)
+    assert all(agent.held for agent in several)
+    later = agents.boot_time() + 20.0
+    monkeypatch.setattr(agents, "boot_time", lambda: later)
+    assert not any(agent.held for agent in several)
+    assert not any(agent.disturbed.is_set() for agent in several)

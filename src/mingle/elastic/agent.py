@@ -1,8 +1,11 @@
-"""An agent across the generations of its job: it gathers, and when its session is no more, gathers again.
+"""One agent of an elastic job: it finds or founds a session, and looks for the next one when that session ends.
 
-A pure machine. In each generation an :class:`~mingle.election.electing.Elector` finds or becomes the host; from GO on
-the host or the joiner in it goes on by itself, and when that one loses its session, the next elector begins. The
-control port and the member id stay the same for as long as the agent lives.
+A pure machine. For each session an :class:`~mingle.election.electing.Elector` finds or becomes the host. From GO on,
+the host or joiner inside the elector continues alone; when it loses its session, the agent starts the next elector. The
+agent keeps its control port and member id for its whole life.
+
+All times are of CLOCK_BOOTTIME. Each event first checks, by its own time, whether a lease has ended: a process that was
+stopped, or a machine that was suspended, must not act on the state from before.
 """
 
 from __future__ import annotations
@@ -13,14 +16,14 @@ from typing import TypeGuard
 
 from msgspec import structs
 
-from mingle.agents.hosting import AgentHost
-from mingle.agents.joining import AgentJoiner
-from mingle.agents.quorum import Nodes, Standing
-from mingle.agents.reports import Attendance
+from mingle.elastic.host import ElasticHost
+from mingle.elastic.member import ElasticMember
+from mingle.elastic.memory import Memory
+from mingle.elastic.quorum import Policy
+from mingle.elastic.reports import Attendance
 from mingle.election.candidacy import Candidacy
 from mingle.election.electing import Elector
 from mingle.errors import MingleError
-from mingle.host.hosting import Host
 from mingle.rules.machine import (
     Address,
     Effect,
@@ -37,15 +40,8 @@ from mingle.rules.machine import (
 from mingle.wire.datagrams import Datagram, Offer
 
 
-class AgentCandidacy(Candidacy):
-    """Who makes way for whom among agents.
-
-    A sealed session with a free seat comes before an open one, then the higher generation, then the lower host id.
-    """
-
-    def __init__(self, identity: Identity, generation: Callable[[], int]) -> None:
-        super().__init__(identity)
-        self._generation = generation
+class ElasticCandidacy(Candidacy):
+    """Decide which of two hosts steps down: an open one for a sealed one with a free seat, else the higher host id."""
 
     def competes(self, message: Datagram) -> TypeGuard[Offer]:
         """Whether this is another session of our job that we could join."""
@@ -58,21 +54,10 @@ class AgentCandidacy(Candidacy):
         )
 
     def loses_to(self, offer: Offer, *, stands: bool, now: float) -> bool:
-        """Whether we make way for that host."""
+        """Return whether this host steps down for the other one."""
         if self.stands_against(offer.host, now):
             return False
-        if offer.state == "open" and not stands and offer.generation != self._generation():
-            return offer.generation > self._generation()
         return offer.state == "sealed" or super().loses_to(offer, stands=stands, now=now)
-
-
-class AgentElector(Elector):
-    """An elector whose members may have room in a session that is sealed already."""
-
-    def _leave_behind(self, host: Host, seat: bytes) -> None:
-        winner = self.joiner.offer_of(seat)
-        if winner is not None:
-            host.send_after(winner)
 
 
 class Agent:
@@ -81,11 +66,9 @@ class Agent:
     ``outcome`` is set while it is in a session; ``lost``, ``ended`` and ``failure`` say why it is not.
 
     Args:
-        identity: who it is; its world size is the greatest number of nodes.
-        nodes: how many nodes the job may have.
-        last_call: how long a gathering without a majority waits for one more, in seconds.
-        allow_minority: whether it may go on although others may have the majority.
-        new_session: makes the id of a session that it hosts.
+        identity: who the agent is; its world size is the greatest number of nodes.
+        policy: how many agents found and keep a session.
+        new_session: makes the id of a session that the agent hosts.
     """
 
     def __init__(
@@ -95,16 +78,12 @@ class Agent:
         means: Means,
         now: float,
         *,
-        nodes: Nodes,
-        last_call: float,
-        allow_minority: bool,
+        policy: Policy,
         new_session: Callable[[], bytes] | None = None,
     ) -> None:
         self.identity = identity
         self.reach = reach
-        self._means = means
-        self.standing = Standing()
-        self.dead: dict[bytes, float] = {}
+        self.memory = Memory()
         self.outcome: Formation | None = None
         self.lost: str | None = None
         self.losses = 0
@@ -112,28 +91,20 @@ class Agent:
         self.ended: str | None = None
         self.failure: MingleError | None = None
         self.closed = False
+        self.part: Elector | ElasticHost | ElasticMember | None = None
+        """The machine that acts now; None while the agent looks for no session."""
+        self._means = means
         self._resting = False
         self._attendance = Attendance()
         self._effects: list[Effect] = []
+        memory, attendance = self.memory, self._attendance
         self._elector = functools.partial(
-            AgentElector,
+            Elector,
             identity,
             new_session=new_session,
-            make_joiner=functools.partial(
-                AgentJoiner, nodes=nodes, control_port=reach.port, standing=self.standing, attendance=self._attendance
-            ),
-            make_host=functools.partial(
-                AgentHost,
-                nodes=nodes,
-                last_call=last_call,
-                allow_minority=allow_minority,
-                standing=self.standing,
-                dead=self.dead,
-                attendance=self._attendance,
-            ),
+            make_joiner=functools.partial(ElasticMember, policy=policy, memory=memory, attendance=attendance),
+            make_host=functools.partial(ElasticHost, policy=policy, memory=memory, attendance=attendance),
         )
-        self.part: Elector | AgentHost | AgentJoiner | None = None
-        """The machine that acts now; None: nothing is looked for."""
         self.gather(now)
 
     # --- what the driver wants -------------------------------------------------------------------------------------
@@ -142,32 +113,17 @@ class Agent:
         """Looks for a session, unless it is in one, looks already, or the job has ended."""
         if self.part is None and not self.closed and self.ended is None:
             self.failure = self._attendance.best = None
-            self.part = self._elector(self.reach, self._means, now, candidacy=self._candidacy())
-
-    def _candidacy(self) -> AgentCandidacy:
-        return AgentCandidacy(self.identity, self._own_generation)
-
-    def _own_generation(self) -> int:
-        """That of the session that we host, or would."""
-        return self.host.registrar.generation if self.host is not None else self.standing.generation + 1
-
-    @property
-    def generation(self) -> int:
-        """That of the session that it is in."""
-        part = self.part.acting if isinstance(self.part, Elector) else self.part
-        if isinstance(part, AgentHost):
-            return part.registrar.generation
-        return part.generation if isinstance(part, AgentJoiner) else max(self.standing.generation, 0)
+            self.part = self._elector(self.reach, self._means, now, candidacy=ElasticCandidacy(self.identity))
 
     def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
         """Our interfaces have changed: a session of ours listens at these addresses."""
         self.reach = structs.replace(self.reach, addresses=addresses)
-        if isinstance(self.part, Elector | AgentHost):
+        if isinstance(self.part, Elector | ElasticHost):
             self.part.readdress(addresses, now)
 
     def rewired(self, now: float) -> None:
         """Likewise, as one that joins."""
-        if isinstance(self.part, Elector | AgentJoiner):
+        if isinstance(self.part, Elector | ElasticMember):
             self.part.rewired(now)
 
     def rest(self) -> None:
@@ -177,22 +133,15 @@ class Agent:
             self.part.leave("its workers are done")
             self._drop_part()
 
-    @property
-    def host(self) -> AgentHost | None:
-        """Its machine that hosts, if it does."""
-        host = self.part.host if isinstance(self.part, Elector) else self.part
-        return host if isinstance(host, AgentHost) else None
-
     def close(self, reason: str) -> None:
         """Ends its part in the job on purpose and says so."""
         if self.closed:
             return
         self.closed = True
-        part = self.part
-        if isinstance(part, AgentHost):
-            part.close(reason)
-        elif part is not None:
-            part.leave(reason)
+        if isinstance(self.part, ElasticHost):
+            self.part.close(reason)
+        elif self.part is not None:
+            self.part.leave(reason)
         self._drop_part()
 
     def _drop_part(self) -> None:
@@ -201,6 +150,21 @@ class Agent:
         self.part = self.outcome = None
 
     # --- what the driver reads -------------------------------------------------------------------------------------
+
+    @property
+    def host(self) -> ElasticHost | None:
+        """The hosting machine, if this agent hosts."""
+        host = self.part.host if isinstance(self.part, Elector) else self.part
+        return host if isinstance(host, ElasticHost) else None
+
+    @property
+    def held_until(self) -> float:
+        """The time at which a silent session is lost; the agent can complete a round only before it."""
+        if self.outcome is None:
+            return float("-inf")
+        if isinstance(self.part, ElasticHost):
+            return float("-inf") if self.part.registrar.ending else self.part.registrar.kept_until()
+        return self.memory.binding.until
 
     def effects(self) -> list[Effect]:
         """Hands out what is to be done."""
@@ -240,8 +204,15 @@ class Agent:
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
+    def check(self, now: float) -> None:
+        """Check whether a lease has ended. Every event does this first, before it handles any input."""
+        if isinstance(self.part, ElasticHost | ElasticMember):
+            self.part.check(now)
+            self._look(now)
+
     def heard(self, message: Datagram, source: Source, now: float) -> None:
         """A valid datagram came in."""
+        self.check(now)
         if self.part is not None and not (isinstance(message, Offer) and message.host == self.identity.member):
             self.part.heard(message, source, now)
             self._look(now)
@@ -253,7 +224,8 @@ class Agent:
 
     def accepted(self, conn: int, address: str, now: float) -> None:
         """Somebody has connected to the control port."""
-        if isinstance(self.part, Elector | AgentHost):
+        self.check(now)
+        if isinstance(self.part, Elector | ElasticHost):
             self.part.accepted(conn, address, now)
         else:
             self._effects.append(Hangup(conn))
@@ -264,36 +236,40 @@ class Agent:
 
     def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
         """A connection that was dialled stands."""
-        assert self.part is not None
-        self.part.connected(conn, local_address, interface, now, weak=weak)
-        self._look(now)
+        self.check(now)
+        if self.part is not None and self.part.owns(conn):
+            self.part.connected(conn, local_address, interface, now, weak=weak)
+            self._look(now)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
         """Bytes came in on a connection."""
-        assert self.part is not None
-        self.part.received(conn, untrusted, now)
-        self._look(now)
+        self.check(now)
+        if self.part is not None and self.part.owns(conn):
+            self.part.received(conn, untrusted, now)
+            self._look(now)
 
     def disconnected(self, conn: int, reason: str, now: float) -> None:
         """A connection ended, or could not be made."""
-        assert self.part is not None
-        if isinstance(self.part, AgentHost):
+        self.check(now)
+        if self.part is None or not self.part.owns(conn):
+            return
+        if isinstance(self.part, ElasticHost):
             self.part.lost(conn, reason, now)
         else:
             self.part.closed(conn, reason, now)
         self._look(now)
 
-    def store_opened(self, host: AgentHost, epoch: int, port: int, token: str, now: float) -> None:
+    def store_opened(self, host: ElasticHost, epoch: int, port: int, token: str, now: float) -> None:
         """The store of the session that we host listens."""
         if host is self.host:
-            assert isinstance(self.part, Elector | AgentHost)
+            assert isinstance(self.part, Elector | ElasticHost)
             self.part.store_opened(epoch, port, token, now)
             self._look(now)
 
-    def store_failed(self, host: AgentHost, epoch: int, error: MingleError, now: float) -> None:
+    def store_failed(self, host: ElasticHost, epoch: int, error: MingleError, now: float) -> None:
         """It could not be opened."""
         if host is self.host:
-            assert isinstance(self.part, Elector | AgentHost)
+            assert isinstance(self.part, Elector | ElasticHost)
             self.part.store_failed(epoch, error, now)
             self._look(now)
 
@@ -301,7 +277,6 @@ class Agent:
         """The store of the session that we joined was reached."""
         if part is self.part and isinstance(self.part, Elector):
             self.part.store_proved(epoch)
-            self.standing.acknowledged(now)
             self._look(now)
 
     def store_unreachable(self, part: object, epoch: int, reason: str, now: float) -> None:
@@ -311,11 +286,12 @@ class Agent:
 
     def handle_timer(self, now: float) -> None:
         """Does what the clock demands."""
+        self.check(now)
         if self.part is not None:
             self.part.handle_timer(now)
             self._look(now)
 
-    # --- from one generation to the next ---------------------------------------------------------------------------
+    # --- from one session to the next ------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
         """Looks, after everything that happened, whether a session has formed or is no more."""
@@ -327,34 +303,22 @@ class Agent:
         elif isinstance(part, Elector) and part.outcome is not None:
             acting = part.acting
             self._effects += part.effects()
-            assert isinstance(acting, AgentHost | AgentJoiner)
+            assert isinstance(acting, ElasticHost | ElasticMember)
             self.part, self.outcome = acting, part.outcome
             self._look(now)
-        elif isinstance(part, AgentHost) and part.outcome is not None:
-            self._remember(part)
-            if part.dissolved is not None:
-                self._fall(part.dissolved, part.moved_to, now)
-        elif isinstance(part, AgentJoiner):
-            if part.ended is not None:
-                self.ended = part.ended
-                part.leave("its host has ended the job")
-                self._drop_part()
-            elif part.lost is not None:
-                self._fall(part.lost, part.moved_to, now)
-
-    def _remember(self, host: AgentHost) -> None:
-        """The host's own standing is its roll."""
-        roll = host.roll
-        if roll is not None:
-            self.standing.settled, self.standing.proposed = roll.settled, roll.proposed
+        elif isinstance(part, ElasticHost) and part.dissolved is not None:
+            self._fall(part.dissolved, part.moved_to, now)
+        elif isinstance(part, ElasticMember) and part.ended is not None:
+            self.ended = part.ended
+            part.leave("its host has ended the job")
+            self._drop_part()
+        elif isinstance(part, ElasticMember) and part.lost is not None:
+            part.leave("the session is lost")
+            self._fall(part.lost, part.moved_to, now)
 
     def _fall(self, reason: str, moved_to: Offer | None, now: float) -> None:
         """The session is no more: look for the next one."""
-        part = self.part
-        self.standing.reached = max(self.standing.reached, self.generation)
         self.lost, self.losses = reason, self.losses + 1
-        if isinstance(part, AgentJoiner):
-            part.leave("the session is lost")
         self._drop_part()
         self._effects.append(Notice(f"job {self.identity.job!r}: {reason}"))
         if self._resting:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from mingle.agents.generations import Agent
-from mingle.agents.hosting import AgentHost
-from mingle.agents.quorum import Nodes
 from mingle.configuration.settings import Settings
+from mingle.elastic.agent import Agent
+from mingle.elastic.host import ElasticHost
+from mingle.elastic.quorum import Policy
 from mingle.engine import file_limit, progress, store
 from mingle.engine.progress import Progress
 from mingle.engine.store_loop import StoreLoop
@@ -21,31 +21,34 @@ from mingle.rules.machine import CloseStore, Effect, Identity, OpenStore, Prepar
 logger = logging.getLogger("mingle")
 
 
+def boot_time() -> float:
+    """Return the seconds since boot, including the time in which the machine was suspended."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
 class AgentLoop(StoreLoop):
     """The sockets and the clock of one agent.
 
     Args:
         settings: how to discover; the job's id and secret.
         identity: who this agent is.
-        nodes: how many nodes the job may have.
-        last_call: how long a gathering without a majority waits for one more, in seconds.
-        allow_minority: whether it may go on although others may have the majority.
-        changed: called by the loop's thread after every turn.
+        policy: how many agents found and keep a session.
+        changed: called by the loop's thread after each turn and when it ends.
 
     Raises:
         InterfaceError: no interface can be used.
     """
 
     _machine: Agent
+    clock = staticmethod(boot_time)
 
     def __init__(
         self,
         settings: Settings,
         identity: Identity,
-        nodes: Nodes,
+        policy: Policy,
         *,
-        last_call: float,
-        allow_minority: bool,
         changed: Callable[[], None],
     ) -> None:
         self._changed = changed
@@ -53,18 +56,10 @@ class AgentLoop(StoreLoop):
         self._first_port = settings.master_port
         self._progress: Progress | None = None
         quiet = settings.progress == "off"
-        file_limit.make_room(nodes.maximum, file_limit.FILES_PER_NODE, what="nodes", quiet=quiet)
+        file_limit.make_room(policy.nodes.maximum, file_limit.FILES_PER_NODE, what="nodes", quiet=quiet)
         with contextlib.ExitStack() as stack:
             super().__init__(settings, stack)
-            self._machine = Agent(
-                identity,
-                self._listen(),
-                self._means(),
-                time.monotonic(),
-                nodes=nodes,
-                last_call=last_call,
-                allow_minority=allow_minority,
-            )
+            self._machine = Agent(identity, self._listen(), self._means(), self.clock(), policy=policy)
             self._stack = stack.pop_all()
         self._thread = threading.Thread(target=self._serve, name="mingle-agent", daemon=True)
         self._thread.start()
@@ -93,28 +88,25 @@ class AgentLoop(StoreLoop):
             self._carry_out()
             while not self._stopping:
                 self._turn()
-                now = time.monotonic()
+                now = self.clock()
                 if self._machine.deadline_passed(now):
                     self._machine.give_up(self.facts(diagnosed=True), now)
                     self._carry_out()
                 self._changed()
-        except Exception as error:
-            # Nobody waits for this thread: without a word its death would be a riddle.
-            text = f"job {self.settings.job_id}: the thread that looks for the other agents has failed"
-            progress.say(logging.ERROR, text, quiet=self.settings.progress == "off", error=error)
-        finally:
-            self._shut()
+            self._closed = True
+            with contextlib.suppress(OSError):
+                self._carry_out()
+            self._show_no_progress()
+            self._stack.close()
+            while self._calls:
+                self._calls.popleft()[0]()
+            self._release_store()
+        except BaseException as error:
+            self._closed = True
+            self._die(error, self._close_store, self._stack.close, self._show_no_progress, self._changed)
 
-    def _shut(self) -> None:
-        """Says good-bye and closes every socket."""
-        self._closed = True
-        with contextlib.suppress(OSError):
-            self._carry_out()
-        self._show_no_progress()
-        self._stack.close()
-        while self._calls:
-            self._calls.popleft()()
-        self._release_store()
+    def _complain(self, text: str, error: BaseException) -> None:
+        progress.say(logging.ERROR, text, quiet=self.settings.progress == "off", error=error)
 
     def stop(self, reason: str) -> None:
         """Ends the agent's part in the job and returns when every socket is closed. Not for the loop's own thread."""
@@ -183,28 +175,28 @@ class AgentLoop(StoreLoop):
 
     # --- the store -------------------------------------------------------------------------------------------------
 
-    def _open_store(self, host: AgentHost, epoch: int, address: str) -> Callable[[], None]:
+    def _open_store(self, host: ElasticHost, epoch: int, address: str) -> Callable[[], None]:
         # Whoever still uses the store of an earlier session may hold its port.
         server = self._server(address, self._first_port, host.session)
         if isinstance(server, store.StoreServer):
             return partial(self._store_opened, host, epoch, server)
         error = server
-        return lambda: self._machine.store_failed(host, epoch, error, time.monotonic())
+        return lambda: self._machine.store_failed(host, epoch, error, self.clock())
 
-    def _store_opened(self, host: AgentHost, epoch: int, server: store.StoreServer) -> None:
+    def _store_opened(self, host: ElasticHost, epoch: int, server: store.StoreServer) -> None:
         if self._closed or host.closed or host is not self._machine.host:
             server.release()
             return
         self.store_server, self._first_port = server, None
-        self._machine.store_opened(host, epoch, server.port, server.token, time.monotonic())
+        self._machine.store_opened(host, epoch, server.port, server.token, self.clock())
 
     def _prove_store(self, part: object, wanted: ProveStore) -> Callable[[], None]:
         try:
             store.prove(wanted.address, wanted.port, wanted.session, wanted.token)
         except OSError as error:
             reason = str(error)
-            return lambda: self._machine.store_unreachable(part, wanted.epoch, reason, time.monotonic())
-        return lambda: self._machine.store_proved(part, wanted.epoch, time.monotonic())
+            return lambda: self._machine.store_unreachable(part, wanted.epoch, reason, self.clock())
+        return lambda: self._machine.store_proved(part, wanted.epoch, self.clock())
 
     def _close_store(self) -> None:
         if self.store_server is not None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from mingle.agents import gathering as agents
-from mingle.agents.loop import AgentLoop
-from mingle.agents.quorum import Nodes
+from mingle.elastic import gathering as agents
+from mingle.elastic.loop import AgentLoop
+from mingle.elastic.quorum import Nodes, Policy
 from mingle.engine import file_limit, store
 from mingle.errors import MingleError
 from tests.bystanders import free_udp_port
@@ -23,14 +23,8 @@ NODES = Nodes(minimum=1, maximum=1)
 
 def loop_of(changed: Any = lambda: None, nodes: Nodes = NODES, **more: Any) -> AgentLoop:
     settings = structs.replace(settings_of(job_name("agent"), 0, nodes.maximum, free_udp_port(), **more), rank=None)
-    return AgentLoop(
-        settings,
-        agents._identity(settings, nodes),
-        nodes,
-        last_call=0.2,
-        allow_minority=False,
-        changed=changed,
-    )
+    policy = Policy(nodes=nodes, last_call=0.2)
+    return AgentLoop(settings, agents._identity(settings, nodes), policy, changed=changed)
 
 
 def test_an_agent_alone_opens_its_store_and_closes_it() -> None:
@@ -68,8 +62,14 @@ def test_a_store_that_cannot_be_opened_ends_the_gathering(monkeypatch: pytest.Mo
     loop.stop("the test is over")
 
 
-def test_a_fault_in_the_thread_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_in_the_thread_is_logged_and_ends_the_session(caplog: pytest.LogCaptureFixture) -> None:
+    told = threading.Event()
     loop = loop_of()
+    until(lambda: loop.store_server)
+    server = loop.store_server
+    assert server is not None
+
+    loop._changed = lambda: told.set() if loop.failure is not None else None
 
     def fail() -> None:
         raise ZeroDivisionError("a fault")
@@ -77,7 +77,8 @@ def test_a_fault_in_the_thread_is_logged(caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.ERROR, logger="mingle"):
         loop.call(fail)
         until(lambda: not loop.alive)
-    assert "the thread that looks for the other agents has failed" in caplog.text
-    assert "a fault" in caplog.text
-    port = loop.agent.reach.port
-    assert not answers(port)
+    assert "its loop was ended by an unforeseen ZeroDivisionError: a fault" in caplog.text
+    assert isinstance(loop.failure, MingleError)
+    assert told.is_set()
+    assert not answers(loop.agent.reach.port)
+    assert not answers(server.port), "a store without its host would hold the others in a lost session"

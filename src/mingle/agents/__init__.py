@@ -1,1 +1,0 @@
-"""The agents of torchrun among themselves: a gathering that outlives its host."""

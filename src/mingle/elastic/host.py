@@ -1,0 +1,259 @@
+"""The agent that hosts a session of agents: a host (:mod:`mingle.host.hosting`) that stays after GO. A pure machine.
+
+From GO on the host renews its members' leases (:mod:`mingle.elastic.leases`), sends them the list of members, and
+admits others. The host ends its session in two cases: fewer than K leases are valid, or it meets a session that takes
+precedence. In both cases it sends CLOSED with ``regather``, so that the members look for a host again; ``dissolved``
+holds the reason.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from mingle.elastic import reports as elastic_reports
+from mingle.elastic.leases import PING_SECONDS
+from mingle.elastic.memory import Memory
+from mingle.elastic.quorum import Policy
+from mingle.elastic.registrar import ElasticRegistrar
+from mingle.elastic.reports import Attendance
+from mingle.errors import MingleError
+from mingle.host.callers import Caller
+from mingle.host.hosting import Host
+from mingle.host.introduction import Introduction
+from mingle.rules import reports
+from mingle.rules.machine import (
+    CloseStore,
+    Evidence,
+    Identity,
+    Means,
+    Multicast,
+    NetworkFacts,
+    Notice,
+    Reach,
+    Reset,
+    Source,
+)
+from mingle.rules.proving import named
+from mingle.rules.registrar import Registrar
+from mingle.wire import frames
+from mingle.wire.datagrams import Datagram, Offer
+
+LOOK_AROUND_SECONDS = 3.0
+"""How often a running host asks the network for other sessions of its job, give or take a third."""
+
+
+class ElasticHost(Host):
+    """The machine of an agent that hosts.
+
+    Args:
+        policy: how many agents found and keep a session.
+        memory: this agent's past.
+        attendance: the largest number of agents so far, for the report.
+    """
+
+    registrar: ElasticRegistrar
+
+    def __init__(
+        self,
+        identity: Identity,
+        session: bytes,
+        reach: Reach,
+        means: Means,
+        started: float,
+        *,
+        policy: Policy,
+        memory: Memory,
+        attendance: Attendance,
+        evidence: Evidence | None = None,
+    ) -> None:
+        self.dissolved: str | None = None
+        """Why the session has ended, if the job continues."""
+        self.moved_to: Offer | None = None
+        """The session for which this one stepped down."""
+        self._policy = policy
+        self._memory = memory
+        self._attendance = attendance
+        self._told: frames.Members | None = None
+        self._ping_at = self._look_at = float("inf")
+        super().__init__(identity, session, reach, means, started, evidence=evidence)
+        self.rivals.longest_wait = means.timeout
+
+    def _make_registrar(self, introduction: Introduction) -> Registrar:
+        policy, memory = self._policy, self._memory
+        return ElasticRegistrar(self.session, introduction.seat(), policy=policy, memory=memory, now=self.started)
+
+    # --- what the driver reads -------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """Whether the session has formed and is kept."""
+        return self.outcome is not None and not self.closed
+
+    def next_timer(self) -> float | None:
+        """The time of the next call to :meth:`handle_timer`."""
+        times = [super().next_timer()]
+        if self.running:
+            leases = self.registrar.leases
+            times += [self._ping_at, self._look_at, *(leases.until(member) for member, _ in self.registrar.others())]
+        return min((time for time in times if time is not None), default=None)
+
+    def calling(self) -> Datagram | None:
+        """The datagram for unicast peers now; a running host looks for other sessions of its job."""
+        return self.identity.seek() if self.running else super().calling()
+
+    def offer(self) -> Offer:
+        """The OFFER of this host."""
+        registrar = self.registrar
+        joined = len(registrar.seats) + len(registrar.latecomers)
+        return msgspec.structs.replace(super().offer(), quorum=registrar.had_quorum, joined=joined)
+
+    def describe_running(self, caller: frames.Who, now: float) -> frames.Running:
+        """The answer to a caller that only asks."""
+        surplus = self.registrar.is_surplus(caller, now)
+        return msgspec.structs.replace(super().describe_running(caller, now), surplus=surplus)
+
+    # --- what happens ----------------------------------------------------------------------------------------------
+
+    def check(self, now: float) -> None:
+        """Check whether the session is still held. The driver calls this method before it handles any other event."""
+        if self.running and not self.registrar.ending and now >= self.registrar.kept_until():
+            present = len(self.registrar.counting(now))
+            self._dissolve(elastic_reports.too_few(self.identity, present, self.registrar.wanted), None)
+
+    def heard(self, message: Datagram, source: Source, now: float) -> None:
+        """Handle a valid datagram."""
+        if not self.running:
+            super().heard(message, source, now)
+            return
+        other = self._presence.heard(message, source, now)
+        if other is not None:
+            self._sighted(other, source, now)
+
+    def _sighted(self, offer: Offer, source: Source, now: float) -> None:
+        """Probe another session of this job if it takes precedence over ours."""
+        if offer.kind == "agents" and offer.state == "sealed" and self._comes_first(offer):
+            self.rivals.heard(offer, named(offer, source.interface, source.address), now, sender=source.address)
+
+    def _comes_first(self, offer: Offer) -> bool:
+        """Return whether another session takes precedence: the one that has had its quorum, then the lower host id."""
+        quorum = self.registrar.had_quorum
+        ours = offer.session == self.session
+        return not ours and (not offer.quorum, offer.host) < (not quorum, self.identity.member)
+
+    def received(self, conn: int, untrusted: bytes, now: float) -> None:
+        """Handle bytes that came in on a connection."""
+        super().received(conn, untrusted, now)
+        self._look(now)
+
+    def lost(self, conn: int, reason: str, now: float) -> None:
+        """Handle the end of a connection."""
+        super().lost(conn, reason, now)
+        self._look(now)
+
+    def _frame(self, conn: int, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
+        seat = self.registrar.seats.get(caller.hello.member)
+        if isinstance(frame, frames.Pong) and seat is not None and seat.conn == conn:
+            self.registrar.leases.answered(seat.member, frame.number)
+        super()._frame(conn, caller, frame, now)
+
+    def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
+        """Take note that the store listens."""
+        super().store_opened(epoch, port, token, now)
+        self._look(now)
+
+    def handle_timer(self, now: float) -> None:
+        """Do everything that is due."""
+        super().handle_timer(now)
+        if self.running:
+            self._keep_in_touch(now)
+        self._look(now)
+
+    # --- after everything that happened ----------------------------------------------------------------------------
+
+    def _look(self, now: float) -> None:
+        """Check what the last event means for the session."""
+        registrar = self.registrar
+        self._memory.surplus |= any(each.surplus for each in self.rivals.running)
+        if self.outcome is None and len(registrar.seats) > self._attendance.joined:
+            self._attendance.note(registrar.status())
+        if not self.running:
+            return
+        if self._told is None:
+            self._begin(now)
+        registrar.note_quorum(now)
+        self._tell_members()
+        for offer, _ in self.making_way.take_sightings():
+            self._sighted(offer, Source(interface=""), now)
+        self.check(now)
+        for offer, running in [] if self.closed else self.rivals.proved():
+            # A host sends RUNNING once on a connection, so a session that was sealed then can be running by now.
+            if running.state != "open" and self._comes_first(offer):
+                self._dissolve(elastic_reports.comes_second(self.identity, offer.host_name), offer)
+                break
+
+    def _begin(self, now: float) -> None:
+        """Act on the decision for GO."""
+        self._ping_at, self._look_at = now, now + LOOK_AROUND_SECONDS * self.rng.uniform(0.3, 1.3)
+        self._memory.surplus = False
+        if self.registrar.small:
+            text = elastic_reports.small(self.identity, self._policy, len(self.registrar.seats))
+            self._effects.append(Notice(text))
+
+    def _tell_members(self) -> None:
+        """Send MEMBERS to every member if the list of members has changed."""
+        members, memory = self.registrar.members(), self._memory
+        if members == self._told:
+            return
+        self._told = members
+        memory.generation, memory.companions = members.generation, members.present
+        memory.had_quorum |= members.quorum
+        for conn in self.registrar.member_connections():
+            self._callers.tell(conn, members)
+
+    def _keep_in_touch(self, now: float) -> None:
+        registrar = self.registrar
+        for member, conn in registrar.others():
+            if now >= registrar.leases.until(member):
+                registrar.lost(conn, now, "it has not answered for too long")
+                # Reset the connection: the member would take an orderly close for the end of this process.
+                self._callers.forget(conn)
+                self._effects.append(Reset(conn))
+            elif now >= self._ping_at:
+                self._callers.tell(conn, frames.Ping(number=registrar.leases.ask(member, now)))
+        if now >= self._ping_at:
+            self._ping_at = now + PING_SECONDS
+        if now >= self._look_at:
+            self._look_at = now + LOOK_AROUND_SECONDS * self.rng.uniform(0.7, 1.3)
+            self._effects.append(Multicast(self.identity.seek()))
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def _dissolve(self, reason: str, moved_to: Offer | None) -> None:
+        """End this session, not the job: all agents look for a host again."""
+        self.dissolved, self.moved_to = reason, moved_to
+        if moved_to is not None:
+            for conn in self.registrar.member_connections():
+                self._callers.tell(conn, frames.Moved(offer=moved_to))
+        self._effects.append(CloseStore(reason))
+        self._end(reason, conflict=False, regather=True)
+
+    def give_up(self, facts: NetworkFacts) -> None:
+        """End at the deadline with the error that explains it."""
+        blockers = self.rivals.blockers(self._deadline)
+        failure: MingleError | None = None
+        if blockers:
+            failure = reports.running(self.identity, *blockers[0][:2])
+        elif not self.has_members:
+            failure = reports.authentication(self.identity, self.evidence, facts, secured=self.secured)
+        if failure is None:
+            failure = elastic_reports.incomplete(
+                self.identity,
+                self._policy,
+                self._memory,
+                self.registrar.status(),
+                self.timeout,
+                self._attendance,
+                self.evidence,
+                facts,
+            )
+        self._fail(failure, conflict=False)

@@ -1,0 +1,91 @@
+"""Leases between the host of an elastic job and its members: how long each can count on the other. Pure.
+
+The host counts a member for :data:`LEASE_SECONDS` from the *sending* of the last PING that the member has answered. The
+member is bound to its host for :data:`BINDING_SECONDS` from the *processing* of the host's last message. A message is
+sent before it is processed, so the host stops counting a member before that member is free, even if packets are lost,
+delayed or retransmitted, or one of the two processes is stopped. The difference covers clocks that run at different
+rates.
+
+All times are of CLOCK_BOOTTIME, which goes on while a machine is suspended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+PING_SECONDS = 1.0
+"""How often a host asks each of its members."""
+LEASE_SECONDS = 8.5
+"""How long a member counts after the host sent the last PING (or SEALED) that the member has answered."""
+BINDING_SECONDS = 10.0
+"""How long a member is bound to its host after it has last processed something from it."""
+
+
+@dataclass(slots=True)
+class Leases:
+    """The host's side: the time until which each member counts. Only an answer renews a lease."""
+
+    _sealed_at: dict[bytes, float] = field(default_factory=dict)
+    _asked: dict[bytes, dict[int, float]] = field(default_factory=dict)
+    """When each unanswered PING was sent, by its number."""
+    _until: dict[bytes, float] = field(default_factory=dict)
+    _last_number: int = 0
+
+    def sealed(self, member: bytes, now: float) -> None:
+        """Start a lease when SEALED is sent to a member; an earlier lease ends."""
+        self.forget(member)
+        self._sealed_at[member] = now
+
+    def acknowledged(self, member: bytes) -> None:
+        """Renew the lease of a member that has answered SEALED."""
+        if member in self._sealed_at:
+            self._until[member] = self._sealed_at[member] + LEASE_SECONDS
+
+    def ask(self, member: bytes, now: float) -> int:
+        """Return the number for a PING that is sent to a member now."""
+        self._last_number += 1
+        self._asked.setdefault(member, {})[self._last_number] = now
+        return self._last_number
+
+    def answered(self, member: bytes, number: int) -> None:
+        """Renew the lease of a member that has answered the PING of this number."""
+        asked = self._asked.get(member, {})
+        sent_at = asked.get(number)
+        if sent_at is None or member not in self._until:
+            return
+        self._until[member] = max(self._until[member], sent_at + LEASE_SECONDS)
+        self._asked[member] = {later: at for later, at in asked.items() if later > number}
+
+    def until(self, member: bytes) -> float:
+        """Return when a member stops counting."""
+        return self._until.get(member, float("-inf"))
+
+    def forget(self, member: bytes) -> None:
+        """End the lease of a member."""
+        for kept in (self._sealed_at, self._asked, self._until):
+            kept.pop(member, None)
+
+
+@dataclass(slots=True)
+class Binding:
+    """The member's side: the session that the member helps to hold. A bound member helps no other session."""
+
+    session: bytes = b""
+    until: float = float("-inf")
+
+    def renew(self, session: bytes, now: float) -> None:
+        """Extend the binding: the member processes a message from the host of this session."""
+        self.session, self.until = session, now + BINDING_SECONDS
+
+    def release(self, session: bytes) -> None:
+        """End the binding: the host of this session has released it, or the host's process has ended."""
+        if session == self.session:
+            self.until = float("-inf")
+
+    def holds(self, now: float) -> bool:
+        """Whether the agent is bound to any session."""
+        return now < self.until
+
+    def elsewhere(self, session: bytes, now: float) -> bool:
+        """Whether the agent is bound to another session than this one."""
+        return self.holds(now) and session != self.session

@@ -1,0 +1,141 @@
+"""Limits on unproved OFFERs: which addresses a rank accepts, and how many connections it makes to them. Pure.
+
+Without a secret anybody on the network can send an OFFER with any address and port in it. Each rank that hears it
+connects there, so a forged OFFER directs connections of every rank at a target that the sender chooses.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import Struct, field
+
+from mingle.wire.datagrams import Offer
+
+SENDER_DIALS_PER_SECOND = 4.0
+"""Sustained rate of connections to endpoints named by the datagrams of one address, …"""
+SENDER_DIALS_AT_ONCE = 16.0
+"""… and the burst; a session has up to twelve addresses."""
+TARGET_DIALS_PER_SECOND = 8.0
+"""Sustained rate of connections to one address, at all ports; more than one sender can cause, …"""
+TARGET_DIALS_AT_ONCE = 32.0
+"""… and at once."""
+DIALS_PER_SECOND = 32.0
+"""Sustained rate of all connections to unproved endpoints, …"""
+DIALS_AT_ONCE = 64.0
+"""… and at once."""
+# The number of senders and of targets to remember; the least recently heard is forgotten.
+REMEMBERED = 1024
+_SHORTEST_WAIT = 0.01
+
+
+def without_traps(offer: Offer, *, on_loopback: bool) -> Offer | None:
+    """Return an OFFER without the addresses that no other machine can have; None if no address is left.
+
+    Args:
+        offer: the message.
+        on_loopback: whether the OFFER came in on a loopback interface, and so from this machine.
+    """
+    kept = tuple(each for each in offer.addresses if _can_be_a_host(each, on_loopback=on_loopback))
+    if len(kept) == len(offer.addresses):
+        return offer
+    return msgspec.structs.replace(offer, addresses=kept) if kept else None
+
+
+@functools.lru_cache(maxsize=REMEMBERED)  # a flood of OFFERs names the same ones again and again
+def _can_be_a_host(address: str, *, on_loopback: bool) -> bool:
+    parsed: ipaddress.IPv4Address | ipaddress.IPv6Address
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:  # what inet_pton(3) of some system takes
+        return False
+    if isinstance(parsed, ipaddress.IPv6Address):
+        # ::ffff:127.0.0.1 is 127.0.0.1 to connect(2), and ::127.0.0.1 is deprecated (RFC 4291, section 2.5.5).
+        if parsed.ipv4_mapped is not None:
+            parsed = parsed.ipv4_mapped
+        elif int(parsed) >> 32 == 0 and int(parsed) > 1:
+            return False
+    if parsed.is_loopback:
+        return on_loopback
+    # Linux connects 0.0.0.0 to the host itself; 240.0.0.0/4 holds the broadcast address.
+    this_network = parsed.version == 4 and int(parsed) >> 24 == 0
+    return not (parsed.is_unspecified or parsed.is_multicast or this_network or _is_class_e(parsed))
+
+
+def _is_class_e(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    return address.version == 4 and int(address) >> 28 == 0xF
+
+
+class _Bucket(Struct):
+    """A token bucket."""
+
+    per_second: float
+    at_once: float
+    tokens: float
+    filled_at: float
+
+    def wait(self, now: float) -> float:
+        """Return the seconds until a token is available."""
+        self.tokens = min(self.at_once, self.tokens + max(0.0, now - self.filled_at) * self.per_second)
+        self.filled_at = now
+        return max(0.0, (1 - self.tokens) / self.per_second)
+
+
+class DialBudget(Struct):
+    """The budget of a process for connections to unproved endpoints: by sender, by target, and in total.
+
+    An endpoint whose address sent the datagram that names it spends the sender's budget alone, so no claim of others
+    delays it. A connection on which the session proves itself is refunded. A connection without budget waits and is not
+    dropped, so that a stranger who exhausts a budget only delays the true host.
+    """
+
+    _all: _Bucket = field(default_factory=lambda: _Bucket(DIALS_PER_SECOND, DIALS_AT_ONCE, DIALS_AT_ONCE, 0.0))
+    _senders: dict[str, _Bucket] = field(default_factory=dict)
+    _targets: dict[str, _Bucket] = field(default_factory=dict)
+
+    def take(self, target: str, sender: str, now: float) -> float:
+        """Charge a connection to the budget. Return 0, or the seconds after which to ask again.
+
+        Args:
+            target: the address to connect to.
+            sender: the address whose datagram named the target; empty if a proved connection named it.
+            now: the time.
+        """
+        buckets = []
+        if sender != target:
+            targets = _bucket(self._targets, target, TARGET_DIALS_PER_SECOND, TARGET_DIALS_AT_ONCE, now)
+            buckets += [self._all, targets]
+        if sender:
+            buckets.append(_bucket(self._senders, sender, SENDER_DIALS_PER_SECOND, SENDER_DIALS_AT_ONCE, now))
+        wait = max(each.wait(now) for each in buckets)
+        if wait > 0:
+            return max(wait, _SHORTEST_WAIT)
+        for each in buckets:
+            each.tokens -= 1
+        return 0.0
+
+    def give_back(self, target: str, sender: str) -> None:
+        """Refund a connection on which the session has proved itself."""
+        shared = [] if sender == target else [self._all, self._targets.get(target)]
+        for bucket in *shared, self._senders.get(sender):
+            if bucket is not None:
+                bucket.tokens += 1
+
+
+def _bucket(buckets: dict[str, _Bucket], name: str, per_second: float, at_once: float, now: float) -> _Bucket:
+    bucket = buckets.pop(name, None)
+    if bucket is None:
+        bucket = _Bucket(per_second, at_once, at_once, now)
+        if len(buckets) >= REMEMBERED:
+            del buckets[next(iter(buckets))]
+    buckets[name] = bucket  # at the end: it was used last
+    return bucket
+
+
+def is_on_link(address: str, networks: Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
+    """Tell whether an address is in one of these subnets, or is link-local, so that no router was in between."""
+    parsed = ipaddress.ip_address(address)
+    return parsed.is_link_local or any(parsed in each for each in networks)

@@ -1,0 +1,135 @@
+"""Observers under fuzz: what `list`, `watch`, `find` and `ping` print as JSON of hostile bytes, read strictly."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+from typing import Any
+
+from mingle.checks.diagnosis import Facts
+from mingle.cli import output, overview, verdicts
+from mingle.observing.finding import Finder
+from mingle.observing.lookup import not_formed, not_found, several_hosts
+from mingle.pings import pathways
+from mingle.pings.pinging import Pinging
+from mingle.rules.machine import Dial, NetworkFacts, Source
+from mingle.wire import datagrams, echo
+from mingle.wire.datagrams import Rejected
+from mingle.wire.frames import Who
+from tests.golden.examples import DATAGRAMS, JOB, PORT
+
+_NOW = 1000.0
+_SOURCE = Source(interface="eth0", address="192.0.2.66")
+_OWN = b"F" * 16
+_FACTS = Facts(port=29499, used_names=["eth0"], hostname="node")
+_OFFER = DATAGRAMS["offer"][1]
+
+
+def strictly(line: str) -> Any:
+    """Reads a line of JSON as a strict reader does: no NaN, no infinity, no half of a character.
+
+    Raises:
+        AssertionError: a strict reader refuses it.
+    """
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    assert line.isascii()
+    assert "\n" not in line
+    read = json.loads(line, parse_constant=refuse)
+    json.dumps(read, ensure_ascii=False).encode()
+    return read
+
+
+def _check(command: str, **fields: object) -> None:
+    read = strictly(output.json_line(command, fields))
+    assert (read["schema"], read["command"]) == (output.SCHEMA, command)
+
+
+def _finder(job: str | None) -> Finder:
+    return Finder(
+        job,
+        member=_OWN,
+        who=Who(hostname="node", pid=1),
+        secret=None,
+        new_id=itertools.count(1).__next__,
+        rng=random.Random(0),
+        now=_NOW,
+        refresh=1.0,
+    )
+
+
+def _shown(finder: Finder) -> None:
+    """All that the commands can say of what was seen."""
+    jobs = overview.records(finder.sessions, finder.seekers.values())
+    _check("list", jobs=jobs)
+    for job in jobs:
+        _check("watch", event="new", job=job)
+        assert all(output.printable(cell).isprintable() for cell in overview.row(job))
+    for sighting in finder.alive:
+        _check("find", **overview.record(sighting, sighting.control()))
+        _check("find", **overview.record(sighting))
+        _check("find", error=output.error_record(not_formed(JOB, sighting, 5.0)))
+        _check("find", error=output.error_record(several_hosts(JOB, finder.alive)))
+    _check("find", error=output.error_record(not_found(JOB, finder, NetworkFacts(), 5.0)))
+
+
+def seen(untrusted: bytes) -> None:
+    """A datagram reaches who looks round and who looks for a job; all that they print is JSON."""
+    try:
+        message = datagrams.decode(untrusted)
+    except Rejected:
+        return
+    for job in (None, JOB):
+        finder = _finder(job)
+        finder.heard(message, _SOURCE, _NOW)
+        _shown(finder)
+
+
+def told(untrusted: bytes) -> None:
+    """A host that was dialled answers with anything; what is printed of it is JSON."""
+    finder = _finder(JOB)
+    finder.heard(_OFFER, _SOURCE, _NOW)
+    dialled = next(effect for effect in finder.effects() if isinstance(effect, Dial))
+    assert dialled.port == PORT
+    finder.connected(dialled.conn, "192.0.2.13", "eth0", _NOW)
+    finder.received(dialled.conn, untrusted, _NOW)
+    if finder.owns(dialled.conn):
+        finder.closed(dialled.conn, "reset", _NOW)
+    _shown(finder)
+
+
+def pinged(untrusted: bytes) -> None:
+    """An echo reaches who pings, by UDP and over TCP; what is printed of its sender is JSON."""
+    pinging = Pinging(
+        "",
+        pinger=_OWN,
+        who=Who(hostname="node", pid=1),
+        port=4000,
+        shared_port=29499,
+        interval=1.0,
+        count=None,
+        new_id=itertools.count(1).__next__,
+        now=_NOW,
+    )
+    with contextlib.suppress(Rejected):
+        message = echo.decode(untrusted)
+        for trusted in (True, False):
+            pinging.heard(message, "192.0.2.66", "eth0", _NOW, trusted=trusted, size=len(untrusted), handle=None)
+    pinging.handle_timer(_NOW + 1)
+    pinging.accepted(99, "192.0.2.67", _NOW)
+    pinging.received(99, echo.framed(untrusted[: datagrams.MAX_BYTES]), _NOW)
+    for effect in pinging.effects():
+        if isinstance(effect, Dial):
+            pinging.connected(effect.conn, "192.0.2.13", "eth0", _NOW)
+            pinging.received(effect.conn, echo.framed(untrusted[: datagrams.MAX_BYTES]), _NOW + 1.1)
+    pinging.handle_timer(_NOW + 9)
+    peers = list(pinging.peers.values())
+    findings = [verdicts.finding_record(finding) for finding in pathways.judge(pinging, _FACTS)]
+    _check("ping", job=None, rounds=1, peers=[verdicts.peer_record(peer) for peer in peers], findings=findings)
+    assert all(
+        output.printable(cell).isprintable() for peer in peers for row in verdicts.ping_rows(peer) for cell in row
+    )

@@ -1,0 +1,32 @@
+"""Mistakes to plant in a registrar: what random schedules have to find in it."""
+
+from __future__ import annotations
+
+from mingle.rules.registrar import Registrar
+from mingle.rules.seats import Phase
+
+
+class SealsWithoutConfirm(Registrar):
+    """Asks everybody whether they are still there, and does not wait for the answers."""
+
+    def _advance(self, now: float) -> None:
+        super()._advance(now)
+        if self.phase is Phase.CONFIRMING and not self.held:
+            self._awaited.clear()
+            super()._advance(now)
+
+
+class ReusesVoidedEpochs(Registrar):
+    """Counts an epoch only when it has come to its end."""
+
+    voided = False
+
+    def _void(self, reason: str, now: float) -> None:
+        self.voided = self.phase is not Phase.OPEN
+        super()._void(reason, now)
+
+    def _advance(self, now: float) -> None:
+        if self.voided and self.phase is Phase.OPEN and len(self.seats) == self.world_size and not self.held:
+            self.voided = False
+            self.epoch -= 1
+        super()._advance(now)

@@ -1,0 +1,40 @@
+"""How often a scenario runs on each level of the suite, stated once, where the scenario stands.
+
+| level | command | runs |
+|---|---|---|
+| quick | ``make test`` | each test that is not marked ``slow``, on its first seed |
+| all | ``make test-all`` | each test, on as many seeds as `repeated` says |
+| soak | ``make soak`` | the tests marked ``soak``, as often as the promises count |
+
+A test of the lab is slow unless it is marked ``quick`` (`tests/lab/conftest.py`); any other test is quick unless it is
+marked ``slow``. ``make test`` ends with the slowest tests of the run: what stands there and catches little is the next
+to be marked.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+import pytest
+from _pytest.mark import ParameterSet
+
+T = TypeVar("T")
+
+
+def soaking() -> bool:
+    """Return whether this run is ``make soak``."""
+    return os.environ.get("MINGLE_SOAK") == "1"
+
+
+def repeated(times: int, *, soak: int) -> list[ParameterSet]:
+    """Return the seeds of a scenario: the first on every level, ``times`` on level all, ``soak`` in ``make soak``."""
+    return [
+        pytest.param(seed, marks=[pytest.mark.slow] if seed and not soaking() else [])
+        for seed in range(soak if soaking() else times)
+    ]
+
+
+def chosen(always: list[T], *, soak: list[T]) -> list[T]:
+    """Return the variants of a scenario: one of each kind, and in ``make soak`` those besides."""
+    return [*always, *soak] if soaking() else always

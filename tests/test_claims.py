@@ -1,0 +1,119 @@
+"""What of an OFFER is believed before anything is proved, and how many connections it can cause."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+
+from mingle.rules import claims
+from mingle.rules.claims import (
+    SENDER_DIALS_AT_ONCE,
+    SENDER_DIALS_PER_SECOND,
+    DialBudget,
+    is_on_link,
+    without_traps,
+)
+from mingle.wire.datagrams import Offer
+
+
+def offer(*addresses: str) -> Offer:
+    return Offer(job="job", session=b"S" * 16, host=b"H" * 16, addresses=addresses, port=1, world_size=2)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "0.0.0.0",
+        "0.1.2.3",
+        "::",
+        "::ffff:0.0.0.0",
+        "224.0.0.1",
+        "239.192.0.1",
+        "ff02::1",
+        "::ffff:224.0.0.1",
+        "240.0.0.1",
+        "255.255.255.255",
+        "::ffff:255.255.255.255",
+        "::127.0.0.1",
+        "::10.0.0.1",
+    ],
+)
+@pytest.mark.parametrize("on_loopback", [False, True])
+def test_addresses_that_no_host_has(address: str, on_loopback: bool) -> None:
+    assert without_traps(offer(address), on_loopback=on_loopback) is None
+    kept = without_traps(offer(address, "10.0.0.1"), on_loopback=on_loopback)
+    assert kept == offer("10.0.0.1")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.255.255.254", "::1", "::ffff:127.0.0.1"])
+def test_loopback_counts_only_from_loopback(address: str) -> None:
+    assert without_traps(offer(address), on_loopback=True) == offer(address)
+    assert without_traps(offer(address), on_loopback=False) is None
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "169.254.1.1", "192.0.2.1", "fe80::1", "fd00::1", "2001:db8::1"])
+def test_every_other_address_may_be_a_host(address: str) -> None:
+    for on_loopback in (False, True):
+        assert without_traps(offer(address), on_loopback=on_loopback) == offer(address)
+
+
+def test_who_is_on_link() -> None:
+    networks = [ipaddress.ip_network("10.0.0.0/24"), ipaddress.ip_network("fd00::/64")]
+    assert [is_on_link(each, networks) for each in ("10.0.0.7", "fd00::7", "fe80::7")] == [True] * 3
+    assert [is_on_link(each, networks) for each in ("10.0.1.7", "fd01::7", "203.0.113.1")] == [False] * 3
+
+
+def dials(budget: DialBudget, *, seconds: float, per_second: int, target: str, sender: str) -> int:
+    """How many connections come of so many attempts."""
+    attempts = int(seconds * per_second)
+    return sum(budget.take(target, sender, number / per_second) == 0 for number in range(attempts))
+
+
+def test_one_sender_does_not_exhaust_a_target() -> None:
+    budget = DialBudget()
+    made = dials(budget, seconds=10, per_second=50, target="10.0.0.9", sender="10.0.0.66")
+    assert made <= claims.SENDER_DIALS_AT_ONCE + 10 * claims.SENDER_DIALS_PER_SECOND + 1
+    assert budget.take("10.0.0.9", "10.0.0.1", 10.0) == 0, "the true host's own OFFER"
+
+
+def test_many_senders_share_the_budget_of_a_target() -> None:
+    budget = DialBudget()
+    made = sum(budget.take("10.0.0.9", f"10.0.{number % 250}.1", number / 50) == 0 for number in range(500))
+    assert made <= claims.TARGET_DIALS_AT_ONCE + 10 * claims.TARGET_DIALS_PER_SECOND + 1
+
+
+def test_who_names_its_own_address_is_held_up_by_nobody_else() -> None:
+    budget = DialBudget()
+    for number in range(200):
+        budget.take(f"10.0.{number}.1", f"10.1.{number}.1", 100.0)
+        budget.take("10.0.0.9", f"10.1.{number}.1", 100.0)
+    assert budget.take("10.0.0.9", "10.0.0.8", 100.0) > 0
+    own = [budget.take("10.0.0.9", "10.0.0.9", 100.0) for _ in range(int(SENDER_DIALS_AT_ONCE) + 1)]
+    assert own[:-1] == [0.0] * int(SENDER_DIALS_AT_ONCE)
+    assert own[-1] == 1 / SENDER_DIALS_PER_SECOND
+    budget.give_back("10.0.0.9", "10.0.0.9")
+    assert budget.take("10.0.0.9", "10.0.0.8", 100.0) > 0, "it gives back what it took"
+    assert budget.take("10.0.0.9", "10.0.0.9", 100.0) == 0.0
+
+
+def test_many_senders_and_targets_share_one_budget_and_no_memory() -> None:
+    budget = DialBudget()
+    made = sum(budget.take(f"t{number}", f"s{number}", number / 500) == 0 for number in range(5_000))
+    assert made <= claims.DIALS_AT_ONCE + 10 * claims.DIALS_PER_SECOND + 1
+    assert len(budget._senders) == len(budget._targets) == claims.REMEMBERED
+
+
+def test_what_proves_itself_costs_nothing() -> None:
+    budget = DialBudget()
+    for _ in range(1_000):
+        assert budget.take("10.0.0.1", "10.0.0.1", 0.0) == 0
+        budget.give_back("10.0.0.1", "10.0.0.1")
+
+
+def test_after_the_wait_there_is_budget() -> None:
+    budget, now = DialBudget(), 0.0
+    while (wait := budget.take("10.0.0.1", "10.0.0.66", now)) == 0:
+        pass
+    assert budget.take("10.0.0.1", "10.0.0.66", now + wait / 2) > 0
+    assert budget.take("10.0.0.1", "10.0.0.66", now + wait) == 0

@@ -1,0 +1,175 @@
+"""An agent that hosts: whom it counts, when it stops, and for which session it steps down."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from mingle.elastic.host import LOOK_AROUND_SECONDS, ElasticHost
+from mingle.elastic.leases import LEASE_SECONDS
+from mingle.rules.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND
+from mingle.rules.machine import Dial, Reset, Source
+from mingle.wire import frames
+from mingle.wire.datagrams import Seek
+from tests.lan.agents import AgentGathering, AgentProcess
+
+
+@pytest.fixture
+def gathering() -> AgentGathering:
+    return AgentGathering(7, (1, 4))
+
+
+def started(gathering: AgentGathering, count: int = 4) -> tuple[AgentProcess, ElasticHost, list[AgentProcess]]:
+    """The host's process, its machine, and the others."""
+    agents = gathering.everybody(count)
+    gathering.run_until_together(agents, 15.0)
+    gathering.world.run(1.0)
+    process = gathering.host_of(agents)
+    assert process.hosted is not None
+    return process, process.hosted, [agent for agent in agents if agent is not process]
+
+
+def ids(*agents: AgentProcess) -> set[bytes]:
+    return {agent.identity.member for agent in agents}
+
+
+def test_everybody_knows_who_is_in(gathering: AgentGathering) -> None:
+    process, host, others = started(gathering, 3)
+    late = gathering.start("m9")
+    gathering.run_until_together([process, *others, late], 3.0)
+    gathering.world.run(0.5)
+    for agent in (process, *others, late):
+        memory = agent.agent.memory
+        assert {who.hostname for who in memory.companions} == {each.machine.name for each in (process, *others, late)}
+        assert (memory.generation, memory.had_quorum) == (0, True)
+    assert host.offer().joined == 4
+    assert host.offer().quorum
+    assert not host.offer().takes_members
+
+
+def test_a_silent_member_is_reset_when_its_lease_ends(
+    gathering: AgentGathering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, host, others = started(gathering)
+    done: list[object] = []
+    genuine = AgentProcess._do
+    monkeypatch.setattr(AgentProcess, "_do", lambda self, effect: (done.append(effect), genuine(self, effect))[1])
+    seat = host.registrar.seats[others[0].identity.member]
+    gathering.network.cut(others[0].machine)
+    gathering.world.run(LEASE_SECONDS - 1.5)
+    assert seat.member in host.registrar.seats
+    gathering.world.run(1.6)
+    assert host.registrar.seats.keys() == ids(process, *others[1:])
+    assert [effect for effect in done if isinstance(effect, Reset)] == [Reset(seat.conn or 0)]
+
+
+def test_with_as_many_as_keep_it_the_session_goes_on(gathering: AgentGathering) -> None:
+    process, host, others = started(gathering)
+    for other in others[:2]:
+        gathering.network.cut(other.machine)
+    gathering.world.run(3 * LEASE_SECONDS)
+    assert process.hosted is host
+    assert len(host.registrar.seats) == 2
+
+
+def test_with_fewer_it_stops_at_once_and_says_why(gathering: AgentGathering) -> None:
+    process, host, _ = started(gathering)
+    gathering.network.cut(process.machine)
+    gathering.world.run(LEASE_SECONDS + 0.01)
+    assert host.dissolved is not None
+    assert "1 node(s) are reached and it takes 2 to keep the session" in host.dissolved
+    assert process.closed_stores == [host.dissolved]
+    assert process.agent.lost == host.dissolved
+
+
+def test_it_looks_around_now_and_then(gathering: AgentGathering, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    process, host, _ = started(gathering)
+    original = AgentProcess._multicast
+
+    def count(self: AgentProcess, message: object, lobby: bool) -> None:
+        if isinstance(message, Seek) and self is process:
+            asked.append(gathering.world.now)
+        original(self, message, lobby)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(AgentProcess, "_multicast", count)
+    gathering.world.run(10 * LOOK_AROUND_SECONDS)
+    assert 7 <= len(asked) <= 15
+    assert host.calling() == process.identity.seek()
+
+
+def test_nothing_is_asked_for_once_it_is_closed(gathering: AgentGathering) -> None:
+    process, host, others = started(gathering)
+    process.close()
+    gathering.world.run(1.0)
+    assert host.closed
+    assert all(other.agent.ended == "its workers are done" for other in others)
+    assert host.calling() is None
+
+
+def test_a_job_that_an_agent_has_ended_keeps_its_store_and_begins_no_round(gathering: AgentGathering) -> None:
+    process, host, others = started(gathering)
+    for other in others:
+        other.close()
+    gathering.world.run(2 * LEASE_SECONDS)
+    assert process.hosted is host, "its workers go on to their end, and their store stays"
+    assert host.registrar.ending
+    assert process.agent.held_until == float("-inf")
+
+
+def test_an_answer_counts_on_the_connection_of_the_seat_only(gathering: AgentGathering) -> None:
+    _, host, others = started(gathering)
+    member = others[0].identity.member
+    seat, leases = host.registrar.seats[member], host.registrar.leases
+    assert seat.conn is not None
+    caller, now = host._callers[seat.conn], gathering.world.now + 0.5
+    number = leases.ask(member, now)
+    host._frame(10**6, caller, frames.Pong(number=number), now)
+    assert leases.until(member) < now + LEASE_SECONDS, "a claim to be that member renews no lease"
+    host._frame(seat.conn, caller, frames.Pong(number=number), now)
+    assert leases.until(member) == now + LEASE_SECONDS
+
+
+def test_what_one_sender_says_of_other_sessions_costs_its_dial_budget_also_while_the_session_runs(
+    gathering: AgentGathering,
+) -> None:
+    process, host, _ = started(gathering)
+    offer = replace(host.offer(), host=bytes(16), addresses=tuple(f"10.9.0.{number}" for number in range(1, 13)))
+    for number in range(30):
+        forged = replace(offer, session=number.to_bytes(16, "big"))
+        process.agent.heard(forged, Source(interface="eth0", address="10.0.0.66"), process.now)
+    seconds = 0.75  # none of them is given up meanwhile
+    for step in range(1, 16):
+        host.rivals.handle_timer(process.now + seconds * step / 15)
+    dialled = [effect for effect in process.agent.effects() if isinstance(effect, Dial)]
+    assert 0 < len(dialled) <= SENDER_DIALS_AT_ONCE + SENDER_DIALS_PER_SECOND * seconds
+
+
+def test_of_two_sessions_the_one_that_has_had_its_quorum_comes_first_then_the_lower_host_id(
+    gathering: AgentGathering,
+) -> None:
+    process, host, _ = started(gathering)
+    offer = host.offer()
+    low, high = b"\x00" * 16, b"\xff" * 16
+    assert not host._comes_first(offer)
+
+    def comes_first(other: bytes, *, quorum: bool) -> bool:
+        return host._comes_first(
+            type(offer)(
+                job="job",
+                session=b"T" * 16,
+                host=other,
+                addresses=offer.addresses,
+                port=1,
+                world_size=4,
+                state="sealed",
+                kind="agents",
+                quorum=quorum,
+            )
+        )
+
+    assert [comes_first(low, quorum=True), comes_first(high, quorum=True)] == [True, False]
+    assert not comes_first(low, quorum=False)
+    host.registrar.had_quorum = False
+    assert [comes_first(high, quorum=True), comes_first(low, quorum=False)] == [True, True]
+    assert process.hosted is host

@@ -1,0 +1,150 @@
+"""An agent that joins: to what it is bound, what it tells of its past, and how it notices that its host is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from mingle.elastic.leases import BINDING_SECONDS
+from mingle.elastic.member import ElasticMember
+from mingle.election.electing import Elector
+from mingle.network.connections import CLOSED_BY_PEER
+from mingle.rank.membership import Membership, Step
+from mingle.rules.machine import Source
+from mingle.wire.datagrams import Offer
+from mingle.wire.frames import Join, Sighting, Void
+from tests.lan.agents import AgentGathering, AgentProcess
+from tests.lan.tcp import RESET
+
+
+@pytest.fixture
+def gathering() -> AgentGathering:
+    return AgentGathering(11, (1, 2))
+
+
+@pytest.fixture
+def host(gathering: AgentGathering) -> AgentProcess:
+    process = gathering.start("m0")
+    gathering.run_until_together([process], gathering.policy.last_call + 3.0)
+    return process
+
+
+@pytest.fixture
+def joined(gathering: AgentGathering, host: AgentProcess) -> AgentProcess:
+    process = gathering.start("m1")
+    gathering.run_until_together([host, process], 3.0)
+    gathering.world.run(0.5)
+    return process
+
+
+def part(process: AgentProcess) -> ElasticMember:
+    assert isinstance(process.agent.part, ElasticMember)
+    return process.agent.part
+
+
+def test_it_is_bound_to_a_host_that_it_hears(gathering: AgentGathering, joined: AgentProcess) -> None:
+    binding = joined.agent.memory.binding
+    for _ in range(3):
+        assert binding.until > gathering.world.now + BINDING_SECONDS - 1.5
+        assert joined.outcome is not None
+        assert binding.session == joined.outcome.session
+        gathering.world.run(20.0)
+    assert joined.agent.held_until == binding.until
+
+
+def test_a_silent_host_is_lost_when_the_binding_ends(
+    gathering: AgentGathering, host: AgentProcess, joined: AgentProcess
+) -> None:
+    host.stop()
+    gathering.world.run(BINDING_SECONDS - 1.5)
+    assert joined.agent.losses == 0
+    gathering.world.run(2.0)
+    assert joined.agent.lost is not None
+    assert "it was silent for 10 s" in joined.agent.lost
+
+
+@pytest.mark.parametrize(("reason", "free"), [(CLOSED_BY_PEER, True), (RESET, False)])
+def test_a_connection_that_ends_is_a_loss_and_only_an_orderly_end_sets_free(
+    gathering: AgentGathering,
+    host: AgentProcess,
+    joined: AgentProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    reason: str,
+    free: bool,
+) -> None:
+    monkeypatch.setattr(AgentProcess, "_killed", lambda _: reason)
+    host.kill()
+    gathering.world.run(0.1)
+    assert joined.agent.lost is not None
+    assert reason in joined.agent.lost
+    assert joined.agent.memory.binding.holds(gathering.world.now) is not free
+
+
+def test_a_host_that_has_finished_is_no_loss(
+    gathering: AgentGathering, host: AgentProcess, joined: AgentProcess
+) -> None:
+    host.close()
+    gathering.world.run(0.1)
+    assert (joined.agent.lost, joined.agent.ended) == (None, "its workers are done")
+
+
+def test_after_a_loss_it_tells_of_its_past(gathering: AgentGathering, host: AgentProcess, joined: AgentProcess) -> None:
+    wish = Join(world_size=2, node="B")
+    host.kill()
+    gathering.world.run(0.2)
+    elector = joined.agent.part
+    assert isinstance(elector, Elector)
+    join = elector.joiner.membership.application(wish)
+    assert (join.generation, join.had_quorum, join.surplus) == (0, True, False)
+    assert joined.agent.memory.missed([])
+    fresh = gathering.start("m2")
+    gathering.world.run(0.01)
+    assert isinstance(fresh.agent.part, Elector)
+    assert fresh.agent.part.joiner.membership.application(wish) == wish
+
+
+def test_it_tells_its_host_of_other_sessions(
+    joined: AgentProcess, gathering: AgentGathering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joiner = part(joined)
+    sent: list[object] = []
+    monkeypatch.setattr(Membership, "send", lambda _, frame: sent.append(frame))
+    current = joiner.membership.current
+    assert current is not None
+    other = Offer(
+        job="job",
+        session=b"T" * 16,
+        host=b"A" * 16,
+        addresses=("10.0.0.9",),
+        port=4000,
+        world_size=2,
+        joined=1,
+        state="sealed",
+        kind="agents",
+    )
+    now = gathering.world.now + 5.0
+    for message in (other, other, current.offer):
+        joiner.heard(message, Source(interface="eth0"), now)
+    assert sent == [Sighting(offer=other)]
+    joiner.heard(other, Source(interface="eth0"), now + 1.0)
+    assert len(sent) == 2
+
+
+def test_an_acknowledgement_that_the_host_calls_off_leaves_no_past(gathering: AgentGathering) -> None:
+    agents = gathering.everybody(2)
+
+    def acknowledged() -> list[AgentProcess]:
+        electing = [(each, each.agent.part) for each in agents if each.core is not None]
+        return [each for each, part in electing if isinstance(part, Elector) and part.joiner.step is Step.ACKED]
+
+    assert gathering.world.run(15.0, until=lambda: bool(acknowledged()))
+    (member,) = acknowledged()
+    memory = member.agent.memory
+    assert (memory.generation, memory.had_quorum) == (0, True), "its host may have decided GO"
+    assert isinstance(member.agent.part, Elector)
+    joiner = member.agent.part.joiner
+    session = joiner.membership.current
+    assert session is not None
+    joiner._frame(
+        session, Void(session=session.name, epoch=joiner.membership.epoch, reason="too late"), gathering.world.now
+    )
+    assert (memory.generation, memory.had_quorum) == (-1, False)

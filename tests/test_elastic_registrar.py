@@ -1,0 +1,446 @@
+"""Who may join a session of agents, when it is founded, and how long it is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mingle.elastic.leases import LEASE_SECONDS
+from mingle.elastic.memory import Memory
+from mingle.elastic.quorum import Nodes, Policy
+from mingle.elastic.registrar import ACKNOWLEDGE_SECONDS, ADMITTED_SECONDS, CONFIRM_SECONDS, ElasticRegistrar
+from mingle.rules.decisions import Decision, Drop, OpenStore, PrepareStore, Tell
+from mingle.rules.seats import HostSeat, Phase
+from mingle.wire import frames
+
+HOST_ADDRESS = "10.0.0.1"
+LAST_CALL = 30.0
+
+
+def member(letter: str) -> bytes:
+    """The member id that tests call by a letter."""
+    return letter.encode() * 16
+
+
+def application(letter: str, **more: Any) -> frames.Join:
+    """What an agent says when it asks for a seat in a job of 2 to 4 nodes."""
+    address = f"10.0.0.{ord(letter) - 64}"
+    defaults: dict[str, Any] = {
+        "world_size": 4,
+        "minimum": 2,
+        "node": letter,
+        "kind": "agents",
+        "who": frames.Who(hostname=f"node-{letter}", pid=ord(letter), address=address),
+        "paths": (frames.Path(host_address=HOST_ADDRESS, local_address=address, interface="eth0"),),
+    }
+    return frames.Join(**{**defaults, **more})
+
+
+class Registry:
+    """A registrar, its host "A", and whoever joins it: connection 1 is the first."""
+
+    def __init__(self, minimum: int = 2, maximum: int = 4, *, allow_minority: bool = False, **past: Any) -> None:
+        self.memory = Memory(**past)
+        self.nodes = Nodes(minimum=minimum, maximum=maximum)
+        self.now = 0.0
+        self.registrar = ElasticRegistrar(
+            member("Z"),
+            HostSeat(member=member("A"), applicant=self.wish("A"), prefix_lengths={HOST_ADDRESS: 24}),
+            policy=Policy(nodes=self.nodes, last_call=LAST_CALL, allow_minority=allow_minority),
+            memory=self.memory,
+            now=0.0,
+        )
+        self._conns = 0
+
+    def wish(self, letter: str, **more: Any) -> frames.Join:
+        return application(letter, world_size=self.nodes.maximum, minimum=self.nodes.minimum, **more)
+
+    def join(self, letter: str, **more: Any) -> int:
+        self._conns += 1
+        self.registrar.join(self._conns, member(letter), self.wish(letter, **more), self.now)
+        return self._conns
+
+    def wait(self, seconds: float) -> None:
+        """Lets the time pass, and the registrar do what it has planned."""
+        end = self.now + seconds
+        while (due := self.registrar.next_timer()) is not None and due <= end:
+            assert due > self.now or self.now == 0.0, "a busy loop"
+            self.now = max(self.now, due)
+            self.registrar.handle_timer(self.now)
+        self.now = end
+
+    def said(self) -> dict[int, list[frames.AnyFrame]]:
+        told: dict[int, list[frames.AnyFrame]] = {}
+        self.last: list[Decision] = self.registrar.decisions()
+        for decision in self.last:
+            if isinstance(decision, Tell):
+                told.setdefault(decision.conn, []).append(decision.frame)
+        return told
+
+    def kinds(self, conn: int) -> list[type]:
+        return [type(frame) for frame in self.said().get(conn, [])]
+
+    def confirm(self, conn: int, letter: str, **more: Any) -> None:
+        paths = self.wish(letter, **more).paths
+        session, epoch = self.registrar.session, self.registrar.epoch
+        self.registrar.confirmed(conn, frames.Confirmed(session=session, epoch=epoch, paths=paths), self.now)
+
+    def acknowledge(self, conn: int) -> None:
+        self.registrar.acknowledged(conn, self.registrar.epoch, self.now)
+
+    def open_store(self) -> None:
+        self.registrar.store_opened(self.registrar.epoch, HOST_ADDRESS, 5000, "token", self.now)
+
+    def go(self, *letters: str) -> dict[str, int]:
+        """Lets these join and brings the session to GO."""
+        conns = {letter: self.join(letter) for letter in letters}
+        for letter, conn in conns.items():
+            self.confirm(conn, letter)
+        self.open_store()
+        for conn in conns.values():
+            self.acknowledge(conn)
+        assert self.registrar.phase is Phase.RUNNING
+        self.registrar.decisions()
+        return conns
+
+
+# --- when to found --------------------------------------------------------------------------------------------------
+
+
+def test_the_quorum_is_enough_at_once() -> None:
+    registry = Registry(2, 4)
+    registry.join("B")
+    assert registry.registrar.phase is Phase.OPEN
+    registry.join("C")
+    assert registry.registrar.phase is Phase.CONFIRMING
+    assert not registry.registrar.small
+
+
+def test_fewer_wait_for_a_whole_last_call_without_a_newcomer() -> None:
+    registry = Registry(2, 5)
+    registry.wait(20.0)
+    registry.join("B")
+    registry.wait(LAST_CALL - 0.1)
+    assert registry.registrar.phase is Phase.OPEN
+    assert registry.registrar.lacks() == "1 more node(s): it takes 3 to begin, or 30 s without a newcomer"
+    registry.wait(0.1)
+    assert registry.registrar.phase is Phase.CONFIRMING
+    assert registry.registrar.small
+
+
+def test_fewer_than_the_least_are_never_enough() -> None:
+    registry = Registry(3, 6, allow_minority=True)
+    registry.join("B")
+    registry.wait(10 * LAST_CALL)
+    assert registry.registrar.phase is Phase.OPEN
+    assert registry.registrar.lacks() == "2 more node(s): it takes 4 to begin"
+
+
+@pytest.mark.parametrize("who", ["host", "member"])
+def test_who_was_in_a_session_with_a_quorum_waits_for_the_next_quorum(who: str) -> None:
+    registry = Registry(2, 5, had_quorum=who == "host", companions=(application("H").who,))
+    registry.join("B", had_quorum=who == "member")
+    registry.wait(10 * LAST_CALL)
+    assert registry.registrar.phase is Phase.OPEN
+    assert registry.registrar.status().lacks == (
+        "1 more node(s): it takes 3 to begin, or 2 with --rdzv-conf allow_minority=1; "
+        "missed: host node-H (10.0.0.8), pid 72"
+    )
+    assert registry.registrar.status().present == tuple(str(each) for each in registry.registrar.whos())
+
+
+def test_the_user_may_allow_a_minority_after_a_last_call() -> None:
+    registry = Registry(2, 5, had_quorum=True, allow_minority=True)
+    registry.join("B", had_quorum=True)
+    registry.wait(LAST_CALL - 0.1)
+    assert registry.registrar.phase is Phase.OPEN
+    registry.wait(0.2)
+    assert registry.registrar.phase is Phase.CONFIRMING
+
+
+def test_a_host_that_is_bound_founds_nothing() -> None:
+    registry = Registry(2, 3)
+    registry.memory.binding.renew(member("S"), -2.0)
+    registry.join("B")
+    assert registry.registrar.lacks() == "the end of its lease in the session before"
+    told = registry.registrar.status_version()
+    registry.wait(7.9)
+    assert registry.registrar.phase is Phase.OPEN
+    registry.wait(0.2)
+    assert registry.registrar.phase is Phase.CONFIRMING
+    assert told != registry.registrar.status_version(), "a status that is kept would name what is no longer lacking"
+
+
+def test_a_surplus_agent_does_not_count_for_the_founding() -> None:
+    registry = Registry(2, 3)
+    registry.join("B", surplus=True)
+    registry.wait(10 * LAST_CALL)
+    assert registry.registrar.phase is Phase.OPEN
+    assert "1 of those here came when all 3 places were taken" in registry.registrar.lacks()
+    registry.join("C")
+    assert registry.registrar.phase is Phase.CONFIRMING
+    assert not registry.registrar.small
+
+
+def test_who_is_in_is_told_before_the_seal() -> None:
+    registry = Registry(2, 3, generation=4)
+    conn = registry.join("B", generation=6)
+    registry.confirm(conn, "B")
+    registry.said()
+    assert [type(each) for each in registry.last if not isinstance(each, Tell)] == [PrepareStore, OpenStore]
+    registry.open_store()
+    members, sealed = registry.said()[conn]
+    assert isinstance(members, frames.Members)
+    assert isinstance(sealed, frames.Sealed)
+    assert (members.generation, members.quorum) == (7, True), "it has by the time at which they hear GO"
+    assert [who.hostname for who in members.present] == ["node-A", "node-B"]
+    registry.acknowledge(conn)
+    assert registry.kinds(conn) == [frames.Go]
+    assert registry.registrar.had_quorum
+
+
+def test_a_generation_that_a_stranger_has_made_up_does_not_break_what_the_members_are_told() -> None:
+    registry = Registry(2, 3)
+    conn = registry.join("B", generation=frames.MAX_GENERATION)
+    registry.confirm(conn, "B")
+    registry.open_store()
+    assert registry.registrar.members().generation == frames.MAX_GENERATION
+
+
+def test_go_takes_a_valid_lease_of_the_whole_quorum() -> None:
+    registry = Registry(3, 3)
+    conns = {letter: registry.join(letter) for letter in "BC"}
+    for letter, conn in conns.items():
+        registry.confirm(conn, letter)
+    registry.open_store()
+    registry.acknowledge(conns["B"])
+    registry.now = LEASE_SECONDS  # the process was stopped: its timer comes late
+    registry.said()
+    registry.acknowledge(conns["C"])
+    assert registry.registrar.phase is Phase.CONFIRMING
+    assert registry.kinds(conns["B"]) == [frames.Void, frames.Confirm]
+
+
+def test_a_member_that_does_not_confirm_holds_the_others_up_for_a_while_only() -> None:
+    registry = Registry(2, 3)
+    registry.join("B")
+    stopped = registry.join("C")  # it comes while B is asked
+    assert registry.registrar.phase is Phase.CONFIRMING
+    registry.registrar.lost(1, 0.0)
+    assert set(registry.registrar.seats) == {member("A"), member("C")}
+    registry.said()
+    registry.wait(CONFIRM_SECONDS + 0.1)
+    assert Drop(stopped) in (registry.said(), registry.last)[1]
+    assert registry.registrar.phase is Phase.OPEN
+    again = registry.join("D")
+    registry.confirm(again, "D")
+    assert registry.registrar.phase is Phase.SEALING
+
+
+def test_who_does_not_acknowledge_in_time_is_waited_for_in_another_epoch() -> None:
+    registry = Registry(2, 2)
+    conn = registry.join("B")
+    registry.confirm(conn, "B")
+    registry.open_store()
+    registry.said()
+    registry.wait(ACKNOWLEDGE_SECONDS + 0.1)
+    assert registry.kinds(conn) == [frames.Void, frames.Confirm]
+
+
+# --- how long to keep -------------------------------------------------------------------------------------------------
+
+
+def test_a_session_is_kept_until_fewer_leases_than_it_takes_are_valid() -> None:
+    registry = Registry(2, 5)
+    conns = registry.go("B", "C")
+    registrar = registry.registrar
+    assert (registrar.wanted, registrar.kept_until()) == (3, LEASE_SECONDS)
+    registrar.leases.answered(member("B"), registrar.leases.ask(member("B"), 3.0))
+    assert registrar.kept_until() == LEASE_SECONDS, "the other one's lease is what ends first"
+    registrar.leases.answered(member("C"), registrar.leases.ask(member("C"), 2.0))
+    assert registrar.kept_until() == 2.0 + LEASE_SECONDS
+    assert registrar.counting(2.0 + LEASE_SECONDS) == [member("A"), member("B")]
+    registrar.lost(conns["B"], 4.0)
+    assert registrar.kept_until() == float("-inf")
+
+
+def test_one_keeps_a_session_of_all() -> None:
+    registry = Registry(3, 3)
+    conns = registry.go("B", "C")
+    for conn in conns.values():
+        registry.registrar.lost(conn, 1.0)
+    assert registry.registrar.kept_until() == float("inf")
+
+
+def test_a_small_session_is_kept_by_the_least_until_it_has_had_its_quorum() -> None:
+    registry = Registry(2, 5)
+    conn = registry.join("B")
+    registry.wait(LAST_CALL + 1)
+    registry.confirm(conn, "B")
+    registry.open_store()
+    registry.acknowledge(conn)
+    registrar = registry.registrar
+    assert (registrar.had_quorum, registrar.wanted) == (False, 2)
+    assert not registrar.note_quorum(registry.now)
+    late = registry.join("C")
+    registry.confirm(late, "C")
+    registry.acknowledge(late)
+    assert registrar.note_quorum(registry.now)
+    assert not registrar.note_quorum(registry.now), "that is no news"
+    assert (registrar.members().quorum, registrar.wanted) == (True, 3)
+
+
+# --- who may join ---------------------------------------------------------------------------------------------------
+
+
+def refusal(registry: Registry, conn: int) -> frames.Refused:
+    frame = registry.said()[conn][-1]
+    assert isinstance(frame, frames.Refused)
+    assert Drop(conn) in registry.last
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("wish", "reason", "detail"),
+    [
+        ({"minimum": 1}, "world size", "--nnodes=2:4, the newcomer with --nnodes=1:4"),
+        ({"world_size": 5}, "world size", "--nnodes=2:4, the newcomer with --nnodes=2:5"),
+        ({"kind": "ranks", "rank": 1}, "kind", "one of agents, the newcomer is one of ranks"),
+    ],
+)
+@pytest.mark.parametrize("running", [False, True])
+def test_who_does_not_fit_is_refused(wish: dict[str, Any], reason: str, detail: str, running: bool) -> None:
+    registry = Registry(2, 4)
+    if running:
+        registry.go("B", "C")
+    registry.registrar.join(9, member("X"), application("X", **{"world_size": 4, "minimum": 2, **wish}), 0.0)
+    refused = refusal(registry, 9)
+    assert refused.reason == reason
+    assert detail in refused.detail
+
+
+def test_a_running_session_admits_latecomers_by_themselves() -> None:
+    registry = Registry(2, 4)
+    others = registry.go("B", "C")
+    late = registry.join("D")
+    assert registry.kinds(late) == [frames.Joined, frames.Confirm]
+    registry.confirm(late, "D")
+    members, sealed = registry.said()[late]
+    assert isinstance(members, frames.Members)
+    assert isinstance(sealed, frames.Sealed)
+    assert (sealed.rank, sealed.store_port) == (3, 5000)
+    assert member("D") not in registry.registrar.seats
+    registry.acknowledge(late)
+    told = registry.said()
+    assert [type(frame) for frame in told[late]] == [frames.Go]
+    assert not others.keys() & told.keys()
+    assert len(registry.registrar.roster()) == 4
+
+
+def test_who_comes_while_the_session_is_sealed_waits_for_go() -> None:
+    registry = Registry(2, 4)
+    conns = {letter: registry.join(letter) for letter in "BC"}
+    late = registry.join("D")
+    for letter, conn in conns.items():
+        registry.confirm(conn, letter)
+    registry.said()
+    registry.open_store()
+    assert late not in registry.said()
+    for conn in conns.values():
+        registry.acknowledge(conn)
+    assert registry.kinds(late) == [frames.Confirm]
+
+
+def test_who_came_late_is_in_the_next_epoch_when_the_first_is_voided() -> None:
+    registry = Registry(2, 4)
+    conns = {letter: registry.join(letter) for letter in "BC"}
+    registry.join("D")
+    registry.registrar.lost(conns["B"], 1.0)
+    assert registry.registrar.phase is Phase.CONFIRMING
+    assert set(registry.registrar.seats) == {member("A"), member("C"), member("D")}
+    assert registry.registrar.latecomers == {}
+
+
+def test_a_latecomer_that_does_not_reach_the_store_is_refused() -> None:
+    registry = Registry(2, 4)
+    registry.go("B", "C")
+    late = registry.join("D")
+    path = frames.Path(host_address="172.17.0.1", local_address="172.17.0.2", interface="docker0")
+    registry.confirm(late, "D", paths=(path,))
+    assert refusal(registry, late).reason == "network"
+    assert registry.registrar.latecomers == {}
+
+
+def test_after_go_a_lost_member_gives_its_seat_free_and_no_more() -> None:
+    registry = Registry(2, 4)
+    conns = registry.go("B", "C")
+    registry.registrar.lost(conns["B"], 1.0, "its connection closed")
+    assert registry.registrar.phase is Phase.RUNNING
+    assert registry.said() == {}
+    assert not registry.registrar.ending
+    registry.registrar.left(conns["C"], 2.0, "its workers are done")
+    assert registry.registrar.ending
+    assert set(registry.registrar.seats) == {member("A")}
+    late = registry.join("D")
+    assert registry.kinds(late) == [frames.Joined, frames.Confirm]
+    registry.registrar.lost(late, 3.0)
+    assert registry.registrar.latecomers == {}
+
+
+def test_the_same_agent_on_another_connection_replaces_the_old_one() -> None:
+    registry = Registry(2, 4)
+    conns = registry.go("B", "C")
+    again = registry.join("B")
+    assert registry.kinds(again) == [frames.Joined, frames.Confirm]
+    assert Drop(conns["B"]) in registry.last
+    third = registry.join("B")
+    assert registry.kinds(third) == [frames.Joined, frames.Confirm]
+    assert Drop(again) in registry.last
+
+
+@pytest.mark.parametrize(
+    ("hostname", "answered_at", "reason"),
+    [("node-E", 1.0, "surplus"), ("node-E", -2.5, "full"), ("node-B", 1.0, "full")],
+    ids=["one too many", "a member is silent", "a member, started again"],
+)
+def test_one_more_than_the_most_is_surplus_if_all_the_others_certainly_live(
+    hostname: str, answered_at: float, reason: str
+) -> None:
+    registry = Registry(3, 3)
+    registry.now = -3.0
+    conns = registry.go("B", "C")
+    leases, registry.now = registry.registrar.leases, 1.0
+    leases.answered(member("B"), leases.ask(member("B"), 1.0))
+    leases.answered(member("C"), leases.ask(member("C"), answered_at))
+    conn = registry.join("E", who=frames.Who(hostname=hostname, pid=1))
+    assert refusal(registry, conn).reason == reason
+    registry.registrar.lost(conns["B"], 2.0)
+    assert registry.kinds(registry.join("E")) == [frames.Joined, frames.Confirm]
+
+
+def test_a_latecomer_whose_acknowledgement_comes_too_late_is_asked_again() -> None:
+    registry = Registry(2, 4)
+    registry.go("B", "C")
+    late = registry.join("D")
+    registry.confirm(late, "D")
+    registry.now += LEASE_SECONDS
+    registry.said()
+    registry.acknowledge(late)
+    assert registry.kinds(late) == [frames.Confirm]
+    registry.confirm(late, "D")
+    registry.said()
+    registry.acknowledge(late)
+    assert registry.kinds(late) == [frames.Go]
+
+
+def test_a_latecomer_that_never_comes_to_the_end_gives_its_place_free() -> None:
+    registry = Registry(2, 4)
+    registry.go("B", "C")
+    late = registry.join("D")
+    assert registry.registrar.is_full
+    registry.said()
+    registry.wait(ADMITTED_SECONDS + 0.1)
+    registry.said()
+    assert Drop(late) in registry.last
+    assert not registry.registrar.is_full
