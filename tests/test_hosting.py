@@ -319,6 +319,18 @@ def test_a_caller_without_the_secret_is_kept_for_the_report() -> None:
     assert not alone.host.owns(2)
 
 
+def test_a_member_that_was_there_rules_out_that_the_secret_is_wrong_for_all() -> None:
+    """A member whose time is up a moment before the host's leaves an empty session, and had proved the secret."""
+    alone = Alone(size=3, key=JobKey(b"one", "job"))
+    alone.join(1, 1)
+    alone.host.evidence.secret_signs += 20
+    alone.host.lost(1, "its time was up", 59.9)
+    alone.host.give_up(NetworkFacts())
+    assert isinstance(alone.host.failure, DiscoveryTimeoutError)
+    assert "missing ranks: 2" in alone.host.failure.observation
+    assert "secret" in str(alone.host.failure)
+
+
 def test_the_deadline_tells_every_member_who_is_missing() -> None:
     alone = Alone(size=3)
     alone.join(1, 1)

@@ -243,7 +243,7 @@ class ElasticHost(Host):
         failure: MingleError | None = None
         if blockers:
             failure = reports.running(self.identity, *blockers[0][:2])
-        elif not self.has_members:
+        elif not self.had_members:
             failure = reports.authentication(self.identity, self.evidence, facts, secured=self.secured)
         if failure is None:
             failure = elastic_reports.incomplete(

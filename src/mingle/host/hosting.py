@@ -336,6 +336,11 @@ class Host:
         """Whether anybody but the host itself has a seat."""
         return len(self.registrar.seats) > 1
 
+    @property
+    def had_members(self) -> bool:
+        """Whether any process but the host itself has, or had, a seat: it has proved the secret, if there is one."""
+        return self.has_members or bool(self.registrar.departures)
+
     def make_way(self, now: float) -> None:
         """Stops taking members and confirming, for the time that it takes to join another host."""
         self.making_way.begin()
@@ -387,7 +392,7 @@ class Host:
         """Ends at the deadline with the error that explains it."""
         identity, evidence, blockers = self.identity, self.evidence, self.rivals.blockers(self._deadline)
         failure = reports.running(identity, *blockers[0][:2]) if blockers else None
-        if failure is None and not self.has_members:
+        if failure is None and not self.had_members:
             failure = reports.authentication(identity, evidence, facts, secured=self.secured)
         if failure is None:
             status = self.registrar.status()
