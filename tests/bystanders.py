@@ -14,13 +14,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mingle.configuration.settings import Network
-from mingle.host.hosting import Host
-from mingle.observing.announcing import Announced, Announcement
-from mingle.observing.finding import Finder
-from mingle.observing.observer import Machine, Observer
-from mingle.rank.joining import Joiner
-from mingle.rules.machine import (
+from mingle.config.settings import Network
+from mingle.observe.announcing import Announced, Announcement
+from mingle.observe.finding import Finder
+from mingle.observe.observer import Machine, Observer
+from mingle.protocol.host import Host
+from mingle.protocol.machine import (
     Address,
     Answer,
     Dial,
@@ -35,6 +34,7 @@ from mingle.rules.machine import (
     Source,
     Write,
 )
+from mingle.protocol.member import Joiner
 from mingle.wire import datagrams, frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.groups import LOBBY

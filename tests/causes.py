@@ -12,19 +12,19 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from mingle.checks import diagnosis
-from mingle.checks.diagnosis import Facts
-from mingle.checks.findings import Finding
-from mingle.checks.holders import Holder
 from mingle.cli import jobs
 from mingle.cli.ping import findings_from, why_nobody
+from mingle.diagnostics import diagnosis
+from mingle.diagnostics.diagnosis import Facts
+from mingle.diagnostics.findings import Finding
+from mingle.diagnostics.holders import Holder
 from mingle.elastic import reports as agent_reports
 from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.elastic.reports import Attendance
-from mingle.observing.lookup import not_found
-from mingle.rules import reports
-from mingle.rules.machine import Evidence, Identity, NetworkFacts
+from mingle.observe.lookup import not_found
+from mingle.protocol import reports
+from mingle.protocol.machine import Evidence, Identity, NetworkFacts
 from mingle.wire.datagrams import Seek
 from mingle.wire.echo import Ping
 from mingle.wire.frames import Status, Who

@@ -52,7 +52,7 @@ def run_ranks(groups: Mapping[str, Sequence[Rank]], preload: Sequence[str] = ())
     names the default port in its place. What is slow to import, beside torch, is named in ``preload``.
     """
     # Not above: whether and when mingle is imported is the ranks' own affair.
-    from mingle.configuration.settings import DEFAULT_PORT
+    from mingle.config.settings import DEFAULT_PORT
 
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     ports = dict(zip(groups, map(str, unused_udp_ports(len(groups))), strict=True))

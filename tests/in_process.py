@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import torch.distributed  # noqa: F401 - takes seconds: here, and not within the time that a test allows
 
-from mingle.configuration.settings import Settings
+from mingle.config.settings import Settings
+from mingle.distributed import rendezvous
 from mingle.engine.discovery import Discovery
-from mingle.rules.machine import Formation
-from mingle.torch_glue import rendezvous
+from mingle.protocol.machine import Formation
 from tests.bystanders import free_udp_port
 from tests.loopback import job_name
 

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Iterator
 
-from mingle.configuration.settings import Network
-from mingle.pings.pinger import Pinger
+from mingle.config.settings import Network
+from mingle.observe.pinger import Pinger
 
 
 @contextlib.contextmanager

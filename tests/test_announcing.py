@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mingle.observing.announcing import MAX_CALLERS, PROOF_SECONDS, Announcement
-from mingle.rules.control import Call, MemberConversation
-from mingle.rules.lobby import UNICAST_ANSWERS_AT_ONCE
-from mingle.rules.machine import Answer, Effect, Hangup, Multicast, Notice, Source, Write
+from mingle.observe.announcing import MAX_CALLERS, PROOF_SECONDS, Announcement
+from mingle.protocol.control import Call, MemberConversation
+from mingle.protocol.lobby import UNICAST_ANSWERS_AT_ONCE
+from mingle.protocol.machine import Answer, Effect, Hangup, Multicast, Notice, Source, Write
 from mingle.wire import frames
 from mingle.wire.datagrams import Bye, List, Offer, Seek
 from tests.bystanders import Wire, an_announcement

@@ -7,13 +7,13 @@ import random
 
 import pytest
 
-from mingle.rank.asking import Asking
-from mingle.rank.membership import Membership, Step
-from mingle.rank.sessions import Sessions
-from mingle.rules.lobby import UNICAST_ANSWERS_AT_ONCE, Lobby
-from mingle.rules.machine import Answer, Effect, Evidence, Identity, Multicast, Source
-from mingle.rules.protocol import Seeker
-from mingle.rules.proving import Endpoint
+from mingle.protocol.asking import Asking
+from mingle.protocol.lobby import UNICAST_ANSWERS_AT_ONCE, Lobby
+from mingle.protocol.machine import Answer, Effect, Evidence, Identity, Multicast, Source
+from mingle.protocol.membership import Membership, Step
+from mingle.protocol.pacing import Seeker
+from mingle.protocol.proving import Endpoint
+from mingle.protocol.sessions import Sessions
 from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek
 from mingle.wire.frames import Who
 

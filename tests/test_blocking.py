@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from mingle.errors import ConflictError
-from mingle.rank.blocking import RUNNING_NOTICE_SECONDS, RUNNING_PATIENCE_SECONDS, SILENT_SECONDS, Blocking
-from mingle.rank.sessions import Session, Sessions
-from mingle.rules.machine import Effect, Identity, Notice
-from mingle.rules.protocol import Seeker
-from mingle.rules.proving import Endpoint
+from mingle.protocol.blocking import RUNNING_NOTICE_SECONDS, RUNNING_PATIENCE_SECONDS, SILENT_SECONDS, Blocking
+from mingle.protocol.machine import Effect, Identity, Notice
+from mingle.protocol.pacing import Seeker
+from mingle.protocol.proving import Endpoint
+from mingle.protocol.sessions import Session, Sessions
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer
 from mingle.wire.frames import Who

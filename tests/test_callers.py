@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mingle.host.callers import (
+from mingle.protocol.callers import (
     MAX_ONLOOKERS,
     MAX_UNPROVED,
     MAX_WHEN_SEALED,
@@ -15,8 +15,8 @@ from mingle.host.callers import (
     STRANGERS_SHARE,
     Callers,
 )
-from mingle.rules.control import Call, HandshakeFailed, HostConversation, MemberConversation
-from mingle.rules.machine import Effect, Hangup, Write
+from mingle.protocol.control import Call, HandshakeFailed, HostConversation, MemberConversation
+from mingle.protocol.machine import Effect, Hangup, Write
 from mingle.wire import frames
 from mingle.wire.frames import Purpose, Who
 

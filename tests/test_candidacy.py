@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mingle.election.candidacy import (
+from mingle.protocol.candidacy import (
     ELECT_AFTER_SECONDS,
     ELECT_SPREAD_MAX_SECONDS,
     ELECT_SPREAD_SECONDS,
@@ -16,7 +16,7 @@ from mingle.election.candidacy import (
     STAND_SECONDS,
     Candidacy,
 )
-from mingle.rules.machine import Identity
+from mingle.protocol.machine import Identity
 from mingle.wire.datagrams import Offer, Seek
 from mingle.wire.frames import Who
 

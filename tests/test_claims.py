@@ -6,8 +6,8 @@ import ipaddress
 
 import pytest
 
-from mingle.rules import claims
-from mingle.rules.claims import (
+from mingle.protocol import claims
+from mingle.protocol.claims import (
     SENDER_DIALS_AT_ONCE,
     SENDER_DIALS_PER_SECOND,
     DialBudget,

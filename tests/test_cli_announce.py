@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from mingle.cli import main
 from mingle.cli.announce import MAX_ADDRESS_LENGTH
-from mingle.configuration.settings import Network
+from mingle.config.settings import Network
 from mingle.errors import DiscoveryTimeoutError
-from mingle.observing.lookup import find
+from mingle.observe.lookup import find
 from tests.bystanders import announcing, free_udp_port, gathering, run_command
 
 

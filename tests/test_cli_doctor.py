@@ -8,7 +8,7 @@ import socket
 from click.testing import CliRunner, Result
 
 from mingle.cli import main
-from mingle.configuration.settings import Network
+from mingle.config.settings import Network
 from tests.bystanders import free_udp_port
 from tests.pingers import answering
 

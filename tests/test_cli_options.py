@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mingle.cli.options import Shared, shared_options
-from mingle.configuration.settings import Network
+from mingle.config.settings import Network
 from mingle.errors import ConfigurationError, InterfaceError
 
 

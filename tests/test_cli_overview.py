@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mingle.cli import overview
-from mingle.observing.sighting import Seeking
+from mingle.observe.sighting import Seeking
 from mingle.wire.datagrams import Seek
 from tests.bystanders import Wire, a_finder, an_announcement
 

@@ -7,7 +7,7 @@ import json
 from click.testing import CliRunner
 
 from mingle.cli import main
-from mingle.configuration.settings import Network
+from mingle.config.settings import Network
 from tests.bystanders import free_udp_port
 from tests.pingers import answering
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from mingle.checks.findings import Finding, Status
 from mingle.cli import local, output, overview, verdicts
-from mingle.pings.figures import Peer
+from mingle.diagnostics.findings import Finding, Status
+from mingle.observe.figures import Peer
 from mingle.wire.echo import WAYS
 
 WIDTHS = pytest.mark.parametrize("width", [80, 100, 200])

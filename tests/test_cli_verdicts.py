@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from mingle.checks.findings import Finding, Status
 from mingle.cli import verdicts
-from mingle.pings.figures import Peer, Row
+from mingle.diagnostics.findings import Finding, Status
+from mingle.observe.figures import Peer, Row
 
 FINDINGS = [Finding("port", Status.PASS, "free"), Finding("tcp", Status.FAIL, "filtered\x1b[2J", "nft [bold] insert")]
 PEER = Peer(b"P" * 16, "node2", 7, "10.0.0.2", "eth0", 4000)

@@ -6,7 +6,7 @@ import typing
 
 import pytest
 
-from mingle.rules import decisions, machine
+from mingle.protocol import decisions, machine
 from mingle.wire import frames
 
 

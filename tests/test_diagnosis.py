@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from mingle.checks.diagnosis import Facts, examine, troubles
-from mingle.checks.findings import Status
-from mingle.checks.firewall import parse
-from mingle.checks.holders import Holder
+from mingle.diagnostics.diagnosis import Facts, examine, troubles
+from mingle.diagnostics.findings import Status
+from mingle.diagnostics.firewall import parse
+from mingle.diagnostics.holders import Holder
 
 HEALTHY = Facts(
     port=29499,

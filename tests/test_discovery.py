@@ -18,18 +18,18 @@ from typing import Any
 
 import pytest
 
-from mingle.configuration import values
-from mingle.configuration.values import Peer
+from mingle.config import values
+from mingle.config.values import Peer
 from mingle.engine import loop, nics, progress, store
 from mingle.engine.discovery import Discovery
 from mingle.engine.store import StoreServer
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, InterfaceError, MingleError
-from mingle.host.hosting import Host
 from mingle.network import interfaces
 from mingle.network.transport import Change
-from mingle.rank.joining import Joiner
-from mingle.rules.machine import Formation, ReachStore, Source
-from mingle.rules.seats import Phase
+from mingle.protocol.host import Host
+from mingle.protocol.machine import Formation, ReachStore, Source
+from mingle.protocol.member import Joiner
+from mingle.protocol.seats import Phase
 from mingle.wire import datagrams
 from tests.bystanders import free_udp_port
 from tests.in_process import Formed, discovery_of, formed, settings_of

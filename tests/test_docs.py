@@ -19,9 +19,9 @@ import pytest
 import mingle
 from mingle.cli import main as discover_command
 from mingle.cli.output import SCHEMA
-from mingle.configuration import settings
+from mingle.config import settings
 from mingle.engine.progress import line
-from mingle.rules.machine import Snapshot
+from mingle.protocol.machine import Snapshot
 from mingle.wire import datagrams
 from tests.forked_ranks import Rank, run_ranks
 from tests.test_project import MODULES, imports

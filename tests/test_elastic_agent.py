@@ -7,8 +7,8 @@ import pytest
 from mingle.elastic.agent import ElasticCandidacy
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.member import ElasticMember
-from mingle.election.electing import Elector
-from mingle.rules.machine import Identity
+from mingle.protocol.election import Elector
+from mingle.protocol.machine import Identity
 from mingle.wire.datagrams import Offer
 from mingle.wire.frames import Who
 from tests.lan.agents import AgentGathering

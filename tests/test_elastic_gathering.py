@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mingle.configuration.settings import Settings
+from mingle.config.settings import Settings
 from mingle.elastic import gathering as agents
 from mingle.elastic.gathering import Gathered, Gathering, Nodes
 from mingle.errors import ConflictError, DiscoveryTimeoutError, MingleError

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from mingle.elastic.host import LOOK_AROUND_SECONDS, ElasticHost
 from mingle.elastic.leases import LEASE_SECONDS
-from mingle.rules.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND
-from mingle.rules.machine import Dial, Reset, Source
+from mingle.protocol.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND
+from mingle.protocol.machine import Dial, Reset, Source
 from mingle.wire import frames
 from mingle.wire.datagrams import Seek
 from tests.lan.agents import AgentGathering, AgentProcess

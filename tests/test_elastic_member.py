@@ -6,10 +6,10 @@ import pytest
 
 from mingle.elastic.leases import BINDING_SECONDS
 from mingle.elastic.member import ElasticMember
-from mingle.election.electing import Elector
 from mingle.network.connections import CLOSED_BY_PEER
-from mingle.rank.membership import Membership, Step
-from mingle.rules.machine import Source
+from mingle.protocol.election import Elector
+from mingle.protocol.machine import Source
+from mingle.protocol.membership import Membership, Step
 from mingle.wire.datagrams import Offer
 from mingle.wire.frames import Join, Sighting, Void
 from tests.lan.agents import AgentGathering, AgentProcess

@@ -10,8 +10,8 @@ from mingle.elastic.leases import LEASE_SECONDS
 from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.elastic.registrar import ACKNOWLEDGE_SECONDS, ADMITTED_SECONDS, CONFIRM_SECONDS, ElasticRegistrar
-from mingle.rules.decisions import Decision, Drop, OpenStore, PrepareStore, Tell
-from mingle.rules.seats import HostSeat, Phase
+from mingle.protocol.decisions import Decision, Drop, OpenStore, PrepareStore, Tell
+from mingle.protocol.seats import HostSeat, Phase
 from mingle.wire import frames
 
 HOST_ADDRESS = "10.0.0.1"

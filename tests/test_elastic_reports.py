@@ -6,14 +6,14 @@ from collections import Counter
 
 import pytest
 
-from mingle.checks import findings
-from mingle.checks.findings import Finding
+from mingle.diagnostics import findings
+from mingle.diagnostics.findings import Finding
 from mingle.elastic import reports as agent_reports
 from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.elastic.reports import Attendance
 from mingle.errors import DiscoveryTimeoutError, MingleError
-from mingle.rules.machine import Evidence, Identity, NetworkFacts
+from mingle.protocol.machine import Evidence, Identity, NetworkFacts
 from mingle.wire.frames import Status, Who
 
 POLICY = Policy(nodes=Nodes(minimum=2, maximum=4), last_call=30.0)

@@ -6,12 +6,23 @@ import itertools
 import random
 from typing import Any
 
-from mingle.election.candidacy import STAND_SECONDS
-from mingle.election.electing import Elector
 from mingle.errors import DiscoveryTimeoutError
-from mingle.host.hosting import Host
-from mingle.rank.joining import Joiner
-from mingle.rules.machine import Address, Dial, Effect, Hangup, Identity, Means, Multicast, NetworkFacts, Reach, Source
+from mingle.protocol.candidacy import STAND_SECONDS
+from mingle.protocol.election import Elector
+from mingle.protocol.host import Host
+from mingle.protocol.machine import (
+    Address,
+    Dial,
+    Effect,
+    Hangup,
+    Identity,
+    Means,
+    Multicast,
+    NetworkFacts,
+    Reach,
+    Source,
+)
+from mingle.protocol.member import Joiner
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer
 

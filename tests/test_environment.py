@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from mingle.torch_glue.environment import Environment, process_environment, variables
+from mingle.distributed.environment import Environment, process_environment, variables
 
 PAIR = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 

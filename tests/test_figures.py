@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from mingle.pings.figures import Peer, Row
+from mingle.observe.figures import Peer, Row
 from mingle.wire.echo import WAYS
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mingle.observing.finding import (
+from mingle.observe.finding import (
     MAX_SEEKERS,
     MAX_SESSIONS,
     RETRY_SECONDS,
@@ -14,7 +14,7 @@ from mingle.observing.finding import (
     SETTLE_SECONDS,
     UNTRIED_SECONDS,
 )
-from mingle.rules.machine import Dial, Multicast, Source
+from mingle.protocol.machine import Dial, Multicast, Source
 from mingle.wire.datagrams import Bye, List, Offer, Seek
 from tests.bystanders import WHO, Wire, a_finder, an_announcement
 

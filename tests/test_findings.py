@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mingle.checks.findings import Finding, Status, worst
+from mingle.diagnostics.findings import Finding, Status, worst
 
 WRONG = Finding("port", Status.FAIL, "it is taken", "free it")
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from mingle.checks.firewall import Block, Packet, allow_tcp, allow_udp, blocked, parse
+from mingle.diagnostics.firewall import Block, Packet, allow_tcp, allow_udp, blocked, parse
 from tests.lab.lab import why_unavailable
 
 MULTICAST = Packet("udp", 29499, "239.192.1.1", "eth0")

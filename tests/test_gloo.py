@@ -15,8 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from mingle.distributed import gloo
 from mingle.network.interfaces import scan
-from mingle.torch_glue import gloo
 
 LO = next(interface.name for interface in scan() if interface.loopback)
 IPV4, IPV6 = netifaces.AF_INET, netifaces.AF_INET6

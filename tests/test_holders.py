@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mingle.checks.holders import LOOK_SECONDS, Holder, holders, sockets_on
+from mingle.diagnostics.holders import LOOK_SECONDS, Holder, holders, sockets_on
 from tests.bystanders import free_udp_port
 
 TABLE = """  sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode ref pointer drops

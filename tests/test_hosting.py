@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, InterfaceError
-from mingle.host.callers import MAX_UNPROVED, PROOF_SECONDS, SOURCE_SHARE
-from mingle.host.hosting import Host
-from mingle.rules.control import Call, HandshakeFailed, MemberConversation
-from mingle.rules.machine import (
+from mingle.protocol.callers import MAX_UNPROVED, PROOF_SECONDS, SOURCE_SHARE
+from mingle.protocol.control import Call, HandshakeFailed, MemberConversation
+from mingle.protocol.host import Host
+from mingle.protocol.machine import (
     Address,
     Answer,
     CloseStore,
@@ -29,8 +29,8 @@ from mingle.rules.machine import (
     Source,
     Write,
 )
-from mingle.rules.registrar import RETURN_SECONDS
-from mingle.rules.seats import Phase, Seats
+from mingle.protocol.registrar import RETURN_SECONDS
+from mingle.protocol.seats import Phase, Seats
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, List, Offer, Seek

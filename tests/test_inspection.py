@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mingle.checks.diagnosis import Facts
+from mingle.diagnostics.diagnosis import Facts
 from mingle.errors import InterfaceError
 from mingle.network import inspection
 from mingle.network.inspection import Observed

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mingle.host.introduction import SEATS_PER_FRAME, Introduction, roster_parts
-from mingle.rules.machine import Address, Identity, Reach
-from mingle.rules.seating import Place
-from mingle.rules.seats import Phase, Seated, Seats, roster_digest
+from mingle.protocol.introduction import SEATS_PER_FRAME, Introduction, roster_parts
+from mingle.protocol.machine import Address, Identity, Reach
+from mingle.protocol.seating import Place
+from mingle.protocol.seats import Phase, Seated, Seats, roster_digest
 from mingle.wire import frames
 from mingle.wire.datagrams import MAX_ADDRESSES
 from mingle.wire.frames import Path, Who

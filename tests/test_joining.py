@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from mingle.errors import ConflictError, DiscoveryTimeoutError
-from mingle.rank.blocking import SILENT_SECONDS
-from mingle.rank.joining import Joiner
-from mingle.rank.membership import DOUBT_SECONDS, RETURN_SECONDS, STORE_RETRY_SECONDS, Step
-from mingle.rules.control import HandshakeFailed, HostConversation
-from mingle.rules.machine import (
+from mingle.protocol.blocking import SILENT_SECONDS
+from mingle.protocol.control import HandshakeFailed, HostConversation
+from mingle.protocol.machine import (
     Dial,
     Effect,
     Hangup,
@@ -25,8 +23,10 @@ from mingle.rules.machine import (
     Source,
     Write,
 )
-from mingle.rules.protocol import SEEK_INTERVAL_MAX_SECONDS
-from mingle.rules.proving import ADDRESS_SECONDS
+from mingle.protocol.member import Joiner
+from mingle.protocol.membership import DOUBT_SECONDS, RETURN_SECONDS, STORE_RETRY_SECONDS, Step
+from mingle.protocol.pacing import SEEK_INTERVAL_MAX_SECONDS
+from mingle.protocol.proving import ADDRESS_SECONDS
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer, State
 from mingle.wire.frames import Who

@@ -9,8 +9,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from mingle.configuration.launchers import INDEXED_JOB
-from mingle.configuration.settings import VARIABLES, resolve
+from mingle.config.launchers import INDEXED_JOB
+from mingle.config.settings import VARIABLES, resolve
 
 MANIFEST = Path(__file__).parents[1] / "examples" / "kubernetes" / "digits.yaml"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mingle.configuration.launcher import Launcher, expand_counts
+from mingle.config.launcher import Launcher, expand_counts
 from mingle.errors import LauncherError
 
 WHOLE = {"X_RANK": "1", "X_SIZE": "4"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import astuple
 
-from mingle.configuration.launchers import LAUNCHERS, TORCHRUN, Identity, Launcher, detect, seen
+from mingle.config.launchers import LAUNCHERS, TORCHRUN, Identity, Launcher, detect, seen
 from mingle.errors import LauncherError
 from tests import launcher_environments as recorded
 from tests.launcher_environments import BY_LAUNCHER

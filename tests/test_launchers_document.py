@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from mingle.configuration.launcher import Launcher
-from mingle.configuration.launchers import LAUNCHERS
+from mingle.config.launcher import Launcher
+from mingle.config.launchers import LAUNCHERS
 from tests.test_docs import ROOT, UPDATE, read
 
 DOCUMENT = ROOT / "docs" / "launchers.md"

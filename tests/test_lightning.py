@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from mingle.distributed import process_group
 from mingle.errors import ConfigurationError, LauncherError
 from mingle.job import Job
-from mingle.torch_glue import process_group
 
 _PACKAGES = ("lightning", "lightning.fabric", "lightning.fabric.plugins", "lightning.fabric.plugins.environments")
 

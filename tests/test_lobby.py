@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from mingle.rules.lobby import (
+from mingle.protocol.lobby import (
     ANSWER_GAP_SECONDS,
     ANSWER_JITTER_SECONDS,
     ASK_JITTER_SECONDS,

@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from mingle.configuration.settings import Network
+from mingle.config.settings import Network
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError
-from mingle.observing.lookup import find, look_round, not_found
-from mingle.rules.machine import NetworkFacts
+from mingle.observe.lookup import find, look_round, not_found
+from mingle.protocol.machine import NetworkFacts
 from tests.bystanders import Wire, a_finder, announcing, free_udp_port, gathering
 
 SECRET = "correct horse battery staple"

@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from mingle.configuration.settings import Network
-from mingle.configuration.values import Peer
+from mingle.config.settings import Network
+from mingle.config.values import Peer
 from mingle.engine.loop import Loop
 from mingle.network import interfaces
 from mingle.network.transport import Received
-from mingle.rules.machine import Answer, Dial, Effect, Hangup, Multicast, Source, Write
+from mingle.protocol.machine import Answer, Dial, Effect, Hangup, Multicast, Source, Write
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, Datagram, Offer, Seek

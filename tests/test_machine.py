@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from mingle.rules.machine import REMEMBERED_PER_KIND, Evidence, Identity, Source, note, note_name
+from mingle.protocol.machine import REMEMBERED_PER_KIND, Evidence, Identity, Source, note, note_name
 from mingle.wire.datagrams import Bye, List, Offer, Seek
 from mingle.wire.frames import Who
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mingle.host.making_way import MAX_SIGHTINGS, MakingWay
-from mingle.rules.machine import Evidence
+from mingle.protocol.machine import Evidence
+from mingle.protocol.making_way import MAX_SIGHTINGS, MakingWay
 from mingle.wire.datagrams import Offer
 from mingle.wire.frames import Sighting, Who
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mingle.rank.membership import DOUBT_SECONDS, RETURN_SECONDS, STORE_RETRY_SECONDS, Membership, Step
-from mingle.rank.sessions import Sessions
-from mingle.rules.machine import Effect, Evidence, Identity, ProveStore, ReachStore
-from mingle.rules.proving import Endpoint
+from mingle.protocol.machine import Effect, Evidence, Identity, ProveStore, ReachStore
+from mingle.protocol.membership import DOUBT_SECONDS, RETURN_SECONDS, STORE_RETRY_SECONDS, Membership, Step
+from mingle.protocol.proving import Endpoint
+from mingle.protocol.sessions import Sessions
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer
 from mingle.wire.frames import Who

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from mingle.rank.membership import RETURN_SECONDS, Membership, Step
-from mingle.rank.moving import MOVE_SECONDS, Moving
-from mingle.rank.sessions import RETRY_SECONDS, Session, Sessions
-from mingle.rules.machine import Effect, Evidence, Identity
-from mingle.rules.proving import Endpoint
+from mingle.protocol.machine import Effect, Evidence, Identity
+from mingle.protocol.membership import RETURN_SECONDS, Membership, Step
+from mingle.protocol.moving import MOVE_SECONDS, Moving
+from mingle.protocol.proving import Endpoint
+from mingle.protocol.sessions import RETRY_SECONDS, Session, Sessions
 from mingle.wire.datagrams import Offer
 from mingle.wire.frames import Who
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from mingle.configuration.settings import Network
-from mingle.configuration.values import Peer
+from mingle.config.settings import Network
+from mingle.config.values import Peer
 from mingle.engine.network_facts import Seen, network_facts, observed
 from mingle.network.interfaces import choose, scan
 from mingle.wire.groups import job_group

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from mingle.configuration.settings import Network
+from mingle.config.settings import Network
 from mingle.engine.nics import LOOK_ANYWAY_SECONDS, LOOK_GAP_SECONDS, LOOK_SECONDS, Nics, own_addresses
 from mingle.errors import InterfaceError
 from mingle.network import interfaces, link_news

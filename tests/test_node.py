@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mingle.configuration import node
+from mingle.config import node
 
 KNOWN: dict[str, Any] = {
     "boot_id": "b00t",
@@ -79,8 +79,7 @@ def identity_in_a_new_process(*, own_network: bool = False) -> str:
         [
             sys.executable,
             "-c",
-            f"import ctypes\n{enter if own_network else ''}\n"
-            "from mingle.configuration import node\nprint(node.identity())",
+            f"import ctypes\n{enter if own_network else ''}\nfrom mingle.config import node\nprint(node.identity())",
         ],
         env={**os.environ, "PYTHONPATH": str(Path(node.__file__).parents[2])},
         capture_output=True,

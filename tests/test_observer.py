@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from mingle.configuration.settings import Network
-from mingle.configuration.values import Peer
+from mingle.config.settings import Network
+from mingle.config.values import Peer
 from mingle.errors import InterfaceError, MingleError
-from mingle.observing.finding import Finder
-from mingle.observing.observer import Observer, new_name, this_process
+from mingle.observe.finding import Finder
+from mingle.observe.observer import Observer, new_name, this_process
 from tests.bystanders import an_announcement, free_udp_port
 
 

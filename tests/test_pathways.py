@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
-from mingle.checks.diagnosis import Facts
-from mingle.checks.findings import Finding, Status
-from mingle.checks.firewall import parse
-from mingle.pings import pathways
-from mingle.pings.figures import Peer, Row
-from mingle.pings.pinging import Pinging
+from mingle.diagnostics.diagnosis import Facts
+from mingle.diagnostics.findings import Finding, Status
+from mingle.diagnostics.firewall import parse
+from mingle.observe import pathways
+from mingle.observe.figures import Peer, Row
+from mingle.observe.pinging import Pinging
 from mingle.wire.echo import Way
 from mingle.wire.frames import Who
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mingle.configuration.values import Peer
+from mingle.config.values import Peer
 from mingle.network import peers
 from mingle.network.peers import PER_ROUND, Peers, PeerSchedule, Resolver
 from tests.loopback import until

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from mingle.pings.pinging import ANSWERS_PER_SECOND, MAX_ACCEPTED, MAX_PEERS, Cast, Pinging, Post, Reply
-from mingle.rules.machine import Dial, Hangup, Write
+from mingle.observe.pinging import ANSWERS_PER_SECOND, MAX_ACCEPTED, MAX_PEERS, Cast, Pinging, Post, Reply
+from mingle.protocol.machine import Dial, Hangup, Write
 from mingle.wire import echo
 from mingle.wire.authentication import JobKey
 from mingle.wire.echo import Gone, Message, Ping, Way

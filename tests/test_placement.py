@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mingle.configuration.placement import place
+from mingle.config.placement import place
 from mingle.errors import ConfigurationError, LauncherError
 from tests.launcher_environments import PYTORCH_JOB_OF_8_PER_POD as PODS_OF_8
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mingle.host.introduction import Introduction
-from mingle.host.presence import Presence
-from mingle.rules.lobby import UNICAST_ANSWERS_AT_ONCE
-from mingle.rules.machine import Address, Answer, Effect, Evidence, Identity, Multicast, Reach, Source
+from mingle.protocol.introduction import Introduction
+from mingle.protocol.lobby import UNICAST_ANSWERS_AT_ONCE
+from mingle.protocol.machine import Address, Answer, Effect, Evidence, Identity, Multicast, Reach, Source
+from mingle.protocol.presence import Presence
 from mingle.wire.datagrams import Bye, List, Offer, Seek
 from mingle.wire.frames import Who
 

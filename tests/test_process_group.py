@@ -20,12 +20,12 @@ import torch
 import torch.distributed as dist
 
 import mingle
-from mingle.configuration.settings import Settings
+from mingle.config.settings import Settings
+from mingle.distributed import process_group, rendezvous, torch_threads
+from mingle.distributed.process_group import check_options, parse_url, register, rendezvous_handler
+from mingle.distributed.session import LoneSession
 from mingle.engine import loop, progress, store
 from mingle.errors import ConfigurationError, ConflictError, DiscoveryTimeoutError, MingleError
-from mingle.torch_glue import process_group, rendezvous, torch_threads
-from mingle.torch_glue.process_group import check_options, parse_url, register, rendezvous_handler
-from mingle.torch_glue.session import LoneSession
 from tests.bystanders import free_udp_port
 from tests.in_process import discovery_of, settings_of
 from tests.loopback import answers, job_name, until

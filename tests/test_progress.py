@@ -14,7 +14,7 @@ import pytest
 
 from mingle.engine import progress
 from mingle.engine.progress import Progress, line, say
-from mingle.rules.machine import Snapshot
+from mingle.protocol.machine import Snapshot
 from tests.loopback import job_name
 
 SEEKING = Snapshot(host_found=False, joined=0, missing=())

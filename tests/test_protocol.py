@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from mingle.rules.protocol import (
+from mingle.protocol.pacing import (
     ANSWER_CREDIT,
     ANSWER_GAP_SECONDS,
     ANSWER_SPACING_SECONDS,

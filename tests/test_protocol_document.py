@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingle.rank.membership import Step
-from mingle.rules.seats import Phase, roster_digest
+from mingle.protocol.membership import Step
+from mingle.protocol.seats import Phase, roster_digest
 from mingle.wire import datagrams, frames, framing, groups
 from tests import golden
 from tests.golden.examples import ADDRESSES, HOST_NONCE, JOB, MEMBER_NONCE, PORT, SECRET, SESSION, render
@@ -28,23 +28,23 @@ from tests.golden.examples import ADDRESSES, HOST_NONCE, JOB, MEMBER_NONCE, PORT
 TEXT = golden.DOCUMENT.read_text(encoding="utf-8")
 EXAMPLES = settings(derandomize=True, database=None, deadline=None)
 MODULES_OF_TIMERS = (
-    "rules.protocol",
-    "rules.lobby",
-    "rules.proving",
-    "rules.claims",
-    "rank.joining",
-    "rank.sessions",
-    "rank.membership",
-    "rank.blocking",
-    "rank.moving",
-    "rank.racing",
-    "host.hosting",
-    "host.callers",
-    "election.electing",
-    "election.candidacy",
-    "election.telling",
-    "rules.registrar",
-    "host.rivals",
+    "protocol.pacing",
+    "protocol.lobby",
+    "protocol.proving",
+    "protocol.claims",
+    "protocol.member",
+    "protocol.sessions",
+    "protocol.membership",
+    "protocol.blocking",
+    "protocol.moving",
+    "protocol.racing",
+    "protocol.host",
+    "protocol.callers",
+    "protocol.election",
+    "protocol.candidacy",
+    "protocol.telling",
+    "protocol.registrar",
+    "protocol.rivals",
     "network.peers",
     "elastic.leases",
     "elastic.registrar",

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from mingle.rules.control import Call, HandshakeFailed, HostConversation
-from mingle.rules.machine import Dial, Effect, Hangup, Write
-from mingle.rules.proving import (
+from mingle.protocol.control import Call, HandshakeFailed, HostConversation
+from mingle.protocol.machine import Dial, Effect, Hangup, Write
+from mingle.protocol.proving import (
     ADDRESS_SECONDS,
     FAILURE_SECONDS,
     MAX_ENDPOINTS,

@@ -7,15 +7,15 @@ import random
 
 import pytest
 
-from mingle.rank.blocking import Blocking
-from mingle.rank.membership import RETURN_SECONDS, Membership, Step
-from mingle.rank.moving import Moving
-from mingle.rank.racing import TELL_HOST_SECONDS, Racing
-from mingle.rank.sessions import Session, Sessions
-from mingle.rules.control import HostConversation
-from mingle.rules.machine import Dial, Effect, Evidence, Identity, Write
-from mingle.rules.protocol import Seeker
-from mingle.rules.proving import ADDRESS_SECONDS
+from mingle.protocol.blocking import Blocking
+from mingle.protocol.control import HostConversation
+from mingle.protocol.machine import Dial, Effect, Evidence, Identity, Write
+from mingle.protocol.membership import RETURN_SECONDS, Membership, Step
+from mingle.protocol.moving import Moving
+from mingle.protocol.pacing import Seeker
+from mingle.protocol.proving import ADDRESS_SECONDS
+from mingle.protocol.racing import TELL_HOST_SECONDS, Racing
+from mingle.protocol.sessions import Session, Sessions
 from mingle.wire.datagrams import Offer, State
 from mingle.wire.frames import Running, Who
 

@@ -6,12 +6,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from mingle.rules import registrar as registrar_module
-from mingle.rules.decisions import Deserted, Drop, Formed, NoCommonNetwork, OpenStore, PrepareStore, Reopened, Tell
-from mingle.rules.registrar import ACKNOWLEDGE_SECONDS, CHALLENGE_SECONDS, RETURN_SECONDS, Registrar
-from mingle.rules.seating import Applicant
-from mingle.rules.seats import REMEMBERED_DEPARTURES, HostSeat, Phase, roster_digest
-from mingle.rules.store_ahead import AHEAD_SECONDS
+from mingle.protocol import registrar as registrar_module
+from mingle.protocol.decisions import Deserted, Drop, Formed, NoCommonNetwork, OpenStore, PrepareStore, Reopened, Tell
+from mingle.protocol.registrar import ACKNOWLEDGE_SECONDS, CHALLENGE_SECONDS, RETURN_SECONDS, Registrar
+from mingle.protocol.seating import Applicant
+from mingle.protocol.seats import REMEMBERED_DEPARTURES, HostSeat, Phase, roster_digest
+from mingle.protocol.store_ahead import AHEAD_SECONDS
 from mingle.wire import frames
 from mingle.wire.frames import Path, Who
 from mingle.wire.framing import MAX_FRAME_BYTES, encode_frame

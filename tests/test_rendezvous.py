@@ -22,7 +22,11 @@ import torch
 from rich.pretty import pretty_repr
 
 import mingle
-from mingle.configuration.settings import Settings
+from mingle.config.settings import Settings
+from mingle.distributed import gloo, rendezvous
+from mingle.distributed.environment import process_environment
+from mingle.distributed.process_group import rendezvous_handler
+from mingle.distributed.session import LoneSession
 from mingle.engine import file_limit, loop, progress, store
 from mingle.engine.discovery import Discovery
 from mingle.errors import (
@@ -35,11 +39,7 @@ from mingle.errors import (
 from mingle.forksafe import Closable
 from mingle.network import interfaces
 from mingle.network.interfaces import Interface
-from mingle.rules.machine import Formation
-from mingle.torch_glue import gloo, rendezvous
-from mingle.torch_glue.environment import process_environment
-from mingle.torch_glue.process_group import rendezvous_handler
-from mingle.torch_glue.session import LoneSession
+from mingle.protocol.machine import Formation
 from tests.bystanders import free_udp_port
 from tests.in_process import discovery_of, settings_of
 from tests.loopback import answers, busy_port, job_name, until
@@ -379,7 +379,7 @@ def interrupted(call: Callable[[], Closable], line: int) -> str | None:
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal passed, formed, place
         if not frame.f_globals.get("__name__", "").startswith(
-            ("mingle.torch_glue", "mingle.engine.discovery", "mingle.job")
+            ("mingle.distributed", "mingle.engine.discovery", "mingle.job")
         ):
             return None
         # The end of a with block counts as its first line, before the call of __exit__: no signal comes in between.

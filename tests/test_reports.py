@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from mingle.checks import findings
-from mingle.checks.findings import Finding
+from mingle.diagnostics import findings
+from mingle.diagnostics.findings import Finding
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, InterfaceError, MingleError
-from mingle.rules import reports
-from mingle.rules.machine import Evidence, Identity, NetworkFacts
+from mingle.protocol import reports
+from mingle.protocol.machine import Evidence, Identity, NetworkFacts
 from mingle.wire.frames import Refused, Running, Status, Who
 
 ME = Identity(

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from mingle.host.rivals import (
+from mingle.protocol.control import Call, HostConversation
+from mingle.protocol.machine import Dial, Effect, Write
+from mingle.protocol.proving import ADDRESS_SECONDS, Endpoint
+from mingle.protocol.rivals import (
     MAX_SESSIONS,
     MAX_SESSIONS_BY_SENDER,
     RETRY_SECONDS,
@@ -16,9 +19,6 @@ from mingle.host.rivals import (
     SILENT_SECONDS,
     Rivals,
 )
-from mingle.rules.control import Call, HostConversation
-from mingle.rules.machine import Dial, Effect, Write
-from mingle.rules.proving import ADDRESS_SECONDS, Endpoint
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer, State
 from mingle.wire.frames import Who

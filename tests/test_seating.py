@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingle.rules.seating import Applicant, Place, common_address, contiguous, place, reach_matrix
+from mingle.protocol.seating import Applicant, Place, common_address, contiguous, place, reach_matrix
 from mingle.wire.frames import Path
 
 EXAMPLES = settings(derandomize=True, database=None, deadline=None)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mingle.rules.registrar import Registrar
-from mingle.rules.seats import HostSeat, Phase, roster_digest
+from mingle.protocol.registrar import Registrar
+from mingle.protocol.seats import HostSeat, Phase, roster_digest
 from mingle.wire import frames
 
 SESSION, HOST = b"s" * 16, b"h" * 16

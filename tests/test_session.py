@@ -15,14 +15,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from mingle.distributed import session
+from mingle.distributed.session import LoneSession, RunningSession, group_stands
 from mingle.engine import store
 from mingle.errors import MingleError
-from mingle.host.hosting import Host
 from mingle.job import Member
-from mingle.rank import membership
-from mingle.rank.joining import Joiner
-from mingle.torch_glue import session
-from mingle.torch_glue.session import LoneSession, RunningSession, group_stands
+from mingle.protocol import membership
+from mingle.protocol.host import Host
+from mingle.protocol.member import Joiner
 from tests.in_process import Formed, formed
 from tests.loopback import answers, until
 from tests.test_forksafe import in_child

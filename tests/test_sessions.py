@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from mingle.rank.sessions import REMEMBERED_BY_SENDER, REMEMBERED_SESSIONS, RETRY_SECONDS, Session, Sessions
-from mingle.rules.machine import Dial, Effect, Hangup, Identity
-from mingle.rules.proving import ADDRESS_SECONDS, Endpoint
+from mingle.protocol.machine import Dial, Effect, Hangup, Identity
+from mingle.protocol.proving import ADDRESS_SECONDS, Endpoint
+from mingle.protocol.sessions import REMEMBERED_BY_SENDER, REMEMBERED_SESSIONS, RETRY_SECONDS, Session, Sessions
 from mingle.wire.datagrams import Offer, State
 from mingle.wire.frames import Who
 

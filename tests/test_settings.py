@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from rich.pretty import pretty_repr
 
-from mingle.configuration import settings
-from mingle.configuration.settings import Network, Peer, Settings, resolve, resolve_network
+from mingle.config import settings
+from mingle.config.settings import Network, Peer, Settings, resolve, resolve_network
 from mingle.errors import ConfigurationError, LauncherError, MingleError
 
 TORCHRUN_TASK = {
@@ -397,7 +397,7 @@ def test_errors_have_their_three_parts() -> None:
 def test_the_settings_side_loads_no_heavy_module() -> None:
     heavy = {"torch", "click", "rich", "netifaces", "multicast_expert"}
     modules = [f"configuration.{name}" for name in ("values", "launchers", "placement", "settings", "node")]
-    imports = ", ".join(f"mingle.{name}" for name in ("errors", "torch_glue.environment", *modules))
+    imports = ", ".join(f"mingle.{name}" for name in ("errors", "distributed.environment", *modules))
     code = f"import sys, {imports}; print(*{heavy} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code],

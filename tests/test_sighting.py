@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mingle.observing.sighting import Seeking, Sighting, endpoint_text, is_host, ranks_seeking
-from mingle.rules.proving import Endpoint
+from mingle.observe.sighting import Seeking, Sighting, endpoint_text, is_host, ranks_seeking
+from mingle.protocol.proving import Endpoint
 from mingle.wire import frames
 from mingle.wire.datagrams import Kind, Offer, Seek
 

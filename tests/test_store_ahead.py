@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mingle.rules.store_ahead import AHEAD_SECONDS, StoreAhead
+from mingle.protocol.store_ahead import AHEAD_SECONDS, StoreAhead
 
 
 def test_it_waits_for_a_quiet_moment_and_is_due_once() -> None:

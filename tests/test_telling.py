@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from mingle.election.telling import MAX_TOLD, TELL_AGAIN_SECONDS, Telling
-from mingle.rules.control import HostConversation
-from mingle.rules.machine import Dial, Effect, Hangup, Identity, Write
-from mingle.rules.proving import ADDRESS_SECONDS
+from mingle.protocol.control import HostConversation
+from mingle.protocol.machine import Dial, Effect, Hangup, Identity, Write
+from mingle.protocol.proving import ADDRESS_SECONDS
+from mingle.protocol.telling import MAX_TOLD, TELL_AGAIN_SECONDS, Telling
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer
 from mingle.wire.frames import Sighting, Who

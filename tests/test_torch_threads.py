@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mingle.torch_glue import torch_threads
+from mingle.distributed import torch_threads
 
 # The threads own the tensors of works that nobody waits for, and with this interval the interpreter's lock changes
 # hands only where it must: without help the interpreter is down before any of them gets it.
@@ -19,7 +19,7 @@ PROGRAM = """
 import sys
 import torch
 import torch.distributed as dist
-import mingle.torch_glue.rendezvous
+import mingle.distributed.rendezvous
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 sys.setswitchinterval(1000)
 for _ in range(200):

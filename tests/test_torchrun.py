@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from mingle import torchrun
+from mingle.elastic import torchrun
 from mingle.errors import ConfigurationError
 
 INSTALL = "install the tree (`make test` does, or `pip install --no-deps -e .`): torch looks at installed metadata"
@@ -32,12 +32,12 @@ def test_torch_is_told_of_the_backend_by_the_installed_metadata() -> None:
 
 
 def test_the_door_needs_no_torch() -> None:
-    loaded = run_python("import json, sys, mingle.torchrun; print(json.dumps(sorted(sys.modules)))")
+    loaded = run_python("import json, sys, mingle.elastic.torchrun; print(json.dumps(sorted(sys.modules)))")
     assert isinstance(loaded, list)
     assert "torch" not in loaded
 
 
-@pytest.mark.parametrize("first", ["mingle.torchrun", "torch.distributed.run"])
+@pytest.mark.parametrize("first", ["mingle.elastic.torchrun", "torch.distributed.run"])
 def test_the_backend_is_registered_whatever_is_imported_first(first: str) -> None:
     found = run_python(
         f"import warnings; warnings.simplefilter('error', RuntimeWarning)\nimport {first}\n"

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mingle.torchrun import absentees as agent_absentees
-from mingle.torchrun import settings as agent_settings
-from mingle.torchrun.rounds import Rounds
+from mingle.elastic import absentees as agent_absentees
+from mingle.elastic import settings as agent_settings
+from mingle.elastic.rounds import Rounds
 
 from .fixed_gathering import FixedGathering, Place
 

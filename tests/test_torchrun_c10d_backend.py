@@ -11,8 +11,8 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParam
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torchs
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, create_handler
 
-from mingle.torchrun import c10d_backend
-from mingle.torchrun.c10d_backend import Backend
+from mingle.elastic import c10d_backend
+from mingle.elastic.c10d_backend import Backend
 
 
 class Sleeps:

@@ -21,12 +21,12 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from mingle.distributed import gloo
+from mingle.elastic import handler as agent_handler
+from mingle.elastic import round_store
+from mingle.elastic import settings as agent_settings
+from mingle.elastic.handler import AgentHandler
 from mingle.errors import DiscoveryTimeoutError
-from mingle.torch_glue import gloo
-from mingle.torchrun import handler as agent_handler
-from mingle.torchrun import round_store
-from mingle.torchrun import settings as agent_settings
-from mingle.torchrun.handler import AgentHandler
 
 from .fixed_gathering import FixedGathering, Place
 

@@ -11,8 +11,8 @@ import pytest
 import torch.distributed.elastic.agent.server.api as agent_api
 from torch.distributed import HashStore
 
-from mingle.torchrun import round_store
-from mingle.torchrun.round_store import RoundOverError, RoundStore
+from mingle.elastic import round_store
+from mingle.elastic.round_store import RoundOverError, RoundStore
 
 
 class Owner:

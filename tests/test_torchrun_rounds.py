@@ -11,10 +11,10 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 from mingle.abandonable import AbandonedError
-from mingle.torchrun import rounds as agent_rounds
-from mingle.torchrun import settings as agent_settings
-from mingle.torchrun.c10d_backend import BACKEND
-from mingle.torchrun.rounds import Rounds, Watch, first_line
+from mingle.elastic import rounds as agent_rounds
+from mingle.elastic import settings as agent_settings
+from mingle.elastic.c10d_backend import BACKEND
+from mingle.elastic.rounds import Rounds, Watch, first_line
 
 from .fixed_gathering import FixedGathering, Place
 

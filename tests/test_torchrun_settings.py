@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mingle.configuration.values import Peer
+from mingle.config.values import Peer
+from mingle.elastic import settings as agent_settings
+from mingle.elastic.settings import AgentSettings
 from mingle.errors import ConfigurationError
-from mingle.torchrun import settings as agent_settings
-from mingle.torchrun.settings import AgentSettings
 
 
 def resolve(environ: dict[str, str] | None = None, **given: Any) -> AgentSettings:

@@ -10,8 +10,8 @@ from datetime import timedelta
 
 import pytest
 
+from mingle.elastic import store as agent_store
 from mingle.engine import store
-from mingle.torchrun import store as agent_store
 
 
 @pytest.fixture

@@ -40,8 +40,8 @@ print(json.dumps({
 }))
 """
 REGISTERED = {
-    "mingle": "mingle.torch_glue.process_group.rendezvous_handler",
-    "mingle+formed": "mingle.torch_glue.process_group.formed_handler",
+    "mingle": "mingle.distributed.process_group.rendezvous_handler",
+    "mingle+formed": "mingle.distributed.process_group.formed_handler",
 }
 
 
@@ -82,9 +82,9 @@ def check(seen: dict[str, Any]) -> None:
         "import mingle; import torch.distributed",
         "import torch; import mingle",
         "import mingle; from torch.distributed.rendezvous import register_rendezvous_handler",
-        "import mingle; from mingle.torch_glue import url_scheme; url_scheme.install(); url_scheme.install()",
-        "import mingle; import torch.distributed; from mingle.torch_glue import url_scheme; url_scheme.install()",
-        "import mingle; import torch.distributed; mingle.torch_glue.url_scheme._register()",
+        "import mingle; from mingle.distributed import url_scheme; url_scheme.install(); url_scheme.install()",
+        "import mingle; import torch.distributed; from mingle.distributed import url_scheme; url_scheme.install()",
+        "import mingle; import torch.distributed; mingle.distributed.url_scheme._register()",
         # Somebody looks whether torch has the module, and does not load it.
         "import mingle, importlib.util; assert importlib.util.find_spec('torch.distributed.rendezvous')",
     ],
@@ -111,10 +111,10 @@ def test_it_is_known_with_the_real_torch() -> None:
 
 def test_without_torch_one_finder_waits_and_is_in_nobodys_way(small_torch: Path) -> None:
     seen = run(
-        "import json, sys, importlib, mingle; from mingle.torch_glue import url_scheme; url_scheme.install()\n"
+        "import json, sys, importlib, mingle; from mingle.distributed import url_scheme; url_scheme.install()\n"
         "import csv, xml.dom\n"
         "finders = [type(finder).__module__ for finder in sys.meta_path]\n"
-        "print(json.dumps(finders.count('mingle.torch_glue.url_scheme')))",
+        "print(json.dumps(finders.count('mingle.distributed.url_scheme')))",
         small_torch,
     )
     assert seen == 1

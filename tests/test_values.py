@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.pretty import pretty_repr
 
-from mingle.configuration import values
-from mingle.configuration.values import Peer
+from mingle.config import values
+from mingle.config.values import Peer
 from mingle.errors import ConfigurationError, LauncherError
 
 

@@ -11,24 +11,19 @@ Doors: :func:`init`, :func:`discover`, ``init_method="mingle://JOB"``, and the c
 
 A map of the package, from the inside out (``docs/architecture.md`` says what each module is for):
 
-=================  ====================================================================
-``wire``           bytes to typed messages and back: the wire format, the proofs, the multicast groups
-``configuration``  what the user, the launcher and the machine say; one table of launchers
-``checks``         what is wrong with a machine, and the command that fixes it
-``network``        interfaces, the choice among them, sockets
-``rules``          the pure rules: when to speak, how to prove, who may join, who sits where
-``rank``           the machine of a rank that joins (pure)
-``host``           the machine of rank 0, which hosts the gathering (pure)
-``election``       the machine of a process without a rank (pure)
-``engine``         where machines, sockets, clock and the TCPStore meet
-``observing``      who only looks, and who announces
-``pings``          probes between hosts
-``elastic``        elastic jobs of torchrun agents: leases, quorum, sessions that outlive their host
-``torch_glue``     from a call to a :class:`Job`: rendezvous, environment, process group
-``torchrun``       the door for ``torchrun --rdzv-backend=mingle``, and what is behind it
-``lightning``      a plug-in for it
-``cli``            ``mingle-discover``
-=================  ====================================================================
+===============  ======================================================================
+``wire``         bytes to typed messages and back: the wire format, the proofs, the multicast groups
+``config``       what the user, the launcher and the machine say; one table of launchers
+``diagnostics``  what is wrong with a machine, and the command that fixes it
+``network``      interfaces, the choice among them, sockets
+``protocol``     the pure state machines: member, host with its registrar, election
+``engine``       the driver: where machines, sockets, clock and the TCPStore meet
+``observe``      observers: list, watch, find, announce, ping
+``distributed``  from a call to a :class:`Job`: rendezvous, environment, process group
+``elastic``      elastic jobs: quorum, leases, and the backend of ``torchrun --rdzv-backend=mingle``
+``lightning``    the plug-in for Lightning
+``cli``          ``mingle-discover``
+===============  ======================================================================
 
 At the top lie ``errors``, ``job``, and what everyone may use: ``forksafe``, ``abandonable``.
 """
@@ -41,6 +36,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from mingle._version import __version__
+from mingle.distributed import url_scheme
 from mingle.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -51,7 +47,6 @@ from mingle.errors import (
     MingleError,
 )
 from mingle.job import Job, Member
-from mingle.torch_glue import url_scheme
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -127,11 +122,11 @@ def init(
         LauncherError: a launcher's variables are incomplete.
         ConfigurationError: an argument or a variable is wrong; raised before any packet.
     """
-    from mingle.configuration.values import Secret
+    from mingle.config.values import Secret
 
     masked = Secret.of(secret)
     del secret  # a traceback that shows local variables must not show it
-    from mingle.torch_glue import process_group
+    from mingle.distributed import process_group
 
     return process_group.init(
         job_id,
@@ -176,11 +171,11 @@ def discover(
 
     Arguments, result and errors are those of :func:`init`.
     """
-    from mingle.configuration.values import Secret
+    from mingle.config.values import Secret
 
     masked = Secret.of(secret)
     del secret  # a traceback that shows local variables must not show it
-    from mingle.torch_glue import process_group
+    from mingle.distributed import process_group
 
     return process_group.discover(
         job_id,

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mingle.configuration.values import Secret
+from mingle.config.values import Secret
+from mingle.distributed import process_group
 from mingle.errors import ConfigurationError
-from mingle.torch_glue import process_group
 
 if TYPE_CHECKING:
     from typing import Any

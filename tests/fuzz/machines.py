@@ -6,10 +6,9 @@ import itertools
 import random
 from typing import TypeAlias
 
-from mingle.election.electing import Elector
-from mingle.host.hosting import Host
-from mingle.rank.joining import Joiner
-from mingle.rules.machine import (
+from mingle.protocol.election import Elector
+from mingle.protocol.host import Host
+from mingle.protocol.machine import (
     Address,
     CloseStore,
     Dial,
@@ -23,6 +22,7 @@ from mingle.rules.machine import (
     Source,
     Write,
 )
+from mingle.protocol.member import Joiner
 from mingle.wire import datagrams
 from mingle.wire.frames import Who
 from tests.golden.examples import ADDRESSES, HOST, JOB, PORT, SESSION

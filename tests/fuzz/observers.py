@@ -8,13 +8,13 @@ import json
 import random
 from typing import Any
 
-from mingle.checks.diagnosis import Facts
 from mingle.cli import output, overview, verdicts
-from mingle.observing.finding import Finder
-from mingle.observing.lookup import not_formed, not_found, several_hosts
-from mingle.pings import pathways
-from mingle.pings.pinging import Pinging
-from mingle.rules.machine import Dial, NetworkFacts, Source
+from mingle.diagnostics.diagnosis import Facts
+from mingle.observe import pathways
+from mingle.observe.finding import Finder
+from mingle.observe.lookup import not_formed, not_found, several_hosts
+from mingle.observe.pinging import Pinging
+from mingle.protocol.machine import Dial, NetworkFacts, Source
 from mingle.wire import datagrams, echo
 from mingle.wire.datagrams import Rejected
 from mingle.wire.frames import Who

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mingle.rules.control import Call, Conversation, HandshakeFailed, HostConversation, MemberConversation
+from mingle.protocol.control import Call, Conversation, HandshakeFailed, HostConversation, MemberConversation
 from mingle.wire import frames
 from mingle.wire.datagrams import Rejected
 from mingle.wire.framing import LENGTH_BYTES, PREFACE

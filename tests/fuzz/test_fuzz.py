@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from mingle.network import siblings
-from mingle.rules.registrar import Registrar
+from mingle.protocol.registrar import Registrar
 from mingle.wire import frames, framing
 from mingle.wire.authentication import JobKey
 from tests.levels import soaking

@@ -9,7 +9,7 @@ from unittest import mock
 
 import msgspec
 
-from mingle.rules.control import Call, Conversation, HostConversation, MemberConversation
+from mingle.protocol.control import Call, Conversation, HostConversation, MemberConversation
 from mingle.wire import datagrams, frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, Datagram, List, Offer, Seek
@@ -278,7 +278,7 @@ class Spoken:
 
 def conversations(story: Story, key: JobKey | None) -> tuple[MemberConversation, HostConversation]:
     """Returns both sides of a story before the first byte; the host takes its nonce when HELLO comes."""
-    with mock.patch("mingle.rules.control.new_nonce", return_value=MEMBER_NONCE):
+    with mock.patch("mingle.protocol.control.new_nonce", return_value=MEMBER_NONCE):
         member = MemberConversation(story.call, (ADDRESSES[0], PORT), key)
     host = HostConversation(job=JOB, attempt="1", session=SESSION, addresses=ADDRESSES, port=PORT, key=key)
     return member, host
@@ -288,7 +288,7 @@ def speak(story: Story, key: JobKey | None) -> Iterator[Spoken]:
     """Plays a story with fixed nonces and yields what each side writes."""
     member, host = conversations(story, key)
     sides: dict[str, Conversation] = {"member": member, "host": host}
-    with mock.patch("mingle.rules.control.new_nonce", return_value=HOST_NONCE):
+    with mock.patch("mingle.protocol.control.new_nonce", return_value=HOST_NONCE):
         hello = member.data_to_send()
         yield Spoken("member", "hello", "preface and HELLO", hello)
         host.receive_data(hello)

@@ -18,9 +18,9 @@ from rich.terminal_theme import MONOKAI
 from mingle.cli import overview, verdicts
 from mingle.cli.doctor import examine
 from mingle.cli.ping import findings_of
-from mingle.configuration.settings import Network
-from mingle.observing.lookup import look_round
-from mingle.pings.pinger import Pinger
+from mingle.config.settings import Network
+from mingle.observe.lookup import look_round
+from mingle.observe.pinger import Pinger
 
 from . import Host, Lab
 from .faults import try_rank

@@ -119,7 +119,7 @@ def _reduced(job: mingle.Job) -> dict[str, Any]:
 
 def end_session() -> None:
     """What the interpreter's exit does: the ``mingle://`` door gives no job to close."""
-    from mingle.torch_glue import rendezvous
+    from mingle.distributed import rendezvous
 
     rendezvous.end_session()
 

@@ -16,7 +16,7 @@ from . import Host, Lab, Rank, report
 
 def agent(job_id: str, minimum: int, maximum: int) -> str:
     """Gathers, and again after every loss, until the host ends the job."""
-    from mingle.configuration.settings import Settings
+    from mingle.config.settings import Settings
     from mingle.elastic.gathering import Gathering, Nodes
     from mingle.errors import MingleError
 

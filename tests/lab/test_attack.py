@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mingle.rules.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND
-from mingle.rules.proving import SILENT_SECONDS
+from mingle.protocol.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND
+from mingle.protocol.proving import SILENT_SECONDS
 from tests.levels import repeated, soaking
 
 from . import Host, Lab, Rank

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import mingle
-from mingle.configuration.settings import Settings
-from mingle.torch_glue import rendezvous
+from mingle.config.settings import Settings
+from mingle.distributed import rendezvous
 from mingle.wire import datagrams
 from mingle.wire.groups import job_group
 from tests.levels import chosen, repeated, soaking

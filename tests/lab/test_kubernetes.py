@@ -9,7 +9,7 @@ import torch.distributed as dist
 import yaml
 
 import mingle
-from mingle.configuration.launchers import INDEXED_JOB
+from mingle.config.launchers import INDEXED_JOB
 
 from . import Lab
 from .name_server import serve_name

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 import mingle
-from mingle.torch_glue import torch_threads
+from mingle.distributed import torch_threads
 
 from . import Lab, leak_check, report
 from .scenarios import TIMEOUT, report_log, sum_of_ranks, wait_for_log

@@ -53,7 +53,7 @@ from .rank import run_rank
 from .syscalls import adopt_orphans, die_with_parent
 
 PRELOAD = ("torch", "torch.distributed", "torch.distributed.run", "pytest")
-PRELOAD_IF_INSTALLED = ("mingle", "mingle.torch_glue.rendezvous", "mingle.torch_env")
+PRELOAD_IF_INSTALLED = ("mingle", "mingle.distributed.rendezvous", "mingle.torch_env")
 KILL_SECONDS = 10.0
 """How long no killed process may end before something is badly wrong, such as an unkillable state."""
 

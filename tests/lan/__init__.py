@@ -1,6 +1,6 @@
 """A local network that exists in memory only, with a clock that jumps from event to event.
 
-The real machines of :mod:`mingle` run in it (:class:`~mingle.rank.joining.Joiner`, :class:`~mingle.host.hosting.Host`),
+The real machines of :mod:`mingle.protocol` run in it (:class:`~mingle.protocol.member.Joiner` and others),
 and their messages travel as the real bytes; what is simulated is all that lies outside them:
 
 * :mod:`tests.lan.world`: the clock, the seeded dice and the heap of events;

@@ -12,7 +12,7 @@ from mingle.elastic.agent import Agent
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.network.connections import CLOSED_BY_PEER
-from mingle.rules.machine import Address, Formation, Identity, Means, Reach
+from mingle.protocol.machine import Address, Formation, Identity, Means, Reach
 from mingle.wire.authentication import JobKey
 from mingle.wire.frames import Who
 from tests.lan.network import Barrier, Machine, Network

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from mingle.election.electing import Elector
 from mingle.errors import ConflictError, DiscoveryTimeoutError
-from mingle.host.hosting import Host
-from mingle.rank.blocking import SILENT_SECONDS
-from mingle.rank.membership import Step
+from mingle.protocol.blocking import SILENT_SECONDS
+from mingle.protocol.election import Elector
+from mingle.protocol.host import Host
+from mingle.protocol.membership import Step
 from mingle.wire.frames import Moved
 from tests.lan.gathering import Gathering
 from tests.lan.invariants import Invariants

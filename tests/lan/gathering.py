@@ -6,11 +6,11 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from mingle.election.electing import Elector
 from mingle.errors import MingleError
-from mingle.host.hosting import Host
-from mingle.rank.joining import Joiner
-from mingle.rules.machine import Address, Formation, Identity, Means, Reach
+from mingle.protocol.election import Elector
+from mingle.protocol.host import Host
+from mingle.protocol.machine import Address, Formation, Identity, Means, Reach
+from mingle.protocol.member import Joiner
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Kind, encode
 from mingle.wire.frames import Who

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mingle.election.electing import Elector
-from mingle.host.hosting import Host
-from mingle.rank.joining import Joiner
-from mingle.rank.membership import Step
-from mingle.rules.seats import Phase
+from mingle.protocol.election import Elector
+from mingle.protocol.host import Host
+from mingle.protocol.member import Joiner
+from mingle.protocol.membership import Step
+from mingle.protocol.seats import Phase
 from tests.lan.process import Process
 from tests.lan.world import World
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mingle.rules.registrar import Registrar
-from mingle.rules.seats import Phase
+from mingle.protocol.registrar import Registrar
+from mingle.protocol.seats import Phase
 
 
 class SealsWithoutConfirm(Registrar):

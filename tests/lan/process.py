@@ -9,14 +9,14 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from mingle.election.electing import Elector
 from mingle.errors import MingleError
-from mingle.host.hosting import Host
-from mingle.rank.joining import Joiner
-from mingle.rules import machine as effects
-from mingle.rules.claims import without_traps
-from mingle.rules.machine import Effect, Formation, Identity, NetworkFacts, Source
-from mingle.rules.seats import Phase
+from mingle.protocol import machine as effects
+from mingle.protocol.claims import without_traps
+from mingle.protocol.election import Elector
+from mingle.protocol.host import Host
+from mingle.protocol.machine import Effect, Formation, Identity, NetworkFacts, Source
+from mingle.protocol.member import Joiner
+from mingle.protocol.seats import Phase
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Offer, Rejected, encode
 from tests.lan.network import Machine, Network, Nic, Packet

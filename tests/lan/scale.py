@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mingle.rank.joining import Joiner
+from mingle.protocol.member import Joiner
 from tests.lan.gathering import Gathering
 from tests.lan.process import Process
 

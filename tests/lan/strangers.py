@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from mingle.rules.control import Call, HandshakeFailed, HostConversation, MemberConversation
+from mingle.protocol.control import Call, HandshakeFailed, HostConversation, MemberConversation
 from mingle.wire import frames
 from mingle.wire.authentication import new_nonce
 from mingle.wire.datagrams import Rejected

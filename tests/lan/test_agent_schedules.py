@@ -14,7 +14,7 @@ from mingle.elastic.leases import LEASE_SECONDS, Binding, Leases
 from mingle.elastic.member import ElasticMember
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.elastic.registrar import ElasticRegistrar
-from mingle.rules.machine import Hangup
+from mingle.protocol.machine import Hangup
 from mingle.wire import frames
 from tests.lan.agent_schedules import AgentSchedule
 from tests.lan.agents import AgentProcess

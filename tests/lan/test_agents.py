@@ -8,9 +8,9 @@ import pytest
 
 from mingle.elastic.quorum import Nodes
 from mingle.elastic.registrar import ElasticRegistrar
-from mingle.election.electing import Elector
 from mingle.errors import ConflictError, DiscoveryTimeoutError
-from mingle.rank.membership import Step
+from mingle.protocol.election import Elector
+from mingle.protocol.membership import Step
 from tests.lan.agents import AgentGathering, AgentProcess
 from tests.lan.network import Barrier
 from tests.levels import repeated

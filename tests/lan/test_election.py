@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from mingle.election.electing import Elector
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
-from mingle.rules.machine import Source
-from mingle.rules.seats import Phase
+from mingle.protocol.election import Elector
+from mingle.protocol.machine import Source
+from mingle.protocol.seats import Phase
 from tests.lan.electing import ElectionGathering
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Process

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mingle.election.electing import Elector
-from mingle.host import hosting
-from mingle.host.hosting import Host
-from mingle.rules.machine import Source
+from mingle.protocol import host as host_module
+from mingle.protocol.election import Elector
+from mingle.protocol.host import Host
+from mingle.protocol.machine import Source
 from mingle.wire.datagrams import Offer
 from tests.lan import gathering
 from tests.lan.election_schedules import ElectionSchedule
@@ -50,8 +50,8 @@ class MovesBeforeItHasJoined(Elector):
 @pytest.mark.parametrize(
     ("module", "name", "bug", "finding"),
     [
-        (hosting, "Registrar", SealsWithoutConfirm, "has sealed without a word of"),
-        (hosting, "Registrar", ReusesVoidedEpochs, "was voided and is used again|an epoch number went back"),
+        (host_module, "Registrar", SealsWithoutConfirm, "has sealed without a word of"),
+        (host_module, "Registrar", ReusesVoidedEpochs, "was voided and is used again|an epoch number went back"),
         (gathering, "Elector", MovesBeforeItHasJoined, "sends its members where it has no seat"),
     ],
 )

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from mingle.errors import ConflictError
-from mingle.rules.registrar import RETURN_SECONDS
-from mingle.rules.seats import Phase
+from mingle.protocol.registrar import RETURN_SECONDS
+from mingle.protocol.seats import Phase
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Process
 

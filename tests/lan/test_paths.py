@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from mingle.errors import InterfaceError
-from mingle.rules.proving import ADDRESS_SECONDS
+from mingle.protocol.proving import ADDRESS_SECONDS
 from mingle.wire.datagrams import Offer
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Mute

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mingle.host import hosting
+from mingle.protocol import host as host_module
 from tests.lan.planted import ReusesVoidedEpochs, SealsWithoutConfirm
 from tests.lan.schedules import Schedule
 from tests.levels import repeated
@@ -42,7 +42,7 @@ def test_the_same_seed_is_the_same_day() -> None:
     ],
 )
 def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, bug: type, finding: str) -> None:
-    monkeypatch.setattr(hosting, "Registrar", bug)
+    monkeypatch.setattr(host_module, "Registrar", bug)
 
     def search() -> None:
         for seed in range(SEEDS_PER_TEST):

@@ -39,10 +39,10 @@ def announce(shared: Shared, job: str, master_port: int, master_addr: str | None
     """
     import time
 
-    from mingle.configuration import settings
-    from mingle.observing.announcing import Announced, Announcement
-    from mingle.observing.observer import Observer, new_name, this_process
-    from mingle.observing.sighting import endpoint_text
+    from mingle.config import settings
+    from mingle.observe.announcing import Announced, Announcement
+    from mingle.observe.observer import Observer, new_name, this_process
+    from mingle.observe.sighting import endpoint_text
     from mingle.wire.authentication import JobKey
 
     job = settings.check_job_id(job, "JOB")
@@ -94,7 +94,7 @@ def _check_address(text: str) -> None:
     Raises:
         ConfigurationError: it is no address and no host name, or too long.
     """
-    from mingle.observing.sighting import is_host
+    from mingle.observe.sighting import is_host
 
     if not text or not is_host(text) or len(text) > MAX_ADDRESS_LENGTH:
         raise ConfigurationError.explain(

@@ -14,9 +14,9 @@ from mingle.cli.options import FAILED, HELP, Shared, shared_options
 from mingle.errors import ConfigurationError, InterfaceError
 
 if TYPE_CHECKING:
-    from mingle.checks.findings import Finding
-    from mingle.configuration.settings import Network
-    from mingle.configuration.values import Peer
+    from mingle.config.settings import Network
+    from mingle.config.values import Peer
+    from mingle.diagnostics.findings import Finding
 
 ROUNDS = 4
 INTERVAL_SECONDS = 0.2
@@ -41,8 +41,8 @@ def doctor(shared: Shared, hosts: tuple[str, ...], serve: bool) -> None:
     PASS, WARN or FAIL: the exit status is 1 if a check failed; a warning leaves it 0. As root, doctor also reads the
     firewall's rules and finds the process that holds a port. It takes a second or two.
     """
-    from mingle.checks.findings import Status, worst
     from mingle.cli import verdicts
+    from mingle.diagnostics.findings import Status, worst
 
     network = shared.network(1.0)
     findings, peers = examine(network, hosts)
@@ -61,12 +61,12 @@ def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], li
     """Returns the findings, and the figures of the peers as they stand in JSON."""
     from msgspec import structs
 
-    from mingle.checks import diagnosis
     from mingle.cli import verdicts
+    from mingle.diagnostics import diagnosis
     from mingle.engine.network_facts import observed
     from mingle.network import inspection
-    from mingle.pings import pathways
-    from mingle.pings.pinger import Pinger, refuses
+    from mingle.observe import pathways
+    from mingle.observe.pinger import Pinger, refuses
 
     asked, unresolved = _peers(network, hosts)
     rounds = ROUNDS_WITH_HOST if asked else ROUNDS
@@ -94,8 +94,8 @@ def _peers(network: Network, hosts: tuple[str, ...]) -> tuple[tuple[Peer, ...], 
     Raises:
         ConfigurationError: a --check does not resolve.
     """
-    from mingle.configuration import values
-    from mingle.configuration.values import Peer
+    from mingle.config import values
+    from mingle.config.values import Peer
     from mingle.network import inspection
 
     unresolved = {}
@@ -123,7 +123,7 @@ def _version(address: str) -> str:
 def _serve(network: Network, seconds: float | None) -> None:
     from msgspec import structs
 
-    from mingle.pings.pinger import Pinger
+    from mingle.observe.pinger import Pinger
 
     with Pinger(structs.replace(network, peers=()), interval=SERVING_INTERVAL_SECONDS) as pinger:
         output.say(

@@ -12,8 +12,8 @@ from mingle.cli import output, overview
 from mingle.cli.options import FAILED, HELP, Shared, shared_options
 
 if TYPE_CHECKING:
-    from mingle.configuration.settings import Network
-    from mingle.rules.machine import NetworkFacts
+    from mingle.config.settings import Network
+    from mingle.protocol.machine import NetworkFacts
 
 LIST_SECONDS = 2.0
 """How long a look round takes: hosts answer within a tenth of a second, at most twice a second, and an
@@ -30,7 +30,7 @@ def list_command(shared: Shared, fail_if_empty: bool) -> None:
     One line per job, and one for each further host of it. It takes 2 seconds, or what --timeout says. Pass
     --secret-file to see the state of a job that has a secret.
     """
-    from mingle.observing.lookup import look_round
+    from mingle.observe.lookup import look_round
 
     finder, facts = look_round(shared.network(LIST_SECONDS))
     jobs = overview.records(finder.sessions, finder.seekers.values())
@@ -50,8 +50,8 @@ def list_command(shared: Shared, fail_if_empty: bool) -> None:
 
 def why_no_job(facts: NetworkFacts) -> tuple[str, str]:
     """Return the first likely cause that applies, with its fix. docs/troubleshooting.md lists all causes."""
-    from mingle.rules import reports
-    from mingle.rules.machine import Evidence
+    from mingle.protocol import reports
+    from mingle.protocol.machine import Evidence
 
     if sure := reports.failing(facts):
         return sure.observation, f"{sure.remedy}."
@@ -81,8 +81,8 @@ def find_command(shared: Shared, job: str, export: bool, control: bool) -> None:
     MINGLE_TIMEOUT, else 5 seconds. For a job that `mingle-discover announce` announces, find prints the announced
     address and port.
     """
-    from mingle.configuration import settings
-    from mingle.observing import lookup
+    from mingle.config import settings
+    from mingle.observe import lookup
 
     if export and (shared.json or control):
         other = "--json" if shared.json else "--control"

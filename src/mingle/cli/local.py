@@ -16,7 +16,7 @@ from mingle.errors import InterfaceError, MingleError
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from mingle.configuration.settings import Network
+    from mingle.config.settings import Network
     from mingle.network.interfaces import Interface
 
 _STANDARD = {
@@ -119,7 +119,7 @@ def env_command(shared: Shared) -> None:
 
     The exit status is 1 when a rank started in this environment would fail.
     """
-    from mingle.configuration import launchers, settings
+    from mingle.config import launchers, settings
 
     environ = os.environ
     variables = _variables(environ)
@@ -160,7 +160,7 @@ def env_command(shared: Shared) -> None:
 
 def _variables(environ: Mapping[str, str]) -> list[dict[str, str]]:
     """Returns the variables that are set, with their meanings; a secret's value is not among them."""
-    from mingle.configuration.settings import VARIABLES
+    from mingle.config.settings import VARIABLES
 
     meanings = {**VARIABLES, **_STANDARD}
     return [
@@ -172,8 +172,8 @@ def _variables(environ: Mapping[str, str]) -> list[dict[str, str]]:
 
 def _resolve(shared: Shared, environ: Mapping[str, str]) -> tuple[dict[str, Any], list[MingleError]]:
     """Returns what mingle makes of the environment, and the errors that a rank started in it would raise."""
-    from mingle.configuration import launchers, settings
-    from mingle.configuration.placement import place
+    from mingle.config import launchers, settings
+    from mingle.config.placement import place
 
     resolved: dict[str, Any] = {"launcher": None, "job_id": None, "rank": None, "world_size": None}
     conflicts: list[MingleError] = []

@@ -18,7 +18,7 @@ from mingle.cli import output
 from mingle.errors import ConfigurationError, MingleError
 
 if TYPE_CHECKING:
-    from mingle.configuration.settings import Network
+    from mingle.config.settings import Network
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -57,7 +57,7 @@ class Shared:
             ConfigurationError: a value can't be used.
         """
         from mingle.cli import output
-        from mingle.configuration import settings, values
+        from mingle.config import settings, values
 
         if sys.platform == "win32":
             raise ConfigurationError.explain(

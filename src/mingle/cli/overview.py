@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mingle.cli.output import Sheet
 
 if TYPE_CHECKING:
-    from mingle.observing.sighting import Seeking, Sighting, Target
+    from mingle.observe.sighting import Seeking, Sighting, Target
 
 COLUMNS = ("JOB", "STATE", "HOST", "ADDRESS", "JOINED", "MISSING", "SEEKING", "SECRET")
 
@@ -26,7 +26,7 @@ def records(sessions: Iterable[Sighting], seekers: Iterable[Seeking]) -> list[di
 
 def _of_job(sightings: Sequence[Sighting], seekers: Sequence[Seeking], job: str) -> list[dict[str, Any]]:
     """Returns one record per session of a job; one without a host where there are only seekers."""
-    from mingle.observing.sighting import ranks_seeking
+    from mingle.observe.sighting import ranks_seeking
 
     seeking = [
         {
@@ -90,8 +90,8 @@ def record(sighting: Sighting, target: Target | None = None) -> dict[str, Any]:
 
 def row(record: dict[str, Any]) -> tuple[str, ...]:
     """Returns a record as it stands in a table."""
-    from mingle.observing.sighting import endpoint_text
-    from mingle.rules.reports import ranks_text
+    from mingle.observe.sighting import endpoint_text
+    from mingle.protocol.reports import ranks_text
 
     state = "announced" if record["kind"] == "announcement" else record["state"]
     if not record["proved"] and record["host"] is not None:

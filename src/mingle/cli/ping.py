@@ -13,10 +13,10 @@ from mingle.cli import output
 from mingle.cli.options import FAILED, HELP, Shared, shared_options
 
 if TYPE_CHECKING:
-    from mingle.checks.diagnosis import Facts
-    from mingle.checks.findings import Finding
-    from mingle.pings.pinger import Pinger
-    from mingle.pings.pinging import Pinging
+    from mingle.diagnostics.diagnosis import Facts
+    from mingle.diagnostics.findings import Finding
+    from mingle.observe.pinger import Pinger
+    from mingle.observe.pinging import Pinging
 
 SHORTEST_INTERVAL_SECONDS = 0.05
 """Peers answer no one address more than 40 times a second and way."""
@@ -44,8 +44,8 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
     It goes on until --count rounds are over, --timeout has passed, or Ctrl-C. The exit status is 1 if nobody
     answered or a way is broken.
     """
-    from mingle.configuration import settings
-    from mingle.pings.pinger import Pinger
+    from mingle.config import settings
+    from mingle.observe.pinger import Pinger
 
     job = settings.check_job_id(job, "JOB") if job else ""
     network = shared.network(1.0)
@@ -68,9 +68,9 @@ def findings_of(pinger: Pinger) -> list[Finding]:
 
 def findings_from(pinging: Pinging, facts: Facts) -> list[Finding]:
     """Judge the figures with what is known of this machine."""
-    from mingle.checks import diagnosis
-    from mingle.checks.findings import Status
-    from mingle.pings import pathways
+    from mingle.diagnostics import diagnosis
+    from mingle.diagnostics.findings import Status
+    from mingle.observe import pathways
 
     found = pathways.judge(pinging, facts)
     if not pinging.peers or any(finding.status is not Status.PASS for finding in found):
@@ -80,7 +80,7 @@ def findings_from(pinging: Pinging, facts: Facts) -> list[Finding]:
 
 def why_nobody(findings: list[Finding]) -> tuple[str, str]:
     """Return the first likely cause that applies, with its fix. docs/troubleshooting.md lists all causes."""
-    from mingle.checks.findings import Status
+    from mingle.diagnostics.findings import Status
 
     for finding in findings:
         # A ping about another job shows that this machine hears others, so no check's warning explains the silence.
@@ -96,8 +96,8 @@ def why_nobody(findings: list[Finding]) -> tuple[str, str]:
 
 
 def _show(shared: Shared, pinger: Pinger, job: str, findings: list[Finding]) -> None:
-    from mingle.checks.findings import Status, worst
     from mingle.cli import verdicts
+    from mingle.diagnostics.findings import Status, worst
 
     peers = list(pinger.pinging.peers.values())
     if shared.json:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mingle.checks.findings import Finding, Status
 from mingle.cli import output
 from mingle.cli.output import Sheet
+from mingle.diagnostics.findings import Finding, Status
 from mingle.wire.echo import WAYS
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.text import Text
 
-    from mingle.pings.figures import Peer, Row
+    from mingle.observe.figures import Peer, Row
 
 PING_COLUMNS = ("PEER", "WAY", "SENT", "RECEIVED", "LOSS", "MIN ms", "AVG ms", "MAX ms", "ARRIVED")
 _FINDING = "OBSERVATION AND REMEDY"

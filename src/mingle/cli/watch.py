@@ -13,7 +13,7 @@ from mingle.cli import output, overview
 from mingle.cli.options import HELP, Shared, shared_options
 
 if TYPE_CHECKING:
-    from mingle.observing.finding import Finder
+    from mingle.observe.finding import Finder
 
 REFRESH_SECONDS = 1.0
 """How often each job is asked how it stands."""
@@ -31,8 +31,8 @@ def watch(shared: Shared) -> None:
     A table on a terminal; in a pipe a line for each job that comes (+), goes (-) or changes (=). With --json each
     line is an object with `event` (new, gone, changed) and `job`. It goes on until Ctrl-C or --timeout.
     """
-    from mingle.observing.lookup import make_finder
-    from mingle.observing.observer import Observer
+    from mingle.observe.lookup import make_finder
+    from mingle.observe.observer import Observer
 
     network = shared.network(1.0)
     with Observer(network) as observer:

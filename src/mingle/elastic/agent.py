@@ -1,6 +1,6 @@
 """One agent of an elastic job: it finds or founds a session, and looks for the next one when that session ends.
 
-A pure machine. For each session an :class:`~mingle.election.electing.Elector` finds or becomes the host. From GO on,
+A pure machine. For each session an :class:`~mingle.protocol.election.Elector` finds or becomes the host. From GO on,
 the host or joiner inside the elector continues alone; when it loses its session, the agent starts the next elector. The
 agent keeps its control port and member id for its whole life.
 
@@ -21,10 +21,10 @@ from mingle.elastic.member import ElasticMember
 from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Policy
 from mingle.elastic.reports import Attendance
-from mingle.election.candidacy import Candidacy
-from mingle.election.electing import Elector
 from mingle.errors import MingleError
-from mingle.rules.machine import (
+from mingle.protocol.candidacy import Candidacy
+from mingle.protocol.election import Elector
+from mingle.protocol.machine import (
     Address,
     Effect,
     Formation,

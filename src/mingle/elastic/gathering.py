@@ -17,14 +17,14 @@ from typing import Any
 
 from mingle import forksafe
 from mingle._version import __version__
-from mingle.configuration import node
-from mingle.configuration.settings import Settings
+from mingle.config import node
+from mingle.config.settings import Settings
 from mingle.elastic import reports as elastic_reports
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.loop import AgentLoop, boot_time
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.errors import MingleError
-from mingle.rules.machine import Identity
+from mingle.protocol.machine import Identity
 from mingle.wire.datagrams import clip
 from mingle.wire.frames import Who
 

@@ -1,4 +1,4 @@
-"""The agent that hosts a session of agents: a host (:mod:`mingle.host.hosting`) that stays after GO. A pure machine.
+"""The agent that hosts a session of agents: a host (:mod:`mingle.protocol.host`) that stays after GO. A pure machine.
 
 From GO on the host renews its members' leases (:mod:`mingle.elastic.leases`), sends them the list of members, and
 admits others. The host ends its session in two cases: fewer than K leases are valid, or it meets a session that takes
@@ -17,11 +17,11 @@ from mingle.elastic.quorum import Policy
 from mingle.elastic.registrar import ElasticRegistrar
 from mingle.elastic.reports import Attendance
 from mingle.errors import MingleError
-from mingle.host.callers import Caller
-from mingle.host.hosting import Host
-from mingle.host.introduction import Introduction
-from mingle.rules import reports
-from mingle.rules.machine import (
+from mingle.protocol import reports
+from mingle.protocol.callers import Caller
+from mingle.protocol.host import Host
+from mingle.protocol.introduction import Introduction
+from mingle.protocol.machine import (
     CloseStore,
     Evidence,
     Identity,
@@ -33,8 +33,8 @@ from mingle.rules.machine import (
     Reset,
     Source,
 )
-from mingle.rules.proving import named
-from mingle.rules.registrar import Registrar
+from mingle.protocol.proving import named
+from mingle.protocol.registrar import Registrar
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
 

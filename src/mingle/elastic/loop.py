@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from mingle.configuration.settings import Settings
+from mingle.config.settings import Settings
 from mingle.elastic.agent import Agent
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.quorum import Policy
 from mingle.engine import file_limit, progress, store
 from mingle.engine.progress import Progress
 from mingle.engine.store_loop import StoreLoop
-from mingle.rules.machine import CloseStore, Effect, Identity, OpenStore, PrepareStore, ProveStore
+from mingle.protocol.machine import CloseStore, Effect, Identity, OpenStore, PrepareStore, ProveStore
 
 logger = logging.getLogger("mingle")
 

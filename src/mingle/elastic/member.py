@@ -1,4 +1,4 @@
-"""An agent that joins the session of another one: a joiner (:mod:`mingle.rank.joining`) that stays after GO.
+"""An agent that joins the session of another one: a joiner (:mod:`mingle.protocol.member`) that stays after GO.
 
 It is bound to its host by its own clock (:class:`mingle.elastic.leases.Binding`): while it is bound, it confirms no
 other session. It treats the host as lost when the connection or the binding ends. A pure machine.
@@ -14,11 +14,11 @@ from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Policy
 from mingle.elastic.reports import Attendance
 from mingle.network.connections import CLOSED_BY_PEER
-from mingle.rank.joining import Joiner
-from mingle.rank.membership import Step
-from mingle.rank.sessions import Session
-from mingle.rules import reports
-from mingle.rules.machine import Identity, Means, NetworkFacts, Source
+from mingle.protocol import reports
+from mingle.protocol.machine import Identity, Means, NetworkFacts, Source
+from mingle.protocol.member import Joiner
+from mingle.protocol.membership import Step
+from mingle.protocol.sessions import Session
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
 

@@ -1,6 +1,6 @@
 """Decide who joins a session of agents, when it is founded, and how long it is kept: MIN to MAX nodes. Pure.
 
-The rules differ from those for ranks (:mod:`mingle.rules.registrar`) as follows:
+The rules differ from those for ranks (:mod:`mingle.protocol.registrar`) as follows:
 
 * CONFIRM goes out as soon as the quorum F is seated (:mod:`mingle.elastic.quorum`), or MIN after a last call where
   that is allowed. GO is decided only while the leases of that many agents are valid (:mod:`mingle.elastic.leases`).
@@ -18,11 +18,11 @@ import msgspec
 from mingle.elastic.leases import LEASE_SECONDS, Leases
 from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Policy
-from mingle.rules import reports
-from mingle.rules.decisions import Drop, Tell
-from mingle.rules.registrar import Registrar
-from mingle.rules.seating import Place
-from mingle.rules.seats import REMEMBERED_TEXT, HostSeat, Phase, Seated, roster_digest
+from mingle.protocol import reports
+from mingle.protocol.decisions import Drop, Tell
+from mingle.protocol.registrar import Registrar
+from mingle.protocol.seating import Place
+from mingle.protocol.seats import REMEMBERED_TEXT, HostSeat, Phase, Seated, roster_digest
 from mingle.wire import frames
 
 ACKNOWLEDGE_SECONDS = 8.0

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Policy
 from mingle.errors import DiscoveryTimeoutError, MingleError
-from mingle.rules import reports
-from mingle.rules.machine import Evidence, Identity, NetworkFacts
+from mingle.protocol import reports
+from mingle.protocol.machine import Evidence, Identity, NetworkFacts
 from mingle.wire.frames import Status
 
 

@@ -15,15 +15,14 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeAlias
 
-from mingle.configuration.settings import Settings
-from mingle.election.electing import Elector
+from mingle.config.settings import Settings
 from mingle.engine import store
 from mingle.engine.progress import Progress
 from mingle.engine.store_loop import StoreLoop
 from mingle.errors import MingleError
-from mingle.host.hosting import Host
-from mingle.rank.joining import Joiner
-from mingle.rules.machine import (
+from mingle.protocol.election import Elector
+from mingle.protocol.host import Host
+from mingle.protocol.machine import (
     CloseStore,
     Effect,
     Formation,
@@ -33,6 +32,7 @@ from mingle.rules.machine import (
     ProveStore,
     ReachStore,
 )
+from mingle.protocol.member import Joiner
 
 logger = logging.getLogger("mingle")
 

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Protocol
 
 from mingle import forksafe
-from mingle.configuration.settings import Network
+from mingle.config.settings import Network
 from mingle.engine import progress
 from mingle.engine.network_facts import Seen, network_facts
 from mingle.engine.nics import Nics
@@ -32,8 +32,8 @@ from mingle.network.peers import Peers
 from mingle.network.siblings import Siblings
 from mingle.network.transport import Received, Transport
 from mingle.network.twins import Twins
-from mingle.rules import claims
-from mingle.rules.machine import Answer, Dial, Effect, Hangup, Multicast, NetworkFacts, Notice, Reset, Source, Write
+from mingle.protocol import claims
+from mingle.protocol.machine import Answer, Dial, Effect, Hangup, Multicast, NetworkFacts, Notice, Reset, Source, Write
 from mingle.wire import datagrams, echo
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Offer, Seek

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from mingle.checks.findings import Finding
-from mingle.configuration.settings import Network
+from mingle.config.settings import Network
+from mingle.diagnostics.findings import Finding
 from mingle.network import inspection
 from mingle.network.inspection import Observed
 from mingle.network.interfaces import Interface
 from mingle.network.transport import Transport
-from mingle.rules.machine import NetworkFacts
+from mingle.protocol.machine import NetworkFacts
 from mingle.wire.groups import Group
 
 
@@ -65,7 +65,7 @@ def network_facts(seen: Seen, *, diagnosed: bool) -> NetworkFacts:
     findings: Sequence[Finding] = ()
     if diagnosed:
         with contextlib.suppress(OSError, ImportError):  # EMFILE: modules can't be loaded, and the report has to do
-            from mingle.checks import diagnosis  # only who has failed needs it
+            from mingle.diagnostics import diagnosis  # only who has failed needs it
 
             findings = diagnosis.troubles(inspection.gather(observed(seen)))
     return NetworkFacts(

@@ -6,11 +6,11 @@ import contextlib
 import logging
 from collections.abc import Iterable
 
-from mingle.configuration.settings import Network
+from mingle.config.settings import Network
 from mingle.errors import InterfaceError
 from mingle.network import interfaces, link_news
 from mingle.network.interfaces import Family, Interface, Kind
-from mingle.rules.machine import Address
+from mingle.protocol.machine import Address
 from mingle.wire import datagrams
 
 logger = logging.getLogger("mingle")

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mingle import forksafe
-from mingle.configuration import settings
+from mingle.config import settings
 from mingle.errors import printable
-from mingle.rules.machine import Snapshot
-from mingle.rules.reports import ranks_text
+from mingle.protocol.machine import Snapshot
+from mingle.protocol.reports import ranks_text
 
 if TYPE_CHECKING:
     from rich.status import Status

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from mingle.configuration import values
-from mingle.configuration.settings import Settings
+from mingle.config import values
+from mingle.config.settings import Settings
 from mingle.engine import file_limit, progress, store
 from mingle.engine.loop import Loop, Machine
 from mingle.engine.spare_thread import SpareThread
 from mingle.errors import MingleError
-from mingle.rules.machine import Address, Means, Reach
+from mingle.protocol.machine import Address, Means, Reach
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 

@@ -1,4 +1,4 @@
-"""Reads the facts that :mod:`mingle.checks.diagnosis` judges: /proc, the firewall's listing, the environment.
+"""Reads the facts that :mod:`mingle.diagnostics.diagnosis` judges: /proc, the firewall's listing, the environment.
 
 Nothing here sends a packet, changes anything, or takes long; what can't be read is left out.
 
@@ -25,8 +25,8 @@ from mingle.errors import MingleError
 from mingle.network.interfaces import Interface, Kind
 
 if TYPE_CHECKING:
-    from mingle.checks.diagnosis import Facts
-    from mingle.checks.firewall import Chain, Manager
+    from mingle.diagnostics.diagnosis import Facts
+    from mingle.diagnostics.firewall import Chain, Manager
 
 TOOL_SECONDS = 2.0
 NAME_SECONDS = 2.0
@@ -58,8 +58,8 @@ def gather(observed: Observed, environ: Mapping[str, str] | None = None) -> Fact
         observed: what the sockets have shown.
         environ: the environment to look at, and with it this host's own name; None: neither matters.
     """
-    from mingle.checks.diagnosis import Facts
-    from mingle.checks.holders import holders
+    from mingle.diagnostics.diagnosis import Facts
+    from mingle.diagnostics.holders import holders
 
     names = [each.name for each in observed.used]
     routable = _routable(observed.used)
@@ -163,7 +163,7 @@ def firewall_chains() -> list[Chain]:
     """Returns the firewall's chains; none where they can't be listed (that takes root)."""
     import shutil
 
-    from mingle.checks.firewall import parse
+    from mingle.diagnostics.firewall import parse
 
     tool = shutil.which("nft", path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
     if sys.platform != "linux" or tool is None or os.geteuid() != 0:
@@ -195,8 +195,8 @@ def _master(environ: Mapping[str, str]) -> str:
 
 
 def _environment_problems(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    from mingle.configuration import launchers
-    from mingle.configuration.placement import place
+    from mingle.config import launchers
+    from mingle.config.placement import place
 
     places = ("MINGLE_RANK", "MINGLE_WORLD_SIZE", "RANK", "WORLD_SIZE")
     launched = any(row.is_seen(environ) for row in launchers.LAUNCHERS)

@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import Struct
 
 from mingle import forksafe
-from mingle.configuration.values import Peer
+from mingle.config.values import Peer
 
 FIRST_INTERVAL_SECONDS = 0.1
 GROWTH = 1.6

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from multicast_expert import McastRxSocket, McastTxSocket
 
-from mingle.checks.findings import Status
+from mingle.diagnostics.findings import Status
 from mingle.errors import InterfaceError
 from mingle.network import inspection, udp
 from mingle.network.interfaces import Family, Interface
@@ -262,8 +262,8 @@ class Transport:
         endpoint.stack.close()
 
     def _nothing_opened(self) -> InterfaceError:
-        from mingle.checks import diagnosis
-        from mingle.checks.holders import holders
+        from mingle.diagnostics import diagnosis
+        from mingle.diagnostics.holders import holders
 
         reasons = [f"{what}: {why}" for what, why in self.failures.items()] or ["no interface was given"]
         observation = f"nothing could be opened for discovery on UDP port {self.port} ({'; '.join(reasons)})"

@@ -10,7 +10,7 @@ from mingle.network.udp import Version
 
 TOGETHER_SECONDS = 0.02
 """They are sent one right after the other; nobody says the same again as soon as this of his own will
-(:data:`mingle.rules.protocol.SEEK_INTERVAL_SECONDS`, less its jitter)."""
+(:data:`mingle.protocol.pacing.SEEK_INTERVAL_SECONDS`, less its jitter)."""
 REMEMBERED = 64
 
 

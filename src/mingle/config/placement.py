@@ -1,0 +1,239 @@
+"""A process's place in its job: who says which rank it is and how many there are, and whether they agree.
+
+The order: arguments, ``MINGLE_RANK`` and ``MINGLE_WORLD_SIZE``, one launcher's row, ``RANK`` and
+``WORLD_SIZE``. Arguments must not contradict the rest; ``MINGLE_*`` may: it is there to overrule a launcher.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from mingle.config import launchers
+from mingle.config.values import check_whole, parse_whole, text_of
+from mingle.errors import ConfigurationError, LauncherError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mingle.config.launcher import Identity
+
+
+class Placement(Struct, frozen=True, kw_only=True):
+    """The place in the job. A rank of None means that ranks are assigned; other Nones, that nobody says."""
+
+    rank: int | None
+    world_size: int
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    node_rank: int | None = None
+    num_nodes: int | None = None
+    node: str | None = None
+    job_id: str | None = None
+    attempt: str | None = None
+    launcher: str | None = None
+
+
+class _Number(Struct, frozen=True):
+    """A number with the source of it as a reader would write it, such as ``RANK='3'``."""
+
+    value: int
+    source: str
+
+
+class _Claim(Struct, frozen=True):
+    """What one source says about this process."""
+
+    rank: _Number | None
+    world_size: _Number | None
+
+    def over(self, other: _Claim) -> _Claim:
+        """Returns this claim, completed by another one."""
+        return _Claim(self.rank or other.rank, self.world_size or other.world_size)
+
+    def check_against(self, other: _Claim) -> None:
+        """Refuses to go on when both say something and it is not the same."""
+        for ours, theirs, meaning in (
+            (self.rank, other.rank, "rank"),
+            (self.world_size, other.world_size, "world size"),
+        ):
+            if ours is not None and theirs is not None and ours.value != theirs.value:
+                raise ConfigurationError.explain(
+                    f"{ours.source} contradicts {theirs.source}: the {meaning} can only be one of them",
+                    cause="a value in the code or the environment of an earlier job, or of another launcher",
+                    remedy="drop one of the two, or make them agree",
+                )
+
+    def agrees(self, rank: int | None, world_size: int) -> bool:
+        """Tells whether nothing here differs from the outcome."""
+        return (self.rank is None or self.rank.value == rank) and (
+            self.world_size is None or self.world_size.value == world_size
+        )
+
+
+def place(environ: Mapping[str, str], *, rank: int | None = None, world_size: int | None = None) -> Placement:
+    """Returns this process's place in its job.
+
+    Args:
+        environ: the environment without what mingle itself has written into it.
+        rank: the argument of that name.
+        world_size: the argument of that name.
+
+    Raises:
+        ConfigurationError: when a number can't be used, sources contradict each other, or there is no size.
+        LauncherError: when a launcher's environment is incomplete or contradicts itself, and the place is not
+            given by hand either.
+    """
+    argued = _Claim(
+        None if rank is None else _Number(check_whole(rank, "rank"), f"rank={rank!r}"),
+        None
+        if world_size is None
+        else _Number(check_whole(world_size, "world_size", minimum=1), f"world_size={world_size!r}"),
+    )
+    own = _claim(environ, "MINGLE_RANK", "MINGLE_WORLD_SIZE")
+    by_hand = argued.over(own)
+    identity = _identity(environ, argued, by_hand)
+    if identity is None:
+        said = _claim(environ, "RANK", "WORLD_SIZE")
+    else:
+        said = _Claim(
+            _Number(identity.rank, f"{identity.launcher}'s {identity.rank_from}={identity.rank}"),
+            _Number(identity.world_size, f"{identity.launcher}'s {identity.world_size_from}={identity.world_size}"),
+        )
+        if identity.launcher == launchers.TORCHRUN.name:
+            # torchrun's ranks have found each other already: there is no other job to ask for by MINGLE_*.
+            own.check_against(said)
+        else:
+            _refuse_to_be_alone(environ, identity, by_hand)
+    environment = own.over(said)
+    argued.check_against(environment)
+    claim = argued.over(environment)
+    if claim.world_size is None:
+        raise _no_world_size(claim.rank)
+    if claim.rank is not None and claim.rank.value >= claim.world_size.value:
+        raise ConfigurationError.explain(
+            f"{claim.rank.source} does not fit {claim.world_size.source}",
+            cause="a rank counted from 1, or a size that counts nodes where the rank counts processes",
+            remedy=f"give ranks from 0 to {claim.world_size.value - 1}, or a larger world size",
+        )
+    final_rank, final_size = None if claim.rank is None else claim.rank.value, claim.world_size.value
+    if identity is not None:
+        return _launched(identity, final_rank, final_size)
+    if final_rank is None or not said.agrees(final_rank, final_size):
+        return Placement(rank=final_rank, world_size=final_size)
+    return _told(environ, final_rank, final_size)
+
+
+def _claim(environ: Mapping[str, str], rank_variable: str, size_variable: str) -> _Claim:
+    def number(name: str, minimum: int) -> _Number | None:
+        text = text_of(environ, name)
+        if text is None:
+            return None
+        return _Number(parse_whole(text, name, minimum=minimum), f"{name}={text!r}")
+
+    return _Claim(number(rank_variable, 0), number(size_variable, 1))
+
+
+def _identity(environ: Mapping[str, str], argued: _Claim, by_hand: _Claim) -> Identity | None:
+    """Returns the launcher's word; None also when that is incomplete and the place is given by hand."""
+    row = launchers.seen(environ)
+    if row is None:
+        return None
+    if row.size_is_the_users and by_hand.world_size is not None:
+        argued.check_against(_claim(environ, "RANK", "WORLD_SIZE"))
+        environ = {**environ, "WORLD_SIZE": str(by_hand.world_size.value)}
+    try:
+        return row.read(environ)
+    except LauncherError:
+        # torchrun's ranks have found each other already: no other place can be given.
+        given = by_hand if row.sets_plain_pair else by_hand.over(_claim(environ, "RANK", "WORLD_SIZE"))
+        if row is launchers.TORCHRUN or given.rank is None or given.world_size is None:
+            raise
+        return None
+
+
+def _refuse_to_be_alone(environ: Mapping[str, str], identity: Identity, by_hand: _Claim) -> None:
+    """Refuses a launched task of one that was told of a larger world by ``WORLD_SIZE`` alone.
+
+    Ranks that are started by hand in a shell of ``srun --pty`` are such: taken at the launcher's word, each
+    would be rank 0 of 1 and train by itself without a sign.
+    """
+    if identity.world_size > 1 or by_hand.world_size is not None:
+        return
+    size = _claim({"WORLD_SIZE": environ.get("WORLD_SIZE", "")}, "RANK", "WORLD_SIZE").world_size
+    if size is not None and size.value > 1:
+        raise LauncherError.explain(
+            f"{identity.launcher} says {identity.world_size_from}={identity.world_size}, but {size.source}",
+            cause=f"ranks started by hand inside a single task of {identity.launcher}",
+            remedy="start the ranks with the launcher and unset WORLD_SIZE, or give each rank its place with "
+            "MINGLE_RANK and MINGLE_WORLD_SIZE",
+        )
+
+
+def _launched(identity: Identity, rank: int | None, world_size: int) -> Placement:
+    if (rank, world_size) != (identity.rank, identity.world_size):
+        # Overruled by MINGLE_*: the launcher's nodes and local ranks are those of another set of processes.
+        return Placement(rank=rank, world_size=world_size, job_id=identity.job_id, launcher=identity.launcher)
+    return Placement(
+        rank=rank,
+        world_size=world_size,
+        local_rank=identity.local_rank,
+        local_world_size=identity.local_world_size,
+        node_rank=identity.node_rank,
+        num_nodes=identity.num_nodes,
+        node=identity.node,
+        job_id=identity.job_id,
+        attempt=identity.attempt,
+        launcher=identity.launcher,
+    )
+
+
+def _told(environ: Mapping[str, str], rank: int, world_size: int) -> Placement:
+    """Returns the place with what the user says about the node, who gave each rank its environment."""
+
+    def number(name: str, minimum: int, limit: int, what: str) -> int | None:
+        text = text_of(environ, name)
+        if text is None:
+            return None
+        value = parse_whole(text, name, minimum=minimum)
+        if value >= limit:
+            raise _misfit(f"{name}={text!r}", what)
+        return value
+
+    local_world_size = number("LOCAL_WORLD_SIZE", 1, world_size + 1, f"a world size of {world_size}")
+    local_limit = local_world_size or world_size
+    local_rank = number("LOCAL_RANK", 0, local_limit, f"a local world size of {local_limit}")
+    node_rank = number("NODE_RANK", 0, world_size, f"a world size of {world_size}")
+    group_rank = number("GROUP_RANK", 0, world_size, f"a world size of {world_size}")
+    if node_rank is not None and group_rank is not None and node_rank != group_rank:
+        raise _misfit(f"NODE_RANK='{node_rank}'", f"GROUP_RANK='{group_rank}', torchrun's name for the same")
+    return Placement(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        node_rank=group_rank if node_rank is None else node_rank,
+    )
+
+
+def _misfit(written: str, what: str) -> ConfigurationError:
+    return ConfigurationError.explain(
+        f"{written} does not fit {what}",
+        cause="variables that were left by another start, or counted from 1",
+        remedy="make them agree, or leave the one that mingle can find by itself unset",
+    )
+
+
+def _no_world_size(rank: _Number | None) -> ConfigurationError:
+    if rank is not None:
+        return ConfigurationError.explain(
+            f"{rank.source} is given, and no world size",
+            cause="RANK without WORLD_SIZE, or one argument of the two",
+            remedy="pass world_size=, or set MINGLE_WORLD_SIZE or WORLD_SIZE",
+        )
+    return ConfigurationError.explain(
+        "the number of ranks is not known",
+        cause="world_size= was not passed, MINGLE_WORLD_SIZE and WORLD_SIZE are unset, no launcher is seen",
+        remedy="pass world_size= or set MINGLE_WORLD_SIZE, the same on all ranks; then ranks are assigned",
+    )

@@ -1,0 +1,385 @@
+"""What the user asked for: arguments, environment and defaults, brought together in one place.
+
+An argument comes before a ``MINGLE_*`` variable, and that before what others have set. `resolve` needs a job and a
+place in it (see `mingle.config.placement`); `resolve_network` reads only what concerns the network. Both take
+the environment as a mapping, without what mingle itself has written into it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from msgspec import Struct, structs
+
+from mingle.config import launchers, values
+from mingle.config.placement import Placement, place
+from mingle.config.values import Peer, Secret
+from mingle.errors import ConfigurationError, LauncherError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import timedelta
+
+__all__ = ["VARIABLES", "Network", "Peer", "Settings", "resolve", "resolve_network"]
+
+DEFAULT_PORT = 29499
+DEFAULT_DISCOVERY_TIMEOUT = 300.0
+MAX_JOB_ID_BYTES = 256
+
+Family: TypeAlias = Literal["auto", "4", "6"]
+Progress: TypeAlias = Literal["auto", "off"]
+_FAMILIES: dict[str, Family] = {"auto": "auto", "4": "4", "6": "6"}
+_PROGRESS: dict[str, Progress] = {"auto": "auto", "off": "off"}
+
+VARIABLES: dict[str, str] = {
+    "MINGLE_JOB_ID": "the job's name, the same on all its ranks",
+    "MINGLE_RANK": "this process's rank",
+    "MINGLE_WORLD_SIZE": "the number of ranks in the job",
+    "MINGLE_TIMEOUT": f"seconds to wait for the job to be complete (default {DEFAULT_DISCOVERY_TIMEOUT:g})",
+    "MINGLE_INTERFACE": "interfaces to use, names or addresses, comma separated (default: mingle chooses)",
+    "MINGLE_PORT": f"UDP port of the discovery, the same everywhere (default {DEFAULT_PORT})",
+    "MINGLE_PEERS": "hosts to ask by unicast as well, host[:port], comma separated",
+    "MINGLE_SECRET": "the secret that all ranks share",
+    "MINGLE_SECRET_FILE": "the file that holds the secret",
+    "MINGLE_TTL": "how many routers a multicast may pass, plus one (default 1: the local network)",
+    "MINGLE_FAMILY": "auto, 4 or 6: the IP versions to use (default auto)",
+    "MINGLE_ADVERTISE": "the address to announce where network address translation hides this host's own",
+    "MINGLE_MASTER_PORT": "TCP port of rank 0's store (default: any free one)",
+    "MINGLE_PROGRESS": "auto or off: the progress line while waiting (default auto)",
+}
+"""Each environment variable that mingle reads for itself, with its meaning."""
+
+# This list is not read from torch, because this module must not import torch.
+_BACKENDS = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl", "hccl"})
+# This cutoff matches JOB with JOB_ID, and matches nothing with GENERATION.
+_SIMILAR = 0.65
+
+
+class Network(Struct, frozen=True, kw_only=True):
+    """How to discover: what concerns the network and not one job.
+
+    Attributes:
+        discovery_timeout: seconds until an incomplete job is an error.
+        interfaces: names or addresses of the interfaces to use; empty: mingle chooses.
+        interfaces_from: where they were named (``interface=`` or a variable's name); empty: mingle chooses.
+        peers: hosts to ask by unicast as well.
+        secret: what the job's members share; None: there is none.
+        port: the UDP port of the discovery.
+        ttl: the multicast time to live, in hops (RFC 1112); 0 keeps datagrams on this host.
+        family: the IP versions to use.
+        advertise: the address to announce in place of this host's own.
+        progress: whether a progress line may be shown.
+    """
+
+    discovery_timeout: float = DEFAULT_DISCOVERY_TIMEOUT
+    interfaces: tuple[str, ...] = ()
+    interfaces_from: str = ""
+    peers: tuple[Peer, ...] = ()
+    secret: Secret | None = None
+    port: int = DEFAULT_PORT
+    ttl: int = 1
+    family: Family = "auto"
+    advertise: str | None = None
+    progress: Progress = "auto"
+
+
+class Settings(Network, frozen=True, kw_only=True):
+    """All that a rank needs to find its job.
+
+    Attributes:
+        job_id: the job's name, 1 to 256 bytes in UTF-8.
+        rank: this process's rank; None: ranks are assigned.
+        world_size: the number of ranks in the job.
+        local_rank: as the launcher or the user says; None: neither does.
+        local_world_size: likewise.
+        node_rank: likewise.
+        num_nodes: likewise.
+        node: the launcher's key of this node; None: `mingle.config.node.identity` tells.
+        attempt: the launcher's count of the job's starts.
+        master_port: the TCP port of rank 0's store; None: any free one.
+        launcher: the name of the launcher that was detected.
+        pass_through: torchrun has already found everybody, nothing is to be discovered.
+        master_addr: the address of rank 0's store, when passing through.
+    """
+
+    job_id: str
+    rank: int | None
+    world_size: int
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    node_rank: int | None = None
+    num_nodes: int | None = None
+    node: str | None = None
+    attempt: str | None = None
+    master_port: int | None = None
+    launcher: str | None = None
+    pass_through: bool = False
+    master_addr: str | None = None
+
+
+def resolve(
+    environ: Mapping[str, str],
+    *,
+    job_id: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    discovery_timeout: float | timedelta | None = None,
+    interface: str | Sequence[str] | None = None,
+    peers: str | Sequence[str] | None = None,
+    secret: str | bytes | Secret | None = None,
+    port: int | None = None,
+    master_port: int | None = None,
+    ttl: int | None = None,
+    family: str | int | None = None,
+    advertise: str | None = None,
+) -> Settings:
+    """Returns the settings of this process; an argument that is None and a blank variable do not count.
+
+    Raises:
+        ConfigurationError: when a value can't be used, or an argument contradicts the environment.
+        LauncherError: when a launcher's environment is incomplete or contradicts itself.
+    """
+    if (named := job_id if job_id is not None else environ.get("MINGLE_JOB_ID")) is not None:
+        refuse_backend(named, "MINGLE_JOB_ID" if job_id is None else "job_id")
+    network = resolve_network(
+        environ,
+        discovery_timeout=discovery_timeout,
+        interface=interface,
+        peers=peers,
+        secret=secret,
+        port=port,
+        ttl=ttl,
+        family=family,
+        advertise=advertise,
+    )
+    placement = place(environ, rank=rank, world_size=world_size)
+    passes = placement.launcher == launchers.TORCHRUN.name
+    return Settings(
+        **structs.asdict(network),
+        job_id=_job_id(environ, job_id, placement),
+        rank=placement.rank,
+        world_size=placement.world_size,
+        local_rank=placement.local_rank,
+        local_world_size=placement.local_world_size,
+        node_rank=placement.node_rank,
+        num_nodes=placement.num_nodes,
+        node=placement.node,
+        attempt=placement.attempt,
+        master_port=store_port(environ, launcher=placement.launcher, master_port=master_port),
+        launcher=placement.launcher,
+        pass_through=passes,
+        master_addr=environ["MASTER_ADDR"].strip() if passes else None,
+    )
+
+
+def resolve_network(
+    environ: Mapping[str, str],
+    *,
+    discovery_timeout: float | timedelta | None = None,
+    interface: str | Sequence[str] | None = None,
+    peers: str | Sequence[str] | None = None,
+    secret: str | bytes | Secret | None = None,
+    port: int | None = None,
+    ttl: int | None = None,
+    family: str | int | None = None,
+    advertise: str | None = None,
+) -> Network:
+    """Returns what concerns the network, for a command that looks at no one job or has no place in it.
+
+    Raises:
+        ConfigurationError: when a value can't be used.
+    """
+    interfaces, interfaces_from = _interfaces(environ, interface)
+    chosen_family = _family(environ, family)
+    resolved_port = _whole(environ, port, "port", "MINGLE_PORT", 1, values.MAX_PORT)
+    resolved_ttl = _whole(environ, ttl, "ttl", "MINGLE_TTL", 0, 255)
+    return Network(
+        discovery_timeout=_discovery_timeout(environ, discovery_timeout),
+        interfaces=interfaces,
+        interfaces_from=interfaces_from,
+        peers=_peers(environ, peers),
+        secret=_secret(environ, Secret.of(secret)),
+        port=DEFAULT_PORT if resolved_port is None else resolved_port,
+        ttl=1 if resolved_ttl is None else resolved_ttl,
+        family=chosen_family,
+        advertise=_advertise(environ, advertise, chosen_family),
+        progress=_progress(environ),
+    )
+
+
+def check_job_id(value: object, source: str) -> str:
+    """Returns a job id as it is: any text of 1 to 256 bytes in UTF-8, used verbatim.
+
+    Raises:
+        ConfigurationError: when it is no such text.
+    """
+    if not isinstance(value, str):
+        problem = "is not a str"
+    elif not value:
+        problem = "is empty"
+    elif any("\ud800" <= character <= "\udfff" for character in value):
+        problem = "holds a surrogate, so it is not text in UTF-8"
+    elif len(value.encode()) > MAX_JOB_ID_BYTES:
+        problem = f"is {len(value.encode())} bytes long in UTF-8"
+    else:
+        return value
+    raise ConfigurationError.explain(
+        f"the job id {source}={value!r:.100} {problem}",
+        cause="a variable that a template did not fill in, or another value in the job id's place",
+        remedy=f"give any text of 1 to {MAX_JOB_ID_BYTES} bytes in UTF-8, the same on all ranks of the job",
+    )
+
+
+def refuse_backend(job_id: object, source: str, backends: Iterable[str] = _BACKENDS) -> None:
+    """Reject the name of a torch backend as job id: ``init_process_group("gloo")`` after a search and replace.
+
+    Raises:
+        ConfigurationError: the job id is a backend's name, such as ``gloo`` or ``cpu:gloo,cuda:nccl``.
+    """
+    parts = job_id.split(",") if isinstance(job_id, str) else [""]
+    if {part.rpartition(":")[2].lower() for part in parts} <= set(backends):
+        raise ConfigurationError.explain(
+            f"the job id {source}={job_id!r} is the name of a torch backend",
+            cause="init_process_group takes the backend as its first argument, mingle.init the job id",
+            remedy=f"mingle.init(job_id=NAME, backend={job_id!r}); NAME is any other text, the same on all ranks of "
+            "the job and on no other job's",
+        )
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the unknown variables that look like mingle's, each with the one that was most likely meant."""
+    prefix = "MINGLE_"
+    unknown = sorted(name for name in environ if name.startswith(prefix) and name not in VARIABLES)
+    known = [name.removeprefix(prefix) for name in VARIABLES]
+    near = {name: values.nearest(name.removeprefix(prefix), known, cutoff=_SIMILAR) for name in unknown}
+    return {name: None if meant is None else prefix + meant for name, meant in near.items()}
+
+
+def unknown_variable_text(name: str, meant: str | None) -> str:
+    """Return the message for one of `unknown_variables`."""
+    hint = "" if meant is None else f"; did you mean {meant}?"
+    return f"{name} is set, and mingle reads no such variable{hint}"
+
+
+def _job_id(environ: Mapping[str, str], argument: str | None, placement: Placement) -> str:
+    if argument is not None:
+        return check_job_id(argument, "job_id")
+    if "MINGLE_JOB_ID" in environ:
+        # Set but empty is not unset here: all jobs whose template failed in the same way would meet.
+        return check_job_id(environ["MINGLE_JOB_ID"], "MINGLE_JOB_ID")
+    if placement.job_id is not None:
+        return check_job_id(placement.job_id, f"{placement.launcher}'s id")
+    mistyped = [item for item in unknown_variables(environ).items() if item[1] == "MINGLE_JOB_ID"]
+    raise ConfigurationError.explain(
+        "there is no job id",
+        cause=unknown_variable_text(*mistyped[0])
+        if mistyped
+        else "none was passed, MINGLE_JOB_ID is not set, and no launcher gives one",
+        remedy="pass job_id= or set MINGLE_JOB_ID, the same on all ranks of the job and on no other job's",
+    )
+
+
+def store_port(environ: Mapping[str, str], *, launcher: str | None, master_port: int | None = None) -> int | None:
+    """Returns the TCP port of rank 0's store: torchrun's where it has placed this process, else the fixed one.
+
+    Raises:
+        ConfigurationError: MINGLE_MASTER_PORT, or the argument, is no port.
+        LauncherError: torchrun's MASTER_PORT is none.
+    """
+    fixed = _whole(environ, master_port, "master_port", "MINGLE_MASTER_PORT", 1, values.MAX_PORT)
+    if launcher != launchers.TORCHRUN.name:
+        return fixed
+    text = environ["MASTER_PORT"].strip()
+    return values.parse_whole(text, "MASTER_PORT", minimum=1, maximum=values.MAX_PORT, error=LauncherError)
+
+
+def _whole(
+    environ: Mapping[str, str], argument: int | None, name: str, variable: str, minimum: int, maximum: int
+) -> int | None:
+    if argument is not None:
+        return values.check_whole(argument, name, minimum=minimum, maximum=maximum)
+    text = values.text_of(environ, variable)
+    return None if text is None else values.parse_whole(text, variable, minimum=minimum, maximum=maximum)
+
+
+def _discovery_timeout(environ: Mapping[str, str], argument: float | timedelta | None) -> float:
+    if argument is not None:
+        return values.seconds(argument, "discovery_timeout")
+    text = values.text_of(environ, "MINGLE_TIMEOUT")
+    return DEFAULT_DISCOVERY_TIMEOUT if text is None else values.seconds(text, "MINGLE_TIMEOUT")
+
+
+def _interfaces(environ: Mapping[str, str], argument: str | Sequence[str] | None) -> tuple[tuple[str, ...], str]:
+    # An empty sequence is what a repeatable option gives when it is not used: not a choice.
+    if argument is not None and (isinstance(argument, str) or len(argument) > 0):
+        return values.words(argument, "interface"), "interface="
+    named = values.text_of(environ, "MINGLE_INTERFACE")
+    if named is not None:
+        return values.words(named, "MINGLE_INTERFACE"), "MINGLE_INTERFACE"
+    gloo = values.text_of(environ, "GLOO_SOCKET_IFNAME")
+    # Gloo takes exact names; NCCL's ^ and = are none (and make Gloo fail), so they name no interface here.
+    if gloo is not None and not any(word.startswith(("^", "=")) for word in gloo.split(",")):
+        return values.words(gloo, "GLOO_SOCKET_IFNAME"), "GLOO_SOCKET_IFNAME"
+    return (), ""
+
+
+def _peers(environ: Mapping[str, str], argument: str | Sequence[str] | None) -> tuple[Peer, ...]:
+    if argument is not None and (isinstance(argument, str) or len(argument) > 0):
+        return values.peers(argument, "peers")
+    text = values.text_of(environ, "MINGLE_PEERS")
+    return () if text is None else values.peers(text, "MINGLE_PEERS")
+
+
+def _secret(environ: Mapping[str, str], argument: Secret | None) -> Secret | None:
+    if argument is not None:
+        return values.checked_secret(argument, "secret")
+    given = [name for name in ("MINGLE_SECRET", "MINGLE_SECRET_FILE") if name in environ]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise ConfigurationError.explain(
+            "both MINGLE_SECRET and MINGLE_SECRET_FILE are set",
+            cause="one was added without taking the other away",
+            remedy="set one of them",
+        )
+    if given == ["MINGLE_SECRET"]:
+        return values.checked_secret(Secret(environ["MINGLE_SECRET"]), "MINGLE_SECRET")
+    return values.read_secret_file(environ["MINGLE_SECRET_FILE"], "MINGLE_SECRET_FILE")
+
+
+def _family(environ: Mapping[str, str], argument: str | int | None) -> Family:
+    source, given = "family", argument
+    if argument is None:
+        source, given = "MINGLE_FAMILY", values.text_of(environ, "MINGLE_FAMILY") or "auto"
+    if (family := _FAMILIES.get(str(given))) is not None:
+        return family
+    raise ConfigurationError.explain(
+        f"{source}={given!r} is not an IP version",
+        cause="a mistyped value",
+        remedy="give auto, 4 or 6",
+    )
+
+
+def _advertise(environ: Mapping[str, str], argument: str | None, family: Family) -> str | None:
+    source, given = "advertise", argument
+    if argument is None:
+        source, given = "MINGLE_ADVERTISE", values.text_of(environ, "MINGLE_ADVERTISE")
+    if given is None:
+        return None
+    address = values.address(given, source)
+    if family not in {"auto", "6" if ":" in address else "4"}:
+        raise ConfigurationError.explain(
+            f"{source}={given!r} is no IPv{family} address, and only IPv{family} is to be used",
+            cause="family= or MINGLE_FAMILY was set for another network than this address is of",
+            remedy=f"advertise an IPv{family} address, or leave the family at auto",
+        )
+    return address
+
+
+def _progress(environ: Mapping[str, str]) -> Progress:
+    text = values.text_of(environ, "MINGLE_PROGRESS") or "auto"
+    if (progress := _PROGRESS.get(text)) is not None:
+        return progress
+    raise ConfigurationError.explain(
+        f"MINGLE_PROGRESS={text!r} is not known", cause="a mistyped value", remedy="set auto or off"
+    )

@@ -1,0 +1,314 @@
+"""What is wrong with this machine and its network: pure judgements over facts that somebody else has gathered.
+
+One implementation with two mouths: ``mingle-discover doctor`` prints all findings, and the library's errors quote
+those that are no PASS as their likely cause. :mod:`mingle.network.inspection` gathers the facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct, field
+
+from mingle.diagnostics.findings import Finding, Status
+from mingle.diagnostics.firewall import Chain, Manager, Packet, allow_tcp, allow_udp, blocked
+from mingle.diagnostics.holders import Holder
+
+STRICT = 1
+"""``rp_filter``: a packet must come in where its sender would be answered (RFC 3704, section 2.2)."""
+MEMBERSHIPS_NEEDED = 2
+"""Groups that one IPv4 socket joins: the job's and the lobby."""
+_SHOWN = 6
+ANY_TCP_PORT = 40_000
+"""One of the system's choice, as mingle's TCP ports are (ip(7), ip_local_port_range)."""
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """What was read of this machine. What could not be read is left out, and nothing is said of it."""
+
+    port: int
+    group: str = ""
+    """An IPv4 group of ours, for the question which rule drops it; empty where IPv4 is not used."""
+    interface_problem: tuple[str, str] | None = None
+    """Observation and remedy, where no interface can be used."""
+    used: Sequence[str] = ()
+    """The interfaces in use, as people read them."""
+    used_names: Sequence[str] = ()
+    addresses: Sequence[str] = ()
+    """The addresses of those, IPv4 first."""
+    networks: Sequence[str] = ()
+    """Their subnets, in the same order."""
+    unused: Sequence[str] = ()
+    """Others that are up and have an address of a network, passed over because the user named another one."""
+    named_by: str = ""
+    """The option or variable that named the interfaces; empty: mingle chose."""
+    only_loopback: bool = False
+    multicasts_on: frozenset[str] | None = None
+    """Where multicasts came in, our own included; None: nothing was sent yet, or nobody looked."""
+    failures: Mapping[str, str] = field(default_factory=dict)
+    """Sockets that could not be opened, with the error's name."""
+    send_errors: Mapping[str, int] = field(default_factory=dict)
+    holders: Sequence[Holder] = ()
+    """Other processes that hold the UDP port."""
+    default_route: bool | None = None
+    memberships: int | None = None
+    """net.ipv4.igmp_max_memberships."""
+    rp_filter: Mapping[str, int] = field(default_factory=dict)
+    rp_drops: int = 0
+    """Packets that the reverse path filter has dropped while we waited."""
+    hostname: str = ""
+    hostname_addresses: Sequence[str] = ()
+    hostname_problem: str = ""
+    unresolved: Mapping[str, str] = field(default_factory=dict)
+    """Names among the peers that do not resolve, and why."""
+    master: str = ""
+    """``MASTER_ADDR=… MASTER_PORT=…`` as found in the environment."""
+    environment_problems: Sequence[tuple[str, str]] = ()
+    """Observation and remedy of what keeps a rank that is started here from knowing its place."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Other major versions that were heard, with an address."""
+    chains: Sequence[Chain] = ()
+    manager: Manager = "nft"
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Returns one finding or more for each check, in the order in which they are read."""
+    return [
+        finding
+        for check in (
+            _interfaces,
+            _routes,
+            _port,
+            _memberships,
+            _multicast,
+            _tcp,
+            _reverse_path,
+            _peers,
+            _versions,
+            _hostname,
+            _environment,
+        )
+        for finding in check(facts)
+    ]
+
+
+def troubles(facts: Facts) -> list[Finding]:
+    """Returns what an error of the library should quote: what explains that others are not heard, worst first."""
+    checks = (_interfaces, _named_elsewhere, _routes, _port, _memberships, _multicast, _tcp, _reverse_path, _peers)
+    found = [finding for check in checks for finding in check(facts) if finding.status is not Status.PASS]
+    return sorted(found, key=lambda finding: -finding.status)
+
+
+def _interfaces(facts: Facts) -> Iterator[Finding]:
+    if facts.interface_problem is not None:
+        yield Finding("interfaces", Status.FAIL, *facts.interface_problem)
+    elif facts.only_loopback and not facts.named_by:
+        yield Finding(
+            "interfaces",
+            Status.WARN,
+            f"only loopback is used ({', '.join(facts.used)}): no other machine is reached",
+            "bring a network interface up: ip link set dev NAME up; or, if one machine is all, leave it so",
+            explains_silence=True,
+        )
+    else:
+        yield Finding("interfaces", Status.PASS, f"used: {', '.join(facts.used)}")
+
+
+def _named_elsewhere(facts: Facts) -> Iterator[Finding]:
+    """Only where nobody was heard: to name one of several networks is what the setting is for."""
+    if facts.named_by and facts.unused and not facts.only_loopback:
+        yield Finding(
+            "interfaces",
+            Status.WARN,
+            f"{facts.named_by} names {', '.join(facts.used_names)} alone, and {', '.join(facts.unused)} is up, too: "
+            "maybe the hosts share that network and not the named one",
+            f"name the network that all hosts share in {facts.named_by}, or unset it to use every suitable one",
+            explains_silence=True,
+        )
+
+
+def _routes(facts: Facts) -> Iterator[Finding]:
+    if facts.send_errors.get("ENETUNREACH"):
+        yield Finding(
+            "routes",
+            Status.FAIL,
+            f"{facts.send_errors['ENETUNREACH']} datagrams could not be sent: Network is unreachable (ENETUNREACH)",
+            f"add a route: ip route add default dev {_first(facts.used_names, 'NAME')}",
+        )
+    elif facts.default_route is False and not facts.only_loopback and facts.interface_problem is None:
+        yield Finding(
+            "routes",
+            Status.WARN,
+            "there is no default route: hosts of other subnets are not reached, those of "
+            f"{', '.join(facts.networks) or 'this one'} are",
+            f"if others are needed: ip route add default via ROUTER dev {_first(facts.used_names, 'NAME')}",
+        )
+    elif facts.default_route:
+        yield Finding("routes", Status.PASS, "there is a default route")
+
+
+def _port(facts: Facts) -> Iterator[Finding]:
+    taken = [what for what, why in facts.failures.items() if why.startswith("EADDRINUSE")]
+    strangers = [holder for holder in facts.holders if not holder.mingle]
+    names = _few([str(holder) for holder in strangers])
+    if taken:
+        yield Finding(
+            "port",
+            Status.FAIL,
+            f"UDP port {facts.port} is held by {names or 'another program'}, which does not share it "
+            f"({', '.join(taken)} could not be opened: EADDRINUSE)",
+            f"end that program, or set MINGLE_PORT to another port on every host; "
+            f"ss -ulpn 'sport = :{facts.port}' shows it",
+        )
+    elif strangers and facts.interface_problem is None:
+        yield Finding(
+            "port",
+            Status.WARN,
+            f"UDP port {facts.port} is also held by {names}, which is no mingle: of two programs that share a port "
+            "unicast datagrams reach only one, so MINGLE_PEERS may not work here",
+            "end that program, or set MINGLE_PORT to another port on every host",
+            explains_silence=True,
+        )
+    else:
+        shared = f", shared with {len(facts.holders)} other ranks" if facts.holders else ""
+        yield Finding("port", Status.PASS, f"UDP port {facts.port} can be used{shared}")
+
+
+def _memberships(facts: Facts) -> Iterator[Finding]:
+    refused = [what for what, why in facts.failures.items() if why.startswith("ENOBUFS")]
+    if refused or (facts.memberships is not None and facts.memberships < MEMBERSHIPS_NEEDED):
+        limit = "" if facts.memberships is None else f" (net.ipv4.igmp_max_memberships={facts.memberships})"
+        yield Finding(
+            "memberships",
+            Status.FAIL,
+            f"the limit of multicast memberships is reached{limit}: mingle joins {MEMBERSHIPS_NEEDED} groups per socket"
+            + (f"; {', '.join(refused)} could not be opened: ENOBUFS" if refused else ""),
+            "sysctl -w net.ipv4.igmp_max_memberships=20",
+        )
+    elif facts.memberships is not None:
+        yield Finding("memberships", Status.PASS, f"up to {facts.memberships} multicast groups per socket")
+
+
+def _multicast(facts: Facts) -> Iterator[Finding]:
+    if facts.send_errors.get("EPERM"):
+        packet = Packet("udp", facts.port, facts.group, _first(facts.used_names, ""))
+        block = blocked(facts.chains, packet, "output") if facts.group else None
+        yield Finding(
+            "multicast",
+            Status.FAIL,
+            f"this host's firewall refused to send {facts.send_errors['EPERM']} datagrams (EPERM)"
+            + (f": {block}" if block else ""),
+            allow_udp(facts.port, manager=facts.manager, block=block),
+        )
+    if facts.multicasts_on is None or facts.interface_problem is not None:
+        return
+    opened = [name for name in facts.used_names if not any(what.startswith(f"{name} ") for what in facts.failures)]
+    if opened and not facts.multicasts_on and not facts.only_loopback:
+        packet = Packet("udp", facts.port, facts.group, opened[0])
+        block = blocked(facts.chains, packet) if facts.group else None
+        yield Finding(
+            "multicast",
+            Status.FAIL,
+            f"this host's firewall drops multicast to UDP port {facts.port}: not even our own datagrams came back"
+            + (f"; {block}" if block else ""),
+            allow_udp(facts.port, manager=facts.manager, block=block),
+        )
+    elif not facts.send_errors.get("EPERM"):
+        heard = ", ".join(sorted(facts.multicasts_on))
+        yield Finding("multicast", Status.PASS, f"our own multicasts come back on {heard or 'no interface'}")
+
+
+def _tcp(facts: Facts) -> Iterator[Finding]:
+    if facts.only_loopback:
+        return
+    block = blocked(facts.chains, Packet("tcp", ANY_TCP_PORT, "", _first(facts.used_names, "")))
+    if block is not None:
+        yield Finding(
+            "tcp",
+            Status.WARN,
+            f"this host's firewall drops TCP from other hosts: {block}; rank 0 could be heard and not be reached",
+            allow_tcp(facts.networks, manager=facts.manager, block=block),
+        )
+    elif facts.chains:
+        yield Finding("tcp", Status.PASS, "no rule of this host's firewall drops TCP to the ports of ranks")
+
+
+def _reverse_path(facts: Facts) -> Iterator[Finding]:
+    strict = [name for name, value in facts.rp_filter.items() if value == STRICT]
+    if strict and facts.rp_drops:
+        yield Finding(
+            "rp_filter",
+            Status.FAIL,
+            f"the reverse path filter of {', '.join(strict)} has dropped {facts.rp_drops} packets just now: their "
+            "senders' subnet is not routed by the interface on which they came",
+            "; ".join(f"sysctl -w net.ipv4.conf.{name}.rp_filter=2" for name in strict)
+            + "; or add a route to that subnet: ip route add SUBNET dev NAME",
+        )
+    elif facts.rp_filter:
+        words = "strict" if strict else "loose or off"
+        yield Finding("rp_filter", Status.PASS, f"the reverse path filter ({words}) has dropped nothing")
+
+
+def _peers(facts: Facts) -> Iterator[Finding]:
+    for host, why in facts.unresolved.items():
+        yield Finding(
+            "peers",
+            Status.FAIL,
+            f"{host!r} in MINGLE_PEERS does not resolve: {why}",
+            f"correct the name, or add it to the name server or /etc/hosts: `getent hosts {host}` must find it",
+        )
+
+
+def _versions(facts: Facts) -> Iterator[Finding]:
+    for version, address in facts.versions.items():
+        yield Finding(
+            "version",
+            Status.WARN,
+            f"{address} speaks {version} of the protocol, which is incompatible with ours",
+            "install the same version of multinode-mingle on every host",
+        )
+
+
+def _hostname(facts: Facts) -> Iterator[Finding]:
+    if facts.hostname_problem and not facts.only_loopback:
+        yield Finding(
+            "hostname",
+            Status.WARN,
+            f"this host's own name {facts.hostname!r} does not resolve: {facts.hostname_problem}",
+            f"add it to /etc/hosts: echo '{_first(facts.addresses, 'ADDRESS')} {facts.hostname}' >> /etc/hosts",
+        )
+    loops = [address for address in facts.hostname_addresses if address.startswith("127.") or address == "::1"]
+    if loops and not facts.only_loopback:
+        yield Finding(
+            "hostname",
+            Status.WARN,
+            f"this host's own name {facts.hostname!r} resolves to {loops[0]}, which is loopback: mingle does not ask, "
+            "but what does (Gloo without GLOO_SOCKET_IFNAME, MPI, Ray) tells others an address that leads nowhere",
+            f"in /etc/hosts give {facts.hostname!r} the host's own address in place of {loops[0]}",
+        )
+    elif facts.hostname_addresses:
+        yield Finding("hostname", Status.PASS, f"{facts.hostname!r} resolves to {_first(facts.hostname_addresses, '')}")
+
+
+def _environment(facts: Facts) -> Iterator[Finding]:
+    for observation, remedy in facts.environment_problems:
+        yield Finding("environment", Status.FAIL, observation, remedy)
+    if facts.master:
+        yield Finding(
+            "environment",
+            Status.WARN,
+            f"the environment has {facts.master} already: mingle replaces it by rank 0's real address, what does not "
+            "come through mingle believes it",
+            "unset MASTER_ADDR MASTER_PORT",
+        )
+    if not facts.environment_problems and not facts.master:
+        yield Finding("environment", Status.PASS, "nothing in the environment contradicts itself")
+
+
+def _first(names: Sequence[str], default: str) -> str:
+    return names[0] if names else default
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

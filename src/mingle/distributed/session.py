@@ -1,0 +1,361 @@
+"""What goes on behind a job that has formed: the loop in its thread, the store, the roster, and the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from mingle import forksafe
+from mingle.abandonable import AbandonedError
+from mingle.engine import store
+from mingle.engine.discovery import Discovery
+from mingle.errors import MingleError
+from mingle.job import Member
+from mingle.protocol.host import Host
+from mingle.protocol.machine import Formation
+from mingle.protocol.member import Joiner
+from mingle.protocol.membership import RETURN_SECONDS
+from mingle.protocol.seats import roster_digest
+from mingle.wire.frames import Seat
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+logger = logging.getLogger("mingle")
+
+Entry: TypeAlias = "tuple[TCPStore, int, int]"
+"""What torch makes a process group of: the store, this rank, the world size."""
+
+ROSTER_SECONDS = 10.0
+LOSS_NOTICED_SECONDS = 0.25
+"""How long the loop needs at most to see that a connection has ended, and what follows from that."""
+FRESH_SECONDS = 1.0
+"""For how long a proof of the store is taken for its being in reach: torch's calls can't be stopped if it is not."""
+WATCH_QUICK_SECONDS = 0.05
+WATCH_SLOW_SECONDS = 0.5
+
+_T = TypeVar("_T")
+
+
+class _Closable:
+    """The base of sessions: a session ends once, and never in a forked child."""
+
+    def __init__(self) -> None:
+        self.on_close: Callable[[], None] = _nothing
+        self._pid = os.getpid()
+        self._closed = False
+        # Reentrant: a signal handler may close the job while this thread closes it.
+        self._closing = forksafe.register_lock(threading.RLock())
+
+    def close(self, *, failing: bool) -> None:
+        """End the session and restore the environment. A later call does nothing; a concurrent call waits.
+
+        After an interrupt, a second call continues where the first one stopped.
+        """
+        if os.getpid() != self._pid:
+            return
+        with self._closing:
+            if not self._closed:
+                self._end(failing=failing)
+                self.on_close()
+                self._closed = True
+
+    def _end(self, *, failing: bool) -> None:
+        """End the resources behind the session."""
+
+
+class ForeignSession(_Closable):
+    """The session of a job whose ranks torchrun has brought together; mingle owns only a variable."""
+
+    def roster(self) -> tuple[Member, ...]:
+        """Nobody: torchrun keeps its roster to itself."""
+        return ()
+
+    def entry(self, _seconds: float) -> Entry | None:
+        """Nothing: the store is torchrun's."""
+        return None
+
+    def group_stands(self) -> None:
+        """The process group stands; the store is torchrun's."""
+
+
+class LoneSession(_Closable):
+    """The session of a job with one rank: a store, nobody to talk to, and a thread until torch has the store."""
+
+    def __init__(self, member: Member, server: store.StoreServer) -> None:
+        super().__init__()
+        self.server: store.StoreServer | None = server
+        self._member = member
+        self._let_go = threading.Event()
+        self._thread = threading.Thread(target=self._await_group, name="mingle-lone", daemon=True)
+
+    def serve(self) -> None:
+        """Start the thread. Register the session first, so that it can be ended if Ctrl-C interrupts this call."""
+        self._thread.start()
+
+    def _await_group(self) -> None:
+        """Lets go of the store once a process group uses it, also one that was made through no door of ours."""
+        while not self._let_go.wait(WATCH_QUICK_SECONDS):
+            if group_stands():
+                self.group_stands()
+
+    def roster(self) -> tuple[Member, ...]:
+        """Only this rank."""
+        return (self._member,)
+
+    def entry(self, _seconds: float) -> Entry | None:
+        """The store of this rank alone."""
+        handle = self.server.handle if self.server is not None else None
+        return None if handle is None else (handle, 0, 1)
+
+    def group_stands(self) -> None:
+        """The process group has taken the store over."""
+        self._let_go.set()
+        if self.server is not None:
+            self.server.release()
+
+    def _end(self, *, failing: bool) -> None:
+        self.group_stands()
+        if self._thread.ident is not None:  # else its start was interrupted, and it ends by itself
+            self._thread.join()
+        self.server = None
+
+
+class RunningSession(_Closable):
+    """A job that has formed: its loop goes on in a thread, answers others and sees the process group come and go.
+
+    ``bereft``: rank 0 is gone for good, and there is no process group yet.
+    """
+
+    def __init__(self, discovery: Discovery, formation: Formation) -> None:
+        super().__init__()
+        self._discovery = discovery
+        self._formation = formation
+        self._group_stood = False
+        self._group_ended = False
+        self._closing_begun = False
+        self.bereft: MingleError | None = None
+        discovery.watch = self._watch
+        discovery.serve()
+
+    # --- the process group -----------------------------------------------------------------------------------------
+
+    def entry(self, seconds: float) -> Entry | None:
+        """Return the store for a process group, once; None if no process group was requested.
+
+        Args:
+            seconds: how long to wait for a store that does not answer.
+
+        Raises:
+            DiscoveryTimeoutError: the store has not answered within that time.
+            MingleError: this is not rank 0, and rank 0 is lost; or the session's thread has failed.
+        """
+        if self._discovery.failure is not None:
+            raise self._discovery.failure.copied()
+        if self._discovery.store_server is not None:
+            handle = self._discovery.store_server.handle
+        elif (client := self._discovery.take_client()) is not None:
+            if not (self._is_connected and time.monotonic() - client.proved_at < FRESH_SECONDS):
+                self._await_store(client, seconds)
+            handle = client.hand_over()
+        else:
+            handle = None
+        return None if handle is None else (handle, self._formation.rank, self._formation.world_size)
+
+    @property
+    def _is_connected(self) -> bool:
+        machine = self._discovery.machine
+        return isinstance(machine, Joiner) and machine.connection_stands
+
+    def _await_store(self, client: store.StoreClient, seconds: float) -> None:
+        try:
+            store.await_server(
+                client.address, client.port, seconds=seconds, given_up=lambda: self._host_lost is not None
+            )
+        except AbandonedError:
+            lost = self._host_lost
+            assert lost is not None
+            raise lost.copied() from lost.__cause__
+
+    @property
+    def _host_lost(self) -> MingleError | None:
+        """The reason why no process group can be made any more; else None."""
+        return self._discovery.failure or self.bereft
+
+    def loss(self) -> MingleError | None:
+        """Return the error that rank 0 is lost or that the session's thread has failed; None if neither is so.
+
+        Called when the process group could not be made. Rank 0's store breaks at the same moment as its connection, but
+        it is lost only when it does not come back.
+        """
+        if isinstance(self._discovery.machine, Joiner):
+            now = time.monotonic()
+            noticed, returned = now + LOSS_NOTICED_SECONDS, now + RETURN_SECONDS + LOSS_NOTICED_SECONDS
+            while self._host_lost is None and now < (noticed if self._is_connected else returned):
+                time.sleep(WATCH_QUICK_SECONDS)
+                now = time.monotonic()
+        return None if self._host_lost is None else self._host_lost.copied()
+
+    def _watch(self) -> float:
+        """Looks whether the process group has come or gone; torch has no hook for either. Runs in the loop."""
+        stands = group_stands()
+        if stands and not self._group_stood:
+            self._note_group()
+        elif self._group_stood and not stands and not self._group_ended:
+            self._group_ended = True
+            self._say_good_bye()
+        elif not stands and self.bereft is None:
+            self._look_after_host()
+        return WATCH_SLOW_SECONDS if self._group_stood else WATCH_QUICK_SECONDS
+
+    def _note_group(self) -> None:
+        self._group_stood = self._discovery.group_stands = True
+        if self._discovery.store_server is not None:
+            self._discovery.store_server.release()
+        machine = self._discovery.machine
+        if isinstance(machine, Joiner):
+            machine.ready()
+
+    def _look_after_host(self) -> None:
+        """Notes that rank 0 is gone before there was a process group: torch would look for its store for half an hour.
+
+        Whoever waits there through a door of ours is told by an exception; who calls torch by himself, by this line.
+        """
+        machine = self._discovery.machine
+        if isinstance(machine, Joiner) and (bereft := machine.bereft) is not None:
+            self.bereft = bereft
+            if machine.membership.dismissed:
+                # It may have done all that it was there for, if nobody wants a process group.
+                logger.info("%s", bereft.observation)
+            else:
+                self._discovery.say(bereft.observation)
+
+    def _say_good_bye(self) -> None:
+        machine = self._discovery.machine
+        if isinstance(machine, Host):
+            machine.close("its process group was destroyed")
+        else:
+            machine.leave("its process group was destroyed")
+
+    def group_stands(self) -> None:
+        """Take note that the process group has taken the store over; on the store's rank, wait until that is done.
+
+        Raises:
+            MingleError: the session's thread has failed, or does not answer.
+        """
+        if self._discovery.failure is not None:
+            raise self._discovery.failure.copied()
+        if self._discovery.store_server is None:
+            self._discovery.call(self._note_group)  # nothing is let go of, so nobody need wait for the other thread
+            return
+        try:
+            self._in_loop(self._note_group)
+        except FutureTimeoutError:
+            raise MingleError.explain(
+                f"job {self._discovery.settings.job_id!r}: the session's thread has not answered for "
+                f"{ROSTER_SECONDS:g} s.",
+                cause="this process is starved of CPU, or stopped",
+                remedy="look at the load of this machine.",
+            ) from None
+
+    def _in_loop(self, function: Callable[[], _T]) -> _T:
+        """Run a function in the loop's thread and return its result.
+
+        Raises:
+            FutureTimeoutError: the thread does not answer.
+            MingleError: it has failed.
+        """
+        future: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._discovery.call(run, future.set_exception)
+        return future.result(timeout=ROSTER_SECONDS)
+
+    # --- the roster ------------------------------------------------------------------------------------------------
+
+    def roster(self) -> tuple[Member, ...]:
+        """Fetch the members of the job.
+
+        Raises:
+            MingleError: rank 0 does not answer any more, or the session's thread has failed.
+        """
+        machine = self._discovery.machine
+        if os.getpid() != self._pid:
+            raise self._gone("this process is a fork of the rank; only the rank itself can ask")
+        if self._closing_begun:
+            raise self._gone("its session has ended", cause="a later call of init() or discover() took its place")
+        try:
+            seats = self._in_loop(machine.registrar.roster) if isinstance(machine, Host) else self._ask(machine)
+        except FutureTimeoutError:
+            raise self._gone("rank 0 did not answer") from None
+        if roster_digest(seats) != self._formation.roster_digest:
+            raise self._gone("what came is not the roster that was sealed")
+        return tuple(_member(seat) for seat in seats)
+
+    def _ask(self, joiner: Joiner) -> list[Seat]:
+        def ask() -> bool:
+            if not joiner.connection_stands:
+                return False
+            joiner.ask_roster()
+            return True
+
+        if not self._in_loop(ask):
+            raise self._gone("rank 0 has ended its job")
+        deadline = time.monotonic() + ROSTER_SECONDS
+        arrived = threading.Event()
+        while time.monotonic() < deadline:
+            seats, stands = self._in_loop(lambda: (list(joiner.roster), joiner.connection_stands))
+            if len(seats) == self._formation.world_size:
+                return list(seats)
+            if not stands:
+                break
+            arrived.wait(0.005)
+        raise self._gone("rank 0 ended its job while it was asked")
+
+    def _gone(
+        self, why: str, cause: str = "job.members was read for the first time after rank 0 had closed its job or exited"
+    ) -> MingleError:
+        return MingleError.explain(
+            f"the members of job {self._discovery.settings.job_id!r} can't be fetched: {why}.",
+            cause=cause,
+            remedy="read job.members once, early, on every rank that needs it; it is kept from then on.",
+        )
+
+    def _end(self, *, failing: bool) -> None:
+        self._closing_begun = True
+        self._discovery.close("an exception ended it" if failing else "its job was closed")
+
+
+def _member(seat: Seat) -> Member:
+    return Member(
+        rank=seat.rank,
+        local_rank=seat.local_rank,
+        node_rank=seat.node_rank,
+        hostname=seat.hostname,
+        address=seat.address,
+        pid=seat.pid,
+    )
+
+
+def _nothing() -> None:
+    """Stands for a callback until there is one."""
+
+
+def group_stands() -> bool:
+    """Tells whether torch's default process group exists, without importing torch."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not hasattr(distributed, "is_initialized"):
+        return False
+    return bool(distributed.is_initialized())

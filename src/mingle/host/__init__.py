@@ -1,1 +1,0 @@
-"""The pure machine of the rank that hosts the gathering."""

@@ -1,0 +1,206 @@
+"""The sockets and the clock of :class:`~mingle.observe.pinging.Pinging`: what ``ping`` and ``doctor`` run."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from mingle.config.settings import Network
+from mingle.engine.loop import Loop
+from mingle.network.connections import bare_address
+from mingle.network.transport import Received
+from mingle.observe.observer import new_name, this_process
+from mingle.observe.pinging import Cast, Pinging, Post, Reply
+from mingle.protocol.machine import Effect
+from mingle.wire import datagrams, echo
+from mingle.wire.authentication import JobKey
+from mingle.wire.groups import LOBBY, job_group
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+LISTENED_SECONDS = 0.1
+"""How often a caller that shows something live is called back."""
+REFUSAL_TRIES = 5
+REFUSAL_SECONDS = 0.5
+"""How long each try waits: Linux sends one host at most one ICMP error a second (icmp(7), icmp_ratelimit)."""
+
+
+class Pinger(Loop):
+    """Pings on every interface that a rank would use. Use it in a ``with`` statement.
+
+    Args:
+        network: how to discover; its peers are pinged by unicast from the start.
+        job: the job to ping about; empty: none.
+        interval: seconds between two rounds.
+        count: how many rounds; None: no end.
+        overheard: a job whose group is listened to as well, to hear who speaks another version there.
+
+    Raises:
+        InterfaceError: no interface can be used.
+    """
+
+    _machine: Any  # a Pinging, whose messages and effects are not those of a rank
+
+    def __init__(
+        self,
+        network: Network,
+        job: str = "",
+        *,
+        interval: float = 1.0,
+        count: int | None = None,
+        overheard: str = "",
+    ) -> None:
+        key = None if network.secret is None else JobKey(network.secret, job)
+        self.versions: dict[str, str] = {}
+        """Other major versions of mingle that were heard, each with the address of a speaker."""
+        self._cast_group = echo.ping_group(job)
+        groups = [self._cast_group, echo.LINK_GROUP, LOBBY]
+        if overheard:
+            groups.append(job_group(overheard))
+        with contextlib.ExitStack() as stack:
+            super().__init__(network, job or None, key, stack, groups=groups)
+            # On link-local addresses, too: a PING may come from one, and its source is what is dialled.
+            own = [
+                (str(address.ip), each.index)
+                for each in self._nics.usable
+                for address in each.of_family(network.family)
+            ]
+            self._connections.listen(own)
+            self.own = frozenset(address for address, _ in own)
+            self.pinging = self._machine = Pinging(
+                job,
+                pinger=new_name(),
+                who=this_process(),
+                port=self._connections.port,
+                shared_port=network.port,
+                interval=interval,
+                count=count,
+                new_id=self.new_id,
+                now=time.monotonic(),
+                key=key,
+                own=self.own,
+            )
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def run(self, *, until: float | None = None, each: Callable[[], None] = lambda: None) -> None:
+        """Ping until all rounds are over or the deadline has passed; always send GONE.
+
+        Args:
+            until: a time of ``time.monotonic()``; None: no limit.
+            each: called about ten times a second.
+
+        Raises:
+            MingleError: an unforeseen exception ended the loop; its ``__cause__`` is that exception.
+        """
+        self._call_due = time.monotonic()
+        self._until = until
+        try:
+            with self._failures_explained():
+                self._carry_out()
+            while not self.pinging.done and (until is None or time.monotonic() < until):
+                with self._failures_explained():
+                    self._turn()
+                if time.monotonic() >= self._call_due:
+                    self._call_due = time.monotonic() + LISTENED_SECONDS
+                    each()
+        finally:
+            self._part(self.pinging.close)
+
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        """The names of those that are used."""
+        return tuple(each.name for each in self._nics.usable)
+
+    def _more_timers(self) -> Iterable[float | None]:
+        return (self._until, self._call_due)
+
+    def _ask_peers(self, now: float) -> None:
+        self.pinging.learn([each for each in self._peers.take() if each[0] not in self.own])
+
+    def _datagram(self, received: Received) -> None:
+        self._note_multicast(received)
+        try:
+            message = echo.decode(received.data)
+        except datagrams.Rejected as rejected:
+            self._note_rejected(received, rejected)
+            return
+        host = bare_address(received.source[0])
+        address = f"{host}%{received.interface}" if host.startswith("fe80:") else host
+        self.pinging.heard(
+            message,
+            address,
+            received.interface,
+            time.monotonic(),
+            trusted=echo.is_trusted(received.data, self._key),
+            size=len(received.data),
+            handle=received,
+        )
+
+    def _note_rejected(self, received: Received, rejected: datagrams.Rejected) -> None:
+        """Counts what is no echo. Ranks' datagrams are none, and only their version says anything here."""
+        reason = rejected.reason
+        if reason == "magic" and received.data[:4] == datagrams.MAGIC:
+            if received.data[4:5] == bytes((datagrams.MAJOR_VERSION,)):
+                return
+            reason = f"version {received.data[4]}"
+        self._rejected[reason] += 1
+        if reason.startswith("version "):
+            self.versions.setdefault(reason, bare_address(received.source[0]))
+
+    def _accepted(self, conn: int, address: str, now: float) -> None:
+        self.pinging.accepted(conn, address, now)
+
+    def _ended(self, conn: int, reason: str, now: float) -> None:
+        self.pinging.closed(conn, reason, now)
+
+    def _perform_more(self, effect: Effect | Cast | Post | Reply) -> None:
+        try:
+            self._send(effect)
+        except Exception as error:  # where it goes to was named by somebody else
+            self._note_fault(error, "a ping or its answer")
+
+    def _send(self, effect: Effect | Cast | Post | Reply) -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        match effect:
+            case Cast(message, link):
+                data = echo.encode(message, self._key)
+                for interface in transport.interfaces:
+                    transport.multicast(interface.name, data, echo.LINK_GROUP if link else self._cast_group)
+            case Post(address, port, message):
+                transport.unicast(echo.encode(message, self._key), (address, port))
+            case Reply(handle, message) if isinstance(handle, Received):
+                transport.reply(handle, echo.encode(message, self._key))
+
+
+def refuses(address: str, port: int) -> bool:
+    """Return whether a host reports by ICMP, on a connected socket, that no program has this UDP port open."""
+    good_bye = echo.encode(echo.Gone(pinger=new_name()))
+    try:
+        family, *_, where = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.settimeout(REFUSAL_SECONDS)
+            probe.connect(where)
+            for _ in range(REFUSAL_TRIES):
+                probe.send(good_bye)
+                with contextlib.suppress(TimeoutError):
+                    probe.recv(1)
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # no way there: the pings say so
+        return False
+    return False

@@ -1,1 +1,0 @@
-"""Probes between hosts: the machine, the figures, and what they mean."""

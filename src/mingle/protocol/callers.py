@@ -1,0 +1,251 @@
+"""Those who called the control port: their conversations, their time to say what they want, and hanging up on them.
+
+What is said to a caller gathers in its conversation and is written when :meth:`Callers.flush` is called, so several
+frames go out in one piece.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from mingle.protocol.control import HostConversation
+from mingle.protocol.machine import Effect, Hangup, Write
+from mingle.wire import frames
+
+PROOF_SECONDS = 2.0
+"""How long a caller may take until it has proved itself, and after that, if it called to join, until it asks to …"""
+PROOF_SECONDS_PER_RANK = 0.005
+"""… or so long for each rank of the job, if that is more: what it says waits here while others are served."""
+# Callers that have not proved themselves, beside one for each rank that has no seat; bounded against a flood of
+# connections that never speak.
+MAX_UNPROVED = 2048
+# Callers that have, and do not join, beside one for each rank: without a secret everybody can prove itself. Another run
+# of the job waits for the end of this one on so many connections, and must not take it for dead.
+MAX_ONLOOKERS = 2048
+MAX_WHEN_SEALED = 64
+"""The limit for each of these two kinds once the session is sealed and awaits no more ranks."""
+STRANGERS_SHARE = 8
+"""Each kind gets at most this fraction (one in N) of the process's free descriptors …"""
+RANKS_SHARE = 4
+"""… and the additional places for awaited ranks get this fraction. The process keeps a quarter for itself."""
+SOURCE_SHARE = 2
+"""One address can hold this fraction of the places, so a flood from one machine displaces no other caller."""
+ROOM_SECONDS = 0.1
+"""How long a measurement of the free descriptors stays valid."""
+
+
+class Caller(Struct, frozen=True):
+    """One of them."""
+
+    conversation: HostConversation
+    address: str
+    """Where it called from, as seen here."""
+
+    @property
+    def hello(self) -> frames.Hello:
+        """What it said first; of meaning once it has."""
+        assert self.conversation.hello is not None
+        return self.conversation.hello
+
+    @property
+    def asks_only(self) -> bool:
+        """Whether it has said that it wants to know how the session stands, and no more."""
+        return self.conversation.hello is not None and self.hello.purpose == "probe"
+
+    def as_seen(self, who: frames.Who) -> frames.Who:
+        """Returns what it says of itself, with the address that is seen here."""
+        return msgspec.structs.replace(who, address=self.address)
+
+
+class _Crowd:
+    """Connections in order of arrival, and by their source address."""
+
+    def __init__(self) -> None:
+        self._sources: dict[int, str] = {}
+        self._by_source: dict[str, dict[int, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def too_many(self, source: str, strangers: int, ranks: int) -> list[int]:
+        """Return which must go before one of this address comes: the oldest, of its own address if that has too many.
+
+        Args:
+            source: the address.
+            strangers: how many can stay regardless of their kind.
+            ranks: how many more can stay, one for each expected rank.
+        """
+        alike = self._by_source.get(source, {})
+        excess = len(alike) + 1 - max(1, strangers // SOURCE_SHARE + ranks)
+        gone = list(itertools.islice(alike, max(0, excess)))
+        excess = len(self) - len(gone) + 1 - max(1, strangers + ranks)
+        others = (conn for conn in self._sources if conn not in gone)
+        return gone + list(itertools.islice(others, max(0, excess)))
+
+    def add(self, conn: int, source: str) -> None:
+        self._sources[conn] = source
+        self._by_source.setdefault(source, {})[conn] = None
+
+    def discard(self, conn: int) -> bool:
+        """Tells whether it was there."""
+        source = self._sources.pop(conn, None)
+        if source is None:
+            return False
+        alike = self._by_source[source]
+        del alike[conn]
+        if not alike:
+            del self._by_source[source]
+        return True
+
+
+class Callers:
+    """The callers of one host, by connection.
+
+    Args:
+        converse: begins the host's side of a conversation.
+        effects: the list to which the host's effects are added.
+        gone: called for each connection that ended, on either side.
+        expected: how many ranks the job has.
+        free_files: returns how many more connections the process can hold.
+    """
+
+    def __init__(
+        self,
+        converse: Callable[[], HostConversation],
+        effects: list[Effect],
+        *,
+        gone: Callable[[int], None],
+        expected: int = 0,
+        free_files: Callable[[], int],
+    ) -> None:
+        self._converse = converse
+        self._effects = effects
+        self._gone = gone
+        self._patience = max(PROOF_SECONDS, PROOF_SECONDS_PER_RANK * expected)
+        self._callers: dict[int, Caller] = {}
+        self._expected = self._awaited = expected
+        self._sealed = False
+        self._free_files = free_files
+        self._room = 0
+        """The measured number of free descriptors, plus those held by callers without a seat."""
+        self._measure_at = float("-inf")
+        self._unproved = _Crowd()
+        self._onlookers = _Crowd()
+        """Those that have proved themselves and have no seat, nor have asked for one."""
+        self._deadlines: dict[int, float] = {}
+        """By when a caller has to prove itself, or to ask for a seat; the earliest first."""
+        self._to_write: set[int] = set()
+        """Those whose conversations may have something to say."""
+
+    def __contains__(self, conn: object) -> bool:
+        return conn in self._callers
+
+    def __getitem__(self, conn: int) -> Caller:
+        return self._callers[conn]
+
+    def connections(self) -> list[int]:
+        """The connections of all that are on the line."""
+        return list(self._callers)
+
+    def accepted(self, conn: int, address: str, now: float) -> None:
+        """Somebody has connected; in a flood the oldest of those that have proved nothing has to go."""
+        if now >= self._measure_at:
+            self._room = self._free_files() + len(self._unproved) + len(self._onlookers)
+            self._measure_at = now + ROOM_SECONDS
+        self._make_room(self._unproved, address)
+        self._callers[conn] = Caller(self._converse(), address)
+        self._unproved.add(conn, address)
+        self._deadlines[conn] = now + self._patience
+        self._to_write.add(conn)
+
+    def expect(self, ranks: int, *, sealed: bool) -> None:
+        """Take note of the number of ranks without a seat, and of whether the session takes members."""
+        self._awaited, self._sealed = ranks, sealed
+
+    def _make_room(self, crowd: _Crowd, address: str) -> None:
+        most, ranks = (
+            (MAX_UNPROVED, 0 if self._sealed else self._awaited)
+            if crowd is self._unproved
+            else (MAX_ONLOOKERS, self._expected)
+        )
+        strangers = min(MAX_WHEN_SEALED if self._sealed else most, self._room // STRANGERS_SHARE)
+        for conn in crowd.too_many(address, strangers, min(ranks, self._room // RANKS_SHARE)):
+            self.hang_up(conn)
+
+    def received(self, conn: int, untrusted: bytes, now: float) -> list[frames.AnyFrame]:
+        """Takes a caller's bytes and returns the frames in them that came after its proof.
+
+        Raises:
+            Rejected, HandshakeFailed: the caller is to be hung up on; see
+                :meth:`mingle.protocol.control.HostConversation.receive_data`.
+        """
+        caller = self._callers[conn]
+        self._to_write.add(conn)
+        received = caller.conversation.receive_data(untrusted)
+        if caller.conversation.proved and self._unproved.discard(conn):
+            del self._deadlines[conn]
+            self._make_room(self._onlookers, caller.address)
+            self._onlookers.add(conn, caller.address)
+            if caller.hello.purpose == "join":
+                self._deadlines[conn] = now + self._patience
+        if any(isinstance(frame, frames.Join) for frame in received) and caller.hello.purpose == "join":
+            # The registrar gives it a seat or hangs up.
+            self._expect_nothing(conn)
+        return received
+
+    def _expect_nothing(self, conn: int) -> None:
+        self._unproved.discard(conn)
+        self._onlookers.discard(conn)
+        self._deadlines.pop(conn, None)
+
+    def tell(self, conn: int, frame: frames.AnyFrame) -> None:
+        """Says something to a caller, if it is still on the line."""
+        if conn in self._callers:
+            self._callers[conn].conversation.send(frame)
+            self._to_write.add(conn)
+
+    def answer(self, conn: int, bodies: Sequence[bytes]) -> None:
+        """Send a caller frames that were encoded once for several callers."""
+        for body in bodies:
+            self._callers[conn].conversation.send_body(body)
+        self._to_write.add(conn)
+
+    def forget(self, conn: int) -> None:
+        """That connection ended."""
+        self._expect_nothing(conn)
+        self._to_write.discard(conn)
+        self._callers.pop(conn, None)
+        self._gone(conn)
+
+    def hang_up(self, conn: int) -> None:
+        """Says what is still to be said to a caller and ends its connection."""
+        if conn in self._callers:
+            self._write(conn)
+            self.forget(conn)
+            self._effects.append(Hangup(conn))
+
+    def flush(self) -> None:
+        """Writes what is to be said."""
+        for conn in sorted(self._to_write):
+            self._write(conn)
+        self._to_write.clear()
+
+    def _write(self, conn: int) -> None:
+        data = self._callers[conn].conversation.data_to_send()
+        if data:
+            self._effects.append(Write(conn, data))
+
+    def next_timer(self) -> float | None:
+        """When :meth:`handle_timer` has something to do."""
+        return next(iter(self._deadlines.values()), None)
+
+    def handle_timer(self, now: float) -> None:
+        """Hangs up on those that took too long to prove themselves, or to say what they want."""
+        for conn, deadline in list(self._deadlines.items()):
+            if now < deadline:
+                break
+            self.hang_up(conn)

@@ -1,0 +1,357 @@
+"""What the pure machines of :mod:`mingle.protocol` and their driver say to each other.
+
+A machine never touches a socket or a clock. Its driver (:mod:`mingle.engine.discovery`, or a simulator) tells it what
+happened, each time with the present time, and then carries out its *effects* in order.
+
+Records are structs of msgspec here, and in all that a rank imports, rather than dataclasses: of these every two or
+three cost the import of mingle a millisecond, since the methods of each are compiled anew.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from msgspec import Struct, field
+
+from mingle.diagnostics.findings import Finding
+from mingle.protocol.claims import DialBudget
+from mingle.wire.authentication import JobKey
+from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek
+from mingle.wire.frames import Join, Path, Who
+
+# Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
+REMEMBERED_PER_KIND = 64
+
+NewId: TypeAlias = Callable[[], int]
+"""Gives each connection of a process its own number."""
+
+
+class Identity(Struct, frozen=True, kw_only=True):
+    """Who this process is in the job."""
+
+    job: str
+    attempt: str
+    member: bytes
+    """Sixteen random bytes, fresh in each call."""
+    rank: int | None
+    world_size: int
+    node: str
+    who: Who
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    node_rank: int | None = None
+    kind: Kind = "ranks"
+    versions: dict[str, str] = field(default_factory=dict)
+    minimum: int | None = None
+    """Agents only: how many nodes there must be; ``world_size`` is how many there may be."""
+
+    def seek(self) -> Seek:
+        """The question this process asks."""
+        return Seek(
+            job=self.job,
+            attempt=self.attempt,
+            member=self.member,
+            world_size=self.world_size,
+            rank=self.rank,
+            hostname=self.who.hostname,
+            pid=self.who.pid,
+            kind=self.kind,
+        )
+
+    def join(self, who: Who, paths: tuple[Path, ...]) -> Join:
+        """The application for a seat.
+
+        Args:
+            who: this process as its host knows it.
+            paths: the ways to the host that have been proved.
+        """
+        return Join(
+            world_size=self.world_size,
+            rank=self.rank,
+            node=self.node,
+            local_rank=self.local_rank,
+            local_world_size=self.local_world_size,
+            node_rank=self.node_rank,
+            who=who,
+            kind=self.kind,
+            versions=self.versions,
+            paths=paths,
+            minimum=self.minimum,
+        )
+
+    def list(self) -> List:
+        """The question to the lobby."""
+        return List(
+            job=self.job,
+            attempt=self.attempt,
+            member=self.member,
+            rank=self.rank,
+            hostname=self.who.hostname,
+            pid=self.who.pid,
+        )
+
+
+class Address(Struct, frozen=True):
+    """One of this machine's own addresses."""
+
+    address: str
+    interface: str
+    prefix_length: int
+    index: int = 0
+    """The kernel's number of the interface, which is the scope of a link-local address."""
+    last_resort: bool = False
+    """On a tunnel, or on a bridge inside this machine: not to be used where all share something better."""
+
+
+class Reach(Struct, frozen=True, kw_only=True):
+    """Where others can connect to this process."""
+
+    addresses: tuple[Address, ...]
+    """Its own, best first, and it listens at each."""
+    port: int
+    """The TCP port at which it does."""
+    advertised: tuple[str, ...] = ()
+    """Addresses to announce beside them, because NAT hides those."""
+    named: bool = False
+    """The user named the interfaces: their order counts."""
+
+
+def _no_limit() -> int:
+    return 1_000_000
+
+
+def _nothing_unsent(_conn: int) -> int:
+    return 0
+
+
+class Means(Struct, frozen=True, kw_only=True):
+    """What its driver gives a machine to work with."""
+
+    key: JobKey | None
+    """Signs and proves; None: the job has no secret."""
+    new_id: NewId
+    rng: random.Random
+    timeout: float
+    """Seconds until a job that has not formed is an error."""
+    free_files: Callable[[], int] = _no_limit
+    """Return the number of further connections that this process can hold."""
+    unsent: Callable[[int], int] = _nothing_unsent
+    """Return the number of unsent bytes of a connection."""
+    dials: DialBudget = field(default_factory=DialBudget)
+    """The budget for connections to unproved endpoints."""
+
+
+def scoped(address: str, interface: str) -> str:
+    """Returns an address as torch and the kernel need it here: a link-local one with the interface it is reached by."""
+    return f"{address}%{interface}" if address.startswith("fe80:") else address
+
+
+class Source(Struct, frozen=True, kw_only=True):
+    """Where a datagram came from."""
+
+    interface: str
+    multicast: bool = True
+    signed: bool = False
+    verified: bool = False
+    """An OFFER that our secret has signed."""
+    address: str = ""
+    reply_to: object = None
+    """The driver's own handle for an answer by unicast."""
+
+
+class Formation(Struct, frozen=True, kw_only=True):
+    """The end that everybody hopes for: a rank's place in a job that has formed."""
+
+    session: bytes
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+    store_address: str
+    store_port: int
+    interface: str
+    address: str
+    roster_digest: bytes
+
+
+# --- effects -------------------------------------------------------------------------------------------------------
+
+
+class Multicast(Struct, frozen=True):
+    """Send to the job's group (or the lobby) on every interface, and to the unicast peers whose turn it is."""
+
+    message: Datagram
+    lobby: bool = False
+
+
+class Answer(Struct, frozen=True):
+    """Send to the source of what was heard, by unicast."""
+
+    source: Source
+    message: Datagram
+
+
+class Dial(Struct, frozen=True):
+    """Connect. ``interface`` is where the address was heard: the scope of a link-local one."""
+
+    conn: int
+    address: str
+    port: int
+    interface: str
+
+
+class Write(Struct, frozen=True):
+    """Write on a connection."""
+
+    conn: int
+    data: bytes
+
+
+class Hangup(Struct, frozen=True):
+    """Close a connection, after what was to be written on it. The machine is not told of the end."""
+
+    conn: int
+
+
+class Reset(Struct, frozen=True):
+    """End a connection by a TCP reset, so that the peer does not take it for the end of this process."""
+
+    conn: int
+
+
+class PrepareStore(Struct, frozen=True):
+    """Open the store on this address of ours already: most likely it will be wanted there."""
+
+    address: str
+
+
+class OpenStore(Struct, frozen=True):
+    """Open the store on this address of ours."""
+
+    epoch: int
+    address: str
+
+
+class ReachStore(Struct, frozen=True):
+    """Connect to the store already: most likely this is the one that will have to be proved."""
+
+    address: str
+    port: int
+
+
+class ProveStore(Struct, frozen=True):
+    """Connect to the store and read the session's token there."""
+
+    epoch: int
+    address: str
+    port: int
+    session: bytes
+    token: str
+
+
+class CloseStore(Struct, frozen=True):
+    """End the store with all its connections: a rank was lost, so nobody shall wait for it."""
+
+    reason: str
+
+
+class Notice(Struct, frozen=True):
+    """Something people should read."""
+
+    text: str
+    warning: bool = True
+
+
+_StoreEffect: TypeAlias = PrepareStore | OpenStore | ReachStore | ProveStore | CloseStore
+Effect: TypeAlias = Multicast | Answer | Dial | Write | Hangup | Reset | _StoreEffect | Notice
+
+
+# --- what reports are made of --------------------------------------------------------------------------------------
+
+
+class NetworkFacts(Struct, frozen=True, kw_only=True):
+    """What the driver knows and a report should say."""
+
+    interfaces: Sequence[str] = ()
+    groups: Sequence[str] = ()
+    port: int = 0
+    peers: Sequence[str] = ()
+    sent: int = 0
+    received: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    send_errors: Counter[str] = field(default_factory=Counter)
+    failures: Sequence[str] = ()
+    findings: Sequence[Finding] = ()
+    """What is wrong with this machine, worst first; read when something has failed."""
+
+
+class Snapshot(Struct, frozen=True):
+    """How it stands, for the progress line."""
+
+    host_found: bool
+    joined: int
+    missing: tuple[int, ...]
+    phase: str = "open"
+    note: str = ""
+
+
+class Evidence(Struct):
+    """What was heard and tried, kept for the moment when somebody has to be told why it did not work."""
+
+    other_jobs: dict[str, str] = field(default_factory=dict)
+    """Other job ids on the network, each with who spoke of it."""
+    other_attempts: dict[str, str] = field(default_factory=dict)
+    seekers: dict[bytes, str] = field(default_factory=dict)
+    """Who else looks for this job, by member id."""
+    hosts: dict[str, str] = field(default_factory=dict)
+    """Hosts of this job that were heard, each with what became of it."""
+    proved: dict[str, None] = field(default_factory=dict)
+    """The hosts that have proved their session to us over TCP."""
+    store_failures: dict[str, str] = field(default_factory=dict)
+    """The stores of this job that this host could not reach, each with the reason."""
+    announcements: dict[str, None] = field(default_factory=dict)
+    signed_without_secret: int = 0
+    secret_signs: int = 0
+    """Datagrams of this job whose signature is missing or wrong."""
+    secret_failures: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        """Whether no process was heard: no host, no rank, no other job and no sender with another secret."""
+        names = (self.other_jobs, self.other_attempts, self.seekers, self.hosts, self.announcements)
+        return not (any(names) or self.secret_failures or self.signed_without_secret or self.secret_signs)
+
+    def seeker(self, message: Seek | List, source: Source) -> None:
+        """Notes who looks for this job; onlookers, which look for it and never join, are no ranks."""
+        onlooker = message.kind == "announcement" if isinstance(message, Seek) else not message.hostname
+        if not onlooker and message.member not in self.seekers and len(self.seekers) < REMEMBERED_PER_KIND:
+            rank = "a process without a rank" if message.rank is None else f"rank {message.rank}"
+            where = f"host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}"
+            self.seekers[message.member] = f"{rank} on {where}"
+
+    def other(self, message: Datagram, source: Source) -> None:
+        """Notes a datagram of another job or attempt."""
+        if isinstance(message, Seek | Offer):
+            who = f"host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}"
+        elif message.job in self.other_jobs:
+            return  # a good-bye says less than what was heard before
+        else:
+            who = f"address {source.address}"
+        note(self.other_jobs, message.job, who)
+
+
+def note(memory: dict[str, str], name: str, text: str) -> None:
+    """Keeps a remark, unless too many are kept already."""
+    if name and (name in memory or len(memory) < REMEMBERED_PER_KIND):
+        memory[name] = text
+
+
+def note_name(memory: dict[str, None], name: str) -> None:
+    """Keeps a name, unless too many are kept already."""
+    if name in memory or len(memory) < REMEMBERED_PER_KIND:
+        memory[name] = None

@@ -1,0 +1,435 @@
+"""What is said when it did not work: every report gives the observation, the likely cause and the way out.
+
+Pure functions from what the machines know to the errors of :mod:`mingle.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mingle.diagnostics import findings
+from mingle.diagnostics.findings import Finding
+from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, InterfaceError, MingleError
+from mingle.protocol.machine import Evidence, Identity, NetworkFacts
+from mingle.wire.frames import Refused, Running, Status, Who
+
+_SHOWN = 8
+_RESEMBLING = 0.7
+"""The similarity (difflib's ratio) from which on a job id counts as a misspelling of another one."""
+_NO_NETWORK_CAUSE = "the hosts have several networks and share none of them, or a firewall closes the one they share"
+_NO_NETWORK_REMEDY = "name the network they share with MINGLE_INTERFACE on every host, or open TCP between them."
+
+
+def few(names: Iterable[object], separator: str = ", ") -> str:
+    """Returns the first few of these names, and how many more there are."""
+    every = [str(name) for name in names]
+    shown = separator.join(every[:_SHOWN])
+    return shown if len(every) <= _SHOWN else f"{shown} and {len(every) - _SHOWN} more"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Returns ranks as people write them: ``3, 7-9``."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    # Two neighbours stay apart: "3, 4" is as short as "3-4" and easier to search for.
+    words = [
+        f"{first}-{last}" if last - first > 1 else ", ".join(str(rank) for rank in range(first, last + 1))
+        for first, last in spans
+    ]
+    return few(words) if words else "none"
+
+
+def _me(identity: Identity) -> str:
+    return f"rank {identity.rank}" if identity.rank is not None else "this process"
+
+
+def tried(facts: NetworkFacts) -> str:
+    """Returns the lines that say what was tried: interfaces, groups, port, datagrams, and what is wrong here."""
+    lines = [
+        f"  interfaces: {', '.join(facts.interfaces) or 'none'}; "
+        f"groups {', '.join(facts.groups)} and UDP port {facts.port}"
+    ]
+    if facts.peers:
+        lines.append(f"  peers: {few(facts.peers)}")
+    rejected = ", ".join(f"{count} {reason}" for reason, count in sorted(facts.rejected.items()))
+    lines.append(
+        f"  datagrams: {facts.sent} sent, {facts.received} heard, "
+        f"{facts.rejected.total()} rejected{f' ({rejected})' if rejected else ''}"
+    )
+    if facts.send_errors:
+        errors = ", ".join(f"{name} {count} times" for name, count in sorted(facts.send_errors.items()))
+        lines.append(f"  sending failed: {errors}")
+    lines += [f"  {failure}" for failure in facts.failures]
+    lines += [f"  on this machine: {finding.observation}" for finding in facts.findings]
+    return "\n".join(lines)
+
+
+def heard(evidence: Evidence, *, alone: bool = True) -> str:
+    """Returns the lines that say who was heard: of this job, and of others; that it was nobody, only if ``alone``.
+
+    Ranks that found their host at once never asked anybody: that they were not heard is no sign of anything.
+    """
+    lines = []
+    if evidence.hosts:
+        lines.append("  hosts of this job heard: " + "; ".join(f"{n}: {t}" for n, t in evidence.hosts.items()))
+    if evidence.store_failures:
+        lines.append("  rank 0's store: " + "; ".join(f"{n}: {t}" for n, t in evidence.store_failures.items()))
+    if evidence.announcements:
+        lines.append(f"  announced by mingle-discover, which no rank can join: {few(evidence.announcements)}")
+    if evidence.seekers:
+        lines.append(f"  others that look for the same job: {few(sorted(evidence.seekers.values()), '; ')}")
+    if evidence.other_attempts:
+        others = (f"{attempt!r} by {who}" for attempt, who in evidence.other_attempts.items())
+        lines.append(f"  the same job in other attempts: {few(others, '; ')}")
+    if evidence.other_jobs:
+        others = (f"{job!r} by {who}" for job, who in sorted(evidence.other_jobs.items()))
+        lines.append(f"  other job ids heard on this network: {few(others, '; ')}")
+    if not lines and alone:
+        lines.append("  nothing of this job was heard, and no other job either")
+    return "\n".join(lines)
+
+
+def versions(facts: NetworkFacts) -> list[str]:
+    """Returns the foreign versions of the protocol that were heard."""
+    return [reason for reason in facts.rejected if reason.startswith("version ")]
+
+
+def incompatible(spoken: Sequence[str]) -> tuple[str, str]:
+    """Return cause and fix if :func:`versions` finds any."""
+    return (
+        f"another protocol {few(spoken)} is spoken on this network: an incompatible mingle",
+        "install the same version of multinode-mingle on every host.",
+    )
+
+
+def authentication(identity: Identity, evidence: Evidence, facts: NetworkFacts, *, secured: bool) -> MingleError | None:
+    """Returns the error for a job kept apart by its secret, or None where there is no sign of that."""
+    if not (evidence.signed_without_secret or evidence.secret_failures or evidence.secret_signs):
+        return None
+    if secured:
+        observation = (
+            f"job {identity.job!r}: {evidence.secret_signs} of its datagrams were rejected because their signature is "
+            "missing or wrong"
+        )
+        cause = "the other ranks were started without a secret or with another one"
+    else:
+        observation = f"job {identity.job!r} is hosted with a secret, and {_me(identity)} has none"
+        cause = "MINGLE_SECRET or MINGLE_SECRET_FILE is set for the other ranks only"
+    if evidence.secret_failures:
+        observation += f"; {few(evidence.secret_failures, '; ')}"
+    return AuthenticationError.explain(
+        f"{observation}.\n{tried(facts)}",
+        cause=cause,
+        remedy="give every rank the same MINGLE_SECRET or MINGLE_SECRET_FILE, or none of them any.",
+    )
+
+
+def timeout(
+    identity: Identity,
+    evidence: Evidence,
+    facts: NetworkFacts,
+    *,
+    seconds: float,
+    status: Status | None,
+    connected: bool,
+) -> MingleError:
+    """Returns the error of a rank whose time is up."""
+    if status is not None:
+        observation, cause, remedy = _incomplete(identity, evidence, facts, status, seconds, connected)
+    elif connected:
+        observation, cause, remedy = _hushed(identity, seconds)
+    else:
+        observation, cause, remedy = _no_host(identity, evidence, facts, seconds)
+    joined = status is not None and status.joined > 1
+    lines = [observation, heard(evidence, alone=not joined), tried(facts)]
+    return DiscoveryTimeoutError.explain("\n".join(filter(None, lines)), cause=cause, remedy=remedy)
+
+
+def _incomplete(
+    identity: Identity, evidence: Evidence, facts: NetworkFacts, status: Status, seconds: float, connected: bool
+) -> tuple[str, str, str]:
+    observation = (
+        f"job {identity.job!r} did not form within {seconds:g} s: {status.joined} of {status.world_size} ranks joined"
+    )
+    if status.missing:
+        observation += f", missing ranks: {ranks_text(status.missing)}"
+    elif status.departed:
+        observation += f", gone again: ranks {ranks_text(status.departed)}"
+    elif status.unconfirmed:
+        observation += f", no answer while {status.phase} from ranks: {ranks_text(status.unconfirmed)}"
+    if not connected:
+        observation += " (as last told by rank 0, which is not reached any more)"
+    observation += "."
+    if status.left:
+        observation += f"\n  came and went: {few(status.left, '; ')}"
+    if status.refused:
+        observation += f"\n  refused: {few(status.refused, '; ')}"
+    if evidence.secret_failures:
+        observation += f"\n  did not prove the secret: {few(evidence.secret_failures, '; ')}"
+    return observation, *_why_incomplete(identity, evidence, facts, status)
+
+
+def _why_incomplete(identity: Identity, evidence: Evidence, facts: NetworkFacts, status: Status) -> tuple[str, str]:
+    """Returns the likely cause and the way out; the first that applies. docs/troubleshooting.md has the table."""
+    look = "look at the output of the missing ranks; `mingle-discover list` shows who is there."
+    if status.refused:
+        return "a rank was started with settings that contradict the others (see what was refused)", look
+    if status.left and not status.missing and status.joined < status.world_size:
+        return "a rank crashed or was stopped while it waited for the others", look
+    if status.unconfirmed and evidence.store_failures and identity.rank in (None, *status.unconfirmed):
+        stores = (f"{where} is not reached from this host ({why})" for where, why in evidence.store_failures.items())
+        return (
+            f"the store at {few(stores, '; ')}: a firewall, or an address of another network",
+            "allow TCP from this host to rank 0's, or fix the store's port with MINGLE_MASTER_PORT and open that one.",
+        )
+    if status.unconfirmed:
+        return "those processes are stopped, or their network was cut while the job formed", look
+    if sure := failing(facts):
+        return sure.observation, f"{sure.remedy}."
+    if evidence.secret_failures or evidence.secret_signs:
+        return (
+            "the missing ranks were started without a secret or with another one (somebody speaks of this job and has "
+            "not ours), or were never started",
+            "give every rank the same MINGLE_SECRET or MINGLE_SECRET_FILE; a stranger can be ignored.",
+        )
+    if outside := _outside(identity, evidence, status):
+        return (
+            f"{few(outside, '; ')}: heard, and has not joined. Its host's firewall drops what comes from here, or "
+            "ours drops its TCP connections",
+            "run `mingle-discover doctor` on both hosts, or `mingle-discover ping` on all of them at once.",
+        )
+    if elsewhere := _elsewhere(evidence, facts):
+        return elsewhere
+    if evidence.other_jobs:
+        return other_id(
+            identity.job, evidence, "the missing ranks were never started, or were started under another job id"
+        )
+    if doubt := suspect(facts, evidence, alone=status.joined <= 1 and not status.left):
+        return doubt.observation, f"{doubt.remedy}."
+    return "the missing ranks were never started, or no network leads from them to rank 0", look
+
+
+def _outside(identity: Identity, evidence: Evidence, status: Status) -> list[str]:
+    """Return the processes that look for the job and certainly have not joined it."""
+    seekers = list(evidence.seekers.values())
+    if identity.rank is None:
+        # All joined processes but this one can be among those heard; of a larger number at least one has not joined.
+        return seekers if len(seekers) >= status.joined and not status.left else []
+    return [text for text in seekers if any(text.startswith(f"rank {n} ") for n in status.missing)]
+
+
+def failing(facts: NetworkFacts) -> Finding | None:
+    """Returns what is surely wrong with this machine, or None."""
+    return next((finding for finding in facts.findings if finding.status is findings.Status.FAIL), None)
+
+
+def suspect(facts: NetworkFacts, evidence: Evidence, *, alone: bool) -> Finding | None:
+    """Return the warning that can explain why no process was heard; None if any was.
+
+    Args:
+        facts: with the findings of the local checks.
+        evidence: who was heard.
+        alone: whether no process has joined either.
+    """
+    if not alone or not evidence.empty or versions(facts):
+        return None
+    return next((finding for finding in facts.findings if finding.explains_silence), None)
+
+
+def other_id(job: str, evidence: Evidence, otherwise: str) -> tuple[str, str]:
+    """Return cause and fix if other jobs were heard; a mistyped id only if one of them resembles ours."""
+    import difflib  # only a rank that has failed needs it
+
+    near = difflib.get_close_matches(job, evidence.other_jobs, cutoff=_RESEMBLING)
+    words = "a mistyped job id" if near else otherwise
+    named = few(repr(other) for other in sorted(near or evidence.other_jobs))
+    return f"{words}: {named} is on this network", "start every rank with the same job id."
+
+
+def _elsewhere(evidence: Evidence, facts: NetworkFacts) -> tuple[str, str] | None:
+    """Return cause and fix if the ranks heard belong to another version or another attempt."""
+    if spoken := versions(facts):
+        return incompatible(spoken)
+    if evidence.other_attempts:
+        attempts = few(repr(attempt) for attempt in sorted(evidence.other_attempts))
+        return (
+            f"the launcher's attempt differs: {attempts} is on this network, so the job was restarted on some nodes "
+            "only, or ranks of its last attempt still run",
+            "end what is left of the last attempt, and start the job again on all nodes.",
+        )
+    return None
+
+
+def _hushed(identity: Identity, seconds: float) -> tuple[str, str, str]:
+    return (
+        f"job {identity.job!r} did not form within {seconds:g} s: its host took the connection of {_me(identity)} and "
+        "does not answer.",
+        "the host's process is stopped or hangs, or its network was cut",
+        "look at the output of the host; end it if it hangs, and start the job again.",
+    )
+
+
+def _no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, seconds: float) -> tuple[str, str, str]:
+    host = "a host" if identity.rank is None else "rank 0"
+    observation = f"job {identity.job!r}: {host} was not found within {seconds:g} s by {_me(identity)}."
+    return observation, *_why_no_host(identity, evidence, facts, host)
+
+
+def _why_no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, host: str) -> tuple[str, str]:
+    """Returns the likely cause and the way out; the first that applies. docs/troubleshooting.md has the table."""
+    if evidence.hosts and evidence.hosts.keys() <= evidence.proved.keys():
+        return (
+            f"{host} was reached and has gone since: its process has ended, or its network was cut",
+            f"look at the output of {host}; start the job again.",
+        )
+    if evidence.hosts:
+        return (
+            f"{host} was heard but could not be reached over TCP: a firewall, or an address of another network",
+            "allow TCP between the hosts, or name the right network with MINGLE_INTERFACE; `mingle-discover doctor` "
+            "on its host shows the rule.",
+        )
+    if spoken := versions(facts):
+        return incompatible(spoken)
+    if sure := failing(facts):
+        return sure.observation, f"{sure.remedy}."
+    if evidence.announcements:
+        return (
+            f"the job is only announced by `mingle-discover announce`, which no rank joins; {host} was not started",
+            f"start {host}, or connect to the announced address without mingle.",
+        )
+    if elsewhere := _elsewhere(evidence, facts):
+        return elsewhere
+    if evidence.other_jobs:
+        return other_id(identity.job, evidence, f"{host} was not started, or was started under another job id")
+    if evidence.seekers:
+        return (
+            f"{host} was not started, or runs alone with a world size of 1, or its multicast does not reach this "
+            "network (other ranks are heard, so multicast works here)",
+            f"look at the output and the WORLD_SIZE of {host}; `mingle-discover list` on its host shows what it does.",
+        )
+    if doubt := suspect(facts, evidence, alone=True):
+        return doubt.observation, f"{doubt.remedy}."
+    return (
+        "rank 0 was not started, or this network carries no multicast between the hosts (many clouds and "
+        "Kubernetes networks don't, and a switch that snoops on IGMP without a querier filters it), or a firewall "
+        "drops it",
+        f"check rank 0's output; allow UDP port {facts.port}; without multicast set MINGLE_PEERS=<rank 0's host>; "
+        "`mingle-discover ping` on both hosts tells which.",
+    )
+
+
+def refused(identity: Identity, refusal: Refused) -> MingleError:
+    """Returns the error of a rank that the host proved to have no place for."""
+    who = f" by {refusal.who}" if refusal.who is not None else ""
+    cause, remedy = {
+        "rank taken": (
+            "the same rank was started twice",
+            "give every process its own rank, or end the other one.",
+        ),
+        "rank out of range": ("the ranks don't fit the world size", "give ranks 0 … world_size-1."),
+        "world size": (
+            "the ranks were started with different world sizes",
+            "start every rank with the same world size.",
+        ),
+        "full": (
+            "one process too many was started",
+            "start exactly world_size processes, or give this one another job id.",
+        ),
+        "ranks mixed": (
+            "some processes were given a rank and some were not",
+            "give every process a rank, or none of them.",
+        ),
+        "kind": (
+            "torchrun agents and plain ranks use the same job id",
+            "give them different job ids.",
+        ),
+    }.get(refusal.reason, ("the host is in another state than this process expects", "start the job again."))
+    return ConflictError.explain(
+        f"job {identity.job!r}: {_me(identity)} was refused{who}: {refusal.reason} ({refusal.detail}).",
+        cause=cause,
+        remedy=remedy,
+    )
+
+
+def running(identity: Identity, running: Running, seconds: float) -> MingleError:
+    """Returns the error for a job that runs already under the same id."""
+    return ConflictError.explain(
+        f"job {identity.job!r} runs already, since {running.seconds + seconds:.0f} s ago, and is full with "
+        f"{running.world_size} ranks, hosted by {running.host}. It has: {running.roster}",
+        cause="the job was started twice under one id, one process too many was started, or the last run has not ended",
+        remedy="give this run another job id, or end the other one first.",
+    )
+
+
+def running_notice(identity: Identity, running: Running, seconds: float) -> str:
+    """Returns the line that says, soon, that a job runs already."""
+    return (
+        f"job {identity.job!r} runs already since {running.seconds + seconds:.0f} s, hosted by {running.host}; "
+        "waiting for it to end. Use another job id if these are two jobs."
+    )
+
+
+def reopened(identity: Identity, reason: str) -> str:
+    """A notice: the ranks that were all in are to be gathered once more."""
+    return f"job {identity.job!r}: forming it was interrupted and starts again: {reason}"
+
+
+def deserted(identity: Identity, who: Who) -> str:
+    """Why the store is closed: nobody shall wait there for a rank that is gone."""
+    return f"job {identity.job!r}: {who} was lost before its process group stood"
+
+
+def bereft(identity: Identity, loss: str) -> MingleError:
+    """Returns the error of a member whose host is gone after GO and before the process group stood."""
+    return MingleError.explain(
+        f"job {identity.job!r}: rank 0 was lost after the job had formed and before its process group stood ({loss}).",
+        cause="its process was killed or has failed, or its machine or its link is down",
+        remedy="see rank 0's own output; start the job again.",
+    )
+
+
+def not_contiguous(identity: Identity) -> str:
+    """A notice: mingle can live with ranks that are spread over the nodes, others can't."""
+    return (
+        f"job {identity.job!r}: the given ranks are not contiguous per node. Frameworks that compute "
+        "rank = node_rank * devices + local_rank (Lightning, for one) will be wrong; give each node one "
+        "block of ranks."
+    )
+
+
+def two_hosts(identity: Identity, rivals: Sequence[Who]) -> MingleError:
+    """Returns the error for two live rank 0s."""
+    return ConflictError.explain(
+        f"job {identity.job!r} has more than one rank 0: this process ({identity.who}) and {few(rivals, '; ')}.",
+        cause="rank 0 was started twice, or two jobs share one job id",
+        remedy="start one rank 0 only, or give the jobs different ids.",
+    )
+
+
+def one_line(text: str) -> str:
+    """Return an observation as sent to the members, which accept no line breaks."""
+    return "; ".join(line.strip() for line in text.split("\n")).replace(":; ", ": ")
+
+
+def closed_by_host(identity: Identity, reason: str, *, network: bool) -> MingleError:
+    """Returns the error of a member whose host ended the session because of a conflict, or for want of a network."""
+    if network:
+        return InterfaceError.explain(reason, cause=_NO_NETWORK_CAUSE, remedy=_NO_NETWORK_REMEDY)
+    return ConflictError.explain(
+        f"job {identity.job!r}: rank 0 ended the gathering: {reason}",
+        cause="the conflict concerns every rank of the job",
+        remedy="see rank 0's error; start the job again when it is solved.",
+    )
+
+
+def no_common_network(identity: Identity, matrix: str) -> MingleError:
+    """Returns the error for hosts that don't all meet on one network."""
+    return InterfaceError.explain(
+        f"job {identity.job!r}: no address of rank 0 was reached by every rank:\n{matrix}",
+        cause=_NO_NETWORK_CAUSE,
+        remedy=_NO_NETWORK_REMEDY,
+    )

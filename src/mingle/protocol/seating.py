@@ -1,0 +1,199 @@
+"""Who sits where once everybody is in, and which of the host's addresses all of them reach. Pure.
+
+A *node* is what its members say it is (:mod:`mingle.config.node`): the same key, the same node. The host is
+always the first applicant.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from ipaddress import IPv4Network, IPv6Network
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from mingle.wire.frames import Path
+
+_Subnet: TypeAlias = IPv4Network | IPv6Network
+
+
+class Applicant(Struct, frozen=True, kw_only=True):
+    """What a member says of its place; None where its launcher says nothing."""
+
+    node: str
+    rank: int | None = None
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    node_rank: int | None = None
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """A member's place in the job."""
+
+    rank: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+
+
+def place(applicants: Sequence[Applicant]) -> list[Place]:
+    """Returns everybody's place, in the order of the applicants.
+
+    Given ranks are kept. Assigned ones are contiguous per node, the host's node first and the host first on it,
+    the others in the order in which they came. What a launcher says about local ranks and about node ranks is kept
+    where it fits what is seen on every node; a half of it, or one that contradicts itself, is replaced for all. Where
+    it fits only if containers of one machine are one node, by the node ranks that they were told, they are.
+    """
+    nodes = _grouped(each.node for each in applicants)
+    if _told_local_ranks(applicants, nodes) is None:
+        told = _grouped(_told_node(each) for each in applicants)
+        nodes = nodes if _told_local_ranks(applicants, told) is None else told
+    given = [applicant.rank for applicant in applicants if applicant.rank is not None]
+    if len(given) == len(applicants):
+        ranks = dict(enumerate(given))
+    else:
+        ranks = {index: rank for rank, index in enumerate(itertools.chain.from_iterable(nodes))}
+    by_rank = [sorted(members, key=ranks.__getitem__) for members in nodes]
+    by_rank.sort(key=lambda members: ranks[members[0]])
+    local_ranks = _told_local_ranks(applicants, by_rank) or {
+        index: local for members in by_rank for local, index in enumerate(members)
+    }
+    node_ranks = _told_node_ranks(applicants, by_rank) or list(range(len(by_rank)))
+    places: dict[int, Place] = {}
+    for node_rank, members in zip(node_ranks, by_rank, strict=True):
+        for index in members:
+            places[index] = Place(
+                rank=ranks[index],
+                local_rank=local_ranks[index],
+                local_world_size=len(members),
+                node_rank=node_rank,
+                num_nodes=len(by_rank),
+            )
+    return [places[index] for index in range(len(applicants))]
+
+
+def _grouped(keys: Iterable[str]) -> list[list[int]]:
+    """Returns the indices of the equal ones, in the order in which they come first."""
+    groups: dict[str, list[int]] = {}
+    for index, key in enumerate(keys):
+        groups.setdefault(key, []).append(index)
+    return list(groups.values())
+
+
+def _told_node(applicant: Applicant) -> str:
+    """Returns the node by what its processes were told: containers of one machine may share it, devices and all."""
+    machine = applicant.node.partition("/net:")[0]
+    return applicant.node if applicant.node_rank is None else f"{machine}/told:{applicant.node_rank}"
+
+
+def _told_local_ranks(applicants: Sequence[Applicant], nodes: Sequence[Sequence[int]]) -> dict[int, int] | None:
+    told: dict[int, int] = {}
+    for members in nodes:
+        here = [applicants[index] for index in members]
+        if any(each.local_world_size not in (None, len(members)) for each in here):
+            return None
+        local = [each.local_rank for each in here if each.local_rank is not None]
+        if sorted(local) != list(range(len(members))):
+            return None
+        told.update(zip(members, local, strict=True))
+    return told
+
+
+def _told_node_ranks(applicants: Sequence[Applicant], nodes: Sequence[Sequence[int]]) -> list[int] | None:
+    told = []
+    for members in nodes:
+        said = {applicants[index].node_rank for index in members}
+        first = said.pop()
+        if said or first is None:
+            return None
+        told.append(first)
+    return told if sorted(told) == list(range(len(nodes))) else None
+
+
+def contiguous(places: Sequence[Place]) -> bool:
+    """Tells whether each node holds one unbroken block of ranks, in the order of its local ranks."""
+    starts: dict[int, int] = {}
+    return all(
+        starts.setdefault(each.node_rank, each.rank - each.local_rank) == each.rank - each.local_rank for each in places
+    )
+
+
+def common_address(
+    own: Sequence[str],
+    prefix_lengths: Mapping[str, int],
+    members: Sequence[Sequence[Path]],
+    *,
+    last_resort: Collection[str] = (),
+    in_order: bool = False,
+) -> str | None:
+    """Returns the host's address for the store, or None where no network is common to the host and every member.
+
+    The network that it is on is the one that all ranks use among each other, and a backend needs a mesh, not a star: an
+    address counts only where no member's way to it shows that this member is on another one of the host's networks
+    (:func:`mingle.network.interfaces.reached_weakly`). Among those: first one that is not on a tunnel or on a bridge
+    inside the host, then one whose subnet holds the most members' own addresses (no router in between), then one that
+    is not link-local (those need a scope), then the host's own order of preference.
+
+    Args:
+        own: the host's addresses, the preferred one first.
+        prefix_lengths: of the host's addresses; 0 or none where nothing is known of the subnet.
+        members: the ways that each of the other members has proved.
+        last_resort: the host's addresses on tunnels and on bridges inside its machine.
+        in_order: the user named the interfaces, so that the first address common to all is the one.
+    """
+    subnets = _subnets(own, prefix_lengths)
+    reached = [{path.host_address for path in paths if _proves(path, subnets)} for paths in members]
+    candidates = [address for address in own if all(address in each for each in reached)]
+    if in_order:
+        return next(iter(candidates), None)
+
+    def worth(address: str) -> tuple[bool, int, bool]:
+        neighbours = 0
+        if address in subnets:
+            for paths in members:
+                local = (path.local_address for path in paths if path.host_address == address)
+                neighbours += any(ipaddress.ip_address(each) in subnets[address] for each in local)
+        return address not in last_resort, neighbours, not ipaddress.ip_address(address).is_link_local
+
+    # max() returns the first of equals: the order of preference.
+    return max(candidates, key=worth, default=None)
+
+
+def _subnets(own: Sequence[str], prefix_lengths: Mapping[str, int]) -> dict[str, _Subnet]:
+    return {
+        address: ipaddress.ip_network(f"{address}/{prefix_lengths[address]}", strict=False)
+        for address in own
+        if prefix_lengths.get(address)
+    }
+
+
+def _proves(path: Path, subnets: Mapping[str, _Subnet]) -> bool:
+    """Whether a way shows that the member is on the network of the host's address, or behind a router to it."""
+    if not path.weak:
+        return True
+    local = ipaddress.ip_address(path.local_address)
+    return not any(local in subnet for address, subnet in subnets.items() if address != path.host_address)
+
+
+def reach_matrix(
+    own: Sequence[str], prefix_lengths: Mapping[str, int], members: Sequence[tuple[str, Sequence[Path]]]
+) -> str:
+    """Returns who reached which of the host's addresses, one member per line, for an error message."""
+    subnets = _subnets(own, prefix_lengths)
+    lines = [f"  rank 0 listens at {', '.join(own)}"]
+    for name, paths in members:
+        reached = {path.host_address: path for path in paths}
+        ways = ", ".join(_way(address, reached.get(address), subnets) for address in own)
+        lines.append(f"  {name}: {ways}")
+    return "\n".join(lines)
+
+
+def _way(address: str, path: Path | None, subnets: Mapping[str, _Subnet]) -> str:
+    if path is None:
+        return f"not {address}"
+    if _proves(path, subnets):
+        return f"{address} through {path.interface}"
+    return f"not {address} but through {path.interface}, which is on another network of rank 0"

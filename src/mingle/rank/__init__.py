@@ -1,1 +1,0 @@
-"""The pure machine of a rank that joins."""
