@@ -42,9 +42,7 @@ def test_builtin_bases(error_type: type[MingleError], builtin: type[Exception]) 
 def test_explain_puts_the_three_parts_below_each_other() -> None:
     error = ConflictError.explain("rank 2 is held twice", cause="two nodes, one rank", remedy="unset RANK\nor end it")
     assert type(error) is ConflictError
-    assert str(error) == (
-        "rank 2 is held twice\n  likely cause: two nodes, one rank\n  way out: unset RANK\n    or end it"
-    )
+    assert str(error) == ("rank 2 is held twice\n  likely cause: two nodes, one rank\n  fix: unset RANK\n    or end it")
     assert (error.observation, error.cause, error.remedy) == (
         "rank 2 is held twice",
         "two nodes, one rank",

@@ -201,7 +201,7 @@ def test_two_steps_of_one_slurm_job_are_two_jobs() -> None:
     ],
     ids=["sbatch body", "salloc shell", "salloc interactive step", "size alone", "rank alone"],
 )
-def test_outside_a_slurm_step_the_way_out_is_srun(environ: dict[str, str]) -> None:
+def test_outside_a_slurm_step_the_fix_is_srun(environ: dict[str, str]) -> None:
     with pytest.raises(LauncherError, match="start it with srun") as raised:
         detect(environ)
     shown = ROWS["Slurm"].variables_seen(environ)

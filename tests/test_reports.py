@@ -1,4 +1,4 @@
-"""Each report gives the observation, the likely cause and the way out, and names what is known."""
+"""Each report gives the observation, the likely cause and a fix, and names what is known."""
 
 from __future__ import annotations
 

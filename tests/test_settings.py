@@ -235,7 +235,7 @@ def test_where_the_job_id_comes_from(environ: dict[str, str], argument: str | No
     assert resolve(environ, job_id=argument, world_size=size).job_id == expected
 
 
-def test_without_a_job_id_the_way_out_is_named() -> None:
+def test_without_a_job_id_the_fix_is_named() -> None:
     with pytest.raises(ConfigurationError, match="pass job_id= or set MINGLE_JOB_ID"):
         resolve({}, world_size=2)
 

@@ -11,7 +11,7 @@ The tree::
         ├── LauncherError            a launcher's environment is incomplete or contradicts itself
         └── ConfigurationError       a wrong argument or environment variable (also a ValueError)
 
-A message has three parts: what was observed, the likely cause and the way out (see `MingleError.explain`).
+A message has three parts: what was observed, the likely cause and a fix (see `MingleError.explain`).
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class MingleError(Exception):
 
     @classmethod
     def explain(cls, observation: str, *, cause: str, remedy: str) -> Self:
-        """Returns an error whose message is the observation, the likely cause and the way out, made printable."""
+        """Returns an error whose message is the observation, the likely cause and a fix, made printable."""
         observation, cause, remedy = (printable(part) for part in (observation, cause, remedy))
-        error = cls(f"{observation}\n{_labelled('likely cause', cause)}\n{_labelled('way out', remedy)}")
+        error = cls(f"{observation}\n{_labelled('likely cause', cause)}\n{_labelled('fix', remedy)}")
         error.observation = observation
         error.cause = cause
         error.remedy = remedy

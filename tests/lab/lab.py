@@ -29,7 +29,7 @@ from .zygote_client import ZygoteClient, shared_zygote
 
 
 def why_unavailable() -> str | None:
-    """What this machine lacks for a lab, with the way out, or None if it lacks nothing."""
+    """What this machine lacks for a lab, and how to get it, or None if it lacks nothing."""
     if not hasattr(os, "geteuid") or not Path("/proc/self/ns/net").exists():
         return "the lab needs Linux with network namespaces"
     if os.geteuid() != 0:

@@ -155,7 +155,7 @@ def test_no_network_is_common_to_all(lab: Lab) -> None:
             assert host.name in error.message
         assert f"not {hosts[0].address(right)}" in error.message
         assert f"not {hosts[0].address(left)}" in error.message
-        assert "way out:" in error.message
+        assert "fix:" in error.message
 
 
 # --- NICs that come and go -------------------------------------------------------------------------------------------

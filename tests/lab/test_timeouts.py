@@ -43,7 +43,7 @@ def test_a_rank_that_never_comes_is_named_by_all(lab: Lab) -> None:
         assert error.name == "DiscoveryTimeoutError"
         assert "TimeoutError" in error.bases
         assert "missing ranks: 2" in error.message
-        assert "way out:" in error.message
+        assert "fix:" in error.message
 
 
 def test_late_starters_name_only_the_rank_that_never_came(lab: Lab) -> None:

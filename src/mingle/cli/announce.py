@@ -84,7 +84,7 @@ def announce(shared: Shared, job: str, master_port: int, master_addr: str | None
 
 
 def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
-    # By an exception, so that everybody is told good-bye on the way out.
+    # By an exception, so that the observer says good-bye before the process ends.
     sys.exit(128 + number)
 
 

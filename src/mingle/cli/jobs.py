@@ -43,7 +43,7 @@ def list_command(shared: Shared, fail_if_empty: bool) -> None:
         output.say(f"somebody here speaks {version} of the protocol: an incompatible mingle, whose jobs are not shown")
     if not jobs:
         cause, remedy = why_no_job(facts)
-        output.say(f"mingle-discover list: no job answered.\n  likely cause: {cause}\n  way out: {remedy}")
+        output.say(f"mingle-discover list: no job answered.\n  likely cause: {cause}\n  fix: {remedy}")
         if fail_if_empty:
             click.get_current_context().exit(FAILED)
 

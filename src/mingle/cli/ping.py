@@ -114,7 +114,7 @@ def _show(shared: Shared, pinger: Pinger, job: str, findings: list[Finding]) -> 
         verdicts.show_findings(findings)
     if not peers:
         cause, remedy = why_nobody(findings)
-        output.say(f"mingle-discover ping: nobody answered.\n  likely cause: {cause}\n  way out: {remedy}.")
+        output.say(f"mingle-discover ping: nobody answered.\n  likely cause: {cause}\n  fix: {remedy}.")
     if not peers or worst(findings) is Status.FAIL:
         click.get_current_context().exit(FAILED)
 

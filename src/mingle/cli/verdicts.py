@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mingle.observe.figures import Peer, Row
 
 PING_COLUMNS = ("PEER", "WAY", "SENT", "RECEIVED", "LOSS", "MIN ms", "AVG ms", "MAX ms", "ARRIVED")
-_FINDING = "OBSERVATION AND REMEDY"
+_FINDING = "OBSERVATION AND FIX"
 _STYLES = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
 _WAY_WORDS = {"multicast": "multicast", "link": "224.0.0.x", "unicast": "unicast", "tcp": "TCP"}
 

@@ -1,4 +1,4 @@
-"""What is said when it did not work: every report gives the observation, the likely cause and the way out.
+"""What is said when it did not work: every report gives the observation, the likely cause and a fix.
 
 Pure functions from what the machines know to the errors of :mod:`mingle.errors`.
 """
@@ -174,7 +174,7 @@ def _incomplete(
 
 
 def _why_incomplete(identity: Identity, evidence: Evidence, facts: NetworkFacts, status: Status) -> tuple[str, str]:
-    """Returns the likely cause and the way out; the first that applies. docs/troubleshooting.md has the table."""
+    """Returns the likely cause and a fix; the first that applies. docs/troubleshooting.md has the table."""
     look = "look at the output of the missing ranks; `mingle-discover list` shows who is there."
     if status.refused:
         return "a rank was started with settings that contradict the others (see what was refused)", look
@@ -280,7 +280,7 @@ def _no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, second
 
 
 def _why_no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, host: str) -> tuple[str, str]:
-    """Returns the likely cause and the way out; the first that applies. docs/troubleshooting.md has the table."""
+    """Returns the likely cause and a fix; the first that applies. docs/troubleshooting.md has the table."""
     if evidence.hosts and evidence.hosts.keys() <= evidence.proved.keys():
         return (
             f"{host} was reached and has gone since: its process has ended, or its network was cut",
