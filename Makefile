@@ -88,6 +88,10 @@ bench: $(BENCH_READY) ## measure mingle beside its peers, keep and draw the resu
 bench-quick: $(BENCH_READY) ## three minutes of it: what got worse since the results were kept?
 	@PYTHONPATH=src:. $(BIN)/python -m benchmarks --quick $(BENCH_ARGS)
 
+.PHONY: stats
+stats: $(DEV_READY) ## count code lines and files, and measure what importing mingle and one discovery cost
+	@$(BIN)/python benchmarks/stats.py $(STATS_ARGS)
+
 # The oldest that is supported; another one: make test-torch TORCH=2.15.0. What that runs on comes in the versions that it
 # asks for.
 TORCH ?= 2.6.0

@@ -10,6 +10,7 @@ from benchmarks import guard, results, table
 from benchmarks.document import write
 from benchmarks.results import Comparison, Goal
 from benchmarks.samples import alternate, median, percentile, ratio, summarise
+from benchmarks.stats import code_lines, lines_per_room
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -158,3 +159,18 @@ def test_the_committed_document_is_that_of_the_committed_results(tmp_path: Path)
     assert write(ordered, tmp_path / "it.md").read_text("utf-8") == (results.ROOT / "docs" / "benchmarks.md").read_text(
         "utf-8"
     )
+
+
+# --- lines of code --------------------------------------------------------------------------------------------------
+
+
+def test_text_and_blank_lines_are_no_lines_of_code(tmp_path: Path) -> None:
+    source = (
+        '"""Text\nof two lines."""\n\n# a comment\nX = (\n    1,\n)\n"""About X."""\nY = """two\nlines"""  # more\n'
+    )
+    assert code_lines(source) == 5
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "one.py").write_text(source)
+    (tmp_path / "room" / "two.py").write_text("")
+    (tmp_path / "top.py").write_text("X = 1\n")
+    assert lines_per_room(tmp_path) == {"room": (2, 5), "(top)": (1, 1)}

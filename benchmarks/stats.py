@@ -1,0 +1,268 @@
+"""``python benchmarks/stats.py [ROOT] [--against OTHER_ROOT]``: how large mingle is, and what one discovery costs.
+
+The way out is the files of mingle in which a function of rank 1 is called with the job id, or with an object that
+directly holds it (as an attribute or an item), before the first datagram leaves. The way back is the files in which a
+function of rank 1 is called with, or returns, the port of the store (or an object that directly holds it), from the
+first function that handles SEALED until ``MASTER_PORT`` is exported.
+
+All figures of time are medians of fresh interpreters that have imported torch before. With ``--against`` the runs of
+the two trees alternate, so that their ratio holds also on a machine that is not idle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+import tokenize
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from types import CodeType, FrameType
+from typing import Any
+
+RANKS = 4
+ROUNDS = 5
+TIMEOUT = 120.0
+_NO_CODE = frozenset(
+    {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+)
+
+
+def main() -> int:
+    """Print the figures of one tree, or of two side by side."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[1], metavar="ROOT")
+    parser.add_argument("--against", type=Path, metavar="OTHER_ROOT", help="a second tree, measured in turn")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"fresh jobs of {RANKS} ranks (default: {ROUNDS})")
+    parser.add_argument("--size", action="store_true", help="only count lines and files")
+    parser.add_argument("--rank", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.rank is not None:
+        _be_a_rank(json.loads(chosen.rank))
+        return 0
+    roots = [root.resolve() for root in (chosen.root, chosen.against) if root is not None]
+    for root in roots:
+        rooms = lines_per_room(root / "src" / "mingle")
+        files = sum(count for count, _ in rooms.values())
+        print(f"{root}: {sum(lines for _, lines in rooms.values())} code lines in {files} files")
+        for room, (count, lines) in rooms.items():
+            print(f"  {room:14} {lines:6} lines  {count:3} files")
+    if chosen.size:
+        return 0
+    for root in roots:
+        traced = _job(root, world_size=2, traced=True)[1]
+        for title, names in (("the job id's way out", traced["out"]), ("the store's way back", traced["back"])):
+            print(f"{root}: {title}, {len(names)} files")
+            print("".join(f"  {name}\n" for name in names), end="")
+    _compare(roots, chosen.rounds)
+    return 0
+
+
+def lines_per_room(package: Path) -> dict[str, tuple[int, int]]:
+    """Return the files and the code lines of each sub-package; modules at the top are the room ``(top)``."""
+    files: Counter[str] = Counter()
+    lines: Counter[str] = Counter()
+    for path in sorted(package.rglob("*.py")):
+        inside = path.relative_to(package)
+        room = inside.parts[0] if len(inside.parts) > 1 else "(top)"
+        files[room] += 1
+        lines[room] += code_lines(path.read_text("utf-8"))
+    return {room: (files[room], lines[room]) for room in files}
+
+
+def code_lines(source: str) -> int:
+    """Return the number of lines that hold code: neither blank, nor a comment, nor a docstring."""
+    text: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            text.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _NO_CODE:
+            code.update(range(token.start[0], token.end[0] + 1))
+    return len(code - text)
+
+
+def _compare(roots: list[Path], rounds: int) -> None:
+    measured: dict[Path, dict[str, list[float]]] = {root: {} for root in roots}
+    for turn in range(rounds):
+        for root in roots if turn % 2 else reversed(roots):
+            for rank, figures in _job(root, world_size=RANKS).items():
+                for name, value in figures.items():
+                    kind = "" if name.startswith("import") else "rank 0's " if rank == 0 else "a member's "
+                    measured[root].setdefault(f"{kind}{name}", []).append(value)
+    width = max(map(len, measured[roots[0]]))
+    for name in measured[roots[0]]:
+        medians = [median(measured[root][name]) for root in roots]
+        beside = f"  (ratio {medians[0] / medians[1]:.2f})" if len(roots) == 2 and medians[1] else ""
+        print(f"{name:{width}}  {'  against  '.join(f'{each:7.1f}' for each in medians)}{beside}")
+
+
+# --- one job -----------------------------------------------------------------------------------------------------
+
+
+def _job(root: Path, *, world_size: int, traced: bool = False) -> dict[int, dict[str, Any]]:
+    """Run one job on loopback, each rank in an interpreter of its own, and return what each rank measured."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment |= {"PYTHONPATH": str(root / "src"), "MINGLE_INTERFACE": "lo", "MINGLE_PROGRESS": "off"}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        store = free.getsockname()[1]
+    about = {"job": f"stats-{secrets.token_hex(6)}", "world_size": world_size, "traced": traced, "store": store}
+    ranks = []
+    try:
+        for rank in range(world_size):
+            command = [sys.executable, __file__, "--rank", json.dumps(about | {"rank": rank})]
+            ranks.append(
+                subprocess.Popen(
+                    command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root
+                )
+            )
+        for process in ranks:  # all have imported torch and mingle before the first one discovers
+            _line(process)
+        for process in ranks:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        figures = {rank: json.loads(_line(process)) for rank, process in enumerate(ranks)}
+        for process in ranks:
+            process.communicate("end\n", timeout=TIMEOUT)
+        return figures
+    finally:
+        for process in ranks:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a rank ended with status {process.wait()}")
+    return line
+
+
+def _be_a_rank(about: Mapping[str, Any]) -> None:
+    sys.path.pop(0)  # this script's own folder
+    import torch.distributed  # noqa: F401
+
+    before, started, spent = set(sys.modules), time.perf_counter(), time.process_time()
+    import mingle
+
+    figures: dict[str, Any] = {
+        "import mingle, ms": (time.perf_counter() - started) * 1e3,
+        "import mingle, ms of CPU": (time.process_time() - spent) * 1e3,
+    }
+    at_import = set(sys.modules) - before
+    figures["import mingle, modules of mingle"] = _ours(at_import)
+    figures["import mingle, other modules"] = len(at_import) - _ours(at_import)
+    print(flush=True)
+    sys.stdin.readline()
+    port = about["store"] if about["traced"] and about["rank"] == 0 else None
+    tracer = Tracer(Path(mingle.__file__).parent, about["job"], about["store"]) if about["traced"] else None
+    spent = time.process_time()
+    with mingle.discover(about["job"], rank=about["rank"], world_size=about["world_size"], master_port=port):
+        figures["first discover, ms of CPU"] = (time.process_time() - spent) * 1e3
+        at_discover = set(sys.modules) - before - at_import
+        figures["first discover, more modules of mingle"] = _ours(at_discover)
+        figures["first discover, more other modules"] = len(at_discover) - _ours(at_discover)
+        if tracer is not None:
+            figures = {"out": list(tracer.way_out), "back": list(tracer.way_back)}
+        print(json.dumps(figures), flush=True)
+        sys.stdin.readline()
+
+
+def _ours(names: set[str]) -> int:
+    return sum(name.partition(".")[0] == "mingle" for name in names)
+
+
+# --- the ways ----------------------------------------------------------------------------------------------------
+
+
+class Tracer:
+    """Notes which files of a package the job id passes on its way out, and the store's port on its way back.
+
+    The audit events of the interpreter mark the ends of both ways: the first datagram, and the export of the port.
+    """
+
+    def __init__(self, package: Path, job: str, port: int) -> None:
+        self.way_out: dict[str, None] = {}
+        self.way_back: dict[str, None] = {}
+        self._package, self._job, self._port = str(package) + os.sep, job, port
+        self._sent = self._sealed = self._exported = False
+        sys.addaudithook(self._audit)
+        threading.settrace(self._trace)
+        sys.settrace(self._trace)
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event in {"socket.sendto", "socket.sendmsg"}:
+            sender = arguments[0]
+            if sender.type == socket.SOCK_DGRAM and sender.family in {socket.AF_INET, socket.AF_INET6}:
+                self._sent = True
+        elif event == "os.putenv" and bytes(arguments[0]) == b"MASTER_PORT":
+            self._exported = True
+            threading.settrace(None)
+            sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, result: Any) -> Any:
+        code = frame.f_code
+        if not code.co_filename.startswith(self._package) or self._exported:
+            return None
+        if event == "call":
+            self._note(code, list(_arguments(frame)))
+        elif event == "return":
+            self._note(code, [result], returned=True)
+        frame.f_trace_lines = False
+        return self._trace
+
+    def _note(self, code: CodeType, values: list[Any], *, returned: bool = False) -> None:
+        name = code.co_filename.removeprefix(self._package)
+        if not self._sent and not returned and any(_holds(each, self._job) for each in values):
+            self.way_out.setdefault(name)
+        self._sealed = self._sealed or any(type(each).__name__ == "Sealed" for each in values)
+        if self._sealed and any(_holds(each, self._port) or _holds(each, str(self._port)) for each in values):
+            self.way_back.setdefault(name)
+
+
+def _arguments(frame: FrameType) -> Iterator[Any]:
+    code = frame.f_code
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
+    for name in code.co_varnames[:count]:
+        if name in frame.f_locals:
+            yield frame.f_locals[name]
+
+
+def _holds(value: Any, wanted: str | int) -> bool:
+    return _is(value, wanted) or any(_is(each, wanted) for each in _parts(value))
+
+
+def _is(value: Any, wanted: str | int) -> bool:
+    return type(value) is type(wanted) and bool(value == wanted)
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield the items or attributes of a value, without running any code of its class."""
+    if isinstance(value, dict):
+        yield from list(value.values())
+    elif isinstance(value, (tuple, list)):
+        yield from value
+    elif type(value).__module__.partition(".")[0] == "mingle":
+        yield from list(getattr(value, "__dict__", {}).values())
+        for kind in type(value).__mro__:
+            slots = getattr(kind, "__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                yield getattr(value, name, None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
