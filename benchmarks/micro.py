@@ -47,7 +47,7 @@ def _measure() -> None:
         hostname="node-0",
         pid=815,
     )
-    who = frames.Who(hostname="node-3", pid=4711, address="192.0.2.13", rank=3)
+    who = frames.ProcessInfo(hostname="node-3", pid=4711, address="192.0.2.13", rank=3)
     path = frames.Path(host_address="192.0.2.10", local_address="192.0.2.13", interface="eth0")
     join = frames.Join(world_size=8, rank=3, node="boot:9a3f/net:4026531840/pid:4026531836", who=who, paths=(path,))
     plain, signed = datagrams.encode(offer), datagrams.encode(offer, key)

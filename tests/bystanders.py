@@ -22,15 +22,15 @@ from mingle.protocol.host import Host
 from mingle.protocol.machine import (
     Address,
     Answer,
+    Context,
     Dial,
     Effect,
+    Endpoints,
     Hangup,
     Identity,
-    Means,
     Multicast,
     Notice,
     PrepareStore,
-    Reach,
     Source,
     Write,
 )
@@ -40,7 +40,7 @@ from mingle.wire.authentication import JobKey
 from mingle.wire.groups import LOBBY
 
 ROOT = Path(__file__).parents[1]
-WHO = frames.Who(hostname="bench", pid=4321)
+WHO = frames.ProcessInfo(hostname="bench", pid=4321)
 
 
 def free_udp_port() -> int:
@@ -79,7 +79,7 @@ class Wire:
             if owner == address:
                 del self._ends[owner, conn], self._ends[other, far]
                 if other in self.machines and self.machines[other].owns(far):
-                    self.machines[other].closed(far, "the other side closed it", self.now)
+                    self.machines[other].disconnected(far, "the other side closed it", self.now)
         self.settle()
 
     def hear(self, address: str, message: datagrams.Datagram, sender: str, *, signed: bool = False) -> None:
@@ -137,7 +137,7 @@ class Wire:
                 if (end := self._ends.pop((address, conn), None)) is not None:
                     self._ends.pop(end, None)
                     if self.machines[end[0]].owns(end[1]):
-                        self.machines[end[0]].closed(end[1], "the other side closed it", self.now)
+                        self.machines[end[0]].disconnected(end[1], "the other side closed it", self.now)
             case Notice(text):
                 self.notices.append(text)
             case _:
@@ -148,7 +148,7 @@ class Wire:
             return
         owner = self._listeners.get((target, port))
         if owner is None:
-            machine.closed(conn, "Connection refused (ECONNREFUSED)", self.now)
+            machine.disconnected(conn, "Connection refused (ECONNREFUSED)", self.now)
             return
         far = self.new_id()
         self._ends[address, conn], self._ends[owner, far] = (owner, far), (address, conn)
@@ -202,7 +202,7 @@ def an_announcement(
         Announced(job=job, master_addr=master_addr, master_port=29500, world_size=world_size),
         session=name * 16,
         member=name * 16,
-        who=frames.Who(hostname="announcer", pid=1),
+        who=frames.ProcessInfo(hostname="announcer", pid=1),
         addresses=[address],
         port=port,
         key=None if secret is None else JobKey(secret, job),
@@ -249,11 +249,8 @@ class _Rank:
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
         self.rank.received(conn, untrusted, now)
 
-    def closed(self, conn: int, reason: str, now: float) -> None:
-        if isinstance(self.rank, Host):
-            self.rank.lost(conn, reason, now)
-        else:
-            self.rank.closed(conn, reason, now)
+    def disconnected(self, conn: int, reason: str, now: float) -> None:
+        self.rank.disconnected(conn, reason, now)
 
     def close(self, reason: str) -> None:
         if isinstance(self.rank, Host):
@@ -270,15 +267,15 @@ def _rank(observer: Observer, job: str, rank: int, world_size: int, key: JobKey 
         rank=rank,
         world_size=world_size,
         node="test",
-        who=frames.Who(hostname=f"node{rank}", pid=100 + rank, rank=rank),
+        who=frames.ProcessInfo(hostname=f"node{rank}", pid=100 + rank, rank=rank),
     )
     now = time.monotonic()
-    means = Means(key=key, new_id=observer.new_id, rng=observer.rng, timeout=60.0)
+    context = Context(key=key, new_id=observer.new_id, rng=observer.rng, timeout=60.0)
     if rank == 0:
         addresses, port = observer.listen()
         own = tuple(Address(address, "lo", 8) for address in addresses if ":" not in address)
-        return _Rank(Host(identity, os.urandom(16), Reach(addresses=own, port=port), means, now))
-    return _Rank(Joiner(identity, means, now))
+        return _Rank(Host(identity, os.urandom(16), Endpoints(addresses=own, port=port), context, now))
+    return _Rank(Joiner(identity, context, now))
 
 
 @contextlib.contextmanager

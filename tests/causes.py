@@ -24,10 +24,10 @@ from mingle.elastic.quorum import Nodes, Policy
 from mingle.elastic.reports import Attendance
 from mingle.observe.lookup import not_found
 from mingle.protocol import reports
-from mingle.protocol.machine import Evidence, Identity, NetworkFacts
+from mingle.protocol.machine import Diagnostics, Identity, NetworkFacts
 from mingle.wire.datagrams import Seek
 from mingle.wire.echo import Ping
-from mingle.wire.frames import Status, Who
+from mingle.wire.frames import ProcessInfo, Status
 from tests.bystanders import Wire, a_finder
 from tests.test_finding import an_offer
 from tests.test_pinging import Lan
@@ -67,15 +67,21 @@ class Row:
 def _identity(row: Row) -> Identity:
     rank = None if row.assigned else 0 if row.status is not None else 1
     return Identity(
-        job="resnet", attempt="", member=b"M" * 16, rank=rank, world_size=4, node="n", who=Who(hostname="n", pid=1)
+        job="resnet",
+        attempt="",
+        member=b"M" * 16,
+        rank=rank,
+        world_size=4,
+        node="n",
+        who=ProcessInfo(hostname="n", pid=1),
     )
 
 
 def rank_names(row: Row) -> str:
     """The cause in the error of a rank whose time is up."""
     connected = row.silent_host or row.status is not None
-    evidence = Evidence(**row.heard)
-    error = reports.timeout(_identity(row), evidence, row.facts(), seconds=5, status=row.status, connected=connected)
+    diagnostics = Diagnostics(**row.heard)
+    error = reports.timeout(_identity(row), diagnostics, row.facts(), seconds=5, status=row.status, connected=connected)
     return str(error.cause)
 
 
@@ -84,7 +90,7 @@ def agent_names(row: Row) -> str:
     status = row.status or Status(joined=1, world_size=4, lacks="1 more node(s): 2 to 4 are wanted")
     policy = Policy(nodes=Nodes(minimum=2, maximum=4), last_call=30.0)
     error = agent_reports.incomplete(
-        _identity(row), policy, Memory(), status, 5.0, Attendance(), Evidence(**row.heard), row.facts()
+        _identity(row), policy, Memory(), status, 5.0, Attendance(), Diagnostics(**row.heard), row.facts()
     )
     return str(error.cause)
 
@@ -100,7 +106,7 @@ def find_names(row: Row) -> str:
         wire.hear("10.0.0.2", an_offer(), "10.0.0.9")
         finder.sessions[0].was_alive = row.heard["offer"] == "was alive"
     if "other" in row.heard:
-        finder.evidence.other_jobs[row.heard["other"]] = "host two (10.0.0.2), pid 7"
+        finder.diagnostics.other_jobs[row.heard["other"]] = "host two (10.0.0.2), pid 7"
     return str(not_found("resnet", finder, row.facts(), 5.0).cause)
 
 

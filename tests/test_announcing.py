@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mingle.observe.announcing import MAX_CALLERS, PROOF_SECONDS, Announcement
-from mingle.protocol.control import Call, MemberConversation
+from mingle.protocol.handshake import Call, MemberConversation
 from mingle.protocol.lobby import UNICAST_ANSWERS_AT_ONCE
 from mingle.protocol.machine import Answer, Effect, Hangup, Multicast, Notice, Source, Write
 from mingle.wire import frames

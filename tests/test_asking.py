@@ -8,36 +8,36 @@ import random
 import pytest
 
 from mingle.protocol.asking import Asking
-from mingle.protocol.lobby import UNICAST_ANSWERS_AT_ONCE, Lobby
-from mingle.protocol.machine import Answer, Effect, Evidence, Identity, Multicast, Source
+from mingle.protocol.connection_race import DialTarget
+from mingle.protocol.lobby import UNICAST_ANSWERS_AT_ONCE, BrowseGroup
+from mingle.protocol.machine import Answer, Diagnostics, Effect, Identity, Multicast, Source
 from mingle.protocol.membership import Membership, Step
 from mingle.protocol.pacing import Seeker
-from mingle.protocol.proving import Endpoint
 from mingle.protocol.sessions import Sessions
 from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 
 HERE = Source(interface="eth0", address="10.0.0.9")
 IDENTITY = Identity(
-    job="job", attempt="2", member=b"M" * 16, rank=1, world_size=2, node="n", who=Who(hostname="h", pid=1)
+    job="job", attempt="2", member=b"M" * 16, rank=1, world_size=2, node="n", who=ProcessInfo(hostname="h", pid=1)
 )
 
 
 class Alone:
     def __init__(self, *, secured: bool = False) -> None:
         self.effects: list[Effect] = []
-        self.evidence = Evidence()
+        self.diagnostics = Diagnostics()
         rng = random.Random(1)
         self.sessions = Sessions(IDENTITY, None, itertools.count(1).__next__, self.effects)
-        self.membership = Membership(IDENTITY, self.sessions, self.effects, self.evidence)
+        self.membership = Membership(IDENTITY, self.sessions, self.effects, self.diagnostics)
         self.asking = Asking(
             IDENTITY,
             self.membership,
             Seeker(2, 0.0, rng),
-            Lobby(0.0, 60.0, rng),
+            BrowseGroup(0.0, 60.0, rng),
             secured,
             self.effects,
-            self.evidence,
+            self.diagnostics,
         )
 
 
@@ -67,11 +67,11 @@ def test_only_the_offers_of_its_own_job_are_handed_on() -> None:
     assert alone.asking.heard(offer(), HERE, 1.0) == offer()
     strangers: list[Datagram] = [offer(job="other"), offer(attempt="1"), offer(kind="announcement"), seek(), asked()]
     assert [alone.asking.heard(each, HERE, 1.0) for each in strangers] == [None] * len(strangers)
-    evidence = alone.evidence
-    assert list(evidence.other_jobs) == ["other"]
-    assert list(evidence.other_attempts) == ["1"]
-    assert len(evidence.announcements) == 1
-    assert list(evidence.seekers) == [b"N" * 16]
+    diagnostics = alone.diagnostics
+    assert list(diagnostics.other_jobs) == ["other"]
+    assert list(diagnostics.other_attempts) == ["1"]
+    assert len(diagnostics.announcements) == 1
+    assert list(diagnostics.seekers) == [b"N" * 16]
 
 
 def test_a_flood_of_questions_to_the_lobby_by_unicast_is_answered_rarely() -> None:
@@ -86,21 +86,21 @@ def test_its_own_words_are_nobodys() -> None:
     alone = Alone()
     alone.asking.heard(seek(IDENTITY.member), HERE, 1.0)
     alone.asking.heard(asked(member=IDENTITY.member), HERE, 1.0)
-    assert not alone.evidence.seekers
+    assert not alone.diagnostics.seekers
 
 
 @pytest.mark.parametrize("secured", [False, True])
 def test_a_signature_is_a_sign_for_who_has_no_secret(secured: bool) -> None:
     alone = Alone(secured=secured)
     alone.asking.heard(seek(), Source(interface="eth0", signed=True), 1.0)
-    assert alone.evidence.signed_without_secret == (0 if secured else 1)
+    assert alone.diagnostics.signed_without_secret == (0 if secured else 1)
 
 
 def test_what_is_not_verified_counts_if_it_is_of_its_own_job() -> None:
     alone = Alone(secured=True)
     for message in (seek(), offer(), offer(job="other"), offer(attempt="1")):
         alone.asking.heard_unverified(message)
-    assert alone.evidence.secret_signs == 2
+    assert alone.diagnostics.secret_signs == 2
 
 
 def test_it_answers_in_the_lobby_until_it_has_a_seat() -> None:
@@ -109,7 +109,7 @@ def test_it_answers_in_the_lobby_until_it_has_a_seat() -> None:
     alone.asking.heard(asked(), by_unicast, 1.0)
     assert alone.effects == [Answer(by_unicast, IDENTITY.seek())]
     alone.effects.clear()
-    session = alone.sessions.remember(offer(), [Endpoint("10.0.0.1", "eth0")], keep=None)
+    session = alone.sessions.remember(offer(), [DialTarget("10.0.0.1", "eth0")], keep=None)
     assert session is not None
     alone.membership.join(session)
     alone.membership.step = Step.SEATED

@@ -10,16 +10,16 @@ import pytest
 
 from mingle.errors import ConflictError
 from mingle.protocol.blocking import RUNNING_NOTICE_SECONDS, RUNNING_PATIENCE_SECONDS, SILENT_SECONDS, Blocking
+from mingle.protocol.connection_race import DialTarget
 from mingle.protocol.machine import Effect, Identity, Notice
 from mingle.protocol.pacing import Seeker
-from mingle.protocol.proving import Endpoint
 from mingle.protocol.sessions import Session, Sessions
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 
 IDENTITY = Identity(
-    job="job", attempt="", member=b"M" * 16, rank=1, world_size=2, node="n", who=Who(hostname="h", pid=1)
+    job="job", attempt="", member=b"M" * 16, rank=1, world_size=2, node="n", who=ProcessInfo(hostname="h", pid=1)
 )
 
 
@@ -38,7 +38,7 @@ class Blocked:
         offer = Offer(
             job="job", session=name, host=name, addresses=("10.0.0.1",), port=4000, world_size=2, state="sealed"
         )
-        session = self.sessions.remember(offer, [Endpoint("10.0.0.1", "eth0")], keep=None)
+        session = self.sessions.remember(offer, [DialTarget("10.0.0.1", "eth0")], keep=None)
         assert session is not None
         return session
 
@@ -47,7 +47,7 @@ class Blocked:
 
 
 def running(state: Any = "running") -> frames.Running:
-    return frames.Running(state=state, world_size=2, seconds=5.0, host=Who(hostname="h0", pid=1, rank=0))
+    return frames.Running(state=state, world_size=2, seconds=5.0, host=ProcessInfo(hostname="h0", pid=1, rank=0))
 
 
 def test_a_session_is_in_the_way_of_all_others_but_not_of_itself() -> None:

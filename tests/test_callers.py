@@ -15,13 +15,13 @@ from mingle.protocol.callers import (
     STRANGERS_SHARE,
     Callers,
 )
-from mingle.protocol.control import Call, HandshakeFailed, HostConversation, MemberConversation
+from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
 from mingle.protocol.machine import Effect, Hangup, Write
 from mingle.wire import frames
-from mingle.wire.frames import Purpose, Who
+from mingle.wire.frames import ProcessInfo, Purpose
 
 SESSION = b"S" * 16
-JOIN = frames.Join(world_size=4, rank=1, node="B", who=Who(hostname="node-B", pid=66, address="10.0.0.2"))
+JOIN = frames.Join(world_size=4, rank=1, node="B", who=ProcessInfo(hostname="node-B", pid=66, address="10.0.0.2"))
 
 
 class Called:
@@ -284,5 +284,5 @@ def test_who_asks_only_says_so_first(purpose: Purpose, asks: bool) -> None:
 def test_a_caller_does_not_choose_the_address_that_others_are_shown() -> None:
     called = Called()
     called.call(1)
-    shown = called.callers[1].as_seen(Who(hostname="h", pid=1, address="192.0.2.1"))
-    assert shown == Who(hostname="h", pid=1, address="10.0.0.1")
+    shown = called.callers[1].as_seen(ProcessInfo(hostname="h", pid=1, address="192.0.2.1"))
+    assert shown == ProcessInfo(hostname="h", pid=1, address="10.0.0.1")

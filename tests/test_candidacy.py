@@ -18,7 +18,7 @@ from mingle.protocol.candidacy import (
 )
 from mingle.protocol.machine import Identity
 from mingle.wire.datagrams import Offer, Seek
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 
 
 def candidate(number: int, *, size: int = 4) -> Candidacy:
@@ -30,7 +30,7 @@ def candidate(number: int, *, size: int = 4) -> Candidacy:
             rank=None,
             world_size=size,
             node="n",
-            who=Who(hostname="h"),
+            who=ProcessInfo(hostname="h"),
         )
     )
 

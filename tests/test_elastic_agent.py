@@ -10,11 +10,11 @@ from mingle.elastic.member import ElasticMember
 from mingle.protocol.election import Elector
 from mingle.protocol.machine import Identity
 from mingle.wire.datagrams import Offer
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 from tests.lan.agents import AgentGathering
 
 IDENTITY = Identity(
-    job="job", attempt="", member=b"M" * 16, rank=None, world_size=4, node="M", who=Who(), kind="agents"
+    job="job", attempt="", member=b"M" * 16, rank=None, world_size=4, node="M", who=ProcessInfo(), kind="agents"
 )
 
 
@@ -73,7 +73,7 @@ def test_from_seeking_to_a_session_and_on_to_the_next(monkeypatch: pytest.Monkey
     assert {type(each.agent.part) for each in agents} == {ElasticHost, ElasticMember}
     host = gathering.host_of(agents)
     rest = other if host is one else one
-    port, identity = rest.agent.reach.port, rest.identity.member
+    port, identity = rest.agent.endpoints.port, rest.identity.member
     assert (rest.agent.stage(), rest.agent.losses, rest.agent.lost) == ("formed", 0, None)
     host.kill()
     gathering.world.run(0.01)
@@ -83,7 +83,7 @@ def test_from_seeking_to_a_session_and_on_to_the_next(monkeypatch: pytest.Monkey
     back = gathering.start(host.machine.name)
     gathering.run_until_together([rest, back], 5.0)
     assert {each.agent.memory.generation for each in (rest, back)} == {1}
-    assert (rest.agent.reach.port, rest.identity.member) == (port, identity)
+    assert (rest.agent.endpoints.port, rest.identity.member) == (port, identity)
     assert rest.agent.losses == 1
 
 

@@ -202,7 +202,7 @@ def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(job: Job, part:
     client = socket.create_connection((found[0].store_address, found[0].store_port))
     loop = mine._loop
     assert loop is not None
-    control = loop.agent.reach.port
+    control = loop.agent.endpoints.port
     loop.call(lambda: 1 // 0)
     assert mine.disturbed.wait(5)
     assert "unforeseen ZeroDivisionError" in (mine.lost or "")

@@ -140,7 +140,7 @@ def test_what_one_sender_says_of_other_sessions_costs_its_dial_budget_also_while
         process.agent.heard(forged, Source(interface="eth0", address="10.0.0.66"), process.now)
     seconds = 0.75  # none of them is given up meanwhile
     for step in range(1, 16):
-        host.rivals.handle_timer(process.now + seconds * step / 15)
+        host.conflicts.handle_timer(process.now + seconds * step / 15)
     dialled = [effect for effect in process.agent.effects() if isinstance(effect, Dial)]
     assert 0 < len(dialled) <= SENDER_DIALS_AT_ONCE + SENDER_DIALS_PER_SECOND * seconds
 

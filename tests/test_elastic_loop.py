@@ -36,7 +36,7 @@ def test_an_agent_alone_opens_its_store_and_closes_it() -> None:
     assert server is not None
     assert server.handle is not None
     assert answers(server.port)
-    port = loop.agent.reach.port
+    port = loop.agent.endpoints.port
     assert answers(port)
     loop.stop("the test is over")
     assert not loop.alive
@@ -80,5 +80,5 @@ def test_a_fault_in_the_thread_is_logged_and_ends_the_session(caplog: pytest.Log
     assert "its loop was ended by an unforeseen ZeroDivisionError: a fault" in caplog.text
     assert isinstance(loop.failure, MingleError)
     assert told.is_set()
-    assert not answers(loop.agent.reach.port)
+    assert not answers(loop.agent.endpoints.port)
     assert not answers(server.port), "a store without its host would hold the others in a lost session"

@@ -11,7 +11,7 @@ from mingle.protocol.election import Elector
 from mingle.protocol.machine import Source
 from mingle.protocol.membership import Membership, Step
 from mingle.wire.datagrams import Offer
-from mingle.wire.frames import Join, Sighting, Void
+from mingle.wire.frames import HostSeen, Join, Void
 from tests.lan.agents import AgentGathering, AgentProcess
 from tests.lan.tcp import RESET
 
@@ -124,7 +124,7 @@ def test_it_tells_its_host_of_other_sessions(
     now = gathering.world.now + 5.0
     for message in (other, other, current.offer):
         joiner.heard(message, Source(interface="eth0"), now)
-    assert sent == [Sighting(offer=other)]
+    assert sent == [HostSeen(offer=other)]
     joiner.heard(other, Source(interface="eth0"), now + 1.0)
     assert len(sent) == 2
 

@@ -31,7 +31,7 @@ def application(letter: str, **more: Any) -> frames.Join:
         "minimum": 2,
         "node": letter,
         "kind": "agents",
-        "who": frames.Who(hostname=f"node-{letter}", pid=ord(letter), address=address),
+        "who": frames.ProcessInfo(hostname=f"node-{letter}", pid=ord(letter), address=address),
         "paths": (frames.Path(host_address=HOST_ADDRESS, local_address=address, interface="eth0"),),
     }
     return frames.Join(**{**defaults, **more})
@@ -413,7 +413,7 @@ def test_one_more_than_the_most_is_surplus_if_all_the_others_certainly_live(
     leases, registry.now = registry.registrar.leases, 1.0
     leases.answered(member("B"), leases.ask(member("B"), 1.0))
     leases.answered(member("C"), leases.ask(member("C"), answered_at))
-    conn = registry.join("E", who=frames.Who(hostname=hostname, pid=1))
+    conn = registry.join("E", who=frames.ProcessInfo(hostname=hostname, pid=1))
     assert refusal(registry, conn).reason == reason
     registry.registrar.lost(conns["B"], 2.0)
     assert registry.kinds(registry.join("E")) == [frames.Joined, frames.Confirm]

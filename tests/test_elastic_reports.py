@@ -13,12 +13,18 @@ from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.elastic.reports import Attendance
 from mingle.errors import DiscoveryTimeoutError, MingleError
-from mingle.protocol.machine import Evidence, Identity, NetworkFacts
-from mingle.wire.frames import Status, Who
+from mingle.protocol.machine import Diagnostics, Identity, NetworkFacts
+from mingle.wire.frames import ProcessInfo, Status
 
 POLICY = Policy(nodes=Nodes(minimum=2, maximum=4), last_call=30.0)
 IDENTITY = Identity(
-    job="resnet", attempt="", member=b"A" * 16, rank=None, world_size=4, node="A", who=Who(hostname="one", pid=1)
+    job="resnet",
+    attempt="",
+    member=b"A" * 16,
+    rank=None,
+    world_size=4,
+    node="A",
+    who=ProcessInfo(hostname="one", pid=1),
 )
 FACTS = NetworkFacts(
     interfaces=["eth0 10.0.0.1/24"],
@@ -38,7 +44,7 @@ def incomplete(
     *,
     seconds: float = 30.0,
     attendance: Attendance | None = None,
-    evidence: Evidence | None = None,
+    diagnostics: Diagnostics | None = None,
     facts: NetworkFacts = FACTS,
     memory: Memory | None = None,
 ) -> MingleError:
@@ -49,7 +55,7 @@ def incomplete(
         status,
         seconds,
         attendance or Attendance(),
-        evidence or Evidence(),
+        diagnostics or Diagnostics(),
         facts,
     )
 
@@ -66,8 +72,8 @@ def test_too_few_nodes() -> None:
 
 
 def test_a_part_without_the_quorum() -> None:
-    who = Who(hostname="two", pid=2, address="10.0.0.2")
-    memory = Memory(had_quorum=True, companions=(who, Who(hostname="three", pid=3)))
+    who = ProcessInfo(hostname="two", pid=2, address="10.0.0.2")
+    memory = Memory(had_quorum=True, companions=(who, ProcessInfo(hostname="three", pid=3)))
     status = Status(joined=2, world_size=4, present=(str(who),), left=("C: gone",), refused=("D: kind",))
     error = incomplete(status, memory=memory)
     assert "ended or are cut off" in str(error.cause)
@@ -92,9 +98,9 @@ def test_a_gathering_that_lacks_nothing_any_more() -> None:
 
 
 def test_what_was_heard_and_tried_is_said() -> None:
-    evidence = Evidence()
-    evidence.other_jobs["resent"] = "host two (10.0.0.2), pid 7"
-    error = incomplete(ALONE, evidence=evidence)
+    diagnostics = Diagnostics()
+    diagnostics.other_jobs["resent"] = "host two (10.0.0.2), pid 7"
+    error = incomplete(ALONE, diagnostics=diagnostics)
     for part in (
         "other job ids heard on this network: 'resent' by host two (10.0.0.2), pid 7",
         "interfaces: eth0 10.0.0.1/24; groups 239.192.7.7 and UDP port 29499",
@@ -106,28 +112,28 @@ def test_what_was_heard_and_tried_is_said() -> None:
 
 
 def test_the_cause_follows_the_evidence() -> None:
-    seekers, secret, typo = Evidence(), Evidence(), Evidence()
+    seekers, secret, typo = Diagnostics(), Diagnostics(), Diagnostics()
     seekers.seekers[b"B" * 16] = "a process without a rank on host two (10.0.0.2), pid 7"
     secret.secret_failures["10.0.0.2: it has another secret"] = None
     typo.other_jobs["resent"] = "host two (10.0.0.2), pid 7"
     maybe = NetworkFacts(findings=[DOUBTFUL])
-    assert "firewall" in str(incomplete(ALONE, evidence=seekers).cause)
-    assert "host two (10.0.0.2), pid 7" in incomplete(ALONE, evidence=seekers).observation
-    assert "secret" in str(incomplete(ALONE, evidence=secret).cause)
-    assert "did not prove the secret: 10.0.0.2" in incomplete(ALONE, evidence=secret).observation
+    assert "firewall" in str(incomplete(ALONE, diagnostics=seekers).cause)
+    assert "host two (10.0.0.2), pid 7" in incomplete(ALONE, diagnostics=seekers).observation
+    assert "secret" in str(incomplete(ALONE, diagnostics=secret).cause)
+    assert "did not prove the secret: 10.0.0.2" in incomplete(ALONE, diagnostics=secret).observation
     assert "incompatible" in str(incomplete(ALONE, facts=NetworkFacts(rejected=Counter({"version 9": 1}))).cause)
     assert incomplete(ALONE, facts=maybe).cause == DOUBTFUL.observation
-    assert "'resent'" in str(incomplete(ALONE, facts=maybe, evidence=typo).cause)
+    assert "'resent'" in str(incomplete(ALONE, facts=maybe, diagnostics=typo).cause)
     refused = Status(joined=1, world_size=4, lacks="1 more", refused=("host two: world size",))
-    assert "contradict" in str(incomplete(refused, evidence=typo).cause)
+    assert "contradict" in str(incomplete(refused, diagnostics=typo).cause)
 
 
 @pytest.mark.parametrize("left", [(), ("host two: its connection closed",)])
 def test_whoever_joined_is_not_said_to_be_kept_out(left: tuple[str, ...]) -> None:
-    evidence = Evidence()
-    evidence.seekers[b"B" * 16] = "a process without a rank on host two (10.0.0.2), pid 7"
+    diagnostics = Diagnostics()
+    diagnostics.seekers[b"B" * 16] = "a process without a rank on host two (10.0.0.2), pid 7"
     present = Status(joined=1 if left else 2, world_size=4, lacks="1 more", left=left)
-    assert "firewall" not in str(incomplete(present, evidence=evidence).cause)
+    assert "firewall" not in str(incomplete(present, diagnostics=diagnostics).cause)
 
 
 def test_what_is_surely_wrong_with_this_machine_is_the_likely_cause() -> None:

@@ -12,14 +12,14 @@ from mingle.protocol.election import Elector
 from mingle.protocol.host import Host
 from mingle.protocol.machine import (
     Address,
+    Context,
     Dial,
     Effect,
+    Endpoints,
     Hangup,
     Identity,
-    Means,
     Multicast,
     NetworkFacts,
-    Reach,
     Source,
 )
 from mingle.protocol.member import Joiner
@@ -38,12 +38,12 @@ def elector(member: bytes = HIGH, *, timeout: float = 30.0, world_size: int = 3)
         rank=None,
         world_size=world_size,
         node="here",
-        who=frames.Who(hostname="here", pid=1),
+        who=frames.ProcessInfo(hostname="here", pid=1),
     )
     return Elector(
         identity,
-        Reach(addresses=(Address("10.0.0.1", "eth0", 24),), port=4000),
-        Means(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=timeout),
+        Endpoints(addresses=(Address("10.0.0.1", "eth0", 24),), port=4000),
+        Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=timeout),
         0.0,
     )
 
@@ -146,7 +146,7 @@ def test_a_winner_that_is_not_reached_does_not_beat_it_for_a_while() -> None:
     run(machine, 1.0)
     machine.heard(offer(LOW), HERE, 1.5)
     (call,) = [effect for effect in machine.effects() if isinstance(effect, Dial)]
-    machine.closed(call.conn, "Connection refused", 1.6)
+    machine.disconnected(call.conn, "Connection refused", 1.6)
     assert machine.host is not None
     assert not machine.host.registrar.held
     for later, makes_way in ((1.7, False), (1.7 + STAND_SECONDS, True)):
@@ -173,7 +173,7 @@ def test_addresses_that_come_later_are_those_of_its_session() -> None:
     assert machine.host is not None
     assert machine.host.offer().addresses == ("10.1.0.1",)
     machine.readdress((first, second), 4.0)
-    assert machine.reach.addresses == machine.host.reach.addresses == (first, second)
+    assert machine.endpoints.addresses == machine.host.endpoints.addresses == (first, second)
     assert machine.host.offer().addresses == ("10.1.0.1", "10.2.0.1")
     machine.rewired(4.0)
     assert not machine.finished

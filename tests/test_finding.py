@@ -205,7 +205,7 @@ def test_other_jobs_and_seekers_are_remembered_for_the_report() -> None:
     seek = Seek(job="resnet", member=b"M" * 16, world_size=2, rank=1, hostname="worker", pid=9)
     wire.hear("10.0.0.2", seek, "10.0.0.7")
     wire.hear("10.0.0.2", msgspec.structs.replace(seek, member=b"N" * 16, kind="announcement"), "10.0.0.8")
-    assert list(finder.evidence.other_jobs) == ["resnext"]
+    assert list(finder.diagnostics.other_jobs) == ["resnext"]
     assert [str(each) for each in finder.seekers.values()] == ["rank 1 on host worker (10.0.0.7), pid 9"]
     assert finder.sessions == []
 
@@ -246,7 +246,7 @@ def test_repeated_offers_do_not_make_it_dial_at_their_rate() -> None:
         for effect in finder.effects():
             if isinstance(effect, Dial):
                 dials += 1
-                finder.closed(effect.conn, "refused", wire.now)
+                finder.disconnected(effect.conn, "refused", wire.now)
         wire.now += RETRY_SECONDS / 50
     assert dials <= 3
 

@@ -62,8 +62,10 @@ def test_unknown_fields_are_ignored(kind: type[AnyFrame]) -> None:
 LETTERS = pytest.mark.parametrize("letter", ["x", "Ж", "作", "😀"])
 
 
-def who(letter: str) -> frames.Who:
-    return frames.Who(hostname=clip(letter * 64), pid=2**32 - 1, address=clip(letter * 64), rank=MAX_WORLD_SIZE - 1)
+def who(letter: str) -> frames.ProcessInfo:
+    return frames.ProcessInfo(
+        hostname=clip(letter * 64), pid=2**32 - 1, address=clip(letter * 64), rank=MAX_WORLD_SIZE - 1
+    )
 
 
 @LETTERS
@@ -158,7 +160,7 @@ SEALED = next(line.frame for line in STORIES["join"].lines if isinstance(line.fr
         pytest.param(SEALED, {"store_address": "store.example"}, id="a store under a name"),
         pytest.param(SEALED, {"store_port": 0}, id="port 0"),
         pytest.param(
-            frames.Running(state="open", world_size=1, host=frames.Who()),
+            frames.Running(state="open", world_size=1, host=frames.ProcessInfo()),
             {"seconds": float("nan")},
             id="a time that is no number",
         ),
@@ -191,14 +193,14 @@ def test_frame_with_a_wrong_field_is_malformed(frame: AnyFrame, wrong: dict[str,
 @pytest.mark.parametrize(
     ("named", "text"),
     [
-        pytest.param(frames.Who(), "host unknown, pid 0", id="nothing known"),
+        pytest.param(frames.ProcessInfo(), "host unknown, pid 0", id="nothing known"),
         pytest.param(
-            frames.Who(hostname="node-3", pid=7, address="192.0.2.3", rank=3),
+            frames.ProcessInfo(hostname="node-3", pid=7, address="192.0.2.3", rank=3),
             "rank 3 on host node-3 (192.0.2.3), pid 7",
             id="all known",
         ),
-        pytest.param(frames.Who(hostname="node-0", pid=7, rank=0), "rank 0 on host node-0, pid 7", id="rank 0"),
+        pytest.param(frames.ProcessInfo(hostname="node-0", pid=7, rank=0), "rank 0 on host node-0, pid 7", id="rank 0"),
     ],
 )
-def test_a_process_is_named_as_errors_name_it(named: frames.Who, text: str) -> None:
+def test_a_process_is_named_as_errors_name_it(named: frames.ProcessInfo, text: str) -> None:
     assert str(named) == text

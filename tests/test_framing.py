@@ -167,7 +167,7 @@ def test_a_stranger_may_send_short_frames_only() -> None:
 
 
 def test_the_limit_may_be_raised_between_two_frames() -> None:
-    long = encode_frame(frames.Running(state="open", world_size=1, host=frames.Who(), joined=(9,) * 4096))
+    long = encode_frame(frames.Running(state="open", world_size=1, host=frames.ProcessInfo(), joined=(9,) * 4096))
     assert len(long) > MAX_HANDSHAKE_BYTES
     reader = FrameReader(MAX_HANDSHAKE_BYTES)
     reader.feed(PREFACE + PING + long)

@@ -11,21 +11,21 @@ import pytest
 
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, InterfaceError
 from mingle.protocol.callers import MAX_UNPROVED, PROOF_SECONDS, SOURCE_SHARE
-from mingle.protocol.control import Call, HandshakeFailed, MemberConversation
+from mingle.protocol.handshake import Call, HandshakeFailed, MemberConversation
 from mingle.protocol.host import Host
 from mingle.protocol.machine import (
     Address,
     Answer,
     CloseStore,
+    Context,
     Effect,
+    Endpoints,
     Hangup,
     Identity,
-    Means,
     Multicast,
     NetworkFacts,
     OpenStore,
     PrepareStore,
-    Reach,
     Source,
     Write,
 )
@@ -34,7 +34,7 @@ from mingle.protocol.seats import Phase, Seats
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, List, Offer, Seek
-from mingle.wire.frames import Path, Who
+from mingle.wire.frames import Path, ProcessInfo
 
 SESSION, OWN = b"S" * 16, b"H" * 16
 HERE = Source(interface="eth0", address="10.0.0.9")
@@ -45,15 +45,15 @@ class Alone:
 
     def __init__(self, size: int = 2, *, key: JobKey | None = None) -> None:
         identity = Identity(
-            job="job", attempt="", member=OWN, rank=0, world_size=size, node="n0", who=Who(hostname="h0", pid=1)
+            job="job", attempt="", member=OWN, rank=0, world_size=size, node="n0", who=ProcessInfo(hostname="h0", pid=1)
         )
         self.key = key
         self.unsent: Counter[int] = Counter()
         self.host = Host(
             identity,
             SESSION,
-            Reach(addresses=(Address("10.0.0.1", "eth0", 24), Address("10.1.0.1", "eth1", 24)), port=4000),
-            Means(
+            Endpoints(addresses=(Address("10.0.0.1", "eth0", 24), Address("10.1.0.1", "eth1", 24)), port=4000),
+            Context(
                 key=key,
                 new_id=itertools.count(1000).__next__,
                 rng=random.Random(1),
@@ -92,7 +92,7 @@ class Alone:
             member=conn.to_bytes(16, "big"),
             session=SESSION,
             purpose=purpose,
-            who=Who(hostname=f"h{conn}", pid=conn),
+            who=ProcessInfo(hostname=f"h{conn}", pid=conn),
         )
         self.callers[conn], self.said[conn] = MemberConversation(call, ("10.0.0.1", 4000), key or self.key), []
         self.host.accepted(conn, f"10.0.0.{conn + 1}", now)
@@ -299,7 +299,7 @@ def test_a_rival_that_calls_holds_the_job_until_it_goes() -> None:
     alone.call(7, purpose="rival")
     alone.join(1, 1)
     assert alone.phase() is Phase.OPEN
-    alone.host.lost(7, "reset", 1.5)
+    alone.host.disconnected(7, "reset", 1.5)
     assert alone.phase() is Phase.CONFIRMING
 
 
@@ -315,7 +315,7 @@ def test_a_caller_without_the_secret_is_kept_for_the_report() -> None:
     liar.send(hello)
     alone.host.accepted(2, "10.0.0.3", 1.0)
     alone.host.received(2, liar.data_to_send(), 1.0)
-    assert any("secret" in text for text in alone.host.evidence.secret_failures)
+    assert any("secret" in text for text in alone.host.diagnostics.secret_failures)
     assert not alone.host.owns(2)
 
 
@@ -323,8 +323,8 @@ def test_a_member_that_was_there_rules_out_that_the_secret_is_wrong_for_all() ->
     """A member whose time is up a moment before the host's leaves an empty session, and had proved the secret."""
     alone = Alone(size=3, key=JobKey(b"one", "job"))
     alone.join(1, 1)
-    alone.host.evidence.secret_signs += 20
-    alone.host.lost(1, "its time was up", 59.9)
+    alone.host.diagnostics.secret_signs += 20
+    alone.host.disconnected(1, "its time was up", 59.9)
     alone.host.give_up(NetworkFacts())
     assert isinstance(alone.host.failure, DiscoveryTimeoutError)
     assert "missing ranks: 2" in alone.host.failure.observation
@@ -358,7 +358,7 @@ def test_a_member_lost_before_ready_closes_the_store() -> None:
     alone = Alone()
     alone.form()
     alone.done()
-    alone.host.lost(1, "reset", 10.0)
+    alone.host.disconnected(1, "reset", 10.0)
     assert alone.host.next_timer() == 10.0 + RETURN_SECONDS
     alone.host.handle_timer(10.0 + RETURN_SECONDS)
     (effect,) = [effect for effect in alone.done() if isinstance(effect, CloseStore)]
@@ -369,7 +369,7 @@ def test_a_void_epochs_store_does_not_name_the_port() -> None:
     alone = Alone()
     alone.join(1, 1)
     alone.confirm(1)
-    alone.host.lost(1, "reset", 2.0)
+    alone.host.disconnected(1, "reset", 2.0)
     alone.host.store_opened(1, 5000, "token", 2.1)
     assert alone.phase() is Phase.OPEN
     assert alone.host.offer().state == "open"
@@ -384,7 +384,7 @@ def test_the_lobby_is_answered_also_by_a_job_that_runs() -> None:
     assert due is not None
     alone.host.handle_timer(due)
     assert any(isinstance(effect, Multicast) and effect.lobby for effect in alone.done())
-    assert "jbo" in alone.host.evidence.other_jobs
+    assert "jbo" in alone.host.diagnostics.other_jobs
 
 
 @pytest.mark.parametrize("message", [List(job="", member=b"M" * 16), Seek(job="job", member=b"M" * 16, world_size=2)])
@@ -434,8 +434,8 @@ def test_new_addresses_are_announced_and_counted_at_the_seal() -> None:
 @pytest.mark.parametrize("phase", [Phase.SEALING, Phase.SEALED, Phase.RUNNING])
 def test_addresses_stay_once_a_store_may_stand_on_one(phase: Phase) -> None:
     alone = Alone()
-    before = alone.host.reach.addresses
+    before = alone.host.endpoints.addresses
     alone.host.registrar.phase = phase
     alone.host.readdress((NEW,), 5.0)
-    assert alone.host.reach.addresses == before
+    assert alone.host.endpoints.addresses == before
     assert alone.host.offer().addresses == ("10.0.0.1", "10.1.0.1")

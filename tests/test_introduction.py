@@ -6,17 +6,24 @@ import msgspec
 import pytest
 
 from mingle.protocol.introduction import SEATS_PER_FRAME, Introduction, roster_parts
-from mingle.protocol.machine import Address, Identity, Reach
+from mingle.protocol.machine import Address, Endpoints, Identity
 from mingle.protocol.seating import Place
 from mingle.protocol.seats import Phase, Seated, Seats, roster_digest
 from mingle.wire import frames
 from mingle.wire.datagrams import MAX_ADDRESSES
-from mingle.wire.frames import Path, Who
+from mingle.wire.frames import Path, ProcessInfo
 from mingle.wire.framing import MAX_FRAME_BYTES, encode_frame
 
 SESSION, OWN = b"S" * 16, b"H" * 16
 IDENTITY = Identity(
-    job="job", attempt="2", member=OWN, rank=0, world_size=2, node="n0", who=Who(hostname="h0", pid=1), node_rank=3
+    job="job",
+    attempt="2",
+    member=OWN,
+    rank=0,
+    world_size=2,
+    node="n0",
+    who=ProcessInfo(hostname="h0", pid=1),
+    node_rank=3,
 )
 
 
@@ -24,7 +31,7 @@ def introduction(*, addresses: int = 2, advertised: tuple[str, ...] = ("203.0.11
     return Introduction(
         identity=IDENTITY,
         session=SESSION,
-        reach=Reach(
+        endpoints=Endpoints(
             addresses=tuple(Address(f"10.{each}.0.1", f"eth{each}", 24) for each in range(addresses)),
             advertised=advertised,
             port=4000,
@@ -39,7 +46,7 @@ def seats(phase: Phase, *, size: int = 2, store_address: str = "10.1.0.1") -> Se
     found.phase, found.store_address = phase, store_address
     for rank in range(1, size):
         name = rank.to_bytes(16, "big")
-        who = Who(hostname="ü" * 126, pid=2**31, address=f"10.0.{rank // 256}.{rank % 256}")
+        who = ProcessInfo(hostname="ü" * 126, pid=2**31, address=f"10.0.{rank // 256}.{rank % 256}")
         join = frames.Join(world_size=size, rank=rank, node=f"n{rank}", who=who)
         found.seats[name] = Seated(name, rank, join)
         found._ranks[rank] = name
@@ -69,7 +76,7 @@ def test_an_offer_holds_no_more_addresses_than_fit() -> None:
 def test_it_applies_for_its_own_seat_like_anybody() -> None:
     join = introduction().join()
     assert (join.rank, join.world_size, join.node, join.node_rank) == (0, 2, "n0", 3)
-    assert join.who == Who(hostname="h0", pid=1, address="10.0.0.1", rank=0)
+    assert join.who == ProcessInfo(hostname="h0", pid=1, address="10.0.0.1", rank=0)
     assert [path.host_address for path in join.paths] == ["10.0.0.1", "10.1.0.1", "203.0.113.9"]
 
 

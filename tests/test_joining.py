@@ -10,13 +10,14 @@ import pytest
 
 from mingle.errors import ConflictError, DiscoveryTimeoutError
 from mingle.protocol.blocking import SILENT_SECONDS
-from mingle.protocol.control import HandshakeFailed, HostConversation
+from mingle.protocol.connection_race import ADDRESS_SECONDS
+from mingle.protocol.handshake import HandshakeFailed, HostConversation
 from mingle.protocol.machine import (
+    Context,
     Dial,
     Effect,
     Hangup,
     Identity,
-    Means,
     Multicast,
     NetworkFacts,
     ProveStore,
@@ -26,16 +27,15 @@ from mingle.protocol.machine import (
 from mingle.protocol.member import Joiner
 from mingle.protocol.membership import DOUBT_SECONDS, RETURN_SECONDS, STORE_RETRY_SECONDS, Step
 from mingle.protocol.pacing import SEEK_INTERVAL_MAX_SECONDS
-from mingle.protocol.proving import ADDRESS_SECONDS
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer, State
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 
 SESSION, OTHER = b"S" * 16, b"T" * 16
 ADDRESS = "10.0.0.1"
 HERE = Source(interface="eth0", address=ADDRESS)
 IDENTITY = Identity(
-    job="job", attempt="", member=b"M" * 16, rank=1, world_size=2, node="n", who=Who(hostname="h1", pid=11)
+    job="job", attempt="", member=b"M" * 16, rank=1, world_size=2, node="n", who=ProcessInfo(hostname="h1", pid=11)
 )
 
 
@@ -47,8 +47,8 @@ class Alone:
     """A joiner, and a host that says what it is told to say."""
 
     def __init__(self, timeout: float = 60.0) -> None:
-        means = Means(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=timeout)
-        self.joiner = Joiner(IDENTITY, means, 0.0)
+        context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=timeout)
+        self.joiner = Joiner(IDENTITY, context, 0.0)
         self.hosts: dict[int, HostConversation] = {}
         self.said: list[Any] = []
 
@@ -114,7 +114,7 @@ def sealed(epoch: int = 1) -> frames.Sealed:
 
 
 def running(state: Any = "running") -> frames.Running:
-    return frames.Running(state=state, world_size=2, seconds=5.0, host=Who(hostname="h0", pid=1, rank=0))
+    return frames.Running(state=state, world_size=2, seconds=5.0, host=ProcessInfo(hostname="h0", pid=1, rank=0))
 
 
 def test_it_asks_and_then_asks_less() -> None:
@@ -173,7 +173,7 @@ def test_epochs_of_one_session_do_not_bind_another() -> None:
     alone = Alone()
     conn = alone.join()
     alone.hear(conn, 1.0, frames.Confirm(session=SESSION, epoch=7), frames.Void(session=SESSION, epoch=7, reason=""))
-    alone.joiner.closed(conn, "reset", 1.1)
+    alone.joiner.disconnected(conn, "reset", 1.1)
     alone.joiner.heard(offer(OTHER, port=4001), HERE, 2.0)
     (conn,) = alone.dialled()
     alone.answer(conn, 2.0, session=OTHER, port=4001)
@@ -185,7 +185,7 @@ def test_after_confirmed_it_tries_the_same_session_first() -> None:
     alone = Alone()
     conn = alone.seal()
     alone.joiner.store_proved(1)
-    alone.joiner.closed(conn, "reset", 3.0)
+    alone.joiner.disconnected(conn, "reset", 3.0)
     (conn,) = alone.dialled()
     alone.joiner.heard(offer(OTHER, port=4001), HERE, 3.1)
     assert alone.dialled() == []
@@ -195,9 +195,9 @@ def test_after_confirmed_it_tries_the_same_session_first() -> None:
 
 def test_a_host_that_refuses_connections_is_not_waited_for() -> None:
     alone = Alone()
-    alone.joiner.closed(alone.seal(), "reset", 3.0)
+    alone.joiner.disconnected(alone.seal(), "reset", 3.0)
     (conn,) = alone.dialled()
-    alone.joiner.closed(conn, "Connection refused", 3.01)
+    alone.joiner.disconnected(conn, "Connection refused", 3.01)
     alone.joiner.heard(offer(OTHER, port=4001), HERE, 3.1)
     assert len(alone.dialled()) == 1
 
@@ -208,12 +208,12 @@ def test_a_formed_member_comes_back_until_it_was_ready() -> None:
     alone.joiner.store_proved(1)
     alone.hear(conn, 3.0, frames.Go(session=SESSION, epoch=1))
     assert alone.joiner.next_timer() is None
-    alone.joiner.closed(conn, "reset", 4.0)
+    alone.joiner.disconnected(conn, "reset", 4.0)
     (conn,) = alone.dialled()
     alone.joiner.ready()
     alone.answer(conn, 4.1, frames.Joined(session=SESSION, epoch=1), frames.Go(session=SESSION, epoch=1))
     assert alone.said[-1] == frames.Ready(session=SESSION)
-    alone.joiner.closed(conn, "reset", 5.0)
+    alone.joiner.disconnected(conn, "reset", 5.0)
     assert alone.dialled() == []
 
 
@@ -222,7 +222,7 @@ def test_a_formed_member_gives_up_coming_back() -> None:
     conn = alone.seal()
     alone.joiner.store_proved(1)
     alone.hear(conn, 3.0, frames.Go(session=SESSION, epoch=1))
-    alone.joiner.closed(conn, "reset", 4.0)
+    alone.joiner.disconnected(conn, "reset", 4.0)
     while (due := alone.joiner.next_timer()) is not None:
         assert due <= 4.0 + RETURN_SECONDS + ADDRESS_SECONDS
         alone.joiner.handle_timer(due)
@@ -276,7 +276,7 @@ def test_a_running_job_that_ends_makes_room() -> None:
     alone.hear(conn, 1.0, running())
     alone.joiner.heard(offer(OTHER, port=4001), HERE, 2.0)
     assert alone.dialled() == []
-    alone.joiner.closed(conn, "the other side closed the connection", 3.0)
+    alone.joiner.disconnected(conn, "the other side closed the connection", 3.0)
     alone.joiner.heard(offer(OTHER, port=4001), HERE, 3.1)
     assert len(alone.dialled()) == 1
 
@@ -290,7 +290,7 @@ def test_a_running_job_that_ends_in_a_conflict_explains_that_none_comes(another:
     alone.hear(conn, 1.0, running())
     alone.hear(conn, 3.0, frames.Closed(session=OTHER, reason="two rank 0s", conflict=True))
     assert not alone.joiner.finished, "who comes next may be the only one"
-    alone.joiner.closed(conn, "the other side closed the connection", 3.0)
+    alone.joiner.disconnected(conn, "the other side closed the connection", 3.0)
     if another:
         alone.join(4.0)
     alone.joiner.give_up(NetworkFacts())
@@ -339,7 +339,9 @@ def test_a_refusal_that_is_final() -> None:
     alone.joiner.heard(offer(), HERE, 1.0)
     (conn,) = alone.dialled()
     alone.answer(conn, 1.0)
-    alone.hear(conn, 1.0, frames.Refused(reason="rank taken", detail="rank 1", who=Who(hostname="h9", pid=9, rank=1)))
+    alone.hear(
+        conn, 1.0, frames.Refused(reason="rank taken", detail="rank 1", who=ProcessInfo(hostname="h9", pid=9, rank=1))
+    )
     assert isinstance(alone.joiner.failure, ConflictError)
     assert "h9" in str(alone.joiner.failure)
 
@@ -395,4 +397,4 @@ def test_who_answers_for_another_job_is_kept_for_the_report() -> None:
     with pytest.raises(HandshakeFailed):
         stranger.receive_data(write.data)
     alone.joiner.received(conn, stranger.data_to_send(), 1.0)
-    assert any("session" in text for text in alone.joiner.evidence.hosts.values())
+    assert any("session" in text for text in alone.joiner.diagnostics.hosts.values())

@@ -14,15 +14,15 @@ from mingle.protocol.lobby import (
     OVERHEARD_SECONDS,
     UNICAST_ANSWERS_AT_ONCE,
     UNICAST_ANSWERS_PER_SECOND,
-    Lobby,
+    BrowseGroup,
 )
 
 
-def new_lobby(timeout: float = 300.0, seed: int = 1, now: float = 0.0) -> Lobby:
-    return Lobby(now, now + timeout, random.Random(seed))
+def new_lobby(timeout: float = 300.0, seed: int = 1, now: float = 0.0) -> BrowseGroup:
+    return BrowseGroup(now, now + timeout, random.Random(seed))
 
 
-def asks(lobby: Lobby, until: float) -> list[float]:
+def asks(lobby: BrowseGroup, until: float) -> list[float]:
     """When it asks, driven by its own timer."""
     asked = []
     while (due := lobby.next_timer()) is not None and due < until:
@@ -138,7 +138,7 @@ def test_another_jobs_question_is_not_ours() -> None:
 
 def test_a_thousand_ranks_of_one_job_ask_about_once_each_time() -> None:
     rng = random.Random(9)
-    lobbies = [Lobby(0.0, 300.0, rng) for _ in range(1000)]
+    lobbies = [BrowseGroup(0.0, 300.0, rng) for _ in range(1000)]
     asked = 0
     while due := [timer for each in lobbies if (timer := each.next_timer()) is not None]:
         now = min(due)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from mingle.protocol.machine import REMEMBERED_PER_KIND, Evidence, Identity, Source, note, note_name
+from mingle.protocol.machine import REMEMBERED_PER_KIND, Diagnostics, Identity, Source, note, note_name
 from mingle.wire.datagrams import Bye, List, Offer, Seek
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 
 HERE = Source(interface="eth0", address="10.0.0.7")
 IDENTITY = Identity(
@@ -16,7 +16,7 @@ IDENTITY = Identity(
     rank=3,
     world_size=8,
     node="boot:1",
-    who=Who(hostname="node3", pid=77, rank=3),
+    who=ProcessInfo(hostname="node3", pid=77, rank=3),
 )
 
 
@@ -32,32 +32,32 @@ def test_the_questions_say_who_asks() -> None:
 
 
 def test_who_else_looks_is_named_once() -> None:
-    evidence = Evidence()
+    diagnostics = Diagnostics()
     for _ in range(2):
-        evidence.seeker(Seek(job="resnet", member=b"A" * 16, world_size=8, rank=4, hostname="node4", pid=9), HERE)
-    evidence.seeker(Seek(job="resnet", member=b"B" * 16, world_size=8), HERE)
-    assert list(evidence.seekers.values()) == [
+        diagnostics.seeker(Seek(job="resnet", member=b"A" * 16, world_size=8, rank=4, hostname="node4", pid=9), HERE)
+    diagnostics.seeker(Seek(job="resnet", member=b"B" * 16, world_size=8), HERE)
+    assert list(diagnostics.seekers.values()) == [
         "rank 4 on host node4 (10.0.0.7), pid 9",
         "a process without a rank on host unknown (10.0.0.7), pid 0",
     ]
 
 
 def test_who_only_looks_on_is_no_rank() -> None:
-    evidence = Evidence()
-    evidence.seeker(Seek(job="resnet", member=b"A" * 16, world_size=8, kind="announcement"), HERE)
-    evidence.seeker(List(job="resnet", member=b"B" * 16), HERE)
-    assert evidence.seekers == {}
-    evidence.seeker(List(job="resnet", member=b"C" * 16, rank=5, hostname="node5", pid=6), HERE)
-    assert list(evidence.seekers.values()) == ["rank 5 on host node5 (10.0.0.7), pid 6"]
+    diagnostics = Diagnostics()
+    diagnostics.seeker(Seek(job="resnet", member=b"A" * 16, world_size=8, kind="announcement"), HERE)
+    diagnostics.seeker(List(job="resnet", member=b"B" * 16), HERE)
+    assert diagnostics.seekers == {}
+    diagnostics.seeker(List(job="resnet", member=b"C" * 16, rank=5, hostname="node5", pid=6), HERE)
+    assert list(diagnostics.seekers.values()) == ["rank 5 on host node5 (10.0.0.7), pid 6"]
 
 
 def test_other_jobs_are_named_with_who_spoke_of_them() -> None:
-    evidence = Evidence()
-    evidence.other(Seek(job="resnte", member=b"A" * 16, world_size=8, hostname="node9", pid=5), HERE)
+    diagnostics = Diagnostics()
+    diagnostics.other(Seek(job="resnte", member=b"A" * 16, world_size=8, hostname="node9", pid=5), HERE)
     offer = Offer(job="vit", session=b"S" * 16, host=b"H" * 16, addresses=("10.0.0.7",), port=1, world_size=2)
-    evidence.other(offer, HERE)
-    evidence.other(Bye(job="gone", session=b"S" * 16), HERE)
-    assert evidence.other_jobs == {
+    diagnostics.other(offer, HERE)
+    diagnostics.other(Bye(job="gone", session=b"S" * 16), HERE)
+    assert diagnostics.other_jobs == {
         "resnte": "host node9 (10.0.0.7), pid 5",
         "vit": "host unknown (10.0.0.7), pid 0",
         "gone": "address 10.0.0.7",
@@ -65,14 +65,14 @@ def test_other_jobs_are_named_with_who_spoke_of_them() -> None:
 
 
 def test_a_network_full_of_strangers_costs_a_bounded_memory() -> None:
-    evidence, remarks, names = Evidence(), dict[str, str](), dict[str, None]()
+    diagnostics, remarks, names = Diagnostics(), dict[str, str](), dict[str, None]()
     for number in range(REMEMBERED_PER_KIND + 50):
         stranger = Seek(job=f"job {number}", member=number.to_bytes(16, "big"), world_size=2, rank=1)
-        evidence.seeker(stranger, HERE)
-        evidence.other(stranger, HERE)
+        diagnostics.seeker(stranger, HERE)
+        diagnostics.other(stranger, HERE)
         note(remarks, f"name {number}", "first")
         note_name(names, f"name {number}")
-    kept = [len(memory) for memory in (evidence.seekers, evidence.other_jobs, remarks, names)]
+    kept = [len(memory) for memory in (diagnostics.seekers, diagnostics.other_jobs, remarks, names)]
     assert kept == [REMEMBERED_PER_KIND] * 4
     # What is known stays up to date although the memory is full.
     note(remarks, "name 0", "second")
@@ -88,7 +88,7 @@ def test_what_has_no_name_is_not_noted() -> None:
 
 
 def test_a_good_bye_does_not_hide_who_spoke_of_another_job() -> None:
-    evidence, source = Evidence(), Source(interface="lo", address="127.0.0.1")
-    evidence.other(Seek(job="other", member=b"m" * 16, world_size=2, hostname="node7", pid=7), source)
-    evidence.other(Bye(job="other", session=b"s" * 16), source)
-    assert evidence.other_jobs == {"other": "host node7 (127.0.0.1), pid 7"}
+    diagnostics, source = Diagnostics(), Source(interface="lo", address="127.0.0.1")
+    diagnostics.other(Seek(job="other", member=b"m" * 16, world_size=2, hostname="node7", pid=7), source)
+    diagnostics.other(Bye(job="other", session=b"s" * 16), source)
+    assert diagnostics.other_jobs == {"other": "host node7 (127.0.0.1), pid 7"}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from mingle.protocol.machine import Evidence
+from mingle.protocol.machine import Diagnostics
 from mingle.protocol.making_way import MAX_SIGHTINGS, MakingWay
 from mingle.wire.datagrams import Offer
-from mingle.wire.frames import Sighting, Who
+from mingle.wire.frames import HostSeen, ProcessInfo
 
 OTHER, THIRD = b"T" * 16, b"U" * 16
-MEMBER = Who(hostname="m", pid=7)
+MEMBER = ProcessInfo(hostname="m", pid=7)
 
 
 def offer(session: bytes = OTHER) -> Offer:
@@ -19,19 +19,19 @@ def offer(session: bytes = OTHER) -> Offer:
 
 @pytest.fixture
 def way() -> MakingWay:
-    return MakingWay(Evidence())
+    return MakingWay(Diagnostics())
 
 
 def test_reports_are_handed_out_once_in_their_order(way: MakingWay) -> None:
-    way.sighted(Sighting(offer=offer(THIRD)))
-    way.sighted(Sighting(offer=offer(), stands=True))
+    way.sighted(HostSeen(offer=offer(THIRD)))
+    way.sighted(HostSeen(offer=offer(), stands=True))
     assert way.take_sightings() == [(offer(THIRD), False), (offer(), True)]
     assert way.take_sightings() == []
 
 
 def test_a_member_that_reports_without_end_fills_no_memory(way: MakingWay) -> None:
     for _ in range(MAX_SIGHTINGS + 1):
-        way.sighted(Sighting(offer=offer()))
+        way.sighted(HostSeen(offer=offer()))
     assert len(way.take_sightings()) == MAX_SIGHTINGS
 
 
@@ -44,7 +44,7 @@ def test_a_member_that_can_not_follow_is_noted(way: MakingWay) -> None:
     way.send_after(offer())
     way.strand(MEMBER, OTHER)
     assert way.stranded
-    assert [str(MEMBER) in reason for reason in way.evidence.hosts.values()] == [True]
+    assert [str(MEMBER) in reason for reason in way.diagnostics.hosts.values()] == [True]
 
 
 def test_a_member_that_speaks_of_another_session_is_not_stranded(way: MakingWay) -> None:

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from mingle.protocol.machine import Effect, Evidence, Identity, ProveStore, ReachStore
+from mingle.protocol.connection_race import DialTarget
+from mingle.protocol.machine import Diagnostics, Effect, Identity, ProveStore, ReachStore
 from mingle.protocol.membership import DOUBT_SECONDS, RETURN_SECONDS, STORE_RETRY_SECONDS, Membership, Step
-from mingle.protocol.proving import Endpoint
 from mingle.protocol.sessions import Sessions
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 
 SESSION = b"S" * 16
 ADDRESS = "10.0.0.1"
 IDENTITY = Identity(
-    job="job", attempt="", member=b"M" * 16, rank=1, world_size=2, node="n", who=Who(hostname="h", pid=1)
+    job="job", attempt="", member=b"M" * 16, rank=1, world_size=2, node="n", who=ProcessInfo(hostname="h", pid=1)
 )
 
 
@@ -28,14 +28,14 @@ class Joined:
     def __init__(self) -> None:
         self.effects: list[Effect] = []
         sessions = Sessions(IDENTITY, None, itertools.count(1).__next__, self.effects)
-        self.membership = Membership(IDENTITY, sessions, self.effects, Evidence())
+        self.membership = Membership(IDENTITY, sessions, self.effects, Diagnostics())
         offer = Offer(job="job", session=SESSION, host=SESSION, addresses=(ADDRESS,), port=4000, world_size=2)
-        session = sessions.remember(offer, [Endpoint(ADDRESS, "eth0")], keep=None)
+        session = sessions.remember(offer, [DialTarget(ADDRESS, "eth0")], keep=None)
         assert session is not None
         self.session = session
         sessions.race(session, 0.0)
-        assert session.proving is not None
-        session.proving.paths[ADDRESS] = frames.Path(host_address=ADDRESS, local_address="10.0.0.2", interface="eth0")
+        assert session.race is not None
+        session.race.paths[ADDRESS] = frames.Path(host_address=ADDRESS, local_address="10.0.0.2", interface="eth0")
         self.membership.join(session)
         self.hear(frames.Joined(session=SESSION))
 
@@ -99,8 +99,8 @@ def test_a_store_that_stands_ahead_is_reached_while_there_is_time_and_nothing_fo
 def test_a_link_local_store_ahead_is_reached_by_our_own_interface() -> None:
     joined = Joined()
     address = "fe80::1"
-    assert joined.session.proving is not None
-    joined.session.proving.paths[address] = frames.Path(host_address=address, local_address="fe80::2", interface="eth0")
+    assert joined.session.race is not None
+    joined.session.race.paths[address] = frames.Path(host_address=address, local_address="fe80::2", interface="eth0")
     joined.hear(frames.Store(session=SESSION, address=address, port=5000))
     assert joined.effects[-1] == ReachStore("fe80::1%eth0", 5000)
 
@@ -119,8 +119,8 @@ def test_nothing_is_confirmed_while_an_address_is_still_tried() -> None:
     assert not joined.membership.can_confirm
     joined.hear(frames.Confirm(session=SESSION, epoch=1))
     assert not joined.membership.can_confirm
-    assert joined.session.proving is not None
-    joined.session.proving.stop_trying()
+    assert joined.session.race is not None
+    joined.session.race.stop_trying()
     assert joined.membership.can_confirm
 
 
@@ -146,8 +146,8 @@ def test_the_store_is_tried_again() -> None:
 @pytest.mark.parametrize(("address", "dialled"), [("fe80::1", "fe80::1%eth1"), (ADDRESS, ADDRESS)])
 def test_a_link_local_store_is_reached_by_our_interface(address: str, dialled: str) -> None:
     joined = Joined()
-    assert joined.session.proving is not None
-    joined.session.proving.paths["fe80::1"] = frames.Path(
+    assert joined.session.race is not None
+    joined.session.race.paths["fe80::1"] = frames.Path(
         host_address="fe80::1", local_address="fe80::2", interface="eth1"
     )
     joined.hear(frames.Confirm(session=SESSION, epoch=1))
@@ -191,11 +191,11 @@ def formed() -> Joined:
 
 def test_a_host_that_is_lost_after_go_is_given_up_when_it_cannot_be_returned_to() -> None:
     membership = (joined := formed()).membership
-    assert not membership.bereft
+    assert not membership.host_lost
     assert membership.lost(joined.session, "reset", 5.0)
-    assert not membership.bereft, "it is tried again first"
+    assert not membership.host_lost, "it is tried again first"
     membership.return_to = None
-    assert membership.bereft
+    assert membership.host_lost
     assert "reset" in membership.loss
 
 
@@ -205,14 +205,14 @@ def test_a_host_that_came_back_is_not_given_up() -> None:
         assert membership.lost(joined.session, "reset", 5.0)
         membership.join(joined.session)
         joined.hear(frames.Joined(session=SESSION, epoch=1))
-        assert not membership.bereft
+        assert not membership.host_lost
 
 
 def test_a_host_that_has_said_good_bye_is_given_up_at_once() -> None:
     membership = (joined := formed()).membership
-    membership.dismissed = "it has done its work"
+    membership.close_reason = "it has done its work"
     assert not membership.lost(joined.session, "closed", 5.0)
-    assert membership.bereft
+    assert membership.host_lost
     assert "it has done its work" in membership.loss
 
 
@@ -220,7 +220,7 @@ def test_who_has_its_process_group_misses_no_host() -> None:
     membership = (joined := formed()).membership
     membership.ready()
     assert not membership.lost(joined.session, "reset", 5.0)
-    assert not membership.bereft
+    assert not membership.host_lost
 
 
 def test_a_host_is_doubted_until_it_speaks_and_never_after_confirmed() -> None:

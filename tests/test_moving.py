@@ -6,16 +6,16 @@ import itertools
 
 import pytest
 
-from mingle.protocol.machine import Effect, Evidence, Identity
+from mingle.protocol.connection_race import DialTarget
+from mingle.protocol.machine import Diagnostics, Effect, Identity
 from mingle.protocol.membership import RETURN_SECONDS, Membership, Step
 from mingle.protocol.moving import MOVE_SECONDS, Moving
-from mingle.protocol.proving import Endpoint
 from mingle.protocol.sessions import RETRY_SECONDS, Session, Sessions
 from mingle.wire.datagrams import Offer
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 
 IDENTITY = Identity(
-    job="job", attempt="", member=b"M" * 16, rank=None, world_size=3, node="n", who=Who(hostname="h", pid=1)
+    job="job", attempt="", member=b"M" * 16, rank=None, world_size=3, node="n", who=ProcessInfo(hostname="h", pid=1)
 )
 
 
@@ -29,14 +29,14 @@ class Seated:
     def __init__(self) -> None:
         effects: list[Effect] = []
         self.sessions = Sessions(IDENTITY, None, itertools.count(1).__next__, effects)
-        self.membership = Membership(IDENTITY, self.sessions, effects, Evidence())
+        self.membership = Membership(IDENTITY, self.sessions, effects, Diagnostics())
         self.moving = Moving(self.sessions, self.membership)
         self.old, self.new = self.heard(b"S" * 16), self.heard(b"R" * 16)
         self.membership.join(self.old)
         self.membership.step = Step.SEATED
 
     def heard(self, name: bytes) -> Session:
-        session = self.sessions.remember(offer(name), [Endpoint("10.0.0.1", "eth0")], keep=None)
+        session = self.sessions.remember(offer(name), [DialTarget("10.0.0.1", "eth0")], keep=None)
         assert session is not None
         return session
 
@@ -80,9 +80,9 @@ def test_a_host_that_is_not_reached_in_time_is_given_up() -> None:
     seated.moving.sent_after(seated.new.offer, 1.0)
     seated.sessions.race(seated.new, 1.0)
     seated.moving.handle_timer(0.9 + MOVE_SECONDS)
-    assert seated.new.proving is not None
+    assert seated.new.race is not None
     seated.moving.handle_timer(1.0 + MOVE_SECONDS)
-    assert seated.new.proving is None
+    assert seated.new.race is None
     assert seated.new.retry_at == 1.0 + MOVE_SECONDS + RETRY_SECONDS
     assert seated.moving.to is None
     assert seated.membership.current is seated.old

@@ -13,7 +13,7 @@ from mingle.observe import pathways
 from mingle.observe.figures import Peer, Row
 from mingle.observe.pinging import Pinging
 from mingle.wire.echo import Way
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 
 FINE = (8, 8, 8)
 
@@ -41,7 +41,7 @@ def pinging(*peers: Peer) -> Pinging:
     machine = Pinging(
         "",
         pinger=b"M" * 16,
-        who=Who(hostname="node1", pid=1),
+        who=ProcessInfo(hostname="node1", pid=1),
         port=1,
         shared_port=29499,
         interval=1,

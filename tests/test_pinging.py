@@ -12,7 +12,7 @@ from mingle.protocol.machine import Dial, Hangup, Write
 from mingle.wire import echo
 from mingle.wire.authentication import JobKey
 from mingle.wire.echo import Gone, Message, Ping, Way
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 
 PORT = 29499
 Lost = Callable[[str, str, Way], bool]
@@ -34,7 +34,7 @@ class Lan:
         machine = Pinging(
             job,
             pinger=bytes([number]) * 16,
-            who=Who(hostname=f"node{number}", pid=number),
+            who=ProcessInfo(hostname=f"node{number}", pid=number),
             port=4000 + number,
             shared_port=PORT,
             interval=0.5,
@@ -93,7 +93,7 @@ class Lan:
             case Hangup(conn):
                 other, far = self._ends.pop((sender, conn), ("", 0))
                 if other and self.machines[other].owns(far):
-                    self.machines[other].closed(far, "closed", self.now)
+                    self.machines[other].disconnected(far, "closed", self.now)
 
     def deliver(self, sender: str, receiver: str, message: Message, way: Way, *, reply: bool = False) -> None:
         if receiver not in self.machines or (sender != receiver and not reply and self.lost(sender, receiver, way)):

@@ -9,13 +9,15 @@ import pytest
 
 from mingle.protocol.introduction import Introduction
 from mingle.protocol.lobby import UNICAST_ANSWERS_AT_ONCE
-from mingle.protocol.machine import Address, Answer, Effect, Evidence, Identity, Multicast, Reach, Source
+from mingle.protocol.machine import Address, Answer, Diagnostics, Effect, Endpoints, Identity, Multicast, Source
 from mingle.protocol.presence import Presence
 from mingle.wire.datagrams import Bye, List, Offer, Seek
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 
 OWN, OTHER = b"H" * 16, b"T" * 16
-IDENTITY = Identity(job="job", attempt="", member=OWN, rank=0, world_size=2, node="n", who=Who(hostname="h", pid=1))
+IDENTITY = Identity(
+    job="job", attempt="", member=OWN, rank=0, world_size=2, node="n", who=ProcessInfo(hostname="h", pid=1)
+)
 HERE = Source(interface="eth0", address="10.0.0.9")
 BY_UNICAST = Source(interface="eth0", address="10.0.0.9", multicast=False)
 
@@ -32,18 +34,18 @@ class Alone:
     """A presence whose first burst is over."""
 
     def __init__(self, *, secured: bool = False) -> None:
-        self.evidence = Evidence()
+        self.diagnostics = Diagnostics()
         self.effects: list[Effect] = []
         self.presence = Presence(
             Introduction(
                 identity=IDENTITY,
                 session=OWN,
-                reach=Reach(addresses=(Address("10.0.0.1", "eth0", 24),), port=4000),
+                endpoints=Endpoints(addresses=(Address("10.0.0.1", "eth0", 24),), port=4000),
                 started=0.0,
             ),
             lambda: OURS,
             secured=secured,
-            evidence=self.evidence,
+            diagnostics=self.diagnostics,
             effects=self.effects,
             rng=random.Random(1),
             deadline=60.0,
@@ -83,7 +85,7 @@ def test_a_question_by_unicast_is_answered_to_the_asker_also_when_sealed() -> No
     seek = Seek(job="job", member=b"M" * 16, world_size=2, rank=1, hostname="h1")
     alone.presence.heard(seek, BY_UNICAST, 1.0)
     assert alone.effects == [Answer(BY_UNICAST, OURS)]
-    assert list(alone.evidence.seekers) == [b"M" * 16]
+    assert list(alone.diagnostics.seekers) == [b"M" * 16]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_a_flood_of_questions_to_the_lobby_by_unicast_is_answered_rarely() -> No
 def test_its_own_question_from_before_it_was_a_host_is_no_other_seeker() -> None:
     alone = Alone()
     alone.presence.heard(IDENTITY.seek(), HERE, 1.0)
-    assert alone.evidence.seekers == {}
+    assert alone.diagnostics.seekers == {}
 
 
 def test_its_own_question_to_the_lobby_is_not_answered() -> None:
@@ -129,9 +131,9 @@ def test_only_an_offer_of_another_session_of_this_job_is_handed_out() -> None:
         Bye(job="job", session=OTHER),
     ):
         assert alone.presence.heard(message, HERE, 1.0) is None
-    assert "jbo" in alone.evidence.other_jobs
-    assert alone.evidence.other_attempts == {"2": "10.0.0.9"}
-    assert any("h9" in name for name in alone.evidence.announcements)
+    assert "jbo" in alone.diagnostics.other_jobs
+    assert alone.diagnostics.other_attempts == {"2": "10.0.0.9"}
+    assert any("h9" in name for name in alone.diagnostics.announcements)
 
 
 @pytest.mark.parametrize(("state", "answers"), [("open", [Multicast(OURS)]), ("sealed", [])])
@@ -147,7 +149,7 @@ def test_a_signature_is_a_hint_for_who_has_no_secret(secured: bool, counted: int
     alone = Alone(secured=secured)
     source = Source(interface="eth0", signed=True)
     alone.presence.heard(Seek(job="job", member=b"M" * 16, world_size=2), source, 1.0)
-    assert alone.evidence.signed_without_secret == counted
+    assert alone.diagnostics.signed_without_secret == counted
 
 
 def test_what_is_not_verified_counts_if_it_is_of_this_job_and_a_ranks() -> None:
@@ -156,7 +158,7 @@ def test_what_is_not_verified_counts_if_it_is_of_this_job_and_a_ranks() -> None:
         alone.presence.heard_unverified(message)
     onlooker = Seek(job="job", member=b"M" * 16, world_size=2, kind="announcement")
     alone.presence.heard_unverified(onlooker)
-    assert alone.evidence.secret_signs == 1
+    assert alone.diagnostics.secret_signs == 1
 
 
 def test_once_finished_the_lobby_is_not_asked() -> None:

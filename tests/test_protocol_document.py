@@ -30,7 +30,7 @@ EXAMPLES = settings(derandomize=True, database=None, deadline=None)
 MODULES_OF_TIMERS = (
     "protocol.pacing",
     "protocol.lobby",
-    "protocol.proving",
+    "protocol.connection_race",
     "protocol.claims",
     "protocol.member",
     "protocol.sessions",
@@ -44,7 +44,7 @@ MODULES_OF_TIMERS = (
     "protocol.candidacy",
     "protocol.telling",
     "protocol.registrar",
-    "protocol.rivals",
+    "protocol.conflicts",
     "network.peers",
     "elastic.leases",
     "elastic.registrar",
@@ -181,7 +181,7 @@ def test_all_frames_and_their_fields_are_described() -> None:
 
 def test_types_of_who_and_path_are_described() -> None:
     introduction = section("Frame types").partition("The handshake:")[0]
-    for kind in (frames.Who, frames.Path, frames.Seat):
+    for kind in (frames.ProcessInfo, frames.Path, frames.Seat):
         where = section("Frame types") if kind is frames.Seat else introduction
         assert set(fields_of(kind)) <= set(quoted(where))
 
@@ -265,7 +265,7 @@ def test_diagram_has_the_states_of_the_code(title: str, states: type[Step | Phas
 
 def test_sequence_says_every_frame_of_joining_and_asking() -> None:
     (diagram,) = re.findall(r"```mermaid\nsequenceDiagram\n(.*?)```", TEXT, re.DOTALL)
-    elsewhere = {"running", "ping", "pong", "void", "sighting", "moved", "stranded", "members"}
+    elsewhere = {"running", "ping", "pong", "void", "host-seen", "redirect", "unreachable", "members"}
     tags = {tag_of(kind) for kind in FRAMES}
     said = set(re.findall(r": (?:preface, )?([A-Z]+)", diagram)) - {"SEEK", "OFFER"}
     assert {name.lower() for name in said} == tags - elsewhere

@@ -8,16 +8,16 @@ import random
 import pytest
 
 from mingle.protocol.blocking import Blocking
-from mingle.protocol.control import HostConversation
-from mingle.protocol.machine import Dial, Effect, Evidence, Identity, Write
+from mingle.protocol.connection_race import ADDRESS_SECONDS
+from mingle.protocol.handshake import HostConversation
+from mingle.protocol.machine import Diagnostics, Dial, Effect, Identity, Write
 from mingle.protocol.membership import RETURN_SECONDS, Membership, Step
 from mingle.protocol.moving import Moving
 from mingle.protocol.pacing import Seeker
-from mingle.protocol.proving import ADDRESS_SECONDS
 from mingle.protocol.racing import TELL_HOST_SECONDS, Racing
 from mingle.protocol.sessions import Session, Sessions
 from mingle.wire.datagrams import Offer, State
-from mingle.wire.frames import Running, Who
+from mingle.wire.frames import ProcessInfo, Running
 
 ONE, OTHER = b"S" * 16, b"T" * 16
 
@@ -25,15 +25,21 @@ ONE, OTHER = b"S" * 16, b"T" * 16
 class Race:
     def __init__(self, rank: int | None = 1) -> None:
         identity = Identity(
-            job="job", attempt="", member=b"M" * 16, rank=rank, world_size=2, node="n", who=Who(hostname="h", pid=1)
+            job="job",
+            attempt="",
+            member=b"M" * 16,
+            rank=rank,
+            world_size=2,
+            node="n",
+            who=ProcessInfo(hostname="h", pid=1),
         )
         self.effects: list[Effect] = []
-        self.evidence = Evidence()
+        self.diagnostics = Diagnostics()
         sessions = Sessions(identity, None, itertools.count(1).__next__, self.effects)
-        self.membership = Membership(identity, sessions, self.effects, self.evidence)
+        self.membership = Membership(identity, sessions, self.effects, self.diagnostics)
         self.blocking = Blocking(identity, sessions, Seeker(2, 0.0, random.Random(1)), 300.0, self.effects)
         self.moving = Moving(sessions, self.membership)
-        self.racing = Racing(sessions, self.membership, self.blocking, self.moving, self.evidence)
+        self.racing = Racing(sessions, self.membership, self.blocking, self.moving, self.diagnostics)
         self.sessions = sessions
 
     def hear(self, name: bytes = ONE, now: float = 1.0, state: State = "open", address: str = "10.0.0.1") -> Session:
@@ -58,7 +64,7 @@ def test_sessions_are_raced_for_side_by_side_and_each_once() -> None:
     race.hear(ONE, address="10.0.0.1")
     assert race.dialled() == ["10.0.0.1", "10.0.0.2"]
     assert race.racing.host_in_sight
-    assert len(race.evidence.hosts) == 2
+    assert len(race.diagnostics.hosts) == 2
 
 
 def test_who_has_a_host_races_for_no_other_but_asks_whether_its_own_lives() -> None:
@@ -82,7 +88,7 @@ def test_a_member_without_a_rank_tells_its_host_of_others(rank: int | None) -> N
 def test_none_is_joined_while_the_job_runs_elsewhere_but_sealed_ones_are_asked() -> None:
     race = Race()
     running = race.hear(ONE, state="sealed")
-    answer = Running(state="running", world_size=2, seconds=1.0, host=Who(hostname="h0", pid=1))
+    answer = Running(state="running", world_size=2, seconds=1.0, host=ProcessInfo(hostname="h0", pid=1))
     race.blocking.says(running, answer, 1.0)
     race.dialled()
     race.hear(OTHER, address="10.0.0.2")
@@ -126,8 +132,8 @@ def test_a_race_that_was_lost_is_noted_and_run_again_later() -> None:
     race = Race()
     session = race.hear()
     race.racing.handle_timer(1.0 + ADDRESS_SECONDS)
-    assert session.proving is None
-    assert any("not reached" in text for text in race.evidence.hosts.values())
+    assert session.race is None
+    assert any("not reached" in text for text in race.diagnostics.hosts.values())
     race.dialled()
     race.hear(now=session.retry_at - 0.01)
     assert race.dialled() == []
@@ -153,10 +159,10 @@ def test_when_the_own_interfaces_change_the_ways_are_proved_again(step: Step) ->
     race.membership.join(session)
     race.membership.step = step
     race.hear(ONE, 2.0, address="10.0.0.7")
-    assert session.proving is not None
-    session.proving.handle_timer(2.0)
+    assert session.race is not None
+    session.race.handle_timer(2.0)
     assert race.dialled() == ["10.0.0.7"]
-    session.proving.closed(2, "Network is unreachable", 2.0)
+    session.race.disconnected(2, "Network is unreachable", 2.0)
     race.racing.rewired(3.0)
     # Who has confirmed has told its host what counts.
     assert race.dialled() == (["10.0.0.7"] if step is Step.SEATED else [])
@@ -164,10 +170,10 @@ def test_when_the_own_interfaces_change_the_ways_are_proved_again(step: Step) ->
 
 def prove(session: Session, race: Race) -> None:
     """Its first address proves itself."""
-    assert session.proving is not None
-    session.proving.connected(1, "10.0.0.2", "eth0")
+    assert session.race is not None
+    session.race.connected(1, "10.0.0.2", "eth0")
     host = HostConversation(job="job", attempt="", session=session.name, addresses=("10.0.0.1",), port=4000)
     (write,) = [effect for effect in race.effects if isinstance(effect, Write)]
     host.receive_data(write.data)
-    session.proving.received(1, host.data_to_send(), 1.0)
+    session.race.received(1, host.data_to_send(), 1.0)
     race.effects.clear()

@@ -43,7 +43,7 @@ def test_every_number_has_a_range(message: type[msgspec.Struct]) -> None:
 
 @pytest.mark.parametrize("seconds", [math.inf, -math.inf, math.nan, 1e300, 2**63, -1.0])
 def test_a_host_that_has_run_for_ever_is_malformed(seconds: float) -> None:
-    running = frames.Running(state="running", world_size=1, host=frames.Who(), seconds=1e6)
+    running = frames.Running(state="running", world_size=1, host=frames.ProcessInfo(), seconds=1e6)
     fields = msgspec.msgpack.decode(msgspec.msgpack.encode(running))
     decoder = msgspec.msgpack.Decoder(frames.AnyFrame)
     assert decoder.decode(msgspec.msgpack.encode(fields)) == running

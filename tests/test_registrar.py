@@ -13,7 +13,7 @@ from mingle.protocol.seating import Applicant
 from mingle.protocol.seats import REMEMBERED_DEPARTURES, HostSeat, Phase, roster_digest
 from mingle.protocol.store_ahead import AHEAD_SECONDS
 from mingle.wire import frames
-from mingle.wire.frames import Path, Who
+from mingle.wire.frames import Path, ProcessInfo
 from mingle.wire.framing import MAX_FRAME_BYTES, encode_frame
 
 SESSION = b"S" * 16
@@ -33,7 +33,7 @@ def join(rank: int | None, *, size: int = 3, **more: Any) -> frames.Join:
     number = 0 if rank is None else rank
     fields: dict[str, Any] = {
         "node": f"node{number}",
-        "who": Who(hostname=f"h{number}", pid=10 + number, address=f"10.0.0.{number + 1}"),
+        "who": ProcessInfo(hostname=f"h{number}", pid=10 + number, address=f"10.0.0.{number + 1}"),
         "paths": (path(f"10.0.0.{number + 1}"),),
     }
     return frames.Join(world_size=size, rank=rank, **{**fields, **more})
@@ -413,7 +413,7 @@ def test_a_store_is_awaited_for_the_present_seal_alone(phase: Phase) -> None:
 
 def test_the_status_fits_into_a_frame_whatever_members_call_themselves() -> None:
     registrar = opened(size=5000)
-    loud = Who(hostname="\U0001f600" * 64, pid=1, address="10.0.0.1")
+    loud = ProcessInfo(hostname="\U0001f600" * 64, pid=1, address="10.0.0.1")
     for number in range(1, 60):
         registrar.join(number, member(number), join(number, size=5000, who=loud), 1.0)
         registrar.lost(number, 1.0, "\U0001f600" * 2048)

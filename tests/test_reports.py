@@ -10,8 +10,8 @@ from mingle.diagnostics import findings
 from mingle.diagnostics.findings import Finding
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, InterfaceError, MingleError
 from mingle.protocol import reports
-from mingle.protocol.machine import Evidence, Identity, NetworkFacts
-from mingle.wire.frames import Refused, Running, Status, Who
+from mingle.protocol.machine import Diagnostics, Identity, NetworkFacts
+from mingle.wire.frames import ProcessInfo, Refused, Running, Status
 
 ME = Identity(
     job="resnet",
@@ -20,9 +20,9 @@ ME = Identity(
     rank=3,
     world_size=8,
     node="n",
-    who=Who(hostname="node3", pid=33, address="10.0.0.3"),
+    who=ProcessInfo(hostname="node3", pid=33, address="10.0.0.3"),
 )
-HOST = Who(hostname="node0", pid=7, address="10.0.0.1", rank=0)
+HOST = ProcessInfo(hostname="node0", pid=7, address="10.0.0.1", rank=0)
 FACTS = NetworkFacts(
     interfaces=["eth0", "eth1"],
     groups=["239.192.7.7"],
@@ -37,9 +37,9 @@ FACTS = NetworkFacts(
 
 
 def timeout(
-    evidence: Evidence, *, status: Status | None = None, connected: bool = False, facts: NetworkFacts = FACTS
+    diagnostics: Diagnostics, *, status: Status | None = None, connected: bool = False, facts: NetworkFacts = FACTS
 ) -> MingleError:
-    return reports.timeout(ME, evidence, facts, seconds=30, status=status, connected=connected)
+    return reports.timeout(ME, diagnostics, facts, seconds=30, status=status, connected=connected)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_ranks_text(ranks: tuple[int, ...], text: str) -> None:
 
 
 def test_a_timeout_says_what_was_tried() -> None:
-    error = timeout(Evidence())
+    error = timeout(Diagnostics())
     assert type(error) is DiscoveryTimeoutError
     assert error.cause
     assert error.remedy
@@ -77,7 +77,7 @@ def test_a_timeout_says_what_was_tried() -> None:
 
 def test_who_was_heard_is_said() -> None:
     quiet = NetworkFacts(port=29499)
-    heard, other = Evidence(), Evidence()
+    heard, other = Diagnostics(), Diagnostics()
     heard.hosts["host node0"] = "not reached: 10.0.0.1 no proof within 1 s"
     other.other_jobs["resnet5O"] = "host node9 (10.0.0.9), pid 4"
     assert "not reached: 10.0.0.1" in str(timeout(heard, facts=quiet))
@@ -85,13 +85,15 @@ def test_who_was_heard_is_said() -> None:
 
 
 def test_an_incomplete_job_names_the_ranks() -> None:
-    missing = timeout(Evidence(), status=Status(joined=6, world_size=8, missing=(2, 5)), connected=True)
+    missing = timeout(Diagnostics(), status=Status(joined=6, world_size=8, missing=(2, 5)), connected=True)
     assert "6 of 8 ranks joined, missing ranks: 2, 5" in str(missing)
     assert "not reached any more" not in str(missing)
-    hangs = timeout(Evidence(), status=Status(joined=8, world_size=8, phase="confirming", unconfirmed=(4,)))
+    hangs = timeout(Diagnostics(), status=Status(joined=8, world_size=8, phase="confirming", unconfirmed=(4,)))
     assert "no answer while confirming from ranks: 4 (as last told by rank 0" in str(hangs)
     assert "stopped" in str(hangs.cause)
-    gone = timeout(Evidence(), status=Status(joined=7, world_size=8, departed=(6,), left=("rank 6 on host x: reset",)))
+    gone = timeout(
+        Diagnostics(), status=Status(joined=7, world_size=8, departed=(6,), left=("rank 6 on host x: reset",))
+    )
     assert "came and went: rank 6 on host x: reset" in str(gone)
     assert "crashed" in str(gone.cause)
 
@@ -102,43 +104,43 @@ DOUBTFUL = Finding("interfaces", findings.Status.WARN, "eth1 is up, too", "name 
 
 def test_what_is_wrong_with_this_machine_is_the_likely_cause() -> None:
     """The same sentence that `mingle-discover doctor` says."""
-    typo = Evidence()
+    typo = Diagnostics()
     typo.other_jobs["resnet5O"] = "host node9 (10.0.0.9), pid 4"
     surely = NetworkFacts(findings=[BLOCKED, DOUBTFUL])
-    for evidence in (Evidence(), typo):
-        error = timeout(evidence, facts=surely)
+    for diagnostics in (Diagnostics(), typo):
+        error = timeout(diagnostics, facts=surely)
         assert (error.cause, error.remedy) == (BLOCKED.observation, "nft insert rule x.")
         assert "on this machine: eth1 is up, too" in str(error)
     maybe = NetworkFacts(findings=[DOUBTFUL])
-    assert timeout(Evidence(), facts=maybe).cause == DOUBTFUL.observation
+    assert timeout(Diagnostics(), facts=maybe).cause == DOUBTFUL.observation
     assert "mistyped" in str(timeout(typo, facts=maybe).cause)
     missing = Status(joined=1, world_size=8, missing=(4,))
-    assert timeout(Evidence(), facts=surely, status=missing).cause == BLOCKED.observation
-    assert timeout(Evidence(), facts=maybe, status=missing).cause == DOUBTFUL.observation
+    assert timeout(Diagnostics(), facts=surely, status=missing).cause == BLOCKED.observation
+    assert timeout(Diagnostics(), facts=maybe, status=missing).cause == DOUBTFUL.observation
 
 
 def test_a_missing_rank_that_is_heard_is_told_from_one_that_never_came() -> None:
-    evidence = Evidence()
-    evidence.seekers[b"A" * 16] = "rank 4 on host node4 (10.0.0.4), pid 9"
+    diagnostics = Diagnostics()
+    diagnostics.seekers[b"A" * 16] = "rank 4 on host node4 (10.0.0.4), pid 9"
     quiet = NetworkFacts(port=29499)
-    heard = timeout(evidence, facts=quiet, status=Status(joined=7, world_size=8, missing=(4,)), connected=True)
+    heard = timeout(diagnostics, facts=quiet, status=Status(joined=7, world_size=8, missing=(4,)), connected=True)
     assert "rank 4 on host node4 (10.0.0.4), pid 9: heard, and has not joined" in str(heard.cause)
     assert "mingle-discover ping" in str(heard.remedy)
     # Rank 4 has been heard, and has joined: it is rank 5 that never came (and rank 40 is not rank 4).
     for absent in (5, 40):
-        never = timeout(evidence, facts=quiet, status=Status(joined=7, world_size=64, missing=(absent,)))
+        never = timeout(diagnostics, facts=quiet, status=Status(joined=7, world_size=64, missing=(absent,)))
         assert "never started" in str(never.cause)
 
 
 def test_a_host_that_hangs() -> None:
-    assert "does not answer" in str(timeout(Evidence(), connected=True))
+    assert "does not answer" in str(timeout(Diagnostics(), connected=True))
 
 
 @pytest.mark.parametrize("secured", [True, False])
 def test_authentication_needs_a_sign_of_this_very_job(secured: bool) -> None:
-    assert reports.authentication(ME, Evidence(), FACTS, secured=secured) is None
-    evidence = Evidence(secret_signs=4, signed_without_secret=4)
-    error = reports.authentication(ME, evidence, FACTS, secured=secured)
+    assert reports.authentication(ME, Diagnostics(), FACTS, secured=secured) is None
+    diagnostics = Diagnostics(secret_signs=4, signed_without_secret=4)
+    error = reports.authentication(ME, diagnostics, FACTS, secured=secured)
     assert type(error) is AuthenticationError
     assert "MINGLE_SECRET" in str(error.remedy)
 

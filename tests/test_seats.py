@@ -11,7 +11,7 @@ SESSION, HOST = b"s" * 16, b"h" * 16
 
 def applicant(rank: int | None, name: str, address: str) -> frames.Join:
     path = frames.Path(host_address="10.0.0.1", local_address=address, interface="eth0")
-    who = frames.Who(hostname=name, pid=7, address=address)
+    who = frames.ProcessInfo(hostname=name, pid=7, address=address)
     return frames.Join(world_size=4, rank=rank, node=name, who=who, paths=(path,))
 
 

@@ -159,13 +159,13 @@ def test_whether_a_process_group_stands_is_told_without_torch(monkeypatch: pytes
 def test_a_rank_zero_that_goes_before_the_process_group_is_named(
     sessions: list[RunningSession], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert sessions[1].bereft is None
+    assert sessions[1].host_lost is None
     caplog.set_level(logging.INFO, "mingle")
     sessions[0].close(failing=True)
     until(lambda: [record for record in caplog.records if "was lost" in record.message])  # it is said last
-    assert sessions[1].bereft is not None
+    assert sessions[1].host_lost is not None
     assert {record.levelname for record in caplog.records if "was lost" in record.message} == {"INFO"}
-    assert "rank 0 was lost after the job had formed" in str(sessions[1].bereft)
+    assert "rank 0 was lost after the job had formed" in str(sessions[1].host_lost)
     assert f"pid {os.getpid()}: it ended its session: an exception ended it" in caplog.text
 
 
@@ -188,7 +188,7 @@ def test_a_rank_zero_that_goes_after_it_is_no_loss(
     machine = ranks[1].discovery.machine
     assert isinstance(machine, Joiner)
     until(lambda: not machine.connection_stands)
-    assert sessions[1].bereft is None
+    assert sessions[1].host_lost is None
 
 
 def test_a_process_group_that_fails_with_rank_zero_fails_by_its_name(sessions: list[RunningSession]) -> None:

@@ -6,16 +6,16 @@ import itertools
 
 import pytest
 
+from mingle.protocol.connection_race import ADDRESS_SECONDS, DialTarget
 from mingle.protocol.machine import Dial, Effect, Hangup, Identity
-from mingle.protocol.proving import ADDRESS_SECONDS, Endpoint
 from mingle.protocol.sessions import REMEMBERED_BY_SENDER, REMEMBERED_SESSIONS, RETRY_SECONDS, Session, Sessions
 from mingle.wire.datagrams import Offer, State
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 
 IDENTITY = Identity(
-    job="job", attempt="", member=b"M" * 16, rank=1, world_size=2, node="n", who=Who(hostname="h", pid=1)
+    job="job", attempt="", member=b"M" * 16, rank=1, world_size=2, node="n", who=ProcessInfo(hostname="h", pid=1)
 )
-ENDPOINTS = [Endpoint("10.0.0.1", "eth0")]
+ENDPOINTS = [DialTarget("10.0.0.1", "eth0")]
 
 
 def offer(number: int = 0, state: State = "open") -> Offer:
@@ -92,7 +92,7 @@ def test_a_connection_has_one_owner() -> None:
     sessions.race(one, 0.0)
     sessions.race(other, 0.0)
     conns = [effect.conn for effect in effects if isinstance(effect, Dial)]
-    assert [sessions.owner(conn) for conn in conns] == [(one, one.proving), (other, other.proving)]
+    assert [sessions.owner(conn) for conn in conns] == [(one, one.race), (other, other.race)]
     assert not sessions.owns(max(conns) + 1)
 
 
@@ -105,19 +105,19 @@ def test_all_but_the_chosen_one_are_hung_up_on() -> None:
     (_, conn) = [effect.conn for effect in effects if isinstance(effect, Dial)]
     effects.clear()
     sessions.keep_only(chosen)
-    assert other.proving is None
-    assert chosen.proving is not None
+    assert other.race is None
+    assert chosen.race is not None
     assert Hangup(conn) in effects
     sessions.hang_up()
-    assert chosen.proving is None
+    assert chosen.race is None
 
 
 def test_a_race_that_is_over_is_none() -> None:
     sessions = known()
     session = remembered(sessions)
     sessions.race(session, 0.0)
-    assert session.proving is not None
-    session.proving.handle_timer(ADDRESS_SECONDS)
+    assert session.race is not None
+    session.race.handle_timer(ADDRESS_SECONDS)
     assert not session.races_to("join")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mingle.observe.sighting import Seeking, Sighting, endpoint_text, is_host, ranks_seeking
-from mingle.protocol.proving import Endpoint
+from mingle.protocol.connection_race import DialTarget
 from mingle.wire import frames
 from mingle.wire.datagrams import Kind, Offer, Seek
 
@@ -27,11 +27,11 @@ def sighting(
         pid=7,
     )
     path = frames.Path(host_address="10.0.0.1", local_address="10.0.0.2", interface="eth0")
-    return Sighting(offer, False, [Endpoint("10.0.0.1", "eth0")], offer, running=running, path=path)
+    return Sighting(offer, False, [DialTarget("10.0.0.1", "eth0")], offer, running=running, path=path)
 
 
 def running(**fields: object) -> frames.Running:
-    given = {"state": "open", "world_size": 4, "host": frames.Who(hostname="head", pid=7, rank=0), **fields}
+    given = {"state": "open", "world_size": 4, "host": frames.ProcessInfo(hostname="head", pid=7, rank=0), **fields}
     return frames.Running(**given)  # type: ignore[arg-type]
 
 

@@ -1,19 +1,21 @@
-"""Telling a loser: one SIGHTING on a connection that both sides have proved, and no more."""
+"""Telling a loser: one HOST_SEEN on a connection that both sides have proved, and no more."""
 
 from __future__ import annotations
 
 import itertools
 
-from mingle.protocol.control import HostConversation
+from mingle.protocol.connection_race import ADDRESS_SECONDS
+from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Dial, Effect, Hangup, Identity, Write
-from mingle.protocol.proving import ADDRESS_SECONDS
-from mingle.protocol.telling import MAX_TOLD, TELL_AGAIN_SECONDS, Telling
+from mingle.protocol.telling import MAX_TOLD, TELL_AGAIN_SECONDS, Notifier
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer
-from mingle.wire.frames import Sighting, Who
+from mingle.wire.frames import HostSeen, ProcessInfo
 
 OWN, LOSER = b"A" * 16, b"T" * 16
-IDENTITY = Identity(job="job", attempt="", member=OWN, rank=None, world_size=2, node="n", who=Who(hostname="h", pid=1))
+IDENTITY = Identity(
+    job="job", attempt="", member=OWN, rank=None, world_size=2, node="n", who=ProcessInfo(hostname="h", pid=1)
+)
 
 
 def offer(session: bytes) -> Offer:
@@ -27,7 +29,7 @@ class Teller:
         self.effects: list[Effect] = []
         self.own: Offer | None = offer(OWN)
         ids = itertools.count(1)
-        self.telling = Telling(IDENTITY, lambda: self.own, key=None, new_id=ids.__next__, effects=self.effects)
+        self.telling = Notifier(IDENTITY, lambda: self.own, key=None, new_id=ids.__next__, effects=self.effects)
 
     def tell(self, now: float, *, session: bytes = LOSER, stands: bool = False) -> list[int]:
         """The connections that were dialled for it."""
@@ -62,7 +64,7 @@ def test_the_loser_hears_of_us_and_is_hung_up_on() -> None:
     host, heard = teller.answer(conn, 0.1)
     assert host.hello is not None
     assert (host.hello.member, host.hello.purpose) == (OWN, "rival")
-    assert heard == [Sighting(offer=offer(OWN), stands=True)]
+    assert heard == [HostSeen(offer=offer(OWN), stands=True)]
     assert teller.effects[-1] == Hangup(conn)
     assert not teller.telling.owns(conn)
 
@@ -80,7 +82,7 @@ def test_the_same_one_is_not_called_again_at_once() -> None:
     teller = Teller()
     (conn,) = teller.tell(0.0)
     assert teller.tell(2 * TELL_AGAIN_SECONDS) == [], "it is being called"
-    teller.telling.closed(conn, "refused", 0.1)
+    teller.telling.disconnected(conn, "refused", 0.1)
     assert teller.tell(TELL_AGAIN_SECONDS - 0.01) == []
     assert len(teller.tell(TELL_AGAIN_SECONDS)) == 1
 
@@ -124,6 +126,6 @@ def test_invented_hosts_are_forgotten_the_oldest_first() -> None:
     teller = Teller()
     for number in range(MAX_TOLD + 1):
         (conn,) = teller.tell(0.0, session=number.to_bytes(16, "big"))
-        teller.telling.closed(conn, "refused", 0.0)
+        teller.telling.disconnected(conn, "refused", 0.0)
     assert teller.tell(0.1, session=bytes([0] * 15 + [MAX_TOLD])) == [], "remembered"
     assert len(teller.tell(0.1, session=bytes(16))) == 1, "forgotten"

@@ -11,20 +11,20 @@ from mingle.protocol.host import Host
 from mingle.protocol.machine import (
     Address,
     CloseStore,
+    Context,
     Dial,
+    Endpoints,
     Hangup,
     Identity,
-    Means,
     OpenStore,
     PrepareStore,
     ProveStore,
-    Reach,
     Source,
     Write,
 )
 from mingle.protocol.member import Joiner
 from mingle.wire import datagrams
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 from tests.golden.examples import ADDRESSES, HOST, JOB, PORT, SESSION
 
 from . import mutation
@@ -65,18 +65,18 @@ class Theatre:
             rank=rank,
             world_size=WORLD_SIZE,
             node="node",
-            who=Who(hostname="node-0", pid=1, address=ADDRESSES[0], rank=rank),
+            who=ProcessInfo(hostname="node-0", pid=1, address=ADDRESSES[0], rank=rank),
         )
         dice = random.Random(rng.getrandbits(32))
-        reach = Reach(addresses=OWN, port=PORT)
-        means = Means(key=None, new_id=self._ids, rng=dice, timeout=TIMEOUT_SECONDS)
+        endpoints = Endpoints(addresses=OWN, port=PORT)
+        context = Context(key=None, new_id=self._ids, rng=dice, timeout=TIMEOUT_SECONDS)
         self.machine: Machine
         if self._kind == "rank":
-            self.machine = Joiner(identity, means, self._now)
+            self.machine = Joiner(identity, context, self._now)
         elif self._kind == "host":
-            self.machine = Host(identity, SESSION, reach, means, self._now)
+            self.machine = Host(identity, SESSION, endpoints, context, self._now)
         else:
-            self.machine = Elector(identity, reach, means, self._now)
+            self.machine = Elector(identity, endpoints, context, self._now)
         self._carry_out()
 
     def step(self) -> None:
@@ -137,10 +137,7 @@ class Theatre:
         self._open.pop(conn, None)
         if not self.machine.owns(conn):
             return
-        if isinstance(self.machine, Host):
-            self.machine.lost(conn, "reset", self._now)
-        else:
-            self.machine.closed(conn, "reset", self._now)
+        self.machine.disconnected(conn, "reset", self._now)
 
     def _carry_out(self) -> None:
         while effects := self.machine.effects():

@@ -17,7 +17,7 @@ from mingle.observe.pinging import Pinging
 from mingle.protocol.machine import Dial, NetworkFacts, Source
 from mingle.wire import datagrams, echo
 from mingle.wire.datagrams import Rejected
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 from tests.golden.examples import DATAGRAMS, JOB, PORT
 
 _NOW = 1000.0
@@ -53,7 +53,7 @@ def _finder(job: str | None) -> Finder:
     return Finder(
         job,
         member=_OWN,
-        who=Who(hostname="node", pid=1),
+        who=ProcessInfo(hostname="node", pid=1),
         secret=None,
         new_id=itertools.count(1).__next__,
         rng=random.Random(0),
@@ -98,7 +98,7 @@ def told(untrusted: bytes) -> None:
     finder.connected(dialled.conn, "192.0.2.13", "eth0", _NOW)
     finder.received(dialled.conn, untrusted, _NOW)
     if finder.owns(dialled.conn):
-        finder.closed(dialled.conn, "reset", _NOW)
+        finder.disconnected(dialled.conn, "reset", _NOW)
     _shown(finder)
 
 
@@ -107,7 +107,7 @@ def pinged(untrusted: bytes) -> None:
     pinging = Pinging(
         "",
         pinger=_OWN,
-        who=Who(hostname="node", pid=1),
+        who=ProcessInfo(hostname="node", pid=1),
         port=4000,
         shared_port=29499,
         interval=1.0,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mingle.protocol.control import Call, Conversation, HandshakeFailed, HostConversation, MemberConversation
+from mingle.protocol.handshake import Call, Conversation, HandshakeFailed, HostConversation, MemberConversation
 from mingle.wire import frames
 from mingle.wire.datagrams import Rejected
 from mingle.wire.framing import LENGTH_BYTES, PREFACE
@@ -58,7 +58,7 @@ class MemberPeer(Peer):
     """Joins a host, as rank 1 or with no rank."""
 
     def __init__(self, session: bytes, rank: int | None, rng: random.Random, honest: float) -> None:
-        self._who = frames.Who(hostname="peer", pid=2, address="192.0.2.13", rank=rank)
+        self._who = frames.ProcessInfo(hostname="peer", pid=2, address="192.0.2.13", rank=rank)
         self._path = frames.Path(host_address=ADDRESSES[0], local_address="192.0.2.13", interface="eth0")
         call = Call(
             job=JOB,

@@ -12,7 +12,7 @@ import msgspec
 
 from mingle.network import siblings, udp
 from mingle.network.transport import Version
-from mingle.protocol.control import HandshakeFailed
+from mingle.protocol.handshake import HandshakeFailed
 from mingle.wire import datagrams, echo, framing
 from mingle.wire.authentication import DATAGRAM_MAC_BYTES
 from mingle.wire.datagrams import Rejected

@@ -9,7 +9,7 @@ from unittest import mock
 
 import msgspec
 
-from mingle.protocol.control import Call, Conversation, HostConversation, MemberConversation
+from mingle.protocol.handshake import Call, Conversation, HostConversation, MemberConversation
 from mingle.wire import datagrams, frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, Datagram, List, Offer, Seek
@@ -64,8 +64,8 @@ DATAGRAMS: dict[str, tuple[str, Datagram]] = {
     "list": ("who is there?", List(job=JOB, attempt="1", member=MEMBER)),
 }
 
-_WHO = frames.Who(hostname="node-3", pid=4711, address="192.0.2.13", rank=3)
-_HOST_WHO = frames.Who(hostname="node-0", pid=815, address="192.0.2.10", rank=0)
+_WHO = frames.ProcessInfo(hostname="node-3", pid=4711, address="192.0.2.13", rank=3)
+_HOST_WHO = frames.ProcessInfo(hostname="node-0", pid=815, address="192.0.2.10", rank=0)
 _PATHS = (frames.Path(host_address="192.0.2.10", local_address="192.0.2.13", interface="eth0"),)
 _JOIN = frames.Join(
     world_size=4,
@@ -211,7 +211,7 @@ STORIES: dict[str, Story] = {
                 frames.Refused(
                     reason="rank taken",
                     detail="rank 3 is held by a live process",
-                    who=frames.Who(hostname="node-7", pid=23, address="192.0.2.17", rank=3),
+                    who=frames.ProcessInfo(hostname="node-7", pid=23, address="192.0.2.17", rank=3),
                 ),
             ),
         ),
@@ -220,9 +220,9 @@ STORIES: dict[str, Story] = {
         _call("join"),
         (
             Line("member", "join", "a process without a rank asks", msgspec.structs.replace(_JOIN, rank=None)),
-            Line("member", "sighting", "another host is there", frames.Sighting(offer=_OTHER_OFFER)),
-            Line("host", "moved", "I have joined it; come after me", frames.Moved(offer=_OTHER_OFFER)),
-            Line("member", "stranded", "I can't reach it", frames.Stranded(session=_OTHER_OFFER.session)),
+            Line("member", "sighting", "another host is there", frames.HostSeen(offer=_OTHER_OFFER)),
+            Line("host", "moved", "I have joined it; come after me", frames.Redirect(offer=_OTHER_OFFER)),
+            Line("member", "stranded", "I can't reach it", frames.Unreachable(session=_OTHER_OFFER.session)),
         ),
     ),
     "agents": Story(
@@ -278,7 +278,7 @@ class Spoken:
 
 def conversations(story: Story, key: JobKey | None) -> tuple[MemberConversation, HostConversation]:
     """Returns both sides of a story before the first byte; the host takes its nonce when HELLO comes."""
-    with mock.patch("mingle.protocol.control.new_nonce", return_value=MEMBER_NONCE):
+    with mock.patch("mingle.protocol.handshake.new_nonce", return_value=MEMBER_NONCE):
         member = MemberConversation(story.call, (ADDRESSES[0], PORT), key)
     host = HostConversation(job=JOB, attempt="1", session=SESSION, addresses=ADDRESSES, port=PORT, key=key)
     return member, host
@@ -288,7 +288,7 @@ def speak(story: Story, key: JobKey | None) -> Iterator[Spoken]:
     """Plays a story with fixed nonces and yields what each side writes."""
     member, host = conversations(story, key)
     sides: dict[str, Conversation] = {"member": member, "host": host}
-    with mock.patch("mingle.protocol.control.new_nonce", return_value=HOST_NONCE):
+    with mock.patch("mingle.protocol.handshake.new_nonce", return_value=HOST_NONCE):
         hello = member.data_to_send()
         yield Spoken("member", "hello", "preface and HELLO", hello)
         host.receive_data(hello)

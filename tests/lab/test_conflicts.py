@@ -42,13 +42,13 @@ def test_a_rank_whose_holder_is_frozen_is_replaced(lab: Lab) -> None:
 def test_two_rank_zeros(lab: Lab) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
-    rivals = [host.start(timed, "rivals", 0, 3, discovery_timeout=12) for host in hosts[:2]]
+    conflicts = [host.start(timed, "rivals", 0, 3, discovery_timeout=12) for host in hosts[:2]]
     hosts[2].start(timed, "rivals", 1, 3, discovery_timeout=12)
     for mine, other in ((0, 1), (1, 0)):
-        error = rivals[mine].error(12)
-        assert rivals[mine].wait_for("ended")["seconds"] < 5
+        error = conflicts[mine].error(12)
+        assert conflicts[mine].wait_for("ended")["seconds"] < 5
         assert error.name == "ConflictError"
-        for part in (hosts[other].name, hosts[other].address(), f"pid {rivals[other].pid}"):
+        for part in (hosts[other].name, hosts[other].address(), f"pid {conflicts[other].pid}"):
             assert part in error.message
 
 

@@ -12,9 +12,9 @@ from mingle.elastic.agent import Agent
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.network.connections import CLOSED_BY_PEER
-from mingle.protocol.machine import Address, Formation, Identity, Means, Reach
+from mingle.protocol.machine import Address, Context, Endpoints, Formation, Identity
 from mingle.wire.authentication import JobKey
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 from tests.lan.network import Barrier, Machine, Network
 from tests.lan.process import STORE_SECONDS, STORE_SILENT_SECONDS, Process
 from tests.lan.tcp import RESET, Connection, End
@@ -77,7 +77,7 @@ class AgentProcess(Process):
     def start(self) -> None:
         """Begins now."""
         super().start()
-        self.machine.listeners[self.agent.reach.port] = self
+        self.machine.listeners[self.agent.endpoints.port] = self
 
     def _killed(self) -> str:
         return RESET if self.world.rng.random() < UNREAD else CLOSED_BY_PEER
@@ -307,7 +307,7 @@ class AgentGathering:
             rank=None,
             world_size=wanted.maximum,
             node=machine,
-            who=Who(hostname=machine, pid=self._pids, address=where.nics[0].address),
+            who=ProcessInfo(hostname=machine, pid=self._pids, address=where.nics[0].address),
             kind="agents",
             minimum=wanted.minimum,
         )
@@ -319,8 +319,8 @@ class AgentGathering:
             dice = random.Random(self.world.rng.getrandbits(64))
             return Agent(
                 identity,
-                Reach(addresses=addresses, port=port),
-                Means(key=key, new_id=self.world.new_id, rng=dice, timeout=self.timeout),
+                Endpoints(addresses=addresses, port=port),
+                Context(key=key, new_id=self.world.new_id, rng=dice, timeout=self.timeout),
                 now,
                 policy=policy,
                 new_session=self.world.identifier,

@@ -10,7 +10,7 @@ from mingle.protocol.blocking import SILENT_SECONDS
 from mingle.protocol.election import Elector
 from mingle.protocol.host import Host
 from mingle.protocol.membership import Step
-from mingle.wire.frames import Moved
+from mingle.wire.frames import Redirect
 from tests.lan.gathering import Gathering
 from tests.lan.invariants import Invariants
 from tests.lan.process import Process
@@ -31,7 +31,7 @@ class ElectionInvariants(Invariants):
         self.world = world
         self.hosted: dict[bytes, Process] = {}
         """Every session there was, each with its host."""
-        self._moved: dict[bytes, Moved | None] = {}
+        self._moved: dict[bytes, Redirect | None] = {}
         self._judged: set[int] = set()
         self._faults_at = 0.0
         """When last, since a job runs, somebody may have had no way to hear of it."""
@@ -55,7 +55,7 @@ class ElectionInvariants(Invariants):
     def _check_elector(self, process: Process, elector: Elector) -> None:
         joiner, host = elector.joiner, elector.host
         for session in joiner._sessions:
-            asked = session.blocking_since is None or session.proving is not None or joiner.finished
+            asked = session.blocking_since is None or session.race is not None or joiner.finished
             assert asked, f"{process.name} waits for {session.host_name}, of which it will never hear"
         if joiner.step is Step.CONFIRMED and joiner.seat is not None:
             assert host is None or host.closed, f"{process.name} has confirmed elsewhere and still hosts"
@@ -96,7 +96,7 @@ class ElectionInvariants(Invariants):
             assert not other.host.registrar.seats.keys() & registrar.seats.keys(), "a process is in two jobs"
             audible = self.world.now - self._faults_at >= NOTICED_SECONDS
             assert not audible, f"a second job has formed where {other.name} could be heard"
-        assert not process.host.rivals.any_alive, "a second job was formed knowingly"
+        assert not process.host.conflicts.any_alive, "a second job was formed knowingly"
         identities = {each.identity.member: each.identity for each in self.world.processes}
         ranked = sorted((where.rank, where, identities[member].node) for member, where in registrar.places.items())
         assert ranked[0][1] == registrar.places[registrar.host.member], "the host is not rank 0"

@@ -9,11 +9,11 @@ from typing import Any
 from mingle.errors import MingleError
 from mingle.protocol.election import Elector
 from mingle.protocol.host import Host
-from mingle.protocol.machine import Address, Formation, Identity, Means, Reach
+from mingle.protocol.machine import Address, Context, Endpoints, Formation, Identity
 from mingle.protocol.member import Joiner
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Kind, encode
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 from tests.lan.invariants import Invariants
 from tests.lan.network import Machine, Network, Packet, Segment
 from tests.lan.process import AnyMachine, Process
@@ -129,23 +129,23 @@ class Gathering:
             rank=rank,
             world_size=self.size if size is None else size,
             node=node or machine,
-            who=Who(hostname=machine, pid=self._pids, address=where.nics[0].address, rank=rank),
+            who=ProcessInfo(hostname=machine, pid=self._pids, address=where.nics[0].address, rank=rank),
             kind=kind,
         )
         seconds = self.timeout if timeout is None else timeout
 
         def build(process: Process, now: float) -> AnyMachine:
             dice = random.Random(self.world.rng.getrandbits(64))
-            means = Means(key=key, new_id=self.world.new_id, rng=dice, timeout=seconds)
+            context = Context(key=key, new_id=self.world.new_id, rng=dice, timeout=seconds)
             if not hosting and not electing:
-                return Joiner(identity, means, now)
+                return Joiner(identity, context, now)
             nics = [nic for nic in where.nics if interfaces is None or nic.name in interfaces]
             addresses = tuple(Address(nic.address, nic.name, nic.prefix_length) for nic in nics)
             port = 20_000 + self.world.new_id() % 20_000
-            reach = Reach(addresses=addresses, port=port, advertised=advertised)
+            endpoints = Endpoints(addresses=addresses, port=port, advertised=advertised)
             if electing:
-                return Elector(identity, reach, means, now, new_session=self.world.identifier)
-            return Host(identity, self.world.identifier(), reach, means, now)
+                return Elector(identity, endpoints, context, now, new_session=self.world.identifier)
+            return Host(identity, self.world.identifier(), endpoints, context, now)
 
         process = Process(
             self.network,

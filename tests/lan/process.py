@@ -202,7 +202,7 @@ class Process:
         self.machine.processes.append(self)
         self.core = self._build(self, self.now)
         if isinstance(self.core, Host | Elector):
-            self.machine.listeners[self.core.reach.port] = self
+            self.machine.listeners[self.core.endpoints.port] = self
         self.deadline = self.world.now + self._timeout()
         self.world.note(f"{self.name} starts")
         self._flush()
@@ -361,10 +361,7 @@ class Process:
             core = self.core
             assert core is not None
             assert core.owns(conn), "a connection that was not hung up has no owner"
-            if isinstance(core, Host):
-                core.lost(conn, reason, self.now)
-            else:
-                core.closed(conn, reason, self.now)
+            core.disconnected(conn, reason, self.now)
 
         self._event(close)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from mingle.protocol.control import Call, HandshakeFailed, HostConversation, MemberConversation
+from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
 from mingle.wire import frames
 from mingle.wire.authentication import new_nonce
 from mingle.wire.datagrams import Rejected
@@ -24,7 +24,7 @@ def any_frame(rng: random.Random, session: bytes, job: str, member: bytes) -> fr
     number = rank or 0
     text = rng.choice(("", "x", "\U0001f600" * 2048))
     address = rng.choice(("10.0.0.1", "10.0.0.7", "::", "fe80::1", "255.255.255.255"))
-    who = frames.Who(hostname=text[:64], pid=rng.getrandbits(32), address=address, rank=rank)
+    who = frames.ProcessInfo(hostname=text[:64], pid=rng.getrandbits(32), address=address, rank=rank)
     path = frames.Path(host_address=address, local_address=rng.choice((address, "::1")), interface=text[:64])
     paths = (path,) * rng.choice((0, 1, 64))
     makers: list[Callable[[], frames.AnyFrame]] = [
@@ -81,7 +81,7 @@ class Caller:
         self._rng = network.world.rng
         self._host = host
         core = host.host
-        route = network.route(machine, core.reach.addresses[0].address)
+        route = network.route(machine, core.endpoints.addresses[0].address)
         assert route is not None
         self._call = Call(
             job=core.identity.job,
@@ -89,7 +89,7 @@ class Caller:
             session=core.session,
             purpose=self._rng.choice(("join", "join", "probe", "rival")),
         )
-        self._conversation = MemberConversation(self._call, (core.reach.addresses[0].address, core.reach.port))
+        self._conversation = MemberConversation(self._call, (core.endpoints.addresses[0].address, core.endpoints.port))
         self._near = End(self, self._world.new_id())
         far = End(host, self._world.new_id())
         self._connection = Connection(network, route, self._near, far)

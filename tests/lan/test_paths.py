@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from mingle.errors import InterfaceError
-from mingle.protocol.proving import ADDRESS_SECONDS
+from mingle.protocol.connection_race import ADDRESS_SECONDS
 from mingle.wire.datagrams import Offer
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Mute
@@ -74,7 +74,7 @@ def test_an_address_that_every_machine_has_is_never_chosen() -> None:
         everybody = gathering.everybody()
         # Something of somebody else's listens at the host's very port on every other machine's docker0.
         gathering.world.run(0.0)
-        port = everybody[0].host.reach.port
+        port = everybody[0].host.endpoints.port
         for number, greeting in ((1, b""), (2, b"220 mail ready\r\n")):
             Mute(gathering.machine(f"m{number}"), port, greeting)
         gathering.run()
@@ -144,7 +144,7 @@ def test_a_listener_that_accepts_and_never_speaks_costs_little() -> None:
         gathering.network.plug("m8", "eth0", "10.9.0.1", "lan").segment = gathering.segment("lan")
         lan = gathering.segment("lan")
         lan.nics.sort(key=lambda nic: nic.machine is not other)
-        mute = Mute(other, everybody[0].host.reach.port)
+        mute = Mute(other, everybody[0].host.endpoints.port)
         gathering.run()
         assert mute.accepted > 0
         gathering.expect_formed(within=ADDRESS_SECONDS + 0.5)

@@ -51,13 +51,13 @@ def list_command(shared: Shared, fail_if_empty: bool) -> None:
 def why_no_job(facts: NetworkFacts) -> tuple[str, str]:
     """Return the first likely cause that applies, with its fix. docs/troubleshooting.md lists all causes."""
     from mingle.protocol import reports
-    from mingle.protocol.machine import Evidence
+    from mingle.protocol.machine import Diagnostics
 
     if sure := reports.failing(facts):
         return sure.observation, f"{sure.remedy}."
     if spoken := reports.versions(facts):
         return reports.incompatible(spoken)
-    if doubt := reports.suspect(facts, Evidence(), alone=True):
+    if doubt := reports.suspect(facts, Diagnostics(), alone=True):
         return doubt.observation, f"{doubt.remedy}."
     return (
         f"no job runs here, or no multicast passes ({', '.join(facts.interfaces)}; UDP port {facts.port})",

@@ -29,7 +29,7 @@ from mingle.errors import ConfigurationError, MingleError
 from mingle.job import Job, Member
 from mingle.protocol.machine import Formation, Identity, scoped
 from mingle.wire.datagrams import clip
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 
 logger = logging.getLogger("mingle")
 
@@ -207,7 +207,7 @@ def _identity(wanted: Settings) -> Identity:
         rank=wanted.rank,
         world_size=wanted.world_size,
         node=(f"launcher {wanted.node}" if wanted.node is not None else key)[:256],
-        who=Who(hostname=_hostname(), pid=os.getpid(), rank=wanted.rank),
+        who=ProcessInfo(hostname=_hostname(), pid=os.getpid(), rank=wanted.rank),
         local_rank=wanted.local_rank,
         local_world_size=wanted.local_world_size,
         node_rank=wanted.node_rank,

@@ -141,7 +141,7 @@ class RunningSession(_Closable):
         self._group_stood = False
         self._group_ended = False
         self._closing_begun = False
-        self.bereft: MingleError | None = None
+        self.host_lost: MingleError | None = None
         discovery.watch = self._watch
         discovery.serve()
 
@@ -187,7 +187,7 @@ class RunningSession(_Closable):
     @property
     def _host_lost(self) -> MingleError | None:
         """The reason why no process group can be made any more; else None."""
-        return self._discovery.failure or self.bereft
+        return self._discovery.failure or self.host_lost
 
     def loss(self) -> MingleError | None:
         """Return the error that rank 0 is lost or that the session's thread has failed; None if neither is so.
@@ -211,7 +211,7 @@ class RunningSession(_Closable):
         elif self._group_stood and not stands and not self._group_ended:
             self._group_ended = True
             self._say_good_bye()
-        elif not stands and self.bereft is None:
+        elif not stands and self.host_lost is None:
             self._look_after_host()
         return WATCH_SLOW_SECONDS if self._group_stood else WATCH_QUICK_SECONDS
 
@@ -229,13 +229,13 @@ class RunningSession(_Closable):
         Whoever waits there through a door of ours is told by an exception; who calls torch by himself, by this line.
         """
         machine = self._discovery.machine
-        if isinstance(machine, Joiner) and (bereft := machine.bereft) is not None:
-            self.bereft = bereft
-            if machine.membership.dismissed:
+        if isinstance(machine, Joiner) and (host_lost := machine.host_lost) is not None:
+            self.host_lost = host_lost
+            if machine.membership.close_reason:
                 # It may have done all that it was there for, if nobody wants a process group.
-                logger.info("%s", bereft.observation)
+                logger.info("%s", host_lost.observation)
             else:
-                self._discovery.say(bereft.observation)
+                self._discovery.say(host_lost.observation)
 
     def _say_good_bye(self) -> None:
         machine = self._discovery.machine

@@ -26,14 +26,14 @@ from mingle.protocol.candidacy import Candidacy
 from mingle.protocol.election import Elector
 from mingle.protocol.machine import (
     Address,
+    Context,
     Effect,
+    Endpoints,
     Formation,
     Hangup,
     Identity,
-    Means,
     NetworkFacts,
     Notice,
-    Reach,
     Snapshot,
     Source,
 )
@@ -74,15 +74,15 @@ class Agent:
     def __init__(
         self,
         identity: Identity,
-        reach: Reach,
-        means: Means,
+        endpoints: Endpoints,
+        context: Context,
         now: float,
         *,
         policy: Policy,
         new_session: Callable[[], bytes] | None = None,
     ) -> None:
         self.identity = identity
-        self.reach = reach
+        self.endpoints = endpoints
         self.memory = Memory()
         self.outcome: Formation | None = None
         self.lost: str | None = None
@@ -93,7 +93,7 @@ class Agent:
         self.closed = False
         self.part: Elector | ElasticHost | ElasticMember | None = None
         """The machine that acts now; None while the agent looks for no session."""
-        self._means = means
+        self._context = context
         self._resting = False
         self._attendance = Attendance()
         self._effects: list[Effect] = []
@@ -113,11 +113,11 @@ class Agent:
         """Looks for a session, unless it is in one, looks already, or the job has ended."""
         if self.part is None and not self.closed and self.ended is None:
             self.failure = self._attendance.best = None
-            self.part = self._elector(self.reach, self._means, now, candidacy=ElasticCandidacy(self.identity))
+            self.part = self._elector(self.endpoints, self._context, now, candidacy=ElasticCandidacy(self.identity))
 
     def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
         """Our interfaces have changed: a session of ours listens at these addresses."""
-        self.reach = structs.replace(self.reach, addresses=addresses)
+        self.endpoints = structs.replace(self.endpoints, addresses=addresses)
         if isinstance(self.part, Elector | ElasticHost):
             self.part.readdress(addresses, now)
 
@@ -251,13 +251,9 @@ class Agent:
     def disconnected(self, conn: int, reason: str, now: float) -> None:
         """A connection ended, or could not be made."""
         self.check(now)
-        if self.part is None or not self.part.owns(conn):
-            return
-        if isinstance(self.part, ElasticHost):
-            self.part.lost(conn, reason, now)
-        else:
-            self.part.closed(conn, reason, now)
-        self._look(now)
+        if self.part is not None and self.part.owns(conn):
+            self.part.disconnected(conn, reason, now)
+            self._look(now)
 
     def store_opened(self, host: ElasticHost, epoch: int, port: int, token: str, now: float) -> None:
         """The store of the session that we host listens."""

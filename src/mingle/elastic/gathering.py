@@ -26,7 +26,7 @@ from mingle.elastic.quorum import Nodes, Policy
 from mingle.errors import MingleError
 from mingle.protocol.machine import Identity
 from mingle.wire.datagrams import clip
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 
 __all__ = ["Gathered", "Gathering", "Nodes"]
 
@@ -252,7 +252,7 @@ def _identity(settings: Settings, nodes: Nodes) -> Identity:
         rank=None,
         world_size=nodes.maximum,
         node=node.identity()[:256],
-        who=Who(hostname=clip(socket.gethostname()), pid=os.getpid()),
+        who=ProcessInfo(hostname=clip(socket.gethostname()), pid=os.getpid()),
         kind="agents",
         versions={
             "mingle": __version__,

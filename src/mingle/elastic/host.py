@@ -19,21 +19,21 @@ from mingle.elastic.reports import Attendance
 from mingle.errors import MingleError
 from mingle.protocol import reports
 from mingle.protocol.callers import Caller
+from mingle.protocol.connection_race import named
 from mingle.protocol.host import Host
 from mingle.protocol.introduction import Introduction
 from mingle.protocol.machine import (
     CloseStore,
-    Evidence,
+    Context,
+    Diagnostics,
+    Endpoints,
     Identity,
-    Means,
     Multicast,
     NetworkFacts,
     Notice,
-    Reach,
     Reset,
     Source,
 )
-from mingle.protocol.proving import named
 from mingle.protocol.registrar import Registrar
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
@@ -57,14 +57,14 @@ class ElasticHost(Host):
         self,
         identity: Identity,
         session: bytes,
-        reach: Reach,
-        means: Means,
+        endpoints: Endpoints,
+        context: Context,
         started: float,
         *,
         policy: Policy,
         memory: Memory,
         attendance: Attendance,
-        evidence: Evidence | None = None,
+        diagnostics: Diagnostics | None = None,
     ) -> None:
         self.dissolved: str | None = None
         """Why the session has ended, if the job continues."""
@@ -75,8 +75,8 @@ class ElasticHost(Host):
         self._attendance = attendance
         self._told: frames.Members | None = None
         self._ping_at = self._look_at = float("inf")
-        super().__init__(identity, session, reach, means, started, evidence=evidence)
-        self.rivals.longest_wait = means.timeout
+        super().__init__(identity, session, endpoints, context, started, diagnostics=diagnostics)
+        self.conflicts.longest_wait = context.timeout
 
     def _make_registrar(self, introduction: Introduction) -> Registrar:
         policy, memory = self._policy, self._memory
@@ -107,7 +107,7 @@ class ElasticHost(Host):
         joined = len(registrar.seats) + len(registrar.latecomers)
         return msgspec.structs.replace(super().offer(), quorum=registrar.had_quorum, joined=joined)
 
-    def describe_running(self, caller: frames.Who, now: float) -> frames.Running:
+    def describe_running(self, caller: frames.ProcessInfo, now: float) -> frames.Running:
         """The answer to a caller that only asks."""
         surplus = self.registrar.is_surplus(caller, now)
         return msgspec.structs.replace(super().describe_running(caller, now), surplus=surplus)
@@ -132,7 +132,7 @@ class ElasticHost(Host):
     def _sighted(self, offer: Offer, source: Source, now: float) -> None:
         """Probe another session of this job if it takes precedence over ours."""
         if offer.kind == "agents" and offer.state == "sealed" and self._comes_first(offer):
-            self.rivals.heard(offer, named(offer, source.interface, source.address), now, sender=source.address)
+            self.conflicts.heard(offer, named(offer, source.interface, source.address), now, sender=source.address)
 
     def _comes_first(self, offer: Offer) -> bool:
         """Return whether another session takes precedence: the one that has had its quorum, then the lower host id."""
@@ -145,9 +145,9 @@ class ElasticHost(Host):
         super().received(conn, untrusted, now)
         self._look(now)
 
-    def lost(self, conn: int, reason: str, now: float) -> None:
+    def disconnected(self, conn: int, reason: str, now: float) -> None:
         """Handle the end of a connection."""
-        super().lost(conn, reason, now)
+        super().disconnected(conn, reason, now)
         self._look(now)
 
     def _frame(self, conn: int, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
@@ -173,7 +173,7 @@ class ElasticHost(Host):
     def _look(self, now: float) -> None:
         """Check what the last event means for the session."""
         registrar = self.registrar
-        self._memory.surplus |= any(each.surplus for each in self.rivals.running)
+        self._memory.surplus |= any(each.surplus for each in self.conflicts.running)
         if self.outcome is None and len(registrar.seats) > self._attendance.joined:
             self._attendance.note(registrar.status())
         if not self.running:
@@ -185,7 +185,7 @@ class ElasticHost(Host):
         for offer, _ in self.making_way.take_sightings():
             self._sighted(offer, Source(interface=""), now)
         self.check(now)
-        for offer, running in [] if self.closed else self.rivals.proved():
+        for offer, running in [] if self.closed else self.conflicts.proved():
             # A host sends RUNNING once on a connection, so a session that was sealed then can be running by now.
             if running.state != "open" and self._comes_first(offer):
                 self._dissolve(elastic_reports.comes_second(self.identity, offer.host_name), offer)
@@ -233,18 +233,18 @@ class ElasticHost(Host):
         self.dissolved, self.moved_to = reason, moved_to
         if moved_to is not None:
             for conn in self.registrar.member_connections():
-                self._callers.tell(conn, frames.Moved(offer=moved_to))
+                self._callers.tell(conn, frames.Redirect(offer=moved_to))
         self._effects.append(CloseStore(reason))
         self._end(reason, conflict=False, regather=True)
 
     def give_up(self, facts: NetworkFacts) -> None:
         """End at the deadline with the error that explains it."""
-        blockers = self.rivals.blockers(self._deadline)
+        blockers = self.conflicts.blockers(self._deadline)
         failure: MingleError | None = None
         if blockers:
             failure = reports.running(self.identity, *blockers[0][:2])
         elif not self.had_members:
-            failure = reports.authentication(self.identity, self.evidence, facts, secured=self.secured)
+            failure = reports.authentication(self.identity, self.diagnostics, facts, secured=self.secured)
         if failure is None:
             failure = elastic_reports.incomplete(
                 self.identity,
@@ -253,7 +253,7 @@ class ElasticHost(Host):
                 self.registrar.status(),
                 self.timeout,
                 self._attendance,
-                self.evidence,
+                self.diagnostics,
                 facts,
             )
         self._fail(failure, conflict=False)

@@ -59,7 +59,7 @@ class AgentLoop(StoreLoop):
         file_limit.make_room(policy.nodes.maximum, file_limit.FILES_PER_NODE, what="nodes", quiet=quiet)
         with contextlib.ExitStack() as stack:
             super().__init__(settings, stack)
-            self._machine = Agent(identity, self._listen(), self._means(), self.clock(), policy=policy)
+            self._machine = Agent(identity, self._listen(), self._context(), self.clock(), policy=policy)
             self._stack = stack.pop_all()
         self._thread = threading.Thread(target=self._serve, name="mingle-agent", daemon=True)
         self._thread.start()
@@ -68,7 +68,7 @@ class AgentLoop(StoreLoop):
         if changed:
             self._machine.rewired(now)
         addresses = self._listen_also()
-        if addresses and addresses != self._machine.reach.addresses:
+        if addresses and addresses != self._machine.endpoints.addresses:
             self._machine.readdress(addresses, now)
 
     @property

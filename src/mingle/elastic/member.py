@@ -15,7 +15,7 @@ from mingle.elastic.quorum import Policy
 from mingle.elastic.reports import Attendance
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol import reports
-from mingle.protocol.machine import Identity, Means, NetworkFacts, Source
+from mingle.protocol.machine import Context, Identity, NetworkFacts, Source
 from mingle.protocol.member import Joiner
 from mingle.protocol.membership import Step
 from mingle.protocol.sessions import Session
@@ -40,9 +40,16 @@ class ElasticMember(Joiner):
     """
 
     def __init__(
-        self, identity: Identity, means: Means, now: float, *, policy: Policy, memory: Memory, attendance: Attendance
+        self,
+        identity: Identity,
+        context: Context,
+        now: float,
+        *,
+        policy: Policy,
+        memory: Memory,
+        attendance: Attendance,
     ) -> None:
-        super().__init__(identity, means, now)
+        super().__init__(identity, context, now)
         self.lost: str | None = None
         """Why the session that had formed is no more, if the job goes on."""
         self.ended: str | None = None
@@ -56,7 +63,7 @@ class ElasticMember(Joiner):
         """The session whose GO we may never hear of, and what memory held of generation and quorum before it."""
         self._now = self._tell_at = self._heard_at = now
         self._asked_host = False
-        self._blocking.patience = means.timeout
+        self._blocking.patience = context.timeout
         self.membership.application = self._complete
 
     def _complete(self, join: frames.Join) -> frames.Join:
@@ -95,16 +102,16 @@ class ElasticMember(Joiner):
         ours = (message.job, message.attempt) == (self.identity.job, self.identity.attempt)
         if ours and message.session != current.name and message.state == "sealed":
             self._tell_at = now + TELL_HOST_SECONDS
-            self.membership.send(frames.Sighting(offer=message))
+            self.membership.send(frames.HostSeen(offer=message))
 
-    def closed(self, conn: int, reason: str, now: float) -> None:
+    def disconnected(self, conn: int, reason: str, now: float) -> None:
         """Handle a connection that ended or could not be made."""
         self._now = now
-        session, proving = self._sessions.owner(conn)
-        if reason == CLOSED_BY_PEER and conn == proving.winner and session is self.membership.current:
+        session, race = self._sessions.owner(conn)
+        if reason == CLOSED_BY_PEER and conn == race.winner and session is self.membership.current:
             # A firewall does not forge an orderly close (FIN), so the host's process has ended and holds nothing.
             self._memory.binding.release(session.name)
-        super().closed(conn, reason, now)
+        super().disconnected(conn, reason, now)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
         """Bytes came in on a connection."""
@@ -128,7 +135,7 @@ class ElasticMember(Joiner):
                 return
             if isinstance(frame, frames.Void) and not formed and frame.epoch == self.membership.epoch:
                 self._called_off(session)
-            elif isinstance(frame, frames.Moved) and formed:
+            elif isinstance(frame, frames.Redirect) and formed:
                 self.moved_to = frame.offer
                 return
             elif isinstance(frame, frames.Status) and not formed:
@@ -230,11 +237,18 @@ class ElasticMember(Joiner):
         status = self.membership.status
         failure = self._blocking.failure(self._deadline)
         if failure is None and status is None and self.membership.current is None:
-            failure = reports.authentication(self.identity, self.evidence, facts, secured=self._secured)
+            failure = reports.authentication(self.identity, self.diagnostics, facts, secured=self._secured)
         status = status or self._attendance.best
         if failure is None and status is not None:
             failure = elastic_reports.incomplete(
-                self.identity, self._policy, self._memory, status, self.timeout, self._attendance, self.evidence, facts
+                self.identity,
+                self._policy,
+                self._memory,
+                status,
+                self.timeout,
+                self._attendance,
+                self.diagnostics,
+                facts,
             )
         self.failure = failure
         if failure is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mingle.elastic.leases import Binding
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 
 
 @dataclass(slots=True)
@@ -20,10 +20,10 @@ class Memory:
     """Whether it was in a session that had its quorum; such an agent takes part in no small start."""
     surplus: bool = False
     """Whether a session with MAX answering agents refused it; such an agent counts for no founding until admitted."""
-    companions: tuple[Who, ...] = ()
+    companions: tuple[ProcessInfo, ...] = ()
     """Who was in its last session, for messages."""
 
-    def missed(self, present: Iterable[Who]) -> list[str]:
+    def missed(self, present: Iterable[ProcessInfo]) -> list[str]:
         """Return who was in the last session and is not here."""
         here = {(who.hostname, who.pid) for who in present}
         return [str(who) for who in self.companions if (who.hostname, who.pid) not in here]

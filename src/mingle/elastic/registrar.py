@@ -111,7 +111,7 @@ class ElasticRegistrar(Registrar):
         """Whether all seats are taken."""
         return len(self.seats) + len(self.latecomers) >= self.policy.nodes.maximum
 
-    def is_surplus(self, who: frames.Who, now: float) -> bool:
+    def is_surplus(self, who: frames.ProcessInfo, now: float) -> bool:
         """Whether a newcomer is certainly one more than MAX: every seat belongs to an agent that has answered lately.
 
         A newcomer on a host that already has a seat is more likely the same agent, restarted.

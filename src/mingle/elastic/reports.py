@@ -8,7 +8,7 @@ from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Policy
 from mingle.errors import DiscoveryTimeoutError, MingleError
 from mingle.protocol import reports
-from mingle.protocol.machine import Evidence, Identity, NetworkFacts
+from mingle.protocol.machine import Diagnostics, Identity, NetworkFacts
 from mingle.wire.frames import Status
 
 
@@ -36,7 +36,7 @@ def incomplete(
     status: Status,
     seconds: float,
     attendance: Attendance,
-    evidence: Evidence,
+    diagnostics: Diagnostics,
     facts: NetworkFacts,
 ) -> MingleError:
     """Returns the error of an agent whose time is up before its session had what it needs."""
@@ -55,11 +55,11 @@ def incomplete(
         observation += f"\n  came and went: {reports.few(status.left, '; ')}"
     if status.refused:
         observation += f"\n  refused: {reports.few(status.refused, '; ')}"
-    if evidence.secret_failures:
-        observation += f"\n  did not prove the secret: {reports.few(evidence.secret_failures, '; ')}"
-    cause, remedy = _why_incomplete(policy, memory, status, most, evidence, facts)
+    if diagnostics.secret_failures:
+        observation += f"\n  did not prove the secret: {reports.few(diagnostics.secret_failures, '; ')}"
+    cause, remedy = _why_incomplete(policy, memory, status, most, diagnostics, facts)
     return DiscoveryTimeoutError.explain(
-        f"{observation}\n{reports.heard(evidence)}\n{reports.tried(facts)}", cause=cause, remedy=remedy
+        f"{observation}\n{reports.heard(diagnostics)}\n{reports.tried(facts)}", cause=cause, remedy=remedy
     )
 
 
@@ -76,7 +76,7 @@ def _wanted(policy: Policy, memory: Memory, status: Status) -> str:
 
 
 def _why_incomplete(
-    policy: Policy, memory: Memory, status: Status, most: Status, evidence: Evidence, facts: NetworkFacts
+    policy: Policy, memory: Memory, status: Status, most: Status, diagnostics: Diagnostics, facts: NetworkFacts
 ) -> tuple[str, str]:
     """Return the likely cause and the fix; certain causes come before possible ones."""
     everywhere = "run the same line on every node; `mingle-discover list` shows which jobs the network knows."
@@ -90,7 +90,7 @@ def _why_incomplete(
         return "a node was started with settings that contradict the others (see what was refused)", everywhere
     if sure := reports.failing(facts):
         return sure.observation, f"{sure.remedy}."
-    if evidence.secret_failures or evidence.secret_signs:
+    if diagnostics.secret_failures or diagnostics.secret_signs:
         return (
             "the other nodes were started without a secret or with another one (somebody speaks of this job and has "
             "not ours), or were never started",
@@ -98,20 +98,20 @@ def _why_incomplete(
         )
     if spoken := reports.versions(facts):
         return reports.incompatible(spoken)
-    if len(evidence.seekers) >= most.joined and not status.left:
+    if len(diagnostics.seekers) >= most.joined and not status.left:
         # All that were there, but for us, may be among those heard: of this many at least one was not.
         return (
             "not all that were heard to look for the job have joined it. Their firewall drops what comes from here, "
             "or ours drops their TCP connections",
             "run `mingle-discover doctor` on both nodes, or `mingle-discover ping` on all of them at once.",
         )
-    if evidence.other_jobs:
-        others = reports.few(repr(job) for job in sorted(evidence.other_jobs))
+    if diagnostics.other_jobs:
+        others = reports.few(repr(job) for job in sorted(diagnostics.other_jobs))
         return (
             f"the other nodes were not started, or with another --rdzv-id: {others} is on this network",
             everywhere,
         )
-    if doubt := reports.suspect(facts, evidence, alone=most.joined <= 1 and not status.left):
+    if doubt := reports.suspect(facts, diagnostics, alone=most.joined <= 1 and not status.left):
         return doubt.observation, f"{doubt.remedy}."
     return (
         "the other nodes were not started, or with another --rdzv-id, or no network leads from them to here",

@@ -87,15 +87,15 @@ class Discovery(StoreLoop):
             self._stack = stack.pop_all()
 
     def _make_machine(self, now: float) -> Machine:
-        identity, means, fixed_port = self.identity, self._means(), self.settings.master_port
+        identity, context, fixed_port = self.identity, self._context(), self.settings.master_port
         if identity.rank not in (0, None):
-            return Joiner(identity, means, now)
+            return Joiner(identity, context, now)
         if fixed_port is not None:
             store.check_port(fixed_port, [each.address for each in self._nics.addresses()])
-        reach = self._listen()
+        endpoints = self._listen()
         if identity.rank is None:
-            return Elector(identity, reach, means, now)
-        return Host(identity, secrets.token_bytes(16), reach, means, now)
+            return Elector(identity, endpoints, context, now)
+        return Host(identity, secrets.token_bytes(16), endpoints, context, now)
 
     def _interfaces_looked_at(self, now: float, *, changed: bool) -> None:
         machine = self._machine
@@ -104,7 +104,7 @@ class Discovery(StoreLoop):
         if isinstance(machine, Joiner):
             return
         addresses = self._listen_also()
-        if addresses and addresses != machine.reach.addresses:
+        if addresses and addresses != machine.endpoints.addresses:
             machine.readdress(addresses, now)
 
     # --- running ---------------------------------------------------------------------------------------------------
@@ -197,10 +197,7 @@ class Discovery(StoreLoop):
             self._machine.accepted(conn, address, now)
 
     def _ended(self, conn: int, reason: str, now: float) -> None:
-        if isinstance(self._machine, Host):
-            self._machine.lost(conn, reason, now)
-        else:
-            self._machine.closed(conn, reason, now)
+        self._machine.disconnected(conn, reason, now)
 
     def _perform_more(self, effect: Effect) -> None:
         match effect:

@@ -14,7 +14,7 @@ from mingle.engine import file_limit, progress, store
 from mingle.engine.loop import Loop, Machine
 from mingle.engine.spare_thread import SpareThread
 from mingle.errors import MingleError
-from mingle.protocol.machine import Address, Means, Reach
+from mingle.protocol.machine import Address, Context, Endpoints
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 
@@ -62,9 +62,9 @@ class StoreLoop(Loop):
             logger.debug("job %s: %s", self.settings.job_id, stage)
         super()._carry_out()
 
-    def _means(self) -> Means:
+    def _context(self) -> Context:
         """What the machine works with."""
-        return Means(
+        return Context(
             key=self._key,
             new_id=self.new_id,
             rng=self.rng,
@@ -73,10 +73,10 @@ class StoreLoop(Loop):
             unsent=self._connections.unsent,
         )
 
-    def _listen(self) -> Reach:
+    def _listen(self) -> Endpoints:
         """Opens the control port and returns where it listens."""
         settings = self.settings
-        return Reach(
+        return Endpoints(
             addresses=self._ready(self._connections.listen),
             port=self._connections.port,
             advertised=(settings.advertise,) if settings.advertise else (),

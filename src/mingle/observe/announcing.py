@@ -11,8 +11,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mingle.protocol.control import HandshakeFailed, HostConversation
-from mingle.protocol.lobby import Lobby
+from mingle.protocol.handshake import HandshakeFailed, HostConversation
+from mingle.protocol.lobby import BrowseGroup
 from mingle.protocol.machine import Answer, Effect, Hangup, Multicast, Notice, Source, Write, note_name
 from mingle.protocol.pacing import BURST_SECONDS, Announcer
 from mingle.wire import frames
@@ -64,7 +64,7 @@ class Announcement:
         *,
         session: bytes,
         member: bytes,
-        who: frames.Who,
+        who: frames.ProcessInfo,
         addresses: Sequence[str],
         port: int,
         key: JobKey | None,
@@ -80,7 +80,7 @@ class Announcement:
         self._key = key
         self._started = now
         self._announcer = Announcer(now)
-        self._lobby = Lobby(now, now, rng)
+        self._lobby = BrowseGroup(now, now, rng)
         self._callers: dict[int, _Caller] = {}
         self._effects: list[Effect] = []
         self._known: dict[str, None] = {}
@@ -224,7 +224,7 @@ class Announcement:
             if isinstance(frame, frames.Ping):
                 conversation.send(frames.Pong(number=frame.number))
 
-    def closed(self, conn: int, _reason: str, _now: float) -> None:
+    def disconnected(self, conn: int, _reason: str, _now: float) -> None:
         """A connection ended."""
         del self._callers[conn]
 

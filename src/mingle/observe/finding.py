@@ -12,10 +12,10 @@ import random
 from mingle.config.values import Secret
 from mingle.observe.sighting import Seeking, Sighting, is_host
 from mingle.protocol.claims import DialBudget
-from mingle.protocol.control import Call, HandshakeFailed
-from mingle.protocol.machine import Effect, Evidence, Hangup, Multicast, NewId, Source
+from mingle.protocol.connection_race import ConnectionRace, Verdict, merged, named
+from mingle.protocol.handshake import Call, HandshakeFailed
+from mingle.protocol.machine import Diagnostics, Effect, Hangup, Multicast, NewId, Source
 from mingle.protocol.pacing import Seeker
-from mingle.protocol.proving import Proving, Verdict, merged, named
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, Datagram, List, Offer, Rejected, Seek
@@ -62,7 +62,7 @@ class Finder:
         job: str | None,
         *,
         member: bytes,
-        who: frames.Who,
+        who: frames.ProcessInfo,
         secret: bytes | Secret | None,
         new_id: NewId,
         rng: random.Random,
@@ -72,7 +72,7 @@ class Finder:
     ) -> None:
         self.job = job
         self.secured = secret is not None
-        self.evidence = Evidence()
+        self.diagnostics = Diagnostics()
         self.seekers: dict[bytes, Seeking] = {}
         self._member = member
         self._who = who
@@ -117,7 +117,7 @@ class Finder:
     @property
     def racing(self) -> bool:
         """Whether a session that is not proved is being tried."""
-        return any(each.proving is not None and not each.alive for each in self._sessions.values())
+        return any(each.race is not None and not each.alive for each in self._sessions.values())
 
     # --- what the driver reads ------------------------------------------------------------------------------
 
@@ -134,8 +134,8 @@ class Finder:
         """When :meth:`handle_timer` has something to do."""
         times = [self._list_due[0], self._seeker.next_timer(), self._settle_at, self._patient_until]
         for sighting in self._sessions.values():
-            if sighting.proving is not None:
-                times += [sighting.proving.next_timer(), sighting.answer_by]
+            if sighting.race is not None:
+                times += [sighting.race.next_timer(), sighting.answer_by]
             elif self._refresh is not None:
                 times.append(sighting.retry_at)
         return min(time for time in times if time is not None)
@@ -151,11 +151,11 @@ class Finder:
         if self._forgets:
             self._forget_old(now)
         for sighting in self._sessions.values():
-            if sighting.proving is not None:
-                sighting.proving.handle_timer(now)
+            if sighting.race is not None:
+                sighting.race.handle_timer(now)
                 self._settle(sighting, now)
                 if sighting.answer_by is not None and now >= sighting.answer_by:
-                    *_, address = sighting.proving.paths
+                    *_, address = sighting.race.paths
                     self._give_up(sighting, {address: "proved its session and then said nothing"}, now)
             elif self._refresh is not None and now >= sighting.retry_at:
                 self._prove(sighting, now)
@@ -167,9 +167,9 @@ class Finder:
     def close(self, _reason: str = "") -> None:
         """Hangs up everywhere."""
         for sighting in self._sessions.values():
-            if sighting.proving is not None:
-                sighting.proving.abandon()
-                sighting.proving = None
+            if sighting.race is not None:
+                sighting.race.abandon()
+                sighting.race = None
 
     # --- datagrams ------------------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class Finder:
         if isinstance(message, List | Seek) and message.member == self._member:
             return
         if self.job is not None and message.job != self.job:
-            self.evidence.other(message, source)
+            self.diagnostics.other(message, source)
         elif isinstance(message, Seek):
             if message.kind == "announcement":
                 return
@@ -208,17 +208,17 @@ class Finder:
             self._offered(message, source, now)
         elif isinstance(message, Bye) and message.session in self._sessions:
             sighting = self._sessions[message.session]
-            if sighting.proving is None and now >= sighting.retry_at:
+            if sighting.race is None and now >= sighting.retry_at:
                 self._prove(sighting, now)
 
     def _offered(self, offer: Offer, source: Source, now: float) -> None:
-        endpoints = named(offer, source.interface, source.address)
+        targets = named(offer, source.interface, source.address)
         sighting = self._sessions.get(offer.session)
         if sighting is None:
             if len(self._sessions) >= MAX_SESSIONS and not self._forget_one():
                 return
             sighting = self._sessions[offer.session] = Sighting(
-                offer, source.signed, endpoints, offer, verified=source.verified, heard_at=now
+                offer, source.signed, targets, offer, verified=source.verified, heard_at=now
             )
             self._prove(sighting, now)
             return
@@ -226,10 +226,10 @@ class Finder:
             return  # forged: its host signs all
         sighting.offer, sighting.signed, sighting.verified = offer, source.signed, source.verified
         sighting.heard_at = now
-        if sighting.proving is not None:
-            sighting.proving.add(endpoints)
+        if sighting.race is not None:
+            sighting.race.add(targets)
             return
-        sighting.endpoints = merged(endpoints, sighting.endpoints)
+        sighting.targets = merged(targets, sighting.targets)
         changed = (offer.state, offer.joined) != (sighting.probed.state, sighting.probed.joined)
         if now >= sighting.retry_at and (changed or not sighting.alive):
             self._prove(sighting, now)
@@ -260,7 +260,7 @@ class Finder:
             why = "the host's secret is another one" if sighting.signed else "we have a secret and the host has none"
             self._give_up(sighting, dict.fromkeys(offer.addresses, f"secret: {why}"), now)
             return
-        sighting.proving = Proving(
+        sighting.race = ConnectionRace(
             Call(
                 job=offer.job,
                 attempt=offer.attempt,
@@ -269,7 +269,7 @@ class Finder:
                 purpose="probe",
                 who=self._who,
             ),
-            sighting.endpoints,
+            sighting.targets,
             offer.port,
             key=self._key(sighting),
             new_id=self._new_id,
@@ -289,13 +289,11 @@ class Finder:
 
     def owns(self, conn: int) -> bool:
         """Tells whether a connection is this machine's."""
-        return any(each.proving is not None and each.proving.owns(conn) for each in self._sessions.values())
+        return any(each.race is not None and each.race.owns(conn) for each in self._sessions.values())
 
-    def _owner(self, conn: int) -> tuple[Sighting, Proving]:
+    def _owner(self, conn: int) -> tuple[Sighting, ConnectionRace]:
         return next(
-            (each, each.proving)
-            for each in self._sessions.values()
-            if each.proving is not None and each.proving.owns(conn)
+            (each, each.race) for each in self._sessions.values() if each.race is not None and each.race.owns(conn)
         )
 
     def connected(self, conn: int, local_address: str, interface: str, _now: float, *, weak: bool = False) -> None:
@@ -304,34 +302,34 @@ class Finder:
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
         """Bytes came in on a connection."""
-        sighting, proving = self._owner(conn)
+        sighting, race = self._owner(conn)
         try:
-            received = proving.received(conn, untrusted, now)
+            received = race.received(conn, untrusted, now)
         except (Rejected, HandshakeFailed) as failure:
             self._effects.append(Hangup(conn))
-            self.closed(conn, str(failure), now)
+            self.disconnected(conn, str(failure), now)
             return
-        proving.flush()
-        if proving.winner is not None and sighting.answer_by is None:
+        race.flush()
+        if race.winner is not None and sighting.answer_by is None:
             sighting.answer_by = now + ANSWER_SECONDS
         for frame in received:
             if isinstance(frame, frames.Running):
-                self._answered(sighting, proving, frame, now)
+                self._answered(sighting, race, frame, now)
                 return
         self._settle(sighting, now)
 
-    def closed(self, conn: int, reason: str, now: float) -> None:
+    def disconnected(self, conn: int, reason: str, now: float) -> None:
         """A connection ended, or could not be made."""
-        sighting, proving = self._owner(conn)
-        was_winner = conn == proving.winner
-        proving.closed(conn, reason, now)
+        sighting, race = self._owner(conn)
+        was_winner = conn == race.winner
+        race.disconnected(conn, reason, now)
         if was_winner:
-            self._give_up(sighting, dict(proving.failures), now)
+            self._give_up(sighting, dict(race.failures), now)
         else:
             self._settle(sighting, now)
 
-    def _answered(self, sighting: Sighting, proving: Proving, running: frames.Running, now: float) -> None:
-        path = list(proving.paths.values())[-1]
+    def _answered(self, sighting: Sighting, race: ConnectionRace, running: frames.Running, now: float) -> None:
+        path = list(race.paths.values())[-1]
         if not is_host(running.store_address):
             self._give_up(sighting, {path.host_address: "it names a store at what is no address"}, now)
             return
@@ -345,9 +343,9 @@ class Finder:
 
     def _settle(self, sighting: Sighting, now: float) -> None:
         """Looks whether a race was lost on every address."""
-        proving = sighting.proving
-        if proving is not None and proving.verdict in (Verdict.DEAD, Verdict.SILENT):
-            self._give_up(sighting, dict(proving.failures), now)
+        race = sighting.race
+        if race is not None and race.verdict in (Verdict.DEAD, Verdict.SILENT):
+            self._give_up(sighting, dict(race.failures), now)
 
     def _give_up(self, sighting: Sighting, failures: dict[str, str], now: float) -> None:
         self._end(sighting, now)
@@ -358,13 +356,13 @@ class Finder:
 
     @staticmethod
     def _end(sighting: Sighting, now: float) -> None:
-        if sighting.proving is not None:
-            sighting.proving.abandon()
-        sighting.proving = sighting.answer_by = None
+        if sighting.race is not None:
+            sighting.race.abandon()
+        sighting.race = sighting.answer_by = None
         sighting.tried = True
         sighting.retry_at = now + RETRY_SECONDS
 
 
 def _is_idle(sighting: Sighting) -> bool:
     """Return whether a session is neither proved nor being dialed; a flood of forged ones waits for the dial budget."""
-    return not sighting.alive and (sighting.proving is None or not sighting.proving.dialing)
+    return not sighting.alive and (sighting.race is None or not sighting.race.dialing)

@@ -156,10 +156,10 @@ def _why_not_found(job: str, finder: Finder, facts: NetworkFacts) -> tuple[str, 
             "ranks look for it, so multicast works here; its rank 0 was not started or does not hear us",
             "look at the output of rank 0.",
         )
-    if finder.evidence.other_jobs:
-        cause, _ = reports.other_id(job, finder.evidence, "the job does not run, or runs under another id")
+    if finder.diagnostics.other_jobs:
+        cause, _ = reports.other_id(job, finder.diagnostics, "the job does not run, or runs under another id")
         return cause, "give the job id that the ranks were started with; `mingle-discover list` shows all."
-    if doubt := reports.suspect(facts, finder.evidence, alone=True):
+    if doubt := reports.suspect(facts, finder.diagnostics, alone=True):
         return doubt.observation, f"{doubt.remedy}."
     return (
         "the job does not run, or this network carries no multicast between the hosts, or a firewall "
@@ -172,7 +172,7 @@ def _heard(finder: Finder) -> str:
     lines = [f"  not proved: {each.host()}: {each.problem}" for each in finder.sessions[:_SHOWN]]
     if finder.seekers:
         lines.append(f"  looking for it: {reports.few(finder.seekers.values(), '; ')}")
-    if finder.evidence.other_jobs:
-        others = (f"{job!r} by {who}" for job, who in sorted(finder.evidence.other_jobs.items()))
+    if finder.diagnostics.other_jobs:
+        others = (f"{job!r} by {who}" for job, who in sorted(finder.diagnostics.other_jobs.items()))
         lines.append(f"  other job ids heard on this network: {reports.few(others, '; ')}")
     return "\n".join(lines) or "  nothing of this job was heard, and no other job either"

@@ -20,7 +20,7 @@ from mingle.protocol.machine import Effect
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -34,7 +34,7 @@ class Machine(loop.Machine, Protocol):
     def accepted(self, conn: int, address: str, now: float, /) -> None:
         """Somebody has connected."""
 
-    def closed(self, conn: int, reason: str, now: float, /) -> None:
+    def disconnected(self, conn: int, reason: str, now: float, /) -> None:
         """A connection ended."""
 
     def close(self, reason: str, /) -> None:
@@ -131,15 +131,15 @@ class Observer(Loop):
         self._machine.accepted(conn, address, now)
 
     def _ended(self, conn: int, reason: str, now: float) -> None:
-        self._machine.closed(conn, reason, now)
+        self._machine.disconnected(conn, reason, now)
 
     def _perform_more(self, effect: Effect) -> None:
         raise AssertionError(f"a machine that is no rank opens no store: {effect}")
 
 
-def this_process() -> Who:
+def this_process() -> ProcessInfo:
     """Returns how this process is named to others."""
-    return Who(hostname=datagrams.clip(socket.gethostname()), pid=os.getpid())
+    return ProcessInfo(hostname=datagrams.clip(socket.gethostname()), pid=os.getpid())
 
 
 def new_name() -> bytes:

@@ -164,7 +164,7 @@ class Pinger(Loop):
         self.pinging.accepted(conn, address, now)
 
     def _ended(self, conn: int, reason: str, now: float) -> None:
-        self.pinging.closed(conn, reason, now)
+        self.pinging.disconnected(conn, reason, now)
 
     def _perform_more(self, effect: Effect | Cast | Post | Reply) -> None:
         try:

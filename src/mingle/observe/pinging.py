@@ -18,7 +18,7 @@ from mingle.wire import echo
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Rejected
 from mingle.wire.echo import Gone, Message, Ping, Pong, Way
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 
 WAIT_SECONDS = 1.0
 """How long an answer may take before it counts as lost."""
@@ -91,7 +91,7 @@ class Pinging:
         job: str,
         *,
         pinger: bytes,
-        who: Who,
+        who: ProcessInfo,
         port: int,
         shared_port: int,
         interval: float,
@@ -367,7 +367,7 @@ class Pinging:
                 peer.rows["tcp"].arrived += 1
                 self._say(conn, self._pong(message))
 
-    def closed(self, conn: int, reason: str, now: float) -> None:
+    def disconnected(self, conn: int, reason: str, now: float) -> None:
         """A connection ended, or could not be made."""
         self._fail(conn, reason)
         self._forget(conn)

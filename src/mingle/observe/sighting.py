@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from mingle.protocol.proving import Endpoint, Proving
+from mingle.protocol.connection_race import ConnectionRace, DialTarget
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer, Seek
 
@@ -54,7 +54,7 @@ class Sighting:
     offer: Offer
     """The last one heard."""
     signed: bool
-    endpoints: list[Endpoint]
+    targets: list[DialTarget]
     probed: Offer
     """The one that the last try followed."""
     verified: bool = False
@@ -71,7 +71,7 @@ class Sighting:
     """Whether its host has ever proved itself and answered."""
     tried: bool = False
     """Whether a first try has come to its end."""
-    proving: Proving | None = None
+    race: ConnectionRace | None = None
     retry_at: float = 0.0
     answer_by: float | None = None
 
@@ -96,12 +96,12 @@ class Sighting:
             return self.offer.joined
         return len(self.running.joined)
 
-    def host(self) -> frames.Who:
+    def host(self) -> frames.ProcessInfo:
         """Who hosts it: as proved, else as heard."""
         if self.running is not None:
             return self.running.host
         offer = self.offer
-        return frames.Who(hostname=offer.hostname, pid=offer.pid, address=offer.addresses[0])
+        return frames.ProcessInfo(hostname=offer.hostname, pid=offer.pid, address=offer.addresses[0])
 
     def target(self) -> Target:
         """Where it is to be reached: the store if there is one, else the control port that was proved.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from mingle.protocol.lobby import Lobby
-from mingle.protocol.machine import Answer, Effect, Evidence, Identity, Multicast, Source, note, note_name
+from mingle.protocol.lobby import BrowseGroup
+from mingle.protocol.machine import Answer, Diagnostics, Effect, Identity, Multicast, Source, note, note_name
 from mingle.protocol.membership import Membership
 from mingle.protocol.pacing import Seeker
 from mingle.protocol.sessions import Session
@@ -21,11 +21,11 @@ class Asking(Struct):
     identity: Identity
     membership: Membership
     seeker: Seeker
-    lobby: Lobby
+    lobby: BrowseGroup
     secured: bool
     """Whether this rank was given a secret."""
     effects: list[Effect]
-    evidence: Evidence
+    diagnostics: Diagnostics
 
     def heard(self, message: Datagram, source: Source, now: float) -> Offer | None:
         """A valid datagram came in; returns it if it is the OFFER of a host that ranks can join."""
@@ -34,13 +34,13 @@ class Asking(Struct):
                 self._asked_in_lobby(message, source, now)
             return None
         if message.job != self.identity.job:
-            self.evidence.other(message, source)
+            self.diagnostics.other(message, source)
             return None
         if message.attempt != self.identity.attempt:
-            note(self.evidence.other_attempts, message.attempt, source.address)
+            note(self.diagnostics.other_attempts, message.attempt, source.address)
             return None
         if source.signed and not self.secured:
-            self.evidence.signed_without_secret += 1
+            self.diagnostics.signed_without_secret += 1
         if isinstance(message, Seek):
             self._heard_seek(message, source, now)
         elif isinstance(message, Offer):
@@ -48,22 +48,22 @@ class Asking(Struct):
             if message.kind != "announcement":
                 self.lobby.found()
                 return message
-            note_name(self.evidence.announcements, Session(message, ()).host_name)
+            note_name(self.diagnostics.announcements, Session(message, ()).host_name)
         return None
 
     def heard_unverified(self, message: Datagram) -> None:
         """A datagram came in whose signature is missing or wrong."""
         ours = (message.job, message.attempt) == (self.identity.job, self.identity.attempt)
         if ours and not (isinstance(message, Seek) and message.kind == "announcement"):
-            self.evidence.secret_signs += 1
+            self.diagnostics.secret_signs += 1
 
     def _asked_in_lobby(self, message: List, source: Source, now: float) -> None:
         ours = message.job == self.identity.job
         if ours:
-            self.evidence.seeker(message, source)
+            self.diagnostics.seeker(message, source)
             self.lobby.overheard(now, seated=self.membership.seated)
         else:
-            self.evidence.other(message, source)
+            self.diagnostics.other(message, source)
         if self.membership.seated:
             return  # the host speaks for those that it has
         if source.multicast:
@@ -74,7 +74,7 @@ class Asking(Struct):
     def _heard_seek(self, seek: Seek, source: Source, now: float) -> None:
         if seek.member == self.identity.member:
             return
-        self.evidence.seeker(seek, source)
+        self.diagnostics.seeker(seek, source)
         self.lobby.answered()
         if source.multicast:
             self.seeker.heard_seek(now)

@@ -10,9 +10,9 @@ from msgspec import Struct, field
 
 from mingle.errors import MingleError
 from mingle.protocol import reports
+from mingle.protocol.connection_race import SILENT_SECONDS, ClaimBudget, Verdict
 from mingle.protocol.machine import Effect, Identity, Notice
 from mingle.protocol.pacing import Seeker
-from mingle.protocol.proving import SILENT_SECONDS, Suspicion, Verdict
 from mingle.protocol.sessions import Session, Sessions
 from mingle.wire import frames
 
@@ -31,7 +31,7 @@ class Blocking(Struct):
     timeout: float
     effects: list[Effect]
     patience: float = RUNNING_PATIENCE_SECONDS
-    _suspicion: Suspicion = field(default_factory=Suspicion)
+    _suspicion: ClaimBudget = field(default_factory=ClaimBudget)
     _conflict: MingleError | None = None
     """Why one that was in the way has ended, if that concerns every rank of the job."""
 
@@ -63,9 +63,7 @@ class Blocking(Struct):
 
     @staticmethod
     def _is_proved(session: Session) -> bool:
-        return session.running is not None or (
-            session.proving is not None and session.proving.verdict is Verdict.PROVED
-        )
+        return session.running is not None or (session.race is not None and session.race.verdict is Verdict.PROVED)
 
     def weigh(self, now: float) -> None:
         """Takes note of how long sealed sessions have been in the way that are only claimed to be there."""
@@ -117,8 +115,8 @@ class Blocking(Struct):
         """It is in the way no more."""
         session.blocking_since = session.running = None
         session.told = False
-        if session.proving is not None and session.proving.purpose == "probe":
-            session.proving = None
+        if session.race is not None and session.race.purpose == "probe":
+            session.race = None
 
     def free(self, session: Session, now: float) -> None:
         """It is in the way no more: look for another one at once."""
@@ -134,7 +132,7 @@ class Blocking(Struct):
     @staticmethod
     def _is_mute(session: Session) -> bool:
         """Whether it has proved itself and not said yet in what state it is."""
-        return session.running is None and session.proving is not None and session.proving.verdict is Verdict.PROVED
+        return session.running is None and session.race is not None and session.race.verdict is Verdict.PROVED
 
     def timers(self) -> list[float]:
         """When :meth:`watch` has something to do."""
@@ -160,8 +158,8 @@ class Blocking(Struct):
             if session.running is not None:
                 failure = self._tell(session, session.running, waited) or failure
             elif self._is_mute(session) and waited >= SILENT_SECONDS:
-                assert session.proving is not None
-                session.proving.abandon()
+                assert session.race is not None
+                session.race.abandon()
                 session.counted_dead = True
                 self.free(session, now)
         return failure

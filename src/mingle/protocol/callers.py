@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Struct
 
-from mingle.protocol.control import HostConversation
+from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Effect, Hangup, Write
 from mingle.wire import frames
 
@@ -56,7 +56,7 @@ class Caller(Struct, frozen=True):
         """Whether it has said that it wants to know how the session stands, and no more."""
         return self.conversation.hello is not None and self.hello.purpose == "probe"
 
-    def as_seen(self, who: frames.Who) -> frames.Who:
+    def as_seen(self, who: frames.ProcessInfo) -> frames.ProcessInfo:
         """Returns what it says of itself, with the address that is seen here."""
         return msgspec.structs.replace(who, address=self.address)
 
@@ -181,7 +181,7 @@ class Callers:
 
         Raises:
             Rejected, HandshakeFailed: the caller is to be hung up on; see
-                :meth:`mingle.protocol.control.HostConversation.receive_data`.
+                :meth:`mingle.protocol.handshake.HostConversation.receive_data`.
         """
         caller = self._callers[conn]
         self._to_write.add(conn)

@@ -44,7 +44,7 @@ class Formed(Struct, frozen=True):
 class Deserted(Struct, frozen=True):
     """A member was lost after GO, before its process group stood: nobody else can get on without it."""
 
-    who: frames.Who
+    who: frames.ProcessInfo
 
 
 Decision: TypeAlias = Tell | Drop | PrepareStore | OpenStore | NoCommonNetwork | Reopened | Formed | Deserted

@@ -6,10 +6,10 @@ be several for a moment, and the rules that make them one are:
 
 * Only open sessions compete, and the lower host id wins (:mod:`mingle.protocol.candidacy`).
 * Multicast may reach one way only, so whoever hears of the other acts, and over TCP: the winner tells the loser's
-  control port (SIGHTING, :mod:`mingle.protocol.telling`), members tell their host.
-* The loser first joins the winner itself. Only when it has a seat there it sends its members after it (MOVED), and
+  control port (HOST_SEEN, :mod:`mingle.protocol.telling`), members tell their host.
+* The loser first joins the winner itself. Only when it has a seat there it sends its members after it (REDIRECT), and
   while it does so it confirms nothing (*yielding*).
-* A member that can't reach the winner says so (STRANDED) and stays. Then the loser, unless it has confirmed to the
+* A member that can't reach the winner says so (UNREACHABLE) and stays. Then the loser, unless it has confirmed to the
   winner, leaves it and opens again, and that winner no longer beats it: it *stands*, and says so when it tells.
 
 So a process is never in two sessions that can both seal: its own is held for as long as it has a seat elsewhere.
@@ -25,23 +25,23 @@ from msgspec import Struct, structs
 
 from mingle.errors import MingleError
 from mingle.protocol.candidacy import Candidacy
+from mingle.protocol.connection_race import ClaimBudget
 from mingle.protocol.host import Host
 from mingle.protocol.machine import (
     Address,
+    Context,
     Effect,
+    Endpoints,
     Formation,
     Hangup,
     Identity,
-    Means,
     NetworkFacts,
-    Reach,
     Snapshot,
     Source,
 )
 from mingle.protocol.member import Joiner
-from mingle.protocol.proving import Suspicion
 from mingle.protocol.seats import Phase
-from mingle.protocol.telling import Telling
+from mingle.protocol.telling import Notifier
 from mingle.wire.datagrams import Datagram, Offer
 
 YIELD_SECONDS = 2.0
@@ -69,8 +69,8 @@ class Elector:
     def __init__(
         self,
         identity: Identity,
-        reach: Reach,
-        means: Means,
+        endpoints: Endpoints,
+        context: Context,
         now: float,
         *,
         new_session: Callable[[], bytes] | None = None,
@@ -79,28 +79,28 @@ class Elector:
         candidacy: Candidacy | None = None,
     ) -> None:
         self.identity = identity
-        self.joiner = make_joiner(identity, means, now)
+        self.joiner = make_joiner(identity, context, now)
         self.host: Host | None = None
         self._make_host = make_host
-        self.reach = reach
-        self._means = means
+        self.endpoints = endpoints
+        self._context = context
         self._new_session = new_session or functools.partial(secrets.token_bytes, 16)
-        self._deadline = now + means.timeout
+        self._deadline = now + context.timeout
         self._failure: MingleError | None = None
         """Why our own session failed, once it is gone."""
         self._effects: list[Effect] = []
         self._candidacy = candidacy if candidacy is not None else Candidacy(identity)
         self._elect_at: float | None = now + self._candidacy.patience()
         self._yield: _Yield | None = None
-        self._suspicion = Suspicion()
+        self._suspicion = ClaimBudget()
         """Of winners that have no seat for us."""
-        self._telling = Telling(
+        self._telling = Notifier(
             identity,
             self._own_offer,
-            key=means.key,
-            new_id=means.new_id,
+            key=context.key,
+            new_id=context.new_id,
             effects=self._effects,
-            dials=means.dials,
+            dials=context.dials,
         )
 
     # --- what the driver reads -------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Elector:
 
     def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
         """Our interfaces have changed: a session of ours listens at these addresses."""
-        self.reach = structs.replace(self.reach, addresses=addresses)
+        self.endpoints = structs.replace(self.endpoints, addresses=addresses)
         if self.host is not None:
             self.host.readdress(addresses, now)
 
@@ -264,14 +264,14 @@ class Elector:
             self.joiner.received(conn, untrusted, now)
         self._watch(now)
 
-    def closed(self, conn: int, reason: str, now: float) -> None:
+    def disconnected(self, conn: int, reason: str, now: float) -> None:
         """A connection ended, or could not be made."""
         if self._telling.owns(conn):
-            self._telling.closed(conn, reason, now)
+            self._telling.disconnected(conn, reason, now)
         elif self.host is not None and self.host.owns(conn):
-            self.host.lost(conn, reason, now)
+            self.host.disconnected(conn, reason, now)
         else:
-            self.joiner.closed(conn, reason, now)
+            self.joiner.disconnected(conn, reason, now)
         self._watch(now)
 
     # --- the store -------------------------------------------------------------------------------------------------
@@ -316,10 +316,12 @@ class Elector:
     def _become_host(self, now: float) -> None:
         self._elect_at = None
         self.joiner.pause()
-        left = structs.replace(self._means, timeout=max(0.0, self._deadline - now))
-        evidence = self.joiner.evidence
-        self.host = self._make_host(self.identity, self._new_session(), self.reach, left, now, evidence=evidence)
-        self.host.timeout = self._means.timeout  # what reports name
+        left = structs.replace(self._context, timeout=max(0.0, self._deadline - now))
+        diagnostics = self.joiner.diagnostics
+        self.host = self._make_host(
+            self.identity, self._new_session(), self.endpoints, left, now, diagnostics=diagnostics
+        )
+        self.host.timeout = self._context.timeout  # what reports name
         self.host.handle_timer(now)
 
     def _watch(self, now: float) -> None:
@@ -371,9 +373,9 @@ class Elector:
             self._candidacy.stand_against(making.host, now)
         self._yield = None
         self.joiner.pause("this host is not reached by everybody" if stand else "it hosts its own session again")
-        for offer, endpoints in self.joiner.sealed():
+        for offer, targets in self.joiner.sealed():
             # Perhaps the very one that we went to: it may run without us, and then no other shall.
-            self.host.rivals.heard(offer, endpoints, now)
+            self.host.conflicts.heard(offer, targets, now)
         self.host.open_again(now)
         self.host.handle_timer(now)
 

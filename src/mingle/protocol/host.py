@@ -3,7 +3,7 @@
 It carries frames from its callers (:class:`~mingle.protocol.callers.Callers`) to the registrar, the decisions back, and
 lets the network know of the session (:class:`~mingle.protocol.presence.Presence`). Two things hold the registrar up:
 another live host of the same job (*rival*), and another run of the job that is sealed already (*blocker*). Neither is
-believed from a datagram; both are proved over TCP (:class:`~mingle.protocol.rivals.Rivals`).
+believed from a datagram; both are proved over TCP (:class:`~mingle.protocol.conflicts.ConflictingHosts`).
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from mingle.errors import InterfaceError, MingleError
 from mingle.protocol import decisions, reports
 from mingle.protocol.answers import Answers
 from mingle.protocol.callers import Caller, Callers
-from mingle.protocol.control import HandshakeFailed
+from mingle.protocol.conflicts import ConflictingHosts
+from mingle.protocol.connection_race import address_seconds, named
+from mingle.protocol.handshake import HandshakeFailed
 from mingle.protocol.introduction import Introduction
 from mingle.protocol.machine import (
     Address,
     CloseStore,
+    Context,
+    Diagnostics,
     Effect,
-    Evidence,
+    Endpoints,
     Formation,
     Identity,
-    Means,
     Multicast,
     NetworkFacts,
     Notice,
     OpenStore,
     PrepareStore,
-    Reach,
     Snapshot,
     Source,
     note_name,
 )
 from mingle.protocol.making_way import MakingWay
 from mingle.protocol.presence import Presence
-from mingle.protocol.proving import address_seconds, named
 from mingle.protocol.registrar import Registrar
-from mingle.protocol.rivals import Rivals
 from mingle.protocol.seats import Phase
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer, Rejected
@@ -53,60 +53,60 @@ class Host:
         self,
         identity: Identity,
         session: bytes,
-        reach: Reach,
-        means: Means,
+        endpoints: Endpoints,
+        context: Context,
         started: float,
         *,
-        evidence: Evidence | None = None,
+        diagnostics: Diagnostics | None = None,
     ) -> None:
         self.identity = identity
         self.session = session
-        self.rng = means.rng
-        self.timeout = means.timeout
-        self.secured = means.key is not None
+        self.rng = context.rng
+        self.timeout = context.timeout
+        self.secured = context.key is not None
         """Whether it was given a secret."""
         self.started = started
         self.outcome: Formation | None = None
         self.failure: MingleError | None = None
-        self.evidence = Evidence() if evidence is None else evidence
+        self.diagnostics = Diagnostics() if diagnostics is None else diagnostics
         self.closed = False
         self.store_port = 0
-        self.making_way = MakingWay(self.evidence)
+        self.making_way = MakingWay(self.diagnostics)
         """For another host, where ranks are assigned."""
-        self._deadline = started + means.timeout
+        self._deadline = started + context.timeout
         self._effects: list[Effect] = []
         self._sealed_since = 0.0
         self._introduction = introduction = Introduction(
-            identity=identity, session=session, reach=reach, started=started
+            identity=identity, session=session, endpoints=endpoints, started=started
         )
         self.registrar = self._make_registrar(introduction)
         self._presence = Presence(
             introduction,
             self.offer,
             secured=self.secured,
-            evidence=self.evidence,
+            diagnostics=self.diagnostics,
             effects=self._effects,
-            rng=means.rng,
+            rng=context.rng,
             deadline=self._deadline,
         )
-        self.rivals = Rivals(
+        self.conflicts = ConflictingHosts(
             introduction.call,
-            means.key,
-            means.new_id,
+            context.key,
+            context.new_id,
             self._effects,
             address_seconds=address_seconds(identity.world_size),
             competes=identity.rank is None,
-            dials=means.dials,
+            dials=context.dials,
         )
-        converse = functools.partial(introduction.conversation, means.key)
+        converse = functools.partial(introduction.conversation, context.key)
         self._callers = Callers(
             converse,
             self._effects,
             gone=self._caller_gone,
             expected=identity.world_size,
-            free_files=means.free_files,
+            free_files=context.free_files,
         )
-        self._answers = Answers(self.registrar, self._callers, means.unsent)
+        self._answers = Answers(self.registrar, self._callers, context.unsent)
 
     def _make_registrar(self, introduction: Introduction) -> Registrar:
         return Registrar(self.session, self.identity.world_size, introduction.seat(), kind=self.identity.kind)
@@ -114,9 +114,9 @@ class Host:
     # --- what the driver reads -------------------------------------------------------------------------------------
 
     @property
-    def reach(self) -> Reach:
+    def endpoints(self) -> Endpoints:
         """Where others can connect to it; what it announces."""
-        return self._introduction.reach
+        return self._introduction.endpoints
 
     def effects(self) -> list[Effect]:
         """Hands out what is to be done."""
@@ -133,9 +133,9 @@ class Host:
         """When :meth:`handle_timer` has something to do."""
         if self.closed:
             return None
-        times = [each.next_timer() for each in (self.registrar, self.rivals, self._callers)]
+        times = [each.next_timer() for each in (self.registrar, self.conflicts, self._callers)]
         times.append(self._presence.next_timer(finished=self.finished))
-        times += [] if self.finished else [self._deadline, self.rivals.verdict_timer(self.timeout)]
+        times += [] if self.finished else [self._deadline, self.conflicts.verdict_timer(self.timeout)]
         return min((time for time in times if time is not None), default=None)
 
     def stage(self) -> str:
@@ -145,7 +145,7 @@ class Host:
     def snapshot(self) -> Snapshot:
         """How it stands, for the progress line."""
         status = self.registrar.status()
-        running = self.rivals.running
+        running = self.conflicts.running
         text = f"the job runs already, hosted by {running[0].host}" if running else ""
         return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, text)
 
@@ -160,7 +160,7 @@ class Host:
         """What this host says of itself."""
         return self._introduction.offer(self.registrar)
 
-    def describe_running(self, caller: frames.Who, now: float) -> frames.Running:
+    def describe_running(self, caller: frames.ProcessInfo, now: float) -> frames.Running:
         """The answer to a caller that only asks."""
         since, port = self._sealed_since, self.store_port
         return self._introduction.running(self.registrar, now, sealed_since=since, store_port=port)
@@ -179,7 +179,7 @@ class Host:
             return
         other = self._presence.heard(message, source, now)
         if other is not None and not self.finished:
-            self.rivals.heard(other, named(other, source.interface, source.address), now, sender=source.address)
+            self.conflicts.heard(other, named(other, source.interface, source.address), now, sender=source.address)
 
     def heard_unverified(self, message: Datagram) -> None:
         """A datagram came in whose signature is missing or wrong: a hint for the report, and no more than that."""
@@ -196,16 +196,16 @@ class Host:
 
     def owns(self, conn: int) -> bool:
         """Tells whether a connection is this machine's."""
-        return conn in self._callers or self.rivals.owns(conn)
+        return conn in self._callers or self.conflicts.owns(conn)
 
     def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
         """A connection to another host stands."""
-        self.rivals.connected(conn, local_address, interface)
+        self.conflicts.connected(conn, local_address, interface)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
         """Bytes came in on a connection."""
-        if self.rivals.owns(conn):
-            self.rivals.received(conn, untrusted, now)
+        if self.conflicts.owns(conn):
+            self.conflicts.received(conn, untrusted, now)
             self._hold(now)
             if not self.finished:
                 self._judge(now)
@@ -216,7 +216,7 @@ class Host:
             received = self._callers.received(conn, untrusted, now)
         except (Rejected, HandshakeFailed) as failure:
             if isinstance(failure, HandshakeFailed) and failure.reason == "secret" and not caller.asks_only:
-                note_name(self.evidence.secret_failures, f"{caller.address}: {failure}")
+                note_name(self.diagnostics.secret_failures, f"{caller.address}: {failure}")
             self._callers.hang_up(conn)
             self.registrar.lost(conn, now, str(failure))
             self._hold(now)
@@ -228,17 +228,17 @@ class Host:
                 self._frame(conn, caller, frame, now)
         self._hold(now)
 
-    def lost(self, conn: int, reason: str, now: float) -> None:
+    def disconnected(self, conn: int, reason: str, now: float) -> None:
         """A connection ended."""
-        if self.rivals.owns(conn):
-            self.rivals.closed(conn, reason, now)
+        if self.conflicts.owns(conn):
+            self.conflicts.disconnected(conn, reason, now)
         else:
             self._callers.forget(conn)
             self.registrar.lost(conn, now, reason)
         self._hold(now)
 
     def _caller_gone(self, conn: int) -> None:
-        self.rivals.caller_gone(conn)
+        self.conflicts.caller_gone(conn)
         self._answers.forget(conn)
 
     def _greet(self, conn: int, caller: Caller, now: float) -> None:
@@ -248,7 +248,7 @@ class Host:
             self._callers.tell(conn, self.describe_running(hello.who, now))
         elector = self.registrar.assigned and hello.who.rank is None
         if hello.purpose == "rival" and not elector and not self.finished:
-            self.rivals.caller(conn, hello.member, caller.as_seen(hello.who), now)
+            self.conflicts.caller(conn, hello.member, caller.as_seen(hello.who), now)
 
     def _frame(self, conn: int, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
         if isinstance(frame, frames.Join) and caller.hello.purpose == "join":
@@ -257,9 +257,9 @@ class Host:
             self.registrar.confirmed(conn, frame, now)
         elif isinstance(frame, frames.Ack):
             self.registrar.acknowledged(conn, frame.epoch, now)
-        elif isinstance(frame, frames.Sighting):
+        elif isinstance(frame, frames.HostSeen):
             self.making_way.sighted(frame)
-        elif isinstance(frame, frames.Stranded):
+        elif isinstance(frame, frames.Unreachable):
             self.making_way.strand(caller.as_seen(caller.hello.who), frame.session)
         elif isinstance(frame, frames.Ready):
             self.registrar.ready(conn)
@@ -274,7 +274,7 @@ class Host:
             self._answers.asked(conn, frame.what)
 
     def _join(self, conn: int, caller: Caller, join: frames.Join, now: float) -> None:
-        self.evidence.seekers.pop(caller.hello.member, None)
+        self.diagnostics.seekers.pop(caller.hello.member, None)
         self.registrar.join(conn, caller.hello.member, msgspec.structs.replace(join, who=caller.as_seen(join.who)), now)
         if self.making_way.moved is not None:
             self._callers.tell(conn, self.making_way.moved)
@@ -282,7 +282,7 @@ class Host:
     # --- decisions -------------------------------------------------------------------------------------------------
 
     def _hold(self, now: float) -> None:
-        self.registrar.hold(self.rivals.any_alive or self.making_way.begun, now)
+        self.registrar.hold(self.conflicts.any_alive or self.making_way.begun, now)
         self._decide(now)
 
     def _decide(self, now: float) -> None:
@@ -306,7 +306,7 @@ class Host:
                     self._presence.reopen(now)
                     self._effects.append(Notice(reports.reopened(self.identity, reason)))
                 case decisions.Formed(contiguous):
-                    self.rivals.abandon()
+                    self.conflicts.abandon()
                     self.outcome = self._introduction.formation(self.registrar, self.store_port)
                     if not contiguous:
                         self._effects.append(Notice(reports.not_contiguous(self.identity)))
@@ -366,7 +366,7 @@ class Host:
             return
         self._callers.handle_timer(now)
         self.registrar.handle_timer(now)
-        self.rivals.handle_timer(now)
+        self.conflicts.handle_timer(now)
         self._hold(now)
         if not self.finished:
             self._judge(now)
@@ -374,13 +374,13 @@ class Host:
 
     def _judge(self, now: float) -> None:
         """Looks whether another host of this job stays."""
-        if rivals := self.rivals.lasting(now):
-            self._fail(reports.two_hosts(self.identity, rivals), conflict=True)
+        if conflicts := self.conflicts.lasting(now):
+            self._fail(reports.two_hosts(self.identity, conflicts), conflict=True)
             return
-        for running, waited, told in self.rivals.blockers(now):
+        for running, waited, told in self.conflicts.blockers(now):
             if not told:
                 self._effects.append(Notice(reports.running_notice(self.identity, running, waited)))
-            if waited >= self.rivals.patience(self.timeout):
+            if waited >= self.conflicts.patience(self.timeout):
                 self._fail(reports.running(self.identity, running, waited), conflict=True)
                 return
 
@@ -390,13 +390,13 @@ class Host:
 
     def give_up(self, facts: NetworkFacts) -> None:
         """Ends at the deadline with the error that explains it."""
-        identity, evidence, blockers = self.identity, self.evidence, self.rivals.blockers(self._deadline)
+        identity, diagnostics, blockers = self.identity, self.diagnostics, self.conflicts.blockers(self._deadline)
         failure = reports.running(identity, *blockers[0][:2]) if blockers else None
         if failure is None and not self.had_members:
-            failure = reports.authentication(identity, evidence, facts, secured=self.secured)
+            failure = reports.authentication(identity, diagnostics, facts, secured=self.secured)
         if failure is None:
             status = self.registrar.status()
-            failure = reports.timeout(identity, evidence, facts, seconds=self.timeout, status=status, connected=True)
+            failure = reports.timeout(identity, diagnostics, facts, seconds=self.timeout, status=status, connected=True)
         self._fail(failure, conflict=False)
 
     def _fail(self, error: MingleError, *, conflict: bool) -> None:
@@ -423,5 +423,5 @@ class Host:
                     self._callers.tell(conn, status)
                 self._callers.tell(conn, farewell)
             self._callers.hang_up(conn)
-        self.rivals.abandon()
+        self.conflicts.abandon()
         self._effects.append(Multicast(self._introduction.bye()))

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import msgspec
 from msgspec import Struct
 
-from mingle.protocol.control import Call, HostConversation
-from mingle.protocol.machine import Address, Formation, Identity, Reach, scoped
+from mingle.protocol.handshake import Call, HostConversation
+from mingle.protocol.machine import Address, Endpoints, Formation, Identity, scoped
 from mingle.protocol.registrar import Registrar
 from mingle.protocol.seats import HostSeat, Phase, Seats, roster_digest
 from mingle.wire import frames
@@ -37,7 +37,7 @@ class Introduction(Struct, kw_only=True):
 
     identity: Identity
     session: bytes
-    reach: Reach
+    endpoints: Endpoints
     started: float
     _described: _Crowd | None = None
 
@@ -45,17 +45,17 @@ class Introduction(Struct, kw_only=True):
 
     def announced(self) -> tuple[str, ...]:
         """Every address under which the control port may be dialled."""
-        own = tuple(each.address for each in self.reach.addresses)
-        return (*self.reach.advertised, *own)[:MAX_ADDRESSES]
+        own = tuple(each.address for each in self.endpoints.addresses)
+        return (*self.endpoints.advertised, *own)[:MAX_ADDRESSES]
 
-    def who(self) -> frames.Who:
+    def who(self) -> frames.ProcessInfo:
         """Who it is, for people."""
-        address, rank = self.reach.addresses[0].address, self.identity.rank
+        address, rank = self.endpoints.addresses[0].address, self.identity.rank
         return msgspec.structs.replace(self.identity.who, address=address, rank=rank)
 
     def paths(self) -> tuple[frames.Path, ...]:
         """The ways from an announced address to where to listen: NAT leads the advertised ones to our first own."""
-        own, advertised = self.reach.addresses, self.reach.advertised
+        own, advertised = self.endpoints.addresses, self.endpoints.advertised
         ways = [(each.address, each) for each in own] + [(each, own[0]) for each in advertised]
         return tuple(
             frames.Path(host_address=announced, local_address=each.address, interface=each.interface[:64])
@@ -73,19 +73,19 @@ class Introduction(Struct, kw_only=True):
 
     def seat(self) -> HostSeat:
         """Its own seat in its session. Nothing is on the subnet of an advertised address."""
-        own = self.reach.addresses
+        own = self.endpoints.addresses
         lengths = {each.address: each.prefix_length for each in own}
         return HostSeat(
             member=self.identity.member,
             applicant=self.join(),
-            prefix_lengths={**dict.fromkeys(self.reach.advertised, 0), **lengths},
+            prefix_lengths={**dict.fromkeys(self.endpoints.advertised, 0), **lengths},
             last_resort=frozenset(each.address for each in own if each.last_resort),
-            named=self.reach.named,
+            named=self.endpoints.named,
         )
 
     def readdress(self, addresses: tuple[Address, ...], registrar: Registrar) -> None:
         """Its interfaces have changed: from now on it is to be found at these, its register is told."""
-        self.reach = msgspec.structs.replace(self.reach, addresses=addresses)
+        self.endpoints = msgspec.structs.replace(self.endpoints, addresses=addresses)
         registrar.readdress(self.seat())
 
     # --- on a connection -------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class Introduction(Struct, kw_only=True):
             attempt=self.identity.attempt,
             session=self.session,
             addresses=self.announced(),
-            port=self.reach.port,
+            port=self.endpoints.port,
             key=key,
         )
 
@@ -126,7 +126,7 @@ class Introduction(Struct, kw_only=True):
             session=self.session,
             host=self.identity.member,
             addresses=self.announced(),
-            port=self.reach.port,
+            port=self.endpoints.port,
             world_size=self.identity.world_size,
             joined=len(seats.seats),
             state="sealed" if seats.phase in _SEALED_PHASES else "open",

@@ -29,7 +29,7 @@ UNICAST_ANSWERS_AT_ONCE = 8.0
 """… and how many at once: who gets no answer asks again."""
 
 
-class Lobby:
+class BrowseGroup:
     """Decides when to ask there and when to answer."""
 
     def __init__(self, now: float, deadline: float, rng: random.Random) -> None:

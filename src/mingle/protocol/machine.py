@@ -20,7 +20,7 @@ from mingle.diagnostics.findings import Finding
 from mingle.protocol.claims import DialBudget
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek
-from mingle.wire.frames import Join, Path, Who
+from mingle.wire.frames import Join, Path, ProcessInfo
 
 # Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
 REMEMBERED_PER_KIND = 64
@@ -39,7 +39,7 @@ class Identity(Struct, frozen=True, kw_only=True):
     rank: int | None
     world_size: int
     node: str
-    who: Who
+    who: ProcessInfo
     local_rank: int | None = None
     local_world_size: int | None = None
     node_rank: int | None = None
@@ -61,7 +61,7 @@ class Identity(Struct, frozen=True, kw_only=True):
             kind=self.kind,
         )
 
-    def join(self, who: Who, paths: tuple[Path, ...]) -> Join:
+    def join(self, who: ProcessInfo, paths: tuple[Path, ...]) -> Join:
         """The application for a seat.
 
         Args:
@@ -106,7 +106,7 @@ class Address(Struct, frozen=True):
     """On a tunnel, or on a bridge inside this machine: not to be used where all share something better."""
 
 
-class Reach(Struct, frozen=True, kw_only=True):
+class Endpoints(Struct, frozen=True, kw_only=True):
     """Where others can connect to this process."""
 
     addresses: tuple[Address, ...]
@@ -127,7 +127,7 @@ def _nothing_unsent(_conn: int) -> int:
     return 0
 
 
-class Means(Struct, frozen=True, kw_only=True):
+class Context(Struct, frozen=True, kw_only=True):
     """What its driver gives a machine to work with."""
 
     key: JobKey | None
@@ -300,7 +300,7 @@ class Snapshot(Struct, frozen=True):
     note: str = ""
 
 
-class Evidence(Struct):
+class Diagnostics(Struct):
     """What was heard and tried, kept for the moment when somebody has to be told why it did not work."""
 
     other_jobs: dict[str, str] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from mingle.protocol.machine import Evidence, note
+from mingle.protocol.machine import Diagnostics, note
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer
 
@@ -18,10 +18,10 @@ MAX_SIGHTINGS = 64
 class MakingWay(Struct):
     """How far it has come with that."""
 
-    evidence: Evidence
+    diagnostics: Diagnostics
     begun: bool = False
     """It takes no members and confirms nothing, for the time that it takes to join the other host."""
-    moved: frames.Moved | None = None
+    moved: frames.Redirect | None = None
     """Where its members were sent; also everybody who still comes."""
     stranded: bool = False
     """A member could not follow where it was sent."""
@@ -31,16 +31,16 @@ class MakingWay(Struct):
         """Stops taking members."""
         self.begun = True
 
-    def send_after(self, offer: Offer) -> frames.Moved:
+    def send_after(self, offer: Offer) -> frames.Redirect:
         """Returns the word that sends the members to that host."""
-        self.moved, self.stranded = frames.Moved(offer=offer), False
+        self.moved, self.stranded = frames.Redirect(offer=offer), False
         return self.moved
 
     def end(self) -> None:
         """Takes members again: the other host is gone, or not reached by all."""
         self.begun, self.moved, self.stranded = False, None, False
 
-    def sighted(self, frame: frames.Sighting) -> None:
+    def sighted(self, frame: frames.HostSeen) -> None:
         """A member reports another host."""
         if len(self._sightings) < MAX_SIGHTINGS:
             self._sightings.append((frame.offer, frame.stands))
@@ -50,8 +50,8 @@ class MakingWay(Struct):
         seen, self._sightings = self._sightings, []
         return seen
 
-    def strand(self, who: frames.Who, session: bytes) -> None:
+    def strand(self, who: frames.ProcessInfo, session: bytes) -> None:
         """A member can't reach the host of that session."""
         if self.moved is not None and self.moved.offer.session == session:
             self.stranded = True
-            note(self.evidence.hosts, self.moved.offer.host_name, f"not reached by {who}")
+            note(self.diagnostics.hosts, self.moved.offer.host_name, f"not reached by {who}")

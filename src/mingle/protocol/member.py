@@ -14,15 +14,16 @@ from mingle.errors import MingleError
 from mingle.protocol import reports
 from mingle.protocol.asking import Asking
 from mingle.protocol.blocking import Blocking
-from mingle.protocol.control import HandshakeFailed
-from mingle.protocol.lobby import Lobby
+from mingle.protocol.connection_race import ConnectionRace, DialTarget
+from mingle.protocol.handshake import HandshakeFailed
+from mingle.protocol.lobby import BrowseGroup
 from mingle.protocol.machine import (
+    Context,
+    Diagnostics,
     Effect,
-    Evidence,
     Formation,
     Hangup,
     Identity,
-    Means,
     NetworkFacts,
     Snapshot,
     Source,
@@ -32,7 +33,6 @@ from mingle.protocol.machine import (
 from mingle.protocol.membership import Membership, Step
 from mingle.protocol.moving import Moving
 from mingle.protocol.pacing import Seeker
-from mingle.protocol.proving import Endpoint, Proving
 from mingle.protocol.racing import Racing
 from mingle.protocol.sessions import Session, Sessions
 from mingle.wire import frames
@@ -44,28 +44,28 @@ STATUS_BEFORE_DEADLINE_SECONDS = 1.0
 class Joiner:
     """The machine of a rank that is not the host. ``outcome`` or ``failure`` ends it."""
 
-    def __init__(self, identity: Identity, means: Means, now: float) -> None:
+    def __init__(self, identity: Identity, context: Context, now: float) -> None:
         self.identity = identity
         self.failure: MingleError | None = None
-        self.evidence = Evidence()
-        self.timeout = means.timeout
-        self._secured = means.key is not None
-        self._deadline = now + means.timeout
+        self.diagnostics = Diagnostics()
+        self.timeout = context.timeout
+        self._secured = context.key is not None
+        self._deadline = now + context.timeout
         self._effects: list[Effect] = []
-        self._seeker = Seeker(identity.world_size, now, means.rng)
-        self._sessions = Sessions(identity, means.key, means.new_id, self._effects, means.dials)
-        self.membership = Membership(identity, self._sessions, self._effects, self.evidence)
-        self._blocking = Blocking(identity, self._sessions, self._seeker, means.timeout, self._effects)
+        self._seeker = Seeker(identity.world_size, now, context.rng)
+        self._sessions = Sessions(identity, context.key, context.new_id, self._effects, context.dials)
+        self.membership = Membership(identity, self._sessions, self._effects, self.diagnostics)
+        self._blocking = Blocking(identity, self._sessions, self._seeker, context.timeout, self._effects)
         self._moving = Moving(self._sessions, self.membership)
-        self._racing = Racing(self._sessions, self.membership, self._blocking, self._moving, self.evidence)
+        self._racing = Racing(self._sessions, self.membership, self._blocking, self._moving, self.diagnostics)
         self._asking = Asking(
             identity,
             self.membership,
             self._seeker,
-            Lobby(now, self._deadline, means.rng),
+            BrowseGroup(now, self._deadline, context.rng),
             self._secured,
             self._effects,
-            self.evidence,
+            self.diagnostics,
         )
         self._final_ask_done = False
 
@@ -152,38 +152,38 @@ class Joiner:
 
     def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
         """A connection that was dialled stands."""
-        _, proving = self._sessions.owner(conn)
-        proving.connected(conn, local_address, interface, weak=weak)
+        _, race = self._sessions.owner(conn)
+        race.connected(conn, local_address, interface, weak=weak)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
         """Bytes came in on a connection."""
-        session, proving = self._sessions.owner(conn)
-        won_before = proving.winner
+        session, race = self._sessions.owner(conn)
+        won_before = race.winner
         try:
-            received = proving.received(conn, untrusted, now)
+            received = race.received(conn, untrusted, now)
         except (Rejected, HandshakeFailed) as failure:
             self._effects.append(Hangup(conn))
-            self.closed(conn, str(failure), now)
+            self.disconnected(conn, str(failure), now)
             return
         if session is self.membership.current:
             self.membership.doubt_until = None
-        self._note_secret_failures(proving)
-        if won_before is None and proving.winner is not None:
-            self._won(session, proving, now)
-        elif proving.winner is None:
+        self._note_secret_failures(race)
+        if won_before is None and race.winner is not None:
+            self._won(session, race, now)
+        elif race.winner is None:
             self._racing.settle(session, now)
         for frame in received:
-            if session.proving is not proving:
+            if session.race is not race:
                 break
             self._frame(session, frame, now)
         self._confirm_if_due(now)
 
-    def closed(self, conn: int, reason: str, now: float) -> None:
+    def disconnected(self, conn: int, reason: str, now: float) -> None:
         """A connection ended, or could not be made."""
-        session, proving = self._sessions.owner(conn)
-        was_winner = conn == proving.winner
-        proving.closed(conn, reason, now)
-        self._note_secret_failures(proving)
+        session, race = self._sessions.owner(conn)
+        was_winner = conn == race.winner
+        race.disconnected(conn, reason, now)
+        self._note_secret_failures(race)
         if was_winner:
             session.hang_up()
             session.retry_later(now)
@@ -195,15 +195,15 @@ class Joiner:
             self._racing.settle(session, now)
         self._confirm_if_due(now)
 
-    def _note_secret_failures(self, proving: Proving) -> None:
-        for address, reason in proving.failures.items():
+    def _note_secret_failures(self, race: ConnectionRace) -> None:
+        for address, reason in race.failures.items():
             if reason.startswith("secret"):
-                note_name(self.evidence.secret_failures, f"{address}: {reason}")
+                note_name(self.diagnostics.secret_failures, f"{address}: {reason}")
 
-    def _won(self, session: Session, proving: Proving, now: float) -> None:
-        note(self.evidence.hosts, session.host_name, "proved")
-        note_name(self.evidence.proved, session.host_name)
-        if proving.purpose != "join":
+    def _won(self, session: Session, race: ConnectionRace, now: float) -> None:
+        note(self.diagnostics.hosts, session.host_name, "proved")
+        note_name(self.diagnostics.proved, session.host_name)
+        if race.purpose != "join":
             self._blocking.lives(session, now)
             return
         self._blocking.unblock(session)
@@ -226,9 +226,9 @@ class Joiner:
                 self._blocking.says(session, frame, now)
         elif isinstance(frame, frames.Refused):
             self._refused(session, frame, now)
-        elif ours and isinstance(frame, frames.Moved):
+        elif ours and isinstance(frame, frames.Redirect):
             if self._moving.sent_after(frame.offer, now):
-                ways = list(session.proving.paths.values()) if session.proving is not None else []
+                ways = list(session.race.paths.values()) if session.race is not None else []
                 self.make_for(frame.offer, ways[0].interface if ways else "", now)
         elif ours and isinstance(frame, frames.Closed):
             self._closed_by_host(session, frame)
@@ -241,7 +241,7 @@ class Joiner:
         self.membership.refused(session)
         if self.outcome is not None:
             return
-        note(self.evidence.hosts, session.host_name, f"refused us: {frame.reason}")
+        note(self.diagnostics.hosts, session.host_name, f"refused us: {frame.reason}")
         if frame.reason in ("session", "ended", "secret", "network"):
             session.retry_later(now)
             self._seeker.resume(now)
@@ -256,11 +256,11 @@ class Joiner:
 
     def _closed_by_host(self, session: Session, frame: frames.Closed) -> None:
         if self.outcome is not None:
-            self.membership.dismissed = f"it ended its session: {frame.reason}"
+            self.membership.close_reason = f"it ended its session: {frame.reason}"
         elif frame.conflict:
             self.failure = reports.closed_by_host(self.identity, frame.reason, network=frame.network)
         else:
-            note(self.evidence.hosts, session.host_name, f"ended the session: {frame.reason}")
+            note(self.diagnostics.hosts, session.host_name, f"ended the session: {frame.reason}")
 
     def _confirm_if_due(self, now: float) -> None:
         """Confirms, unless the job runs without us already, or may."""
@@ -308,9 +308,9 @@ class Joiner:
         session = self._sessions.get(name)
         return None if session is None else session.offer
 
-    def sealed(self) -> list[tuple[Offer, Sequence[Endpoint]]]:
+    def sealed(self) -> list[tuple[Offer, Sequence[DialTarget]]]:
         """The sessions that were last known to run, or about to."""
-        return [(each.offer, each.endpoints) for each in self._sessions if each.offer.state == "sealed"]
+        return [(each.offer, each.targets) for each in self._sessions if each.offer.state == "sealed"]
 
     def pause(self, reason: str = "it hosts a session of its own") -> None:
         """Stops looking and leaves its seat: this process hosts a session of its own."""
@@ -331,7 +331,7 @@ class Joiner:
     # --- loss and time ---------------------------------------------------------------------------------------------
 
     def _lost(self, session: Session, reason: str, now: float) -> None:
-        note(self.evidence.hosts, session.host_name, f"connection lost: {reason}")
+        note(self.diagnostics.hosts, session.host_name, f"connection lost: {reason}")
         returning = self.membership.lost(session, reason, now)
         if self.outcome is None:
             self._moving.stop()
@@ -372,10 +372,10 @@ class Joiner:
         status, connected = self.membership.status, self.membership.current is not None
         self.failure = self._blocking.failure(self._deadline) or self.failure
         if self.failure is None and status is None and not connected:
-            self.failure = reports.authentication(self.identity, self.evidence, facts, secured=self._secured)
+            self.failure = reports.authentication(self.identity, self.diagnostics, facts, secured=self._secured)
         if self.failure is None:
             self.failure = reports.timeout(
-                self.identity, self.evidence, facts, seconds=self.timeout, status=status, connected=connected
+                self.identity, self.diagnostics, facts, seconds=self.timeout, status=status, connected=connected
             )
 
     # --- after GO --------------------------------------------------------------------------------------------------
@@ -395,14 +395,14 @@ class Joiner:
         self.membership.send(frames.Ask(what="roster"))
 
     @property
-    def bereft(self) -> MingleError | None:
+    def host_lost(self) -> MingleError | None:
         """Why nobody need wait for the host's store any more, once the host is gone before the process group stood."""
-        return reports.bereft(self.identity, self.membership.loss) if self.membership.bereft else None
+        return reports.host_lost(self.identity, self.membership.loss) if self.membership.host_lost else None
 
     @property
     def connection_stands(self) -> bool:
         """Whether the host can still be asked."""
-        return self.membership.current is not None and self.membership.current.proving is not None
+        return self.membership.current is not None and self.membership.current.race is not None
 
     def leave(self, reason: str) -> None:
         """Says good-bye and hangs up everywhere."""

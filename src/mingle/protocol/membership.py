@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from msgspec import Struct, field
 
-from mingle.protocol.machine import Effect, Evidence, Formation, Identity, ProveStore, ReachStore, note, scoped
+from mingle.protocol.machine import Diagnostics, Effect, Formation, Identity, ProveStore, ReachStore, note, scoped
 from mingle.protocol.sessions import Session, Sessions
 from mingle.wire import frames
 
@@ -53,7 +53,7 @@ class Membership(Struct):
     identity: Identity
     sessions: Sessions
     effects: list[Effect]
-    evidence: Evidence
+    diagnostics: Diagnostics
     step: Step = Step.SEEKING
     current: Session | None = None
     """The session whose host we are connected to, if any."""
@@ -69,7 +69,7 @@ class Membership(Struct):
     roster: list[frames.Seat] = field(default_factory=list)
     loss: str = ""
     """Who our host was and what became of it, when the connection has ended after GO and before READY."""
-    dismissed: str = ""
+    close_reason: str = ""
     """Why our host has ended its session after GO, if it has said so."""
     application: Callable[[frames.Join], frames.Join] = lambda join: join
     """Completes what the host is told of us."""
@@ -91,19 +91,19 @@ class Membership(Struct):
         return self.step in _AFTER_CONFIRMED or self.step is Step.FORMED
 
     @property
-    def bereft(self) -> bool:
+    def host_lost(self) -> bool:
         """Whether our host is gone for good after GO and before READY: nobody answers at its store any more."""
         return bool(self.loss) and not self._ready and self.current is None and self.return_to is None
 
     def _path(self, address: str) -> frames.Path | None:
         assert self.current is not None
-        proving = self.current.proving
-        return None if proving is None else proving.paths.get(address)
+        race = self.current.race
+        return None if race is None else race.paths.get(address)
 
     def _paths(self) -> tuple[frames.Path, ...]:
         assert self.current is not None
-        proving = self.current.proving
-        return () if proving is None else tuple(proving.paths.values())[:MAX_PATHS]
+        race = self.current.race
+        return () if race is None else tuple(race.paths.values())[:MAX_PATHS]
 
     # --- coming and going ------------------------------------------------------------------------------------------
 
@@ -147,8 +147,8 @@ class Membership(Struct):
         """The connection to our host is gone; tells whether to try the same session first."""
         if self.outcome is not None:
             # The host counts us as lost unless we come back and say READY; if it has said CLOSED, nobody counts.
-            returning = not self._ready and not self.dismissed
-            self.loss = f"{session.host_name}: {self.dismissed or reason}"
+            returning = not self._ready and not self.close_reason
+            self.loss = f"{session.host_name}: {self.close_reason or reason}"
             self.current = self.doubt_until = None
         else:
             returning = self.step in _AFTER_CONFIRMED
@@ -221,12 +221,12 @@ class Membership(Struct):
     def _confirm(self, frame: frames.Confirm, now: float) -> None:
         self.epoch, self.step, self._confirm_due = frame.epoch, Step.SEATED, True
         self.sealed = self._store_retry_at = None
-        if self.current is not None and self.current.proving is not None:
+        if self.current is not None and self.current.race is not None:
             if self._store_failed:
                 # A way that was proved once, and over which the store was not reached, may be broken by now.
-                self.current.proving.prove_again(now)
+                self.current.race.prove_again(now)
             else:
-                self.current.proving.try_again(now)
+                self.current.race.try_again(now)
         self._store_failed = False
 
     @property
@@ -234,7 +234,7 @@ class Membership(Struct):
         """Whether the host waits for CONFIRMED and every way to it has been tried: the seal chooses among them."""
         if not self._confirm_due or self.current is None:
             return False
-        return self.current.proving is not None and not self.current.proving.pending
+        return self.current.race is not None and not self.current.race.pending
 
     def confirm(self) -> None:
         """Says that we are in, for this epoch."""
@@ -267,7 +267,7 @@ class Membership(Struct):
     def store_unreachable(self, epoch: int, reason: str, now: float) -> None:
         """The store was not reached; it is tried again until the host voids the epoch."""
         if self.step is Step.PROVING_STORE and self.sealed is not None and self.sealed.epoch == epoch:
-            note(self.evidence.store_failures, f"{self.sealed.store_address}:{self.sealed.store_port}", reason)
+            note(self.diagnostics.store_failures, f"{self.sealed.store_address}:{self.sealed.store_port}", reason)
             self._store_retry_at, self._store_failed = now + STORE_RETRY_SECONDS, True
 
     def timers(self) -> list[float | None]:

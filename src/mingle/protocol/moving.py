@@ -1,7 +1,7 @@
 """Where ranks are assigned: a member that its own host sends to another one. Pure.
 
 The old host stays ours until we have a proved connection to the new one. If that is not reached in time, the old one
-is told (STRANDED) and kept, since it may then open again (:mod:`mingle.protocol.election`).
+is told (UNREACHABLE) and kept, since it may then open again (:mod:`mingle.protocol.election`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Moving(Struct):
             if membership.identity.member < membership.current.offer.host:
                 membership.move_on(now)
             else:
-                membership.send(frames.Stranded(session=offer.session))
+                membership.send(frames.Unreachable(session=offer.session))
             return False
         self.to, self.until = offer.session, now + MOVE_SECONDS
         return True
@@ -62,4 +62,4 @@ class Moving(Struct):
             session.hang_up()
             session.retry_later(now)
         if self.membership.seated:
-            self.membership.send(frames.Stranded(session=name))
+            self.membership.send(frames.Unreachable(session=name))

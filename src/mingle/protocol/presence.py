@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable
 
 from mingle.protocol.introduction import Introduction
-from mingle.protocol.lobby import Lobby
-from mingle.protocol.machine import Answer, Effect, Evidence, Multicast, Source, note, note_name
+from mingle.protocol.lobby import BrowseGroup
+from mingle.protocol.machine import Answer, Diagnostics, Effect, Multicast, Source, note, note_name
 from mingle.protocol.pacing import Announcer
 from mingle.wire.datagrams import Datagram, List, Offer, Seek
 
@@ -25,7 +25,7 @@ class Presence:
         offer: Callable[[], Offer],
         *,
         secured: bool,
-        evidence: Evidence,
+        diagnostics: Diagnostics,
         effects: list[Effect],
         rng: random.Random,
         deadline: float,
@@ -34,10 +34,10 @@ class Presence:
         self._session = introduction.session
         self._offer = offer
         self._secured = secured
-        self._evidence = evidence
+        self._diagnostics = diagnostics
         self._effects = effects
         self._announcer = Announcer(introduction.started)
-        self._lobby = Lobby(introduction.started, deadline, rng)
+        self._lobby = BrowseGroup(introduction.started, deadline, rng)
 
     # --- what was heard --------------------------------------------------------------------------------------------
 
@@ -47,12 +47,12 @@ class Presence:
             if message.member != self._identity.member:
                 self._asked_in_lobby(message, source, now)
         elif message.job != self._identity.job:
-            self._evidence.other(message, source)
+            self._diagnostics.other(message, source)
         elif message.attempt != self._identity.attempt:
-            note(self._evidence.other_attempts, message.attempt, source.address)
+            note(self._diagnostics.other_attempts, message.attempt, source.address)
         else:
             if source.signed and not self._secured:
-                self._evidence.signed_without_secret += 1
+                self._diagnostics.signed_without_secret += 1
             if isinstance(message, Seek):
                 self._asked(message, source)
             elif isinstance(message, Offer) and message.session != self._session:
@@ -61,7 +61,7 @@ class Presence:
 
     def _asked(self, message: Seek, source: Source) -> None:
         if message.member != self._identity.member:  # else it is our own, from before we were a host
-            self._evidence.seeker(message, source)
+            self._diagnostics.seeker(message, source)
         if source.multicast:
             self._announcer.asked()
         else:
@@ -69,9 +69,9 @@ class Presence:
 
     def _asked_in_lobby(self, message: List, source: Source, now: float) -> None:
         if message.job != self._identity.job:
-            self._evidence.other(message, source)
+            self._diagnostics.other(message, source)
         else:
-            self._evidence.seeker(message, source)
+            self._diagnostics.seeker(message, source)
         if source.multicast:
             self._lobby.asked(now)
         elif self._lobby.may_answer_by_unicast(now):
@@ -80,7 +80,7 @@ class Presence:
     def _other_session(self, offer: Offer) -> Offer | None:
         if offer.kind == "announcement":
             who = f"host {offer.hostname} ({offer.addresses[0]}), pid {offer.pid}"
-            note_name(self._evidence.announcements, who)
+            note_name(self._diagnostics.announcements, who)
             return None
         if self._announcer.sealed and offer.state == "open":
             # It should hear that the job runs. Two open hosts dial each other, which tells both.
@@ -92,7 +92,7 @@ class Presence:
         onlooker = isinstance(message, Seek) and message.kind == "announcement"
         ours = (message.job, message.attempt) == (self._identity.job, self._identity.attempt)
         if ours and not onlooker:
-            self._evidence.secret_signs += 1
+            self._diagnostics.secret_signs += 1
 
     # --- how the session stands ------------------------------------------------------------------------------------
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 from mingle.protocol.blocking import Blocking
-from mingle.protocol.machine import Evidence, note
+from mingle.protocol.connection_race import ClaimBudget, DialTarget, Verdict, merged, named
+from mingle.protocol.machine import Diagnostics, note
 from mingle.protocol.membership import Membership
 from mingle.protocol.moving import Moving
-from mingle.protocol.proving import Endpoint, Suspicion, Verdict, merged, named
 from mingle.protocol.sessions import Session, Sessions
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer
@@ -28,54 +28,54 @@ class Racing(Struct):
     membership: Membership
     blocking: Blocking
     moving: Moving
-    evidence: Evidence
-    _suspicion: Suspicion = field(default_factory=Suspicion)
+    diagnostics: Diagnostics
+    _suspicion: ClaimBudget = field(default_factory=ClaimBudget)
 
     def offered(self, offer: Offer, interface: str, now: float, *, sender: str = "") -> None:
         """A datagram speaks of a host of our job."""
         session = self.sessions.get(offer.session)
-        endpoints = merged(named(offer, interface, sender), () if session is None else session.endpoints)
+        targets = merged(named(offer, interface, sender), () if session is None else session.targets)
         if session is None:
-            note(self.evidence.hosts, Session(offer, endpoints).host_name, "heard")
-            session = self._remember(offer, endpoints, sender)
+            note(self.diagnostics.hosts, Session(offer, targets).host_name, "heard")
+            session = self._remember(offer, targets, sender)
             if session is None:
                 return
         session.offer = offer
-        if session.proving is not None:
-            if session is self.membership.current and session.proving.address not in offer.addresses:
+        if session.race is not None:
+            if session is self.membership.current and session.race.address not in offer.addresses:
                 # The address that we are connected to has gone, and TCP would wait for it.
                 self.membership.doubt(now)
-            reopened = session.proving.purpose == "probe" and offer.takes_members
-            if not reopened or session.proving.verdict is Verdict.RACING or now < session.retry_at:
-                session.proving.add(endpoints)
+            reopened = session.race.purpose == "probe" and offer.takes_members
+            if not reopened or session.race.verdict is Verdict.RACING or now < session.retry_at:
+                session.race.add(targets)
                 return
             # It was sealed when we asked, and says that it takes members again: that is proved by joining.
             session.hang_up()
             session.retry_later(now)
-            session.endpoints = endpoints
+            session.targets = targets
             self.prove(session, now)
             return
-        session.endpoints = endpoints
+        session.targets = targets
         current = self.membership.current
         if current is not None and session is not current and offer.takes_members:
             self.membership.doubt(now)
             if self.membership.seated and self.membership.identity.rank is None and now >= session.retry_at:
                 # Our host may not hear the other's datagrams.
                 session.retry_at = now + TELL_HOST_SECONDS
-                self.membership.send(frames.Sighting(offer=offer))
+                self.membership.send(frames.HostSeen(offer=offer))
         elif now >= session.retry_at and session is not current:
             self.prove(session, now)
 
     def make_for(self, offer: Offer, interface: str, now: float, *, sender: str = "") -> None:
         """Joins that session, without waiting for a datagram of its host."""
-        endpoints = named(offer, interface, sender)
-        session = self.sessions.get(offer.session) or self._remember(offer, endpoints)
-        if session is not None and session.proving is None:
-            session.offer, session.endpoints = offer, endpoints
+        targets = named(offer, interface, sender)
+        session = self.sessions.get(offer.session) or self._remember(offer, targets)
+        if session is not None and session.race is None:
+            session.offer, session.targets = offer, targets
             self.prove(session, now)
 
-    def _remember(self, offer: Offer, endpoints: list[Endpoint], sender: str = "") -> Session | None:
-        return self.sessions.remember(offer, endpoints, keep=self.membership.return_to, sender=sender)
+    def _remember(self, offer: Offer, targets: list[DialTarget], sender: str = "") -> Session | None:
+        return self.sessions.remember(offer, targets, keep=self.membership.return_to, sender=sender)
 
     def prove(self, session: Session, now: float) -> bool:
         """Starts a race for a session, unless it is one to join and another comes first. Tells whether it did.
@@ -102,8 +102,8 @@ class Racing(Struct):
     def rewired(self, now: float) -> None:
         """Our interfaces have changed: other ways may lead to our host now."""
         session = self.membership.current
-        if session is not None and session.proving is not None and not self.membership.has_confirmed:
-            session.proving.prove_again(now)
+        if session is not None and session.race is not None and not self.membership.has_confirmed:
+            session.race.prove_again(now)
 
     @property
     def host_in_sight(self) -> bool:
@@ -126,22 +126,22 @@ class Racing(Struct):
     def stop(self) -> None:
         """Hangs up everywhere."""
         self.sessions.hang_up()
-        self._suspicion = Suspicion()
+        self._suspicion = ClaimBudget()
 
     def settle(self, session: Session, now: float) -> None:
         """Looks whether a race was lost on every address."""
-        proving = session.proving
-        if proving is None or proving.verdict not in (Verdict.DEAD, Verdict.SILENT):
+        race = session.race
+        if race is None or race.verdict not in (Verdict.DEAD, Verdict.SILENT):
             return
-        session.proving = None
+        session.race = None
         session.retry_later(now)
-        failures = "; ".join(f"{address} {reason}" for address, reason in proving.failures.items())
-        note(self.evidence.hosts, session.host_name, f"not reached: {failures}")
+        failures = "; ".join(f"{address} {reason}" for address, reason in race.failures.items())
+        note(self.diagnostics.hosts, session.host_name, f"not reached: {failures}")
         membership = self.membership
-        if session is membership.return_to and proving.verdict is Verdict.DEAD and membership.outcome is None:
+        if session is membership.return_to and race.verdict is Verdict.DEAD and membership.outcome is None:
             # Refused everywhere: its process is gone, and there is nothing to come back to.
             membership.return_to = None
-        silent = proving.purpose == "probe" and proving.verdict is Verdict.SILENT and self.blocking.silent(session, now)
+        silent = race.purpose == "probe" and race.verdict is Verdict.SILENT and self.blocking.silent(session, now)
         asked_again = silent and self.prove(session, now)
         if not asked_again and session.blocking_since is not None:
             # Dead, or said to take members meanwhile while we have a host: in neither case it is in the way.
@@ -155,8 +155,8 @@ class Racing(Struct):
         """When :meth:`handle_timer` has something to do."""
         times = [self._suspicion.next_timer()]
         for session in self.sessions:
-            if session.proving is not None:
-                times.append(session.proving.next_timer())
+            if session.race is not None:
+                times.append(session.race.next_timer())
             elif session is self.membership.return_to:
                 times.append(session.retry_at)
         return times
@@ -164,8 +164,8 @@ class Racing(Struct):
     def handle_timer(self, now: float) -> None:
         """Goes on with every race, and tries the session to return to again."""
         for session in self.sessions:
-            if session.proving is not None:
-                session.proving.handle_timer(now)
+            if session.race is not None:
+                session.race.handle_timer(now)
                 self.settle(session, now)
             elif session is self.membership.return_to and now >= session.retry_at:
                 if now < self.membership.return_until:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from mingle.diagnostics import findings
 from mingle.diagnostics.findings import Finding
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, InterfaceError, MingleError
-from mingle.protocol.machine import Evidence, Identity, NetworkFacts
-from mingle.wire.frames import Refused, Running, Status, Who
+from mingle.protocol.machine import Diagnostics, Identity, NetworkFacts
+from mingle.wire.frames import ProcessInfo, Refused, Running, Status
 
 _SHOWN = 8
 _RESEMBLING = 0.7
@@ -68,25 +68,25 @@ def tried(facts: NetworkFacts) -> str:
     return "\n".join(lines)
 
 
-def heard(evidence: Evidence, *, alone: bool = True) -> str:
+def heard(diagnostics: Diagnostics, *, alone: bool = True) -> str:
     """Returns the lines that say who was heard: of this job, and of others; that it was nobody, only if ``alone``.
 
     Ranks that found their host at once never asked anybody: that they were not heard is no sign of anything.
     """
     lines = []
-    if evidence.hosts:
-        lines.append("  hosts of this job heard: " + "; ".join(f"{n}: {t}" for n, t in evidence.hosts.items()))
-    if evidence.store_failures:
-        lines.append("  rank 0's store: " + "; ".join(f"{n}: {t}" for n, t in evidence.store_failures.items()))
-    if evidence.announcements:
-        lines.append(f"  announced by mingle-discover, which no rank can join: {few(evidence.announcements)}")
-    if evidence.seekers:
-        lines.append(f"  others that look for the same job: {few(sorted(evidence.seekers.values()), '; ')}")
-    if evidence.other_attempts:
-        others = (f"{attempt!r} by {who}" for attempt, who in evidence.other_attempts.items())
+    if diagnostics.hosts:
+        lines.append("  hosts of this job heard: " + "; ".join(f"{n}: {t}" for n, t in diagnostics.hosts.items()))
+    if diagnostics.store_failures:
+        lines.append("  rank 0's store: " + "; ".join(f"{n}: {t}" for n, t in diagnostics.store_failures.items()))
+    if diagnostics.announcements:
+        lines.append(f"  announced by mingle-discover, which no rank can join: {few(diagnostics.announcements)}")
+    if diagnostics.seekers:
+        lines.append(f"  others that look for the same job: {few(sorted(diagnostics.seekers.values()), '; ')}")
+    if diagnostics.other_attempts:
+        others = (f"{attempt!r} by {who}" for attempt, who in diagnostics.other_attempts.items())
         lines.append(f"  the same job in other attempts: {few(others, '; ')}")
-    if evidence.other_jobs:
-        others = (f"{job!r} by {who}" for job, who in sorted(evidence.other_jobs.items()))
+    if diagnostics.other_jobs:
+        others = (f"{job!r} by {who}" for job, who in sorted(diagnostics.other_jobs.items()))
         lines.append(f"  other job ids heard on this network: {few(others, '; ')}")
     if not lines and alone:
         lines.append("  nothing of this job was heard, and no other job either")
@@ -106,21 +106,23 @@ def incompatible(spoken: Sequence[str]) -> tuple[str, str]:
     )
 
 
-def authentication(identity: Identity, evidence: Evidence, facts: NetworkFacts, *, secured: bool) -> MingleError | None:
+def authentication(
+    identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, *, secured: bool
+) -> MingleError | None:
     """Returns the error for a job kept apart by its secret, or None where there is no sign of that."""
-    if not (evidence.signed_without_secret or evidence.secret_failures or evidence.secret_signs):
+    if not (diagnostics.signed_without_secret or diagnostics.secret_failures or diagnostics.secret_signs):
         return None
     if secured:
         observation = (
-            f"job {identity.job!r}: {evidence.secret_signs} of its datagrams were rejected because their signature is "
-            "missing or wrong"
+            f"job {identity.job!r}: {diagnostics.secret_signs} of its datagrams were rejected because their "
+            "signature is missing or wrong"
         )
         cause = "the other ranks were started without a secret or with another one"
     else:
         observation = f"job {identity.job!r} is hosted with a secret, and {_me(identity)} has none"
         cause = "MINGLE_SECRET or MINGLE_SECRET_FILE is set for the other ranks only"
-    if evidence.secret_failures:
-        observation += f"; {few(evidence.secret_failures, '; ')}"
+    if diagnostics.secret_failures:
+        observation += f"; {few(diagnostics.secret_failures, '; ')}"
     return AuthenticationError.explain(
         f"{observation}.\n{tried(facts)}",
         cause=cause,
@@ -130,7 +132,7 @@ def authentication(identity: Identity, evidence: Evidence, facts: NetworkFacts, 
 
 def timeout(
     identity: Identity,
-    evidence: Evidence,
+    diagnostics: Diagnostics,
     facts: NetworkFacts,
     *,
     seconds: float,
@@ -139,18 +141,18 @@ def timeout(
 ) -> MingleError:
     """Returns the error of a rank whose time is up."""
     if status is not None:
-        observation, cause, remedy = _incomplete(identity, evidence, facts, status, seconds, connected)
+        observation, cause, remedy = _incomplete(identity, diagnostics, facts, status, seconds, connected)
     elif connected:
         observation, cause, remedy = _hushed(identity, seconds)
     else:
-        observation, cause, remedy = _no_host(identity, evidence, facts, seconds)
+        observation, cause, remedy = _no_host(identity, diagnostics, facts, seconds)
     joined = status is not None and status.joined > 1
-    lines = [observation, heard(evidence, alone=not joined), tried(facts)]
+    lines = [observation, heard(diagnostics, alone=not joined), tried(facts)]
     return DiscoveryTimeoutError.explain("\n".join(filter(None, lines)), cause=cause, remedy=remedy)
 
 
 def _incomplete(
-    identity: Identity, evidence: Evidence, facts: NetworkFacts, status: Status, seconds: float, connected: bool
+    identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, status: Status, seconds: float, connected: bool
 ) -> tuple[str, str, str]:
     observation = (
         f"job {identity.job!r} did not form within {seconds:g} s: {status.joined} of {status.world_size} ranks joined"
@@ -168,20 +170,22 @@ def _incomplete(
         observation += f"\n  came and went: {few(status.left, '; ')}"
     if status.refused:
         observation += f"\n  refused: {few(status.refused, '; ')}"
-    if evidence.secret_failures:
-        observation += f"\n  did not prove the secret: {few(evidence.secret_failures, '; ')}"
-    return observation, *_why_incomplete(identity, evidence, facts, status)
+    if diagnostics.secret_failures:
+        observation += f"\n  did not prove the secret: {few(diagnostics.secret_failures, '; ')}"
+    return observation, *_why_incomplete(identity, diagnostics, facts, status)
 
 
-def _why_incomplete(identity: Identity, evidence: Evidence, facts: NetworkFacts, status: Status) -> tuple[str, str]:
+def _why_incomplete(
+    identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, status: Status
+) -> tuple[str, str]:
     """Returns the likely cause and a fix; the first that applies. docs/troubleshooting.md has the table."""
     look = "look at the output of the missing ranks; `mingle-discover list` shows who is there."
     if status.refused:
         return "a rank was started with settings that contradict the others (see what was refused)", look
     if status.left and not status.missing and status.joined < status.world_size:
         return "a rank crashed or was stopped while it waited for the others", look
-    if status.unconfirmed and evidence.store_failures and identity.rank in (None, *status.unconfirmed):
-        stores = (f"{where} is not reached from this host ({why})" for where, why in evidence.store_failures.items())
+    if status.unconfirmed and diagnostics.store_failures and identity.rank in (None, *status.unconfirmed):
+        stores = (f"{where} is not reached from this host ({why})" for where, why in diagnostics.store_failures.items())
         return (
             f"the store at {few(stores, '; ')}: a firewall, or an address of another network",
             "allow TCP from this host to rank 0's, or fix the store's port with MINGLE_MASTER_PORT and open that one.",
@@ -190,32 +194,32 @@ def _why_incomplete(identity: Identity, evidence: Evidence, facts: NetworkFacts,
         return "those processes are stopped, or their network was cut while the job formed", look
     if sure := failing(facts):
         return sure.observation, f"{sure.remedy}."
-    if evidence.secret_failures or evidence.secret_signs:
+    if diagnostics.secret_failures or diagnostics.secret_signs:
         return (
             "the missing ranks were started without a secret or with another one (somebody speaks of this job and has "
             "not ours), or were never started",
             "give every rank the same MINGLE_SECRET or MINGLE_SECRET_FILE; a stranger can be ignored.",
         )
-    if outside := _outside(identity, evidence, status):
+    if outside := _outside(identity, diagnostics, status):
         return (
             f"{few(outside, '; ')}: heard, and has not joined. Its host's firewall drops what comes from here, or "
             "ours drops its TCP connections",
             "run `mingle-discover doctor` on both hosts, or `mingle-discover ping` on all of them at once.",
         )
-    if elsewhere := _elsewhere(evidence, facts):
+    if elsewhere := _elsewhere(diagnostics, facts):
         return elsewhere
-    if evidence.other_jobs:
+    if diagnostics.other_jobs:
         return other_id(
-            identity.job, evidence, "the missing ranks were never started, or were started under another job id"
+            identity.job, diagnostics, "the missing ranks were never started, or were started under another job id"
         )
-    if doubt := suspect(facts, evidence, alone=status.joined <= 1 and not status.left):
+    if doubt := suspect(facts, diagnostics, alone=status.joined <= 1 and not status.left):
         return doubt.observation, f"{doubt.remedy}."
     return "the missing ranks were never started, or no network leads from them to rank 0", look
 
 
-def _outside(identity: Identity, evidence: Evidence, status: Status) -> list[str]:
+def _outside(identity: Identity, diagnostics: Diagnostics, status: Status) -> list[str]:
     """Return the processes that look for the job and certainly have not joined it."""
-    seekers = list(evidence.seekers.values())
+    seekers = list(diagnostics.seekers.values())
     if identity.rank is None:
         # All joined processes but this one can be among those heard; of a larger number at least one has not joined.
         return seekers if len(seekers) >= status.joined and not status.left else []
@@ -227,35 +231,35 @@ def failing(facts: NetworkFacts) -> Finding | None:
     return next((finding for finding in facts.findings if finding.status is findings.Status.FAIL), None)
 
 
-def suspect(facts: NetworkFacts, evidence: Evidence, *, alone: bool) -> Finding | None:
+def suspect(facts: NetworkFacts, diagnostics: Diagnostics, *, alone: bool) -> Finding | None:
     """Return the warning that can explain why no process was heard; None if any was.
 
     Args:
         facts: with the findings of the local checks.
-        evidence: who was heard.
+        diagnostics: who was heard.
         alone: whether no process has joined either.
     """
-    if not alone or not evidence.empty or versions(facts):
+    if not alone or not diagnostics.empty or versions(facts):
         return None
     return next((finding for finding in facts.findings if finding.explains_silence), None)
 
 
-def other_id(job: str, evidence: Evidence, otherwise: str) -> tuple[str, str]:
+def other_id(job: str, diagnostics: Diagnostics, otherwise: str) -> tuple[str, str]:
     """Return cause and fix if other jobs were heard; a mistyped id only if one of them resembles ours."""
     import difflib  # only a rank that has failed needs it
 
-    near = difflib.get_close_matches(job, evidence.other_jobs, cutoff=_RESEMBLING)
+    near = difflib.get_close_matches(job, diagnostics.other_jobs, cutoff=_RESEMBLING)
     words = "a mistyped job id" if near else otherwise
-    named = few(repr(other) for other in sorted(near or evidence.other_jobs))
+    named = few(repr(other) for other in sorted(near or diagnostics.other_jobs))
     return f"{words}: {named} is on this network", "start every rank with the same job id."
 
 
-def _elsewhere(evidence: Evidence, facts: NetworkFacts) -> tuple[str, str] | None:
+def _elsewhere(diagnostics: Diagnostics, facts: NetworkFacts) -> tuple[str, str] | None:
     """Return cause and fix if the ranks heard belong to another version or another attempt."""
     if spoken := versions(facts):
         return incompatible(spoken)
-    if evidence.other_attempts:
-        attempts = few(repr(attempt) for attempt in sorted(evidence.other_attempts))
+    if diagnostics.other_attempts:
+        attempts = few(repr(attempt) for attempt in sorted(diagnostics.other_attempts))
         return (
             f"the launcher's attempt differs: {attempts} is on this network, so the job was restarted on some nodes "
             "only, or ranks of its last attempt still run",
@@ -273,20 +277,20 @@ def _hushed(identity: Identity, seconds: float) -> tuple[str, str, str]:
     )
 
 
-def _no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, seconds: float) -> tuple[str, str, str]:
+def _no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, seconds: float) -> tuple[str, str, str]:
     host = "a host" if identity.rank is None else "rank 0"
     observation = f"job {identity.job!r}: {host} was not found within {seconds:g} s by {_me(identity)}."
-    return observation, *_why_no_host(identity, evidence, facts, host)
+    return observation, *_why_no_host(identity, diagnostics, facts, host)
 
 
-def _why_no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, host: str) -> tuple[str, str]:
+def _why_no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, host: str) -> tuple[str, str]:
     """Returns the likely cause and a fix; the first that applies. docs/troubleshooting.md has the table."""
-    if evidence.hosts and evidence.hosts.keys() <= evidence.proved.keys():
+    if diagnostics.hosts and diagnostics.hosts.keys() <= diagnostics.proved.keys():
         return (
             f"{host} was reached and has gone since: its process has ended, or its network was cut",
             f"look at the output of {host}; start the job again.",
         )
-    if evidence.hosts:
+    if diagnostics.hosts:
         return (
             f"{host} was heard but could not be reached over TCP: a firewall, or an address of another network",
             "allow TCP between the hosts, or name the right network with MINGLE_INTERFACE; `mingle-discover doctor` "
@@ -296,22 +300,22 @@ def _why_no_host(identity: Identity, evidence: Evidence, facts: NetworkFacts, ho
         return incompatible(spoken)
     if sure := failing(facts):
         return sure.observation, f"{sure.remedy}."
-    if evidence.announcements:
+    if diagnostics.announcements:
         return (
             f"the job is only announced by `mingle-discover announce`, which no rank joins; {host} was not started",
             f"start {host}, or connect to the announced address without mingle.",
         )
-    if elsewhere := _elsewhere(evidence, facts):
+    if elsewhere := _elsewhere(diagnostics, facts):
         return elsewhere
-    if evidence.other_jobs:
-        return other_id(identity.job, evidence, f"{host} was not started, or was started under another job id")
-    if evidence.seekers:
+    if diagnostics.other_jobs:
+        return other_id(identity.job, diagnostics, f"{host} was not started, or was started under another job id")
+    if diagnostics.seekers:
         return (
             f"{host} was not started, or runs alone with a world size of 1, or its multicast does not reach this "
             "network (other ranks are heard, so multicast works here)",
             f"look at the output and the WORLD_SIZE of {host}; `mingle-discover list` on its host shows what it does.",
         )
-    if doubt := suspect(facts, evidence, alone=True):
+    if doubt := suspect(facts, diagnostics, alone=True):
         return doubt.observation, f"{doubt.remedy}."
     return (
         "rank 0 was not started, or this network carries no multicast between the hosts (many clouds and "
@@ -378,12 +382,12 @@ def reopened(identity: Identity, reason: str) -> str:
     return f"job {identity.job!r}: forming it was interrupted and starts again: {reason}"
 
 
-def deserted(identity: Identity, who: Who) -> str:
+def deserted(identity: Identity, who: ProcessInfo) -> str:
     """Why the store is closed: nobody shall wait there for a rank that is gone."""
     return f"job {identity.job!r}: {who} was lost before its process group stood"
 
 
-def bereft(identity: Identity, loss: str) -> MingleError:
+def host_lost(identity: Identity, loss: str) -> MingleError:
     """Returns the error of a member whose host is gone after GO and before the process group stood."""
     return MingleError.explain(
         f"job {identity.job!r}: rank 0 was lost after the job had formed and before its process group stood ({loss}).",
@@ -401,10 +405,10 @@ def not_contiguous(identity: Identity) -> str:
     )
 
 
-def two_hosts(identity: Identity, rivals: Sequence[Who]) -> MingleError:
+def two_hosts(identity: Identity, others: Sequence[ProcessInfo]) -> MingleError:
     """Returns the error for two live rank 0s."""
     return ConflictError.explain(
-        f"job {identity.job!r} has more than one rank 0: this process ({identity.who}) and {few(rivals, '; ')}.",
+        f"job {identity.job!r} has more than one rank 0: this process ({identity.who}) and {few(others, '; ')}.",
         cause="rank 0 was started twice, or two jobs share one job id",
         remedy="start one rank 0 only, or give the jobs different ids.",
     )

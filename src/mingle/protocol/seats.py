@@ -157,7 +157,7 @@ class Seats:
         """The connections of all members but the host itself."""
         return list(self._conns)
 
-    def whos(self) -> list[frames.Who]:
+    def whos(self) -> list[frames.ProcessInfo]:
         """Who has a seat, by rank."""
         everyone = [
             msgspec.structs.replace(seat.applicant.who, rank=self._rank_of(seat)) for seat in self.seats.values()

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct, field
 
 from mingle.protocol.claims import DialBudget
-from mingle.protocol.control import Call
+from mingle.protocol.connection_race import ConnectionRace, DialTarget, Verdict, address_seconds
+from mingle.protocol.handshake import Call
 from mingle.protocol.machine import Effect, Identity, NewId
-from mingle.protocol.proving import Endpoint, Proving, Verdict, address_seconds
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Offer
@@ -29,10 +29,10 @@ class Session(Struct, eq=False):
     """A session that was heard of."""
 
     offer: Offer
-    endpoints: Sequence[Endpoint]
+    targets: Sequence[DialTarget]
     sender: str = ""
     """The address of whoever spoke of it first; empty: a connection that has proved itself."""
-    proving: Proving | None = None
+    race: ConnectionRace | None = None
     retry_at: float = 0.0
     confirmed: bool = False
     """We have confirmed there: it may have decided GO with us in it."""
@@ -62,18 +62,18 @@ class Session(Struct, eq=False):
 
     def races_to(self, purpose: frames.Purpose) -> bool:
         """Whether a race for that purpose is under way."""
-        return self.proving is not None and self.proving.purpose == purpose and self.proving.verdict is Verdict.RACING
+        return self.race is not None and self.race.purpose == purpose and self.race.verdict is Verdict.RACING
 
     def send(self, frame: frames.AnyFrame) -> None:
         """Says something to its host, if it is on the line."""
-        if self.proving is not None and self.proving.conversation is not None:
-            self.proving.conversation.send(frame)
+        if self.race is not None and self.race.conversation is not None:
+            self.race.conversation.send(frame)
 
     def hang_up(self) -> None:
         """Ends its race or its connection."""
-        if self.proving is not None:
-            self.proving.abandon()
-            self.proving = None
+        if self.race is not None:
+            self.race.abandon()
+            self.race = None
 
     def retry_later(self, now: float) -> None:
         """No other race for it starts at once."""
@@ -98,26 +98,26 @@ class Sessions(Struct):
         return self._known.get(name)
 
     def remember(
-        self, offer: Offer, endpoints: Sequence[Endpoint], *, keep: Session | None, sender: str = ""
+        self, offer: Offer, targets: Sequence[DialTarget], *, keep: Session | None, sender: str = ""
     ) -> Session | None:
         """Keeps a session that was not known; None if there is no room. ``keep`` is never forgotten for it."""
         of_sender = [each for each in self._known.values() if sender and each.sender == sender]
         crowded = of_sender if len(of_sender) >= REMEMBERED_BY_SENDER else list(self._known.values())
         if crowded is of_sender or len(crowded) >= REMEMBERED_SESSIONS:
             # A flood of forged ones waits for its dial budget; none of them is in the way of one that can be dialled.
-            idle = [each for each in crowded if each.proving is None and each is not keep]
-            idle += [each for each in crowded if each.proving is not None and not each.proving.dialing]
+            idle = [each for each in crowded if each.race is None and each is not keep]
+            idle += [each for each in crowded if each.race is not None and not each.race.dialing]
             if not idle:
                 return None
             idle[0].hang_up()
             del self._known[idle[0].name]
-        session = self._known[offer.session] = Session(offer, endpoints, sender)
+        session = self._known[offer.session] = Session(offer, targets, sender)
         return session
 
     def race(self, session: Session, now: float) -> None:
         """Starts a race for a session, on all addresses that it is known by."""
         purpose = session.purpose
-        session.proving = Proving(
+        session.race = ConnectionRace(
             Call(
                 job=self.identity.job,
                 attempt=self.identity.attempt,
@@ -126,7 +126,7 @@ class Sessions(Struct):
                 purpose=purpose,
                 who=self.identity.who,
             ),
-            session.endpoints,
+            session.targets,
             session.offer.port,
             key=self.key,
             new_id=self.new_id,
@@ -139,29 +139,27 @@ class Sessions(Struct):
 
     def owns(self, conn: int) -> bool:
         """Tells whether a connection belongs to one of them."""
-        return any(each.proving is not None and each.proving.owns(conn) for each in self._known.values())
+        return any(each.race is not None and each.race.owns(conn) for each in self._known.values())
 
-    def owner(self, conn: int) -> tuple[Session, Proving]:
+    def owner(self, conn: int) -> tuple[Session, ConnectionRace]:
         """The session, and its race, to which a connection belongs."""
         return next(
-            (each, each.proving)
-            for each in self._known.values()
-            if each.proving is not None and each.proving.owns(conn)
+            (each, each.race) for each in self._known.values() if each.race is not None and each.race.owns(conn)
         )
 
     def flush(self) -> None:
         """Writes what the conversations want to say."""
         for session in self._known.values():
-            if session.proving is not None:
-                session.proving.flush()
+            if session.race is not None:
+                session.race.flush()
 
     def keep_only(self, chosen: Session) -> None:
         """Ends all races: the chosen session keeps the connection that won, the others are hung up on."""
         for session in self._known.values():
             if session is not chosen:
                 session.hang_up()
-            elif session.proving is not None:
-                session.proving.stop_trying()
+            elif session.race is not None:
+                session.race.stop_trying()
 
     def hang_up(self) -> None:
         """Hangs up everywhere."""

@@ -1,6 +1,6 @@
 """Telling the hosts that should make way of our own session, over TCP: our datagrams may not reach them.
 
-Each one is raced for on its addresses, hears in one SIGHTING who we are, and is hung up on.
+Each one is raced for on its addresses, hears in one HOST_SEEN who we are, and is hung up on.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from mingle.protocol.claims import DialBudget
-from mingle.protocol.control import Call, HandshakeFailed
+from mingle.protocol.connection_race import ConnectionRace, Verdict, address_seconds, named
+from mingle.protocol.handshake import Call, HandshakeFailed
 from mingle.protocol.machine import Effect, Hangup, Identity, NewId
-from mingle.protocol.proving import Proving, Verdict, address_seconds, named
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Offer, Rejected
@@ -27,12 +27,12 @@ class _Told(Struct):
     """A host that is being told of us, or was."""
 
     again_at: float
-    proving: Proving | None = None
+    race: ConnectionRace | None = None
     stands: bool = False
     """Whether its lower id does not beat us: somebody of ours can't reach it."""
 
 
-class Telling:
+class Notifier:
     """The calls of one host. ``own_offer`` returns what to say when one is answered; None: nothing any more."""
 
     def __init__(
@@ -59,13 +59,13 @@ class Telling:
         if told is None:
             if len(self._told) >= MAX_TOLD:
                 oldest = self._told.pop(next(iter(self._told)))
-                if oldest.proving is not None:
-                    oldest.proving.abandon()
+                if oldest.race is not None:
+                    oldest.race.abandon()
             told = self._told[offer.session] = _Told(now)
-        if told.proving is not None or now < told.again_at:
+        if told.race is not None or now < told.again_at:
             return
         told.again_at, told.stands = now + TELL_AGAIN_SECONDS, stands
-        told.proving = Proving(
+        told.race = ConnectionRace(
             self._call_to(offer.session),
             named(offer, interface, sender),
             offer.port,
@@ -87,25 +87,25 @@ class Telling:
             who=self._identity.who,
         )
 
-    def _settle(self, told: _Told, proving: Proving) -> None:
+    def _settle(self, told: _Told, race: ConnectionRace) -> None:
         """Once the other host is on the line: says who we are, and that is all."""
-        if proving.verdict is Verdict.RACING:
+        if race.verdict is Verdict.RACING:
             return
         offer = self._own_offer()
-        if proving.conversation is not None and offer is not None:
-            proving.conversation.send(frames.Sighting(offer=offer, stands=told.stands))
-        proving.abandon()
-        told.proving = None
+        if race.conversation is not None and offer is not None:
+            race.conversation.send(frames.HostSeen(offer=offer, stands=told.stands))
+        race.abandon()
+        told.race = None
 
     # --- connections -----------------------------------------------------------------------------------------------
 
-    def _owner(self, conn: int) -> tuple[_Told, Proving] | None:
+    def _owner(self, conn: int) -> tuple[_Told, ConnectionRace] | None:
         for told in self._told.values():
-            if told.proving is not None and told.proving.owns(conn):
-                return told, told.proving
+            if told.race is not None and told.race.owns(conn):
+                return told, told.race
         return None
 
-    def _call(self, conn: int) -> tuple[_Told, Proving]:
+    def _call(self, conn: int) -> tuple[_Told, ConnectionRace]:
         found = self._owner(conn)
         assert found is not None
         return found
@@ -116,42 +116,42 @@ class Telling:
 
     def connected(self, conn: int, local_address: str, interface: str) -> None:
         """A connection stands."""
-        _, proving = self._call(conn)
-        proving.connected(conn, local_address, interface)
+        _, race = self._call(conn)
+        race.connected(conn, local_address, interface)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
         """Bytes came in."""
-        told, proving = self._call(conn)
+        told, race = self._call(conn)
         try:
-            proving.received(conn, untrusted, now)
+            race.received(conn, untrusted, now)
         except (Rejected, HandshakeFailed) as failure:
             self._effects.append(Hangup(conn))
-            proving.closed(conn, str(failure), now)
-        self._settle(told, proving)
+            race.disconnected(conn, str(failure), now)
+        self._settle(told, race)
 
-    def closed(self, conn: int, reason: str, now: float) -> None:
+    def disconnected(self, conn: int, reason: str, now: float) -> None:
         """A connection ended, or could not be made."""
-        told, proving = self._call(conn)
-        proving.closed(conn, reason, now)
-        self._settle(told, proving)
+        told, race = self._call(conn)
+        race.disconnected(conn, reason, now)
+        self._settle(told, race)
 
     # --- time ------------------------------------------------------------------------------------------------------
 
     def next_timer(self) -> float | None:
         """When :meth:`handle_timer` has something to do."""
-        times = [told.proving.next_timer() for told in self._told.values() if told.proving is not None]
+        times = [told.race.next_timer() for told in self._told.values() if told.race is not None]
         return min((time for time in times if time is not None), default=None)
 
     def handle_timer(self, now: float) -> None:
         """Lets the races go on."""
         for told in self._told.values():
-            if told.proving is not None:
-                told.proving.handle_timer(now)
-                self._settle(told, told.proving)
+            if told.race is not None:
+                told.race.handle_timer(now)
+                self._settle(told, told.race)
 
     def abandon(self) -> None:
         """Hangs up everywhere and forgets who was told."""
         for told in self._told.values():
-            if told.proving is not None:
-                told.proving.abandon()
+            if told.race is not None:
+                told.race.abandon()
         self._told.clear()

@@ -64,7 +64,7 @@ class Path(Struct, frozen=True, kw_only=True, omit_defaults=True):
 Paths: TypeAlias = Annotated[tuple[Path, ...], Meta(max_length=64)]
 
 
-class Who(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ProcessInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A process, as an error names it."""
 
     hostname: ShortText = ""
@@ -98,7 +98,7 @@ class Hello(Frame, frozen=True, kw_only=True, tag="hello", omit_defaults=True):
     session_hash: Identifier
     """Names the session to its host only (:func:`mingle.wire.authentication.session_hash`)."""
     purpose: Purpose
-    who: Who = Who()
+    who: ProcessInfo = ProcessInfo()
     proof: Proof = b""
     """With a secret: the MAC over the nonce and the session; empty without one."""
 
@@ -133,7 +133,7 @@ class Join(Frame, frozen=True, kw_only=True, tag="join", omit_defaults=True):
     local_rank: Rank | None = None
     local_world_size: WorldSize | None = None
     node_rank: Rank | None = None
-    who: Who = Who()
+    who: ProcessInfo = ProcessInfo()
     kind: Kind = "ranks"
     versions: Annotated[dict[ShortText, ShortText], Meta(max_length=16)] = {}
     paths: Paths = ()
@@ -178,7 +178,7 @@ class Refused(Frame, frozen=True, kw_only=True, tag="refused", omit_defaults=Tru
 
     reason: RefusalReason
     detail: Text = ""
-    who: Who | None = None
+    who: ProcessInfo | None = None
 
     def __post_init__(self) -> None:
         make_printable(self, "detail")
@@ -191,7 +191,7 @@ class Running(Frame, frozen=True, kw_only=True, tag="running", omit_defaults=Tru
     world_size: WorldSize
     seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 0.0
     """How long it has been in this state."""
-    host: Who
+    host: ProcessInfo
     joined: Ranks = ()
     missing: Ranks = ()
     roster: Text = ""
@@ -280,7 +280,7 @@ class Void(Frame, frozen=True, kw_only=True, tag="void", omit_defaults=True):
         make_printable(self, "reason")
 
 
-class Sighting(Frame, frozen=True, kw_only=True, tag="sighting", omit_defaults=True):
+class HostSeen(Frame, frozen=True, kw_only=True, tag="host-seen", omit_defaults=True):
     """Either side to a host that assigns ranks, member or other host: one more host of this job is there."""
 
     offer: Offer
@@ -288,13 +288,13 @@ class Sighting(Frame, frozen=True, kw_only=True, tag="sighting", omit_defaults=T
     """Its host's id is the higher one and yet it does not make way: somebody there can't reach you."""
 
 
-class Moved(Frame, frozen=True, kw_only=True, tag="moved", omit_defaults=True):
+class Redirect(Frame, frozen=True, kw_only=True, tag="redirect", omit_defaults=True):
     """Host to member: this session goes up in that one, where I have a seat already; join it, then hang up here."""
 
     offer: Offer
 
 
-class Stranded(Frame, frozen=True, kw_only=True, tag="stranded", omit_defaults=True):
+class Unreachable(Frame, frozen=True, kw_only=True, tag="unreachable", omit_defaults=True):
     """Member to host: I can't reach the host that you sent me to."""
 
     session: Identifier
@@ -339,7 +339,7 @@ class Members(Frame, frozen=True, kw_only=True, tag="members", omit_defaults=Tru
     """Higher than that of any earlier session of its founders."""
     quorum: bool = False
     """Whether the session has had its quorum."""
-    present: Annotated[tuple[Who, ...], Meta(max_length=MAX_PRESENT)] = ()
+    present: Annotated[tuple[ProcessInfo, ...], Meta(max_length=MAX_PRESENT)] = ()
 
 
 # --- questions ----------------------------------------------------------------------------------------------
@@ -416,7 +416,7 @@ class Pong(Frame, frozen=True, kw_only=True, tag="pong", omit_defaults=True):
 _Handshake: TypeAlias = Hello | Welcome | Prove
 _Joining: TypeAlias = Join | Joined | Refused | Running | Members
 _Forming: TypeAlias = Store | Confirm | Confirmed | Sealed | Ack | Go | Void
-_Moving: TypeAlias = Sighting | Moved | Stranded
+_Moving: TypeAlias = HostSeen | Redirect | Unreachable
 _Ending: TypeAlias = Ready | Leave | Closed
 _Asking: TypeAlias = Ask | Status | Roster | Ping | Pong
 AnyFrame: TypeAlias = _Handshake | _Joining | _Forming | _Moving | _Ending | _Asking

@@ -12,9 +12,17 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct, field
 
 from mingle.protocol.claims import DialBudget
-from mingle.protocol.control import Call, HandshakeFailed
+from mingle.protocol.connection_race import (
+    ADDRESS_SECONDS,
+    SILENT_SECONDS,
+    ClaimBudget,
+    ConnectionRace,
+    DialTarget,
+    Verdict,
+    merged,
+)
+from mingle.protocol.handshake import Call, HandshakeFailed
 from mingle.protocol.machine import Effect, Hangup, NewId
-from mingle.protocol.proving import ADDRESS_SECONDS, SILENT_SECONDS, Endpoint, Proving, Suspicion, Verdict, merged
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Offer, Rejected
@@ -32,10 +40,10 @@ MAX_SESSIONS_BY_SENDER = 4
 
 class _Other(Struct):
     offer: Offer
-    endpoints: Sequence[Endpoint]
+    targets: Sequence[DialTarget]
     sender: str = ""
     """The address of whoever spoke of it first; empty: a connection that has proved itself."""
-    proving: Proving | None = None
+    race: ConnectionRace | None = None
     since: float | None = None
     """Since when it is known to live (or, sealed and silent, suspected to)."""
     running: frames.Running | None = None
@@ -58,13 +66,13 @@ class _Other(Struct):
     @property
     def may_run(self) -> bool:
         """Whether it is said to be sealed, and just being asked."""
-        racing = self.proving is not None and self.proving.verdict is Verdict.RACING
+        racing = self.race is not None and self.race.verdict is Verdict.RACING
         return racing and self.is_sealed and not self.counted_dead
 
     @property
     def is_proved(self) -> bool:
         """Whether it has proved itself, and is still on the line."""
-        return self.proving is not None and self.proving.verdict is Verdict.PROVED
+        return self.race is not None and self.race.verdict is Verdict.PROVED
 
     @property
     def is_mute(self) -> bool:
@@ -74,7 +82,7 @@ class _Other(Struct):
     @property
     def waits(self) -> bool:
         """Whether it is to be asked for the first time, and waits for its dial budget."""
-        return self.proving is not None and self.since is None and not self.proving.dialing
+        return self.race is not None and self.since is None and not self.race.dialing
 
     @property
     def is_claimed(self) -> bool:
@@ -84,11 +92,11 @@ class _Other(Struct):
 
 class _Caller(Struct, frozen=True):
     member: bytes
-    who: frames.Who
+    who: frames.ProcessInfo
     since: float
 
 
-class Rivals(Struct):
+class ConflictingHosts(Struct):
     """Keeps count of them."""
 
     call: Callable[[bytes, frames.Purpose], Call]
@@ -103,10 +111,10 @@ class Rivals(Struct):
     longest_wait: float = RUNNING_PATIENCE_SECONDS
     """How long at most another run of the job is waited for."""
     dials: DialBudget = field(default_factory=DialBudget)
-    _suspicion: Suspicion = field(default_factory=Suspicion)
+    _suspicion: ClaimBudget = field(default_factory=ClaimBudget)
     _others: dict[bytes, _Other] = field(default_factory=dict)
     _callers: dict[int, _Caller] = field(default_factory=dict)
-    _conceded: list[frames.Who] = field(default_factory=list)
+    _conceded: list[frames.ProcessInfo] = field(default_factory=list)
     """Rivals that have ended because of the conflict with us."""
 
     # --- what is known ---------------------------------------------------------------------------------------------
@@ -132,7 +140,7 @@ class Rivals(Struct):
         """Takes note of how long others have held us up that are only claimed to be there."""
         self._suspicion.note(now, pending=any(each.is_claimed for each in self._others.values()))
 
-    def lasting(self, now: float) -> list[frames.Who]:
+    def lasting(self, now: float) -> list[frames.ProcessInfo]:
         """The rivals that have been alive for long enough to be an error."""
         dialled = {
             other.offer.host: other.running.host
@@ -175,23 +183,23 @@ class Rivals(Struct):
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
-    def heard(self, offer: Offer, endpoints: Sequence[Endpoint], now: float, *, sender: str = "") -> None:
+    def heard(self, offer: Offer, targets: Sequence[DialTarget], now: float, *, sender: str = "") -> None:
         """Another session of this job was named in a datagram: look whether it lives."""
         other = self._others.get(offer.session)
         if other is None:
             if not self._has_room(sender):
                 return
-            other = self._others[offer.session] = _Other(offer, endpoints, sender)
-        other.offer, other.endpoints = offer, merged(endpoints, other.endpoints)
+            other = self._others[offer.session] = _Other(offer, targets, sender)
+        other.offer, other.targets = offer, merged(targets, other.targets)
         if now < other.retry_at:
             return
         if other.running is not None and other.is_sealed != (offer.state == "sealed"):
             # The datagram says that it has changed: ask again.
-            if other.proving is not None:
-                other.proving.abandon()
-                other.proving = None
+            if other.race is not None:
+                other.race.abandon()
+                other.race = None
             other.retry_at = now + RETRY_SECONDS
-        if other.proving is None:
+        if other.race is None:
             self._prove(other, now)
         self._weigh(now)
 
@@ -200,7 +208,7 @@ class Rivals(Struct):
         of_sender = [name for name, each in self._others.items() if sender and each.sender == sender]
         crowded = of_sender if len(of_sender) >= MAX_SESSIONS_BY_SENDER else list(self._others)
         if crowded is of_sender or len(crowded) >= MAX_SESSIONS:
-            idle = [name for name in crowded if self._others[name].proving is None]
+            idle = [name for name in crowded if self._others[name].race is None]
             idle += [name for name in crowded if self._others[name].waits]
             if not idle:
                 return False
@@ -209,9 +217,9 @@ class Rivals(Struct):
 
     def _prove(self, other: _Other, now: float) -> None:
         purpose: frames.Purpose = "probe" if other.offer.state == "sealed" else "rival"
-        other.proving = Proving(
+        other.race = ConnectionRace(
             self.call(other.offer.session, purpose),
-            other.endpoints,
+            other.targets,
             other.offer.port,
             key=self.key,
             new_id=self.new_id,
@@ -221,7 +229,7 @@ class Rivals(Struct):
             dials=self.dials,
         )
 
-    def caller(self, conn: int, member: bytes, who: frames.Who, now: float) -> None:
+    def caller(self, conn: int, member: bytes, who: frames.ProcessInfo, now: float) -> None:
         """Another host has proved itself on a connection of its own making."""
         self._callers[conn] = _Caller(member, who, now)
 
@@ -231,36 +239,36 @@ class Rivals(Struct):
 
     def owns(self, conn: int) -> bool:
         """Tells whether a connection was dialled here."""
-        return any(each.proving is not None and each.proving.owns(conn) for each in self._others.values())
+        return any(each.race is not None and each.race.owns(conn) for each in self._others.values())
 
     def _owner(self, conn: int) -> _Other:
-        return next(each for each in self._others.values() if each.proving is not None and each.proving.owns(conn))
+        return next(each for each in self._others.values() if each.race is not None and each.race.owns(conn))
 
     def connected(self, conn: int, local_address: str, interface: str) -> None:
         """A connection stands."""
-        proving = self._owner(conn).proving
-        assert proving is not None
-        proving.connected(conn, local_address, interface)
+        race = self._owner(conn).race
+        assert race is not None
+        race.connected(conn, local_address, interface)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
         """Bytes came in."""
         other = self._owner(conn)
-        proving = other.proving
-        assert proving is not None
+        race = other.race
+        assert race is not None
         try:
-            received = proving.received(conn, untrusted, now)
+            received = race.received(conn, untrusted, now)
         except (Rejected, HandshakeFailed) as failure:
             self.effects.append(Hangup(conn))
-            self.closed(conn, str(failure), now)
+            self.disconnected(conn, str(failure), now)
             return
-        asked = proving.winner is not None and proving.purpose == "probe"
+        asked = race.winner is not None and race.purpose == "probe"
         if asked and other.since is None and not other.counted_dead:
             # It lives; in what state, it is about to say.
             other.since = now
         for frame in received:
             if isinstance(frame, frames.Running) and frame.state == "open" and self.competes and other.offer.assigned:
                 # It was said to be sealed. Its next OFFER shows who makes way.
-                proving.abandon()
+                race.abandon()
                 self._forget(other, now)
                 return
             if isinstance(frame, frames.Running):
@@ -270,7 +278,7 @@ class Rivals(Struct):
                     other.since, other.told = now, False
             elif isinstance(frame, frames.Closed) and frame.conflict:
                 self._concede(other, now)
-        proving.flush()
+        race.flush()
         self._settle(other, now)
         self._weigh(now)
 
@@ -280,24 +288,24 @@ class Rivals(Struct):
         if other.running is not None and lasted and not other.blocks:
             self._conceded.append(other.running.host)
 
-    def closed(self, conn: int, reason: str, now: float) -> None:
+    def disconnected(self, conn: int, reason: str, now: float) -> None:
         """A connection ended."""
         other = self._owner(conn)
-        assert other.proving is not None
-        was_winner = other.proving.winner == conn
-        other.proving.closed(conn, reason, now)
+        assert other.race is not None
+        was_winner = other.race.winner == conn
+        other.race.disconnected(conn, reason, now)
         if was_winner:
-            other.proving.abandon()
+            other.race.abandon()
             self._forget(other, now)
         else:
             self._settle(other, now)
         self._weigh(now)
 
     def _settle(self, other: _Other, now: float) -> None:
-        if other.proving is None or other.proving.verdict not in (Verdict.DEAD, Verdict.SILENT):
+        if other.race is None or other.race.verdict not in (Verdict.DEAD, Verdict.SILENT):
             return
-        silent = other.proving.verdict is Verdict.SILENT and other.proving.purpose == "probe"
-        other.proving = None
+        silent = other.race.verdict is Verdict.SILENT and other.race.purpose == "probe"
+        other.race = None
         if silent and not other.counted_dead:
             if other.since is None:
                 other.since = now
@@ -309,14 +317,14 @@ class Rivals(Struct):
 
     @staticmethod
     def _forget(other: _Other, now: float) -> None:
-        other.proving = other.since = other.running = None
+        other.race = other.since = other.running = None
         other.told = False
         other.retry_at = now + RETRY_SECONDS
 
     def next_timer(self) -> float | None:
         """When :meth:`handle_timer` has something to do."""
         times = [self._suspicion.next_timer()]
-        times += [each.proving.next_timer() for each in self._others.values() if each.proving is not None]
+        times += [each.race.next_timer() for each in self._others.values() if each.race is not None]
         times += [
             each.since + SILENT_SECONDS for each in self._others.values() if each.since is not None and each.is_mute
         ]
@@ -325,24 +333,24 @@ class Rivals(Struct):
     def handle_timer(self, now: float) -> None:
         """Lets the races go on."""
         for other in list(self._others.values()):
-            if other.proving is not None:
-                other.proving.handle_timer(now)
+            if other.race is not None:
+                other.race.handle_timer(now)
                 self._settle(other, now)
-            if other.proving is not None and other.since is not None and other.is_mute:
+            if other.race is not None and other.since is not None and other.is_mute:
                 self._hang_up_on_mute(other, other.since, now)
         self._weigh(now)
 
     def _hang_up_on_mute(self, other: _Other, since: float, now: float) -> None:
-        assert other.proving is not None
+        assert other.race is not None
         if now >= since + SILENT_SECONDS:
-            other.proving.abandon()
+            other.race.abandon()
             other.counted_dead = True
             self._forget(other, now)
 
     def abandon(self) -> None:
         """Hangs up everywhere."""
         for other in self._others.values():
-            if other.proving is not None:
-                other.proving.abandon()
+            if other.race is not None:
+                other.race.abandon()
         self._others.clear()
         self._callers.clear()

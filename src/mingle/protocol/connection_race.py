@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from mingle.protocol.claims import DialBudget
-from mingle.protocol.control import Call, HandshakeFailed, MemberConversation
+from mingle.protocol.handshake import Call, HandshakeFailed, MemberConversation
 from mingle.protocol.machine import Dial, Effect, Hangup, NewId, Write
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_ADDRESSES, Offer, Rejected
@@ -41,7 +41,7 @@ def address_seconds(world_size: int) -> float:
     return max(ADDRESS_SECONDS, ADDRESS_SECONDS_PER_RANK * world_size)
 
 
-class Endpoint(Struct, frozen=True):
+class DialTarget(Struct, frozen=True):
     """An address, the interface on which it was heard, and the control port that was named with it."""
 
     address: str
@@ -57,12 +57,12 @@ class Endpoint(Struct, frozen=True):
         return self.sender == self.address
 
 
-def named(offer: Offer, interface: str, sender: str = "") -> list[Endpoint]:
+def named(offer: Offer, interface: str, sender: str = "") -> list[DialTarget]:
     """Return the endpoints that an OFFER names, as heard on an interface from an address."""
-    return [Endpoint(address, interface, offer.port, sender) for address in offer.addresses]
+    return [DialTarget(address, interface, offer.port, sender) for address in offer.addresses]
 
 
-def merged(new: Sequence[Endpoint], known: Sequence[Endpoint]) -> list[Endpoint]:
+def merged(new: Sequence[DialTarget], known: Sequence[DialTarget]) -> list[DialTarget]:
     """Returns where to look for a session: what was named last, then what was named before.
 
     An OFFER can be forged, with the id of a session that is there. What its host said is therefore not forgotten for
@@ -77,7 +77,7 @@ def merged(new: Sequence[Endpoint], known: Sequence[Endpoint]) -> list[Endpoint]
 
 
 class _Attempt(Struct):
-    endpoint: Endpoint
+    endpoint: DialTarget
     conversation: MemberConversation
     deadline: float
     local_address: str = ""
@@ -85,7 +85,7 @@ class _Attempt(Struct):
     weak: bool = False
 
 
-class Suspicion(Struct):
+class ClaimBudget(Struct):
     """For how long sessions that are only claimed to be there may hold up those who have proved theirs.
 
     A datagram can't be believed and may be true, so each such session is looked into; but somebody who invents them
@@ -126,7 +126,7 @@ class Verdict(enum.Enum):
     """No address proved the session, and at least one did not answer at all."""
 
 
-class Proving:
+class ConnectionRace:
     """One session's race. After a win, the race still tries the other addresses, because the seal counts paths.
 
     ``patience`` is the time that each address can take, in seconds; ``dials`` limits the connections.
@@ -135,7 +135,7 @@ class Proving:
     def __init__(
         self,
         call: Call,
-        endpoints: Sequence[Endpoint],
+        targets: Sequence[DialTarget],
         port: int,
         *,
         key: JobKey | None,
@@ -159,8 +159,8 @@ class Proving:
         self._patience = patience
         self._all_ways = all_ways
         self._dials = DialBudget() if dials is None else dials
-        self._waiting = list(endpoints)
-        self._endpoints = {self._place(endpoint): endpoint for endpoint in endpoints}
+        self._waiting = list(targets)
+        self._endpoints = {self._place(endpoint): endpoint for endpoint in targets}
         self._attempts: dict[int, _Attempt] = {}
         self._next_start = now
         self._was_silent = False
@@ -195,11 +195,11 @@ class Proving:
         """Tells whether a connection belongs to this race."""
         return conn in self._attempts
 
-    def add(self, endpoints: Sequence[Endpoint]) -> None:
+    def add(self, targets: Sequence[DialTarget]) -> None:
         """Takes in further addresses of the same session; they are tried from the next timer on."""
         if self.winner is not None and not self._all_ways:
             return
-        for endpoint in endpoints:
+        for endpoint in targets:
             known = self._endpoints.get(self._place(endpoint))
             if known is not None and known in self._waiting and endpoint.is_first_hand:
                 # Somebody else named it before; what that one may still cause does not hold up the host itself.
@@ -209,7 +209,7 @@ class Proving:
                 self._endpoints[self._place(endpoint)] = endpoint
                 self._waiting.append(endpoint)
 
-    def _place(self, endpoint: Endpoint) -> tuple[str, int]:
+    def _place(self, endpoint: DialTarget) -> tuple[str, int]:
         return endpoint.address, endpoint.port or self._port
 
     def prove_again(self, now: float) -> None:
@@ -261,7 +261,7 @@ class Proving:
             else:
                 self._next_start = now + min(waits)
 
-    def _start(self, endpoint: Endpoint, now: float) -> None:
+    def _start(self, endpoint: DialTarget, now: float) -> None:
         conn = self._new_id()
         port = endpoint.port or self._port
         conversation = MemberConversation(self._call, (endpoint.address, port), self._key)
@@ -311,7 +311,7 @@ class Proving:
             self.stop_trying()
         return received
 
-    def closed(self, conn: int, reason: str, now: float) -> None:
+    def disconnected(self, conn: int, reason: str, now: float) -> None:
         """A connection ended, or never came to be."""
         attempt = self._attempts.pop(conn)
         self._fail(attempt.endpoint, reason, now)
@@ -341,7 +341,7 @@ class Proving:
         self._waiting.clear()
         self.winner = self.conversation = None
 
-    def _fail(self, endpoint: Endpoint, reason: str, now: float) -> None:
+    def _fail(self, endpoint: DialTarget, reason: str, now: float) -> None:
         self.failures[endpoint.address], self._failed_at[self._place(endpoint)] = reason, now
 
     def _give_up(self, conn: int, reason: str, now: float) -> None:

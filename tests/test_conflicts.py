@@ -7,25 +7,25 @@ from typing import Any
 
 import pytest
 
-from mingle.protocol.control import Call, HostConversation
-from mingle.protocol.machine import Dial, Effect, Write
-from mingle.protocol.proving import ADDRESS_SECONDS, Endpoint
-from mingle.protocol.rivals import (
+from mingle.protocol.conflicts import (
     MAX_SESSIONS,
     MAX_SESSIONS_BY_SENDER,
     RETRY_SECONDS,
     RIVAL_SECONDS,
     RUNNING_NOTICE_SECONDS,
     SILENT_SECONDS,
-    Rivals,
+    ConflictingHosts,
 )
+from mingle.protocol.connection_race import ADDRESS_SECONDS, DialTarget
+from mingle.protocol.handshake import Call, HostConversation
+from mingle.protocol.machine import Dial, Effect, Write
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer, State
-from mingle.wire.frames import Who
+from mingle.wire.frames import ProcessInfo
 
 OTHER = b"T" * 16
-WHO = Who(hostname="h9", pid=9, address="10.0.0.9", rank=0)
-ENDPOINTS = [Endpoint("10.0.0.9", "eth0")]
+WHO = ProcessInfo(hostname="h9", pid=9, address="10.0.0.9", rank=0)
+ENDPOINTS = [DialTarget("10.0.0.9", "eth0")]
 
 
 def offer(state: State = "open", session: bytes = OTHER) -> Offer:
@@ -40,7 +40,7 @@ class Watched:
     def __init__(self) -> None:
         self.effects: list[Effect] = []
         self.purposes: list[str] = []
-        self.rivals = Rivals(self._call, None, itertools.count(1).__next__, self.effects)
+        self.conflicts = ConflictingHosts(self._call, None, itertools.count(1).__next__, self.effects)
         self.hosts: dict[int, HostConversation] = {}
 
     def _call(self, session: bytes, purpose: frames.Purpose) -> Call:
@@ -53,7 +53,7 @@ class Watched:
         return found
 
     def hear(self, state: State = "open", now: float = 0.0) -> list[int]:
-        self.rivals.heard(offer(state), ENDPOINTS, now)
+        self.conflicts.heard(offer(state), ENDPOINTS, now)
         return self.dialled()
 
     def answer(self, conn: int, now: float, *said: frames.AnyFrame) -> None:
@@ -61,13 +61,13 @@ class Watched:
             self.hosts[conn] = HostConversation(
                 job="job", attempt="", session=OTHER, addresses=("10.0.0.9",), port=4000
             )
-            self.rivals.connected(conn, "10.0.0.1", "eth0")
+            self.conflicts.connected(conn, "10.0.0.1", "eth0")
             self._carry(conn)
-            self.rivals.received(conn, self.hosts[conn].data_to_send(), now)
+            self.conflicts.received(conn, self.hosts[conn].data_to_send(), now)
             self._carry(conn)
         for frame in said:
             self.hosts[conn].send(frame)
-        self.rivals.received(conn, self.hosts[conn].data_to_send(), now)
+        self.conflicts.received(conn, self.hosts[conn].data_to_send(), now)
 
     def _carry(self, conn: int) -> None:
         for effect in list(self.effects):
@@ -83,26 +83,26 @@ def running(state: Any = "open") -> frames.Running:
 def test_a_datagram_alone_is_no_rival() -> None:
     watched = Watched()
     watched.hear()
-    assert not watched.rivals.any_alive
-    assert watched.rivals.lasting(99.0) == []
+    assert not watched.conflicts.any_alive
+    assert watched.conflicts.lasting(99.0) == []
 
 
 def test_a_proved_rival_lasts_after_two_seconds() -> None:
     watched = Watched()
     (conn,) = watched.hear()
     watched.answer(conn, 1.0, running())
-    assert watched.rivals.any_alive
-    assert watched.rivals.lasting(1.0 + RIVAL_SECONDS - 0.1) == []
-    assert watched.rivals.verdict_timer(60.0) == 1.0 + RIVAL_SECONDS
-    assert watched.rivals.lasting(1.0 + RIVAL_SECONDS) == [WHO]
+    assert watched.conflicts.any_alive
+    assert watched.conflicts.lasting(1.0 + RIVAL_SECONDS - 0.1) == []
+    assert watched.conflicts.verdict_timer(60.0) == 1.0 + RIVAL_SECONDS
+    assert watched.conflicts.lasting(1.0 + RIVAL_SECONDS) == [WHO]
 
 
 def test_a_rival_that_goes_is_forgotten_and_looked_at_again_later() -> None:
     watched = Watched()
     (conn,) = watched.hear()
     watched.answer(conn, 1.0, running())
-    watched.rivals.closed(conn, "reset", 2.0)
-    assert not watched.rivals.any_alive
+    watched.conflicts.disconnected(conn, "reset", 2.0)
+    assert not watched.conflicts.any_alive
     assert watched.hear(now=2.1) == []
     assert len(watched.hear(now=2.0 + RETRY_SECONDS)) == 1
 
@@ -113,31 +113,31 @@ def test_a_rival_that_fails_of_the_conflict_takes_us_along(gone_at: float, conce
     (conn,) = watched.hear()
     watched.answer(conn, 1.0, running())
     watched.answer(conn, gone_at, frames.Closed(session=OTHER, reason="two rank 0s", conflict=True))
-    watched.rivals.closed(conn, "closed", gone_at)
-    assert bool(watched.rivals.lasting(gone_at)) is conceded
+    watched.conflicts.disconnected(conn, "closed", gone_at)
+    assert bool(watched.conflicts.lasting(gone_at)) is conceded
 
 
 def test_who_calls_and_is_called_is_named_once() -> None:
     watched = Watched()
     (conn,) = watched.hear()
     watched.answer(conn, 1.0, running())
-    watched.rivals.caller(50, OTHER, Who(hostname="h9", pid=9, address="10.7.0.9"), 1.0)
-    assert watched.rivals.lasting(9.0) == [WHO]
-    watched.rivals.caller_gone(50)
-    watched.rivals.caller(51, b"U" * 16, Who(hostname="h8", pid=8), 1.0)
-    assert len(watched.rivals.lasting(9.0)) == 2
+    watched.conflicts.caller(50, OTHER, ProcessInfo(hostname="h9", pid=9, address="10.7.0.9"), 1.0)
+    assert watched.conflicts.lasting(9.0) == [WHO]
+    watched.conflicts.caller_gone(50)
+    watched.conflicts.caller(51, b"U" * 16, ProcessInfo(hostname="h8", pid=8), 1.0)
+    assert len(watched.conflicts.lasting(9.0)) == 2
 
 
 def test_a_sealed_session_blocks_and_is_told_once() -> None:
     watched = Watched()
     (conn,) = watched.hear("sealed")
     assert watched.purposes[-1] == "probe"
-    assert watched.rivals.any_alive, "GO must wait for the answer"
+    assert watched.conflicts.any_alive, "GO must wait for the answer"
     watched.answer(conn, 1.0, running("running"))
-    assert watched.rivals.lasting(99.0) == []
-    assert [quiet for _, _, quiet in watched.rivals.blockers(1.0 + RUNNING_NOTICE_SECONDS / 2)] == [True]
-    assert [quiet for _, _, quiet in watched.rivals.blockers(1.0 + RUNNING_NOTICE_SECONDS)] == [False]
-    assert [quiet for _, _, quiet in watched.rivals.blockers(9.0)] == [True]
+    assert watched.conflicts.lasting(99.0) == []
+    assert [quiet for _, _, quiet in watched.conflicts.blockers(1.0 + RUNNING_NOTICE_SECONDS / 2)] == [True]
+    assert [quiet for _, _, quiet in watched.conflicts.blockers(1.0 + RUNNING_NOTICE_SECONDS)] == [False]
+    assert [quiet for _, _, quiet in watched.conflicts.blockers(9.0)] == [True]
 
 
 @pytest.mark.parametrize(("says", "claims"), [("running", "open"), ("open", "sealed")])
@@ -148,11 +148,11 @@ def test_what_was_proved_outweighs_a_datagram(says: str, claims: State) -> None:
     again = watched.hear(claims, now=2.0)
     # It is asked again, and until it answers the proved word stands.
     assert len(again) == 1
-    assert bool(watched.rivals.running) is (says == "running")
+    assert bool(watched.conflicts.running) is (says == "running")
     watched.answer(again[0], 2.1, running(says))
-    assert bool(watched.rivals.running) is (says == "running")
+    assert bool(watched.conflicts.running) is (says == "running")
     expected = [] if says == "running" else [WHO]
-    assert watched.rivals.lasting(1.0 + RIVAL_SECONDS) == expected
+    assert watched.conflicts.lasting(1.0 + RIVAL_SECONDS) == expected
 
 
 def test_a_silent_sealed_session_is_suspected_once_for_ten_seconds() -> None:
@@ -161,9 +161,9 @@ def test_a_silent_sealed_session_is_suspected_once_for_ten_seconds() -> None:
     now, until = 0.0, None
     while now < 3 * SILENT_SECONDS:
         now += ADDRESS_SECONDS / 2
-        watched.rivals.handle_timer(now)
+        watched.conflicts.handle_timer(now)
         watched.hear("sealed", now)
-        if watched.rivals.any_alive:
+        if watched.conflicts.any_alive:
             until = now
     assert until is not None
     assert SILENT_SECONDS - ADDRESS_SECONDS < until < SILENT_SECONDS
@@ -171,32 +171,32 @@ def test_a_silent_sealed_session_is_suspected_once_for_ten_seconds() -> None:
 
 def claim(watched: Watched, number: int, now: float, sender: str = "") -> None:
     session = number.to_bytes(16, "big")
-    watched.rivals.heard(offer("sealed", session), ENDPOINTS, now, sender=sender)
+    watched.conflicts.heard(offer("sealed", session), ENDPOINTS, now, sender=sender)
 
 
 def test_sealed_sessions_that_are_only_claimed_hold_nobody_up_for_longer_than_one() -> None:
     watched, held = Watched(), []
     for tick in range(60):
         claim(watched, tick, tick / 2)
-        watched.rivals.handle_timer(tick / 2)
-        if watched.rivals.any_alive:
+        watched.conflicts.handle_timer(tick / 2)
+        if watched.conflicts.any_alive:
             held.append(tick / 2)
     assert held == [tick / 2 for tick in range(20)]
     (*_, conn) = watched.hear("sealed", 30.0)
     watched.answer(conn, 30.0, running("running"))
-    assert watched.rivals.any_alive, "what is proved counts in the midst of claims"
+    assert watched.conflicts.any_alive, "what is proved counts in the midst of claims"
 
 
 def test_after_a_while_without_claims_the_next_one_counts_again() -> None:
     watched = Watched()
     for tick in range(12):
         claim(watched, tick, float(tick))
-        watched.rivals.handle_timer(float(tick))
-    assert not watched.rivals.any_alive
+        watched.conflicts.handle_timer(float(tick))
+    assert not watched.conflicts.any_alive
     for second in range(12, 40):
-        watched.rivals.handle_timer(float(second))
+        watched.conflicts.handle_timer(float(second))
     claim(watched, 99, 40.0)
-    assert watched.rivals.any_alive
+    assert watched.conflicts.any_alive
 
 
 def test_who_invents_sessions_leaves_room_for_those_of_others() -> None:
@@ -211,14 +211,14 @@ def test_who_invents_sessions_leaves_room_for_those_of_others() -> None:
 def test_a_silent_open_session_is_nothing() -> None:
     watched = Watched()
     watched.hear()
-    watched.rivals.handle_timer(ADDRESS_SECONDS)
-    assert not watched.rivals.any_alive
+    watched.conflicts.handle_timer(ADDRESS_SECONDS)
+    assert not watched.conflicts.any_alive
 
 
 def test_invented_sessions_are_bounded() -> None:
     watched = Watched()
     for number in range(10 * MAX_SESSIONS):
-        watched.rivals.heard(offer(session=number.to_bytes(16, "big")), ENDPOINTS, 0.0)
+        watched.conflicts.heard(offer(session=number.to_bytes(16, "big")), ENDPOINTS, 0.0)
     assert len(watched.dialled()) == MAX_SESSIONS
 
 
@@ -226,7 +226,7 @@ def test_abandoned_they_are_gone() -> None:
     watched = Watched()
     (conn,) = watched.hear()
     watched.answer(conn, 1.0, running())
-    watched.rivals.abandon()
-    assert not watched.rivals.any_alive
-    assert not watched.rivals.owns(conn)
-    assert watched.rivals.verdict_timer(60.0) is None
+    watched.conflicts.abandon()
+    assert not watched.conflicts.any_alive
+    assert not watched.conflicts.owns(conn)
+    assert watched.conflicts.verdict_timer(60.0) is None

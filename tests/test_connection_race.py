@@ -6,19 +6,19 @@ import itertools
 
 import pytest
 
-from mingle.protocol.control import Call, HandshakeFailed, HostConversation
-from mingle.protocol.machine import Dial, Effect, Hangup, Write
-from mingle.protocol.proving import (
+from mingle.protocol.connection_race import (
     ADDRESS_SECONDS,
     FAILURE_SECONDS,
     MAX_ENDPOINTS,
     STAGGER_SECONDS,
-    Endpoint,
-    Proving,
+    ConnectionRace,
+    DialTarget,
     Verdict,
     merged,
     named,
 )
+from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation
+from mingle.protocol.machine import Dial, Effect, Hangup, Write
 from mingle.wire.datagrams import Offer, Rejected
 from mingle.wire.frames import Ping
 
@@ -34,9 +34,9 @@ class Race:
 
     def __init__(self, *addresses: str, all_ways: bool = False) -> None:
         self.effects: list[Effect] = []
-        self.proving = Proving(
+        self.race = ConnectionRace(
             CALL,
-            [Endpoint(address, "eth0") for address in addresses],
+            [DialTarget(address, "eth0") for address in addresses],
             4000,
             key=None,
             new_id=itertools.count(1).__next__,
@@ -46,13 +46,13 @@ class Race:
         )
 
     def pending(self) -> bool:
-        return self.proving.pending
+        return self.race.pending
 
     def winner(self) -> int | None:
-        return self.proving.winner
+        return self.race.winner
 
     def verdict(self) -> Verdict:
-        return self.proving.verdict
+        return self.race.verdict
 
     def done(self) -> list[Effect]:
         done = list(self.effects)
@@ -64,7 +64,7 @@ class Race:
 
     def answer(self, conn: int, now: float, session: bytes = SESSION) -> list[object]:
         """Connects, and has the host at the other end answer."""
-        self.proving.connected(conn, "10.0.0.9", "eth0")
+        self.race.connected(conn, "10.0.0.9", "eth0")
         (write,) = [effect for effect in self.done() if isinstance(effect, Write)]
         host = HostConversation(job="job", attempt="", session=session, addresses=(FIRST, SECOND, THIRD), port=4000)
         try:
@@ -72,37 +72,37 @@ class Race:
         except HandshakeFailed:
             assert session != SESSION
         host.send(Ping())
-        return list(self.proving.received(conn, host.data_to_send(), now))
+        return list(self.race.received(conn, host.data_to_send(), now))
 
 
 def test_addresses_are_dialled_one_after_the_other() -> None:
     race = Race(FIRST, SECOND, THIRD)
     assert race.dialled() == [FIRST]
-    assert race.proving.next_timer() == STAGGER_SECONDS
-    race.proving.handle_timer(STAGGER_SECONDS)
+    assert race.race.next_timer() == STAGGER_SECONDS
+    race.race.handle_timer(STAGGER_SECONDS)
     assert race.dialled() == [SECOND]
-    race.proving.handle_timer(2 * STAGGER_SECONDS)
+    race.race.handle_timer(2 * STAGGER_SECONDS)
     assert race.dialled() == [THIRD]
-    assert race.proving.next_timer() == ADDRESS_SECONDS
+    assert race.race.next_timer() == ADDRESS_SECONDS
 
 
 def test_a_failure_lets_the_next_one_start_at_once() -> None:
     race = Race(FIRST, SECOND)
     race.done()
-    race.proving.closed(1, "Connection refused", 0.01)
+    race.race.disconnected(1, "Connection refused", 0.01)
     assert race.dialled() == [SECOND]
-    assert race.proving.failures == {FIRST: "Connection refused"}
+    assert race.race.failures == {FIRST: "Connection refused"}
 
 
 def test_the_first_that_proves_the_session_wins_and_the_others_are_hung_up() -> None:
     race = Race(FIRST, SECOND)
-    race.proving.handle_timer(STAGGER_SECONDS)
+    race.race.handle_timer(STAGGER_SECONDS)
     race.done()
     assert race.answer(2, 0.1) == [Ping()]
     assert race.verdict() is Verdict.PROVED
     assert race.winner() == 2
     assert Hangup(1) in race.done()
-    assert set(race.proving.paths) == {SECOND}
+    assert set(race.race.paths) == {SECOND}
     assert not race.pending()
 
 
@@ -111,13 +111,13 @@ def test_who_answers_for_another_session_does_not_win() -> None:
     race.done()
     assert race.answer(1, 0.1, session=b"X" * 16) == []
     assert race.verdict() is Verdict.DEAD
-    assert race.proving.failures[FIRST].startswith("session")
+    assert race.race.failures[FIRST].startswith("session")
 
 
 def test_who_speaks_something_else_does_not_win() -> None:
     race = Race(FIRST)
-    race.proving.connected(1, "10.0.0.9", "eth0")
-    race.proving.received(1, b"HTTP/1.1 400 Bad Request\r\n", 0.1)
+    race.race.connected(1, "10.0.0.9", "eth0")
+    race.race.received(1, b"HTTP/1.1 400 Bad Request\r\n", 0.1)
     assert race.verdict() is Verdict.DEAD
 
 
@@ -125,13 +125,13 @@ def test_who_speaks_something_else_does_not_win() -> None:
 def test_silence_is_not_death(first_is: str) -> None:
     race = Race(FIRST)
     if first_is == "refused":
-        race.proving.closed(1, "Connection refused", 0.1)
+        race.race.disconnected(1, "Connection refused", 0.1)
         assert race.verdict() is Verdict.DEAD
     else:
-        race.proving.handle_timer(ADDRESS_SECONDS)
+        race.race.handle_timer(ADDRESS_SECONDS)
         assert race.verdict() is Verdict.SILENT
         assert Hangup(1) in race.done()
-    assert race.proving.next_timer() is None
+    assert race.race.next_timer() is None
 
 
 def test_all_ways_are_tried_after_the_win_and_then_hung_up() -> None:
@@ -143,9 +143,9 @@ def test_all_ways_are_tried_after_the_win_and_then_hung_up() -> None:
     race.answer(2, 0.02)
     assert Hangup(2) in race.done()
     assert race.winner() == 1
-    race.proving.handle_timer(0.01 + ADDRESS_SECONDS)
+    race.race.handle_timer(0.01 + ADDRESS_SECONDS)
     assert not race.pending()
-    assert set(race.proving.paths) == {FIRST, SECOND}
+    assert set(race.race.paths) == {FIRST, SECOND}
     assert race.verdict() is Verdict.PROVED
 
 
@@ -154,10 +154,10 @@ def test_further_addresses_are_taken_in_once() -> None:
     race.answer(1, 0.01)
     race.done()
     for _ in range(2):
-        race.proving.add([Endpoint(FIRST, "eth0"), Endpoint(SECOND, "eth1")])
-    due = race.proving.next_timer()
+        race.race.add([DialTarget(FIRST, "eth0"), DialTarget(SECOND, "eth1")])
+    due = race.race.next_timer()
     assert due is not None
-    race.proving.handle_timer(max(due, 0.02))
+    race.race.handle_timer(max(due, 0.02))
     assert race.dialled() == [SECOND]
 
 
@@ -166,11 +166,11 @@ def test_ways_are_proved_again() -> None:
     race.answer(1, 0.01)
     race.answer(2, 0.02)
     race.done()
-    race.proving.prove_again(5.0)
-    assert set(race.proving.paths) == {FIRST}
+    race.race.prove_again(5.0)
+    assert set(race.race.paths) == {FIRST}
     assert race.dialled() == [SECOND]
-    race.proving.handle_timer(5.0 + ADDRESS_SECONDS)
-    assert set(race.proving.paths) == {FIRST}
+    race.race.handle_timer(5.0 + ADDRESS_SECONDS)
+    assert set(race.race.paths) == {FIRST}
     assert not race.pending()
 
 
@@ -178,61 +178,61 @@ def test_the_winner_may_still_break_the_rules() -> None:
     race = Race(FIRST)
     race.answer(1, 0.01)
     with pytest.raises(Rejected):
-        race.proving.received(1, b"\x00\x00\x00\x01\xc1", 0.02)
-    race.proving.closed(1, "reset", 0.03)
+        race.race.received(1, b"\x00\x00\x00\x01\xc1", 0.02)
+    race.race.disconnected(1, "reset", 0.03)
     assert race.winner() is None
     assert race.verdict() is Verdict.DEAD
 
 
 def test_abandoned_it_leaves_nothing_open() -> None:
     race = Race(FIRST, SECOND)
-    race.proving.handle_timer(STAGGER_SECONDS)
+    race.race.handle_timer(STAGGER_SECONDS)
     race.done()
-    race.proving.abandon()
+    race.race.abandon()
     assert race.done() == [Hangup(1), Hangup(2)]
-    assert not race.proving.owns(1)
-    assert race.proving.next_timer() is None
+    assert not race.race.owns(1)
+    assert race.race.next_timer() is None
 
 
 def test_what_failed_a_while_ago_is_tried_again_and_what_failed_just_now_is_not() -> None:
     race = Race(FIRST, SECOND, THIRD, all_ways=True)
     race.answer(1, 0.01)
     race.done()
-    race.proving.closed(2, "No route to host", 0.02)
-    race.proving.closed(3, "Connection refused", FAILURE_SECONDS)
-    race.proving.try_again(FAILURE_SECONDS + 0.1)
+    race.race.disconnected(2, "No route to host", 0.02)
+    race.race.disconnected(3, "Connection refused", FAILURE_SECONDS)
+    race.race.try_again(FAILURE_SECONDS + 0.1)
     assert race.dialled() == [SECOND]
     race.answer(4, FAILURE_SECONDS + 0.2)
-    assert set(race.proving.paths) == {FIRST, SECOND}
+    assert set(race.race.paths) == {FIRST, SECOND}
     race.done()
-    race.proving.try_again(FAILURE_SECONDS + 0.3)
+    race.race.try_again(FAILURE_SECONDS + 0.3)
     assert race.dialled() == []
 
 
 def test_a_way_over_another_network_is_marked() -> None:
     race = Race(FIRST, all_ways=True)
-    race.proving.connected(1, "10.0.0.9", "eth0", weak=True)
+    race.race.connected(1, "10.0.0.9", "eth0", weak=True)
     host = HostConversation(job="job", attempt="", session=SESSION, addresses=(FIRST,), port=4000)
     (write,) = [effect for effect in race.done() if isinstance(effect, Write)]
     host.receive_data(write.data)
-    race.proving.received(1, host.data_to_send(), 0.1)
-    assert race.proving.paths[FIRST].weak
-    assert race.proving.address == FIRST
+    race.race.received(1, host.data_to_send(), 0.1)
+    assert race.race.paths[FIRST].weak
+    assert race.race.address == FIRST
     race.done()
     # An interface on that network may have come meanwhile: the way is proved anew, the connection stays.
-    race.proving.prove_again(5.0)
+    race.race.prove_again(5.0)
     assert race.dialled() == [FIRST]
-    assert race.proving.paths[FIRST].weak
+    assert race.race.paths[FIRST].weak
     race.answer(2, 5.1)
-    assert not race.proving.paths[FIRST].weak
+    assert not race.race.paths[FIRST].weak
     assert race.winner() == 1
 
 
 def test_one_address_is_tried_at_every_port_that_was_named_with_it() -> None:
     """A forged OFFER names the right session at the wrong port; the host's own comes while the race is on."""
     race = Race(FIRST)
-    race.proving.add([Endpoint(FIRST, "eth0", 5000)])
-    race.proving.closed(1, "refused", 0.01)
+    race.race.add([DialTarget(FIRST, "eth0", 5000)])
+    race.race.disconnected(1, "refused", 0.01)
     assert [(effect.address, effect.port) for effect in race.done() if isinstance(effect, Dial)] == [
         (FIRST, 4000),
         (FIRST, 5000),
@@ -241,9 +241,9 @@ def test_one_address_is_tried_at_every_port_that_was_named_with_it() -> None:
 
 def test_invented_addresses_do_not_make_a_race_endless() -> None:
     race = Race(FIRST)
-    race.proving.add([Endpoint(f"10.0.{number}.1", "eth0") for number in range(200)])
+    race.race.add([DialTarget(f"10.0.{number}.1", "eth0") for number in range(200)])
     for tick in range(200):
-        race.proving.handle_timer(tick * STAGGER_SECONDS)
+        race.race.handle_timer(tick * STAGGER_SECONDS)
     assert len(race.dialled()) == MAX_ENDPOINTS
 
 
@@ -254,7 +254,7 @@ def test_what_was_named_before_is_not_forgotten() -> None:
     known = named(offer(FIRST, 4000), "eth0")
     both = merged(named(offer(FIRST, 5000), "eth1"), known)
     assert [(each.interface, each.port) for each in both] == [("eth1", 5000), ("eth0", 4000)]
-    assert merged(named(offer(FIRST, 4000), "eth1"), both) == [Endpoint(FIRST, "eth1", 4000), both[0]]
+    assert merged(named(offer(FIRST, 4000), "eth1"), both) == [DialTarget(FIRST, "eth1", 4000), both[0]]
     for port in range(1, 200):
         both = merged(named(offer(SECOND, port), "eth0"), both)
     assert len(both) == MAX_ENDPOINTS

@@ -10,7 +10,7 @@ from unittest import mock
 import msgspec
 import pytest
 
-from mingle.protocol.control import Call, HandshakeFailed, HostConversation, MemberConversation
+from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
 from mingle.wire import authentication, frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Rejected
@@ -40,7 +40,7 @@ CALL = STORIES["join"].call
 
 def hello_of(key: JobKey | None = None) -> frames.Hello:
     """The HELLO that `CALL` makes with the nonce of the golden packets."""
-    with mock.patch("mingle.protocol.control.new_nonce", return_value=MEMBER_NONCE):
+    with mock.patch("mingle.protocol.handshake.new_nonce", return_value=MEMBER_NONCE):
         return CALL.hello(key)
 
 
@@ -106,7 +106,7 @@ def test_golden_conversation_is_what_we_say(story: str, key: JobKey | None) -> N
 
 @EITHER_KEY
 def test_golden_conversation_is_understood(key: JobKey | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mingle.protocol.control.new_nonce", lambda: HOST_NONCE)
+    monkeypatch.setattr("mingle.protocol.handshake.new_nonce", lambda: HOST_NONCE)
     title = "join" if key is None else "join signed"
     member, host = conversations(STORIES["join"], key)
     member.data_to_send()

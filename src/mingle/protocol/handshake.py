@@ -21,7 +21,7 @@ import msgspec
 from mingle.wire import framing
 from mingle.wire.authentication import FrameKeys, JobKey, join_fields, new_nonce, session_hash
 from mingle.wire.datagrams import Rejected
-from mingle.wire.frames import AnyFrame, Hello, Prove, Purpose, Refused, Welcome, Who
+from mingle.wire.frames import AnyFrame, Hello, ProcessInfo, Prove, Purpose, Refused, Welcome
 from mingle.wire.framing import FrameReader, encode_frame
 
 
@@ -47,7 +47,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     member: bytes
     session: bytes
     purpose: Purpose
-    who: Who = Who()
+    who: ProcessInfo = ProcessInfo()
 
     def hello(self, key: JobKey | None) -> Hello:
         """Return a HELLO for one connection. Every field is chosen by the caller, or hashed with the caller's nonce."""
