@@ -20,7 +20,7 @@ import pytest
 
 from mingle.config import values
 from mingle.config.values import Peer
-from mingle.engine import loop, nics, progress, store
+from mingle.engine import loop, progress, store
 from mingle.engine.discovery import Discovery
 from mingle.engine.store import StoreServer
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, InterfaceError, MingleError
@@ -178,7 +178,7 @@ def test_a_fixed_port_that_is_busy_is_told_before_the_first_datagram() -> None:
         alone(0, master_port=port)
 
 
-@pytest.mark.parametrize("step", ["Connections", "Siblings", "Peers"])
+@pytest.mark.parametrize("step", ["Connections", "LocalRelay", "Peers"])
 def test_what_was_opened_is_closed_when_the_rest_cannot_be(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     def fail(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -499,7 +499,7 @@ def test_a_seal_that_is_called_off_while_its_store_is_opened_leaves_one_store(mo
 
 
 def test_an_interface_that_goes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nics, "LOOK_ANYWAY_SECONDS", 0.05)
+    monkeypatch.setattr(interfaces, "LOOK_ANYWAY_SECONDS", 0.05)
     scan, gone, scans = interfaces.scan, threading.Event(), list[int]()
 
     def changing() -> tuple[interfaces.Interface, ...]:
@@ -569,7 +569,7 @@ def test_a_rank_whose_process_has_no_descriptor_left_waits_on(
         monkeypatch.setattr(progress, name, 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     waiting = alone(rank, progress="auto")
-    own = [each.address for each in waiting._nics.addresses()]
+    own = [each.address for each in waiting.listening_addresses]
     offer = datagrams.Offer(
         job=waiting.settings.job_id,
         session=b"S" * 16,
@@ -587,13 +587,13 @@ def test_a_rank_whose_process_has_no_descriptor_left_waits_on(
             callers = [stack.enter_context(socket.create_connection((own[0], waiting._connections.port)))]
         with no_descriptor_left():
             for _ in range(5):
-                waiting._nics.look_due = waiting._slow_from = waiting._refresh_due = 0.0
+                waiting._nics.scan_due = waiting._slow_from = waiting._refresh_due = 0.0
                 waiting._rp_drops = None
                 waiting._machine.heard(offer, Source(interface="lo", address="127.0.0.1"), time.monotonic())
                 waiting._turn()
             facts = waiting.facts(diagnosed=True)
         assert facts.sent > 0
-        assert [each.address for each in waiting._nics.addresses()] == own
+        assert [each.address for each in waiting.listening_addresses] == own
         assert waiting._connections.starved is bool(callers)
         while waiting._connections.starved:
             waiting._turn()

@@ -172,14 +172,14 @@ def test_a_unicast_question_reaches_every_process_of_the_host_and_is_answered_on
         told = loops["last"].turn_until("heard")  # who opened the port last receives it
         if hosted_by == "last":
             for name in ("first", "middle"):  # it will be answered: nobody else is asked
-                assert loops[name]._siblings.receive() == []
+                assert loops[name]._relay.receive() == []
             return
         for name in ("first", "middle"):
             told = loops[name].turn_until("heard")
             _, message, source = told
             assert msgspec.structs.replace(message, padding=b"") == seek
             assert (source.multicast, source.address) == (False, "127.0.0.1")
-        assert loops["last"]._siblings.receive() == []
+        assert loops["last"]._relay.receive() == []
         loops["middle"].notes.to_do.append(Answer(told[2], offer))
         loops["middle"]._carry_out()
         data, answerer = asker.recvfrom(2048)
@@ -232,10 +232,10 @@ def test_interfaces_that_can_not_be_looked_at_stay_as_they_were(loop: Noting, mo
 
     before = loop.facts().interfaces
     monkeypatch.setattr(interfaces, "scan", fail)
-    loop._nics.look_due = 0.0
+    loop._nics.scan_due = 0.0
     loop.notes.due = time.monotonic()
     loop.turn_until("timer")
-    assert loop._nics.look_due > 0.0
+    assert loop._nics.scan_due > 0.0
     assert loop.facts().interfaces == before != []
 
 

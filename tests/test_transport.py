@@ -12,7 +12,7 @@ from msgspec import structs
 from multicast_expert import MulticastExpertError
 
 from mingle.errors import InterfaceError
-from mingle.network import udp
+from mingle.network import transport as sockets
 from mingle.network.interfaces import Family, Interface, scan
 from mingle.network.transport import MAX_DATAGRAM, Transport
 from mingle.wire.groups import LOBBY, job_group
@@ -141,16 +141,16 @@ def test_sending_to_where_nothing_is_open_is_counted_or_false(port: int) -> None
 def test_errors_of_a_socket_are_counted_and_do_not_hide_what_follows(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, pending = udp.read, [ConnectionRefusedError(111, "refused"), OSError(100, "down")]
+    read, pending = sockets.read, [ConnectionRefusedError(111, "refused"), OSError(100, "down")]
 
-    def failing_first(opened: socket.socket) -> udp.Datagram | None:
+    def failing_first(opened: socket.socket) -> sockets.Datagram | None:
         if pending:
             raise pending.pop()
         return read(opened)
 
     with on_lo(port) as transport:
         transport.multicast("lo", b"x", GROUP)
-        monkeypatch.setattr(udp, "read", failing_first)
+        monkeypatch.setattr(sockets, "read", failing_first)
         assert [one.data for one in gather(transport, 1)] == [b"x"]
         assert transport.receive_errors == {"ECONNREFUSED": 1, "ENETDOWN": 1}
 
@@ -239,7 +239,7 @@ def test_nothing_leaks_when_the_system_refuses(port: int, monkeypatch: pytest.Mo
     def refuse(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(udp, failing, refuse)
+    monkeypatch.setattr(sockets, failing, refuse)
     with no_descriptor_leaks(), pytest.raises(KeyboardInterrupt):
         on_lo(port)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mingle.errors import InterfaceError
-from mingle.network import udp
+from mingle.network import transport as sockets
 from mingle.network.interfaces import Family, Interface, scan
 from mingle.network.transport import Transport
 from mingle.wire.groups import LOBBY, job_group
@@ -106,7 +106,7 @@ def one_family_only() -> None:
 
 
 def an_older_kernel_gives_multicasts_to_plain_sockets_too() -> None:
-    udp._IPV6_MULTICAST_ALL = 9999  # "Protocol not available", as before Linux 4.20
+    sockets._IPV6_MULTICAST_ALL = 9999  # "Protocol not available", as before Linux 4.20
     two_hosts()
     with between("a", family="6") as a, between("b", family="6") as b:
         a.multicast("eth1", b"x", GROUP)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from mingle.network import udp
+from mingle.network import transport
 from mingle.network.interfaces import Interface, scan
-from mingle.network.udp import Version
+from mingle.network.transport import Version
 from tests.bystanders import free_udp_port
 from tests.receiving import no_descriptor_leaks
 from tests.test_forksafe import in_child
@@ -35,67 +35,67 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def next_datagram(opened: socket.socket) -> udp.Datagram:
+def next_datagram(opened: socket.socket) -> transport.Datagram:
     assert select.select([opened], [], [], 5)[0], "nothing came"
-    datagram = udp.read(opened)
+    datagram = transport.read(opened)
     assert datagram is not None
     return datagram
 
 
 def test_a_multicast_tells_its_group_and_where_it_came_in(stack: ExitStack) -> None:
     port = free_udp_port()
-    (receiver,) = udp.open_receiver(stack, LO, "4", [GROUP], port).sockets
-    sender = udp.open_sender(stack, LO, "4", [GROUP], 1)
-    assert udp.read(receiver) is None
+    (receiver,) = transport.open_receiver(stack, LO, "4", [GROUP], port).sockets
+    sender = transport.open_sender(stack, LO, "4", [GROUP], 1)
+    assert transport.read(receiver) is None
     sender.sendto(b"hello", (GROUP, port))
     heard = next_datagram(receiver)
     assert (heard.data, heard.destination, heard.multicast, heard.index) == (b"hello", GROUP, True, LO.index)
     assert heard.source == sender.socket.getsockname()
-    assert udp.read(receiver) is None
+    assert transport.read(receiver) is None
 
 
 @pytest.mark.parametrize(("version", "address"), [("4", "127.0.0.5"), pytest.param("6", "::1", marks=needs_ipv6)])
 def test_a_unicast_tells_which_of_our_addresses_it_reached(stack: ExitStack, version: Version, address: str) -> None:
-    here, there = (stack.enter_context(udp.open_unicast(version)) for _ in range(2))
+    here, there = (stack.enter_context(transport.open_unicast(version)) for _ in range(2))
     port = here.getsockname()[1]
-    there.sendto(b"who?", udp.socket_address(address, port))
+    there.sendto(b"who?", transport.socket_address(address, port))
     question = next_datagram(here)
     assert (question.destination, question.multicast, question.index) == (address, False, LO.index)
-    udp.send_from(here, b"me", question.destination, question.source)
+    transport.send_from(here, b"me", question.destination, question.source)
     answer = next_datagram(there)
     assert (answer.data, answer.source[:2]) == (b"me", (address, port))
 
 
 def test_a_datagram_that_is_too_long_shows(stack: ExitStack) -> None:
-    here, there = (stack.enter_context(udp.open_unicast("4")) for _ in range(2))
-    for length in (0, udp.MAX_DATAGRAM, udp.MAX_DATAGRAM + 700):
+    here, there = (stack.enter_context(transport.open_unicast("4")) for _ in range(2))
+    for length in (0, transport.MAX_DATAGRAM, transport.MAX_DATAGRAM + 700):
         there.sendto(bytes(length), ("127.0.0.1", here.getsockname()[1]))
     lengths = [len(next_datagram(here).data) for _ in range(3)]
-    assert lengths == [0, udp.MAX_DATAGRAM, udp.MAX_DATAGRAM + 1]
+    assert lengths == [0, transport.MAX_DATAGRAM, transport.MAX_DATAGRAM + 1]
 
 
 @linux_only
 def test_a_pending_error_is_raised_once(stack: ExitStack) -> None:
-    opened = stack.enter_context(udp.open_unicast("4"))
+    opened = stack.enter_context(transport.open_unicast("4"))
     opened.connect(("127.0.0.1", free_udp_port()))
     opened.send(b"anybody?")
     assert select.select([opened], [], [], 5)[0]
     with pytest.raises(ConnectionRefusedError):
-        udp.read(opened)
-    assert udp.read(opened) is None
+        transport.read(opened)
+    assert transport.read(opened) is None
 
 
 def test_every_socket_is_ready_for_a_loop_and_private_to_the_process(stack: ExitStack) -> None:
     opened = [
-        *udp.open_receiver(stack, LO, "4", [GROUP], free_udp_port()).sockets,
-        udp.open_sender(stack, LO, "4", [GROUP], 1).socket,
-        stack.enter_context(udp.open_unicast("4")),
+        *transport.open_receiver(stack, LO, "4", [GROUP], free_udp_port()).sockets,
+        transport.open_sender(stack, LO, "4", [GROUP], 1).socket,
+        stack.enter_context(transport.open_unicast("4")),
     ]
     if LO.of_family("6"):
-        opened.append(stack.enter_context(udp.open_shared(free_udp_port())))
+        opened.append(stack.enter_context(transport.open_shared(free_udp_port())))
     limit = Path("/proc/sys/net/core/rmem_max")
     # The kernel doubles what is asked for, and cuts it for who has no CAP_NET_ADMIN; socket(7).
-    enough = min(udp.RECEIVE_BUFFER, int(limit.read_text()) if limit.exists() else 1)
+    enough = min(transport.RECEIVE_BUFFER, int(limit.read_text()) if limit.exists() else 1)
     for each in opened:
         assert each.getblocking() is False
         assert each.get_inheritable() is False
@@ -106,9 +106,9 @@ def test_every_socket_is_ready_for_a_loop_and_private_to_the_process(stack: Exit
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_forked_child_has_none_of_them(stack: ExitStack) -> None:
     opened = [
-        *udp.open_receiver(stack, LO, "4", [GROUP], free_udp_port()).sockets,
-        udp.open_sender(stack, LO, "4", [GROUP], 1).socket,
-        stack.enter_context(udp.open_unicast("4")),
+        *transport.open_receiver(stack, LO, "4", [GROUP], free_udp_port()).sockets,
+        transport.open_sender(stack, LO, "4", [GROUP], 1).socket,
+        stack.enter_context(transport.open_unicast("4")),
     ]
     assert in_child(lambda: str([each.fileno() for each in opened])) == "[-1, -1, -1]"
 
@@ -116,7 +116,7 @@ def test_a_forked_child_has_none_of_them(stack: ExitStack) -> None:
 @linux_only
 @pytest.mark.parametrize("ttl", [0, 1, 7])
 def test_a_sender_keeps_to_its_hop_limit_and_interface(stack: ExitStack, ttl: int) -> None:
-    sender = udp.open_sender(stack, LO, "4", [GROUP], ttl).socket
+    sender = transport.open_sender(stack, LO, "4", [GROUP], ttl).socket
     assert sender.getsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL) == ttl
     assert sender.getsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP) == 1
     assert sender.getsockname()[0] == "127.0.0.1"
@@ -125,12 +125,12 @@ def test_a_sender_keeps_to_its_hop_limit_and_interface(stack: ExitStack, ttl: in
 @needs_ipv6
 def test_the_shared_socket_is_for_ipv6_alone_and_shares(stack: ExitStack) -> None:
     port = free_udp_port()
-    shared = [stack.enter_context(udp.open_shared(port)) for _ in range(2)]
-    receiver = udp.open_receiver(stack, LO, "4", [GROUP], port)
+    shared = [stack.enter_context(transport.open_shared(port)) for _ in range(2)]
+    receiver = transport.open_receiver(stack, LO, "4", [GROUP], port)
     for version, address in (("6", "::1"), ("4", "127.0.0.1")):
-        stack.enter_context(udp.open_unicast(version)).sendto(b"x", (address, port))  # type: ignore[arg-type]
+        stack.enter_context(transport.open_unicast(version)).sendto(b"x", (address, port))  # type: ignore[arg-type]
     assert select.select(shared, [], [], 5)[0]
-    assert sum(udp.read(each) is not None for each in shared) == 1
+    assert sum(transport.read(each) is not None for each in shared) == 1
     assert next_datagram(receiver.sockets[0]).source[0] == "127.0.0.1"
 
 
@@ -139,7 +139,7 @@ def test_a_port_that_is_not_shared_is_refused(stack: ExitStack) -> None:
     selfish = stack.enter_context(socket.socket(socket.AF_INET6, socket.SOCK_DGRAM))
     selfish.bind(("::", 0))
     with no_descriptor_leaks(), pytest.raises(OSError, match=r".") as caught:
-        udp.open_shared(selfish.getsockname()[1])
+        transport.open_shared(selfish.getsockname()[1])
     assert caught.value.errno == errno.EADDRINUSE
 
 
@@ -147,11 +147,12 @@ def test_a_port_that_is_not_shared_is_refused(stack: ExitStack) -> None:
 @pytest.mark.parametrize("version", ["4", "6"])
 def test_an_interface_that_has_gone_leaves_nothing_open(version: Version) -> None:
     # The library itself leaves the socket open on which it failed.
+    groups = [{"4": GROUP, "6": "ff12::8000:1"}[version]]
     with no_descriptor_leaks(), ExitStack() as stack:
         with pytest.raises(OSError, match=r".") as receiving:
-            udp.open_receiver(stack, GHOST, version, [{"4": GROUP, "6": "ff12::8000:1"}[version]], free_udp_port())
+            transport.open_receiver(stack, GHOST, version, groups, free_udp_port())
         with pytest.raises(OSError, match=r".") as sending:
-            udp.open_sender(stack, GHOST, version, [{"4": GROUP, "6": "ff12::8000:1"}[version]], 1)
+            transport.open_sender(stack, GHOST, version, groups, 1)
     assert receiving.value.errno == errno.ENODEV
     assert sending.value.errno in (errno.ENODEV, errno.EADDRNOTAVAIL)
 
@@ -159,14 +160,14 @@ def test_an_interface_that_has_gone_leaves_nothing_open(version: Version) -> Non
 @linux_only
 def test_joining_again_keeps_the_membership(stack: ExitStack) -> None:
     port = free_udp_port()
-    receiver = udp.open_receiver(stack, LO, "4", [GROUP, "239.195.1.3"], port)
-    sender = udp.open_sender(stack, LO, "4", [GROUP], 1)
+    receiver = transport.open_receiver(stack, LO, "4", [GROUP, "239.195.1.3"], port)
+    sender = transport.open_sender(stack, LO, "4", [GROUP], 1)
     for _ in range(2):
-        udp.rejoin(receiver)
+        transport.rejoin(receiver)
     # Also when the kernel has dropped it meanwhile, as it does when an interface goes and comes back.
     membership = socket.inet_aton(GROUP) + socket.inet_aton("127.0.0.1")
     receiver.sockets[0].setsockopt(socket.IPPROTO_IP, socket.IP_DROP_MEMBERSHIP, membership)
-    udp.rejoin(receiver)
+    transport.rejoin(receiver)
     sender.sendto(b"still here?", (GROUP, port))
     assert next_datagram(receiver.sockets[0]).data == b"still here?"
 
@@ -180,12 +181,12 @@ def test_joining_again_keeps_the_membership(stack: ExitStack) -> None:
         (f"fe80::1%{LO.name}", ("fe80::1", 9, 0, LO.index)),
     ],
 )
-def test_addresses_as_the_kernel_takes_them(host: str, expected: udp.SocketAddress) -> None:
-    assert udp.socket_address(host, 9) == expected
+def test_addresses_as_the_kernel_takes_them(host: str, expected: transport.SocketAddress) -> None:
+    assert transport.socket_address(host, 9) == expected
 
 
 def test_what_is_no_address() -> None:
     with pytest.raises(ValueError, match="localhost"):
-        udp.socket_address("localhost", 9)
+        transport.socket_address("localhost", 9)
     with pytest.raises(OSError, match=r"."):
-        udp.socket_address("fe80::1%ghost0", 9)
+        transport.socket_address("fe80::1%ghost0", 9)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from mingle.network import siblings, udp
+from mingle.network import local_relay, transport
 from mingle.network.transport import Version
 from mingle.protocol.handshake import HandshakeFailed
 from mingle.wire import datagrams, echo, framing
@@ -142,14 +142,14 @@ def echoes(untrusted: bytes) -> None:
 def local_message(untrusted: bytes) -> None:
     """What another process of this machine hands on can be read, and an answer to it can be sent, whatever it says."""
     try:
-        received = siblings.decode(untrusted)
+        received = local_relay.decode(untrusted)
     except Rejected:
         return
     family = socket.AF_INET if received.family == "4" else socket.AF_INET6
     assert socket.inet_pton(family, received.source[0])
     assert received.interface.isprintable()
     with contextlib.suppress(OSError):  # it is closed
-        udp.send_from(_NOWHERE[received.family], b"", received.destination, received.source)
+        transport.send_from(_NOWHERE[received.family], b"", received.destination, received.source)
     with contextlib.suppress(Rejected):
         (datagrams if received.data[:4] == datagrams.MAGIC else echo).decode(received.data)
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mingle.network import siblings
+from mingle.network import local_relay
 from mingle.protocol.registrar import Registrar
 from mingle.wire import frames, framing
 from mingle.wire.authentication import JobKey
@@ -66,7 +66,7 @@ def _keep_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _hand_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(siblings, "_check_unicast", lambda *_: None)
+    monkeypatch.setattr(local_relay, "_check_unicast", lambda *_: None)
 
 
 @pytest.mark.parametrize(

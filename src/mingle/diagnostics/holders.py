@@ -92,7 +92,7 @@ def _sockets(port: int, proc: Path) -> dict[int, int]:
 
 
 def _siblings(port: int, proc: Path) -> int:
-    """How many processes that discover have a name for each other (:mod:`mingle.network.siblings`)."""
+    """How many processes that discover have a name for each other (:mod:`mingle.network.local_relay`)."""
     names = (line.rpartition(" ")[2] for line in _read(proc / "self" / "net" / "unix").splitlines())
     return len({name for name in names if name.startswith(f"@mingle/udp-{port}/")})
 

@@ -91,7 +91,7 @@ class Discovery(StoreLoop):
         if identity.rank not in (0, None):
             return Joiner(identity, context, now)
         if fixed_port is not None:
-            store.check_port(fixed_port, [each.address for each in self._nics.addresses()])
+            store.check_port(fixed_port, [each.address for each in self.listening_addresses])
         endpoints = self._listen()
         if identity.rank is None:
             return Elector(identity, endpoints, context, now)

@@ -24,16 +24,27 @@ from mingle import forksafe
 from mingle.config.settings import Network
 from mingle.engine import progress
 from mingle.engine.network_facts import Seen, network_facts
-from mingle.engine.nics import Nics
 from mingle.errors import MingleError
 from mingle.network import connections, inspection, interfaces
 from mingle.network.connections import Connections
+from mingle.network.interfaces import Family, Interface, InterfaceMonitor, Kind
+from mingle.network.local_relay import LocalRelay
 from mingle.network.peers import Peers
-from mingle.network.siblings import Siblings
 from mingle.network.transport import Received, Transport
-from mingle.network.twins import Twins
 from mingle.protocol import claims
-from mingle.protocol.machine import Answer, Dial, Effect, Hangup, Multicast, NetworkFacts, Notice, Reset, Source, Write
+from mingle.protocol.machine import (
+    Address,
+    Answer,
+    Dial,
+    Effect,
+    Hangup,
+    Multicast,
+    NetworkFacts,
+    Notice,
+    Reset,
+    Source,
+    Write,
+)
 from mingle.wire import datagrams, echo
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Offer, Seek
@@ -118,11 +129,10 @@ class Loop:
         self._multicasts_on: set[str] = set()
         self._rp_drops: int | None = None
         self._faults: set[tuple[str, int]] = set()
-        self._twins = Twins()
         self._dialled: dict[int, Dial] = {}
         self._calls: deque[tuple[Callable[[], None], Callable[[MingleError], object] | None]] = deque()
         now = self.clock()
-        self._nics = Nics(network, now, stack)
+        self._nics = InterfaceMonitor(network.interfaces, network.family, now, stack)
         self._selector = forksafe.register(selectors.DefaultSelector())
         stack.callback(self._selector.close)
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -130,13 +140,13 @@ class Loop:
             stack.callback(end.close)
             forksafe.register(end).setblocking(False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, self._run_calls)
-        if self._nics.news is not None:
-            self._selector.register(self._nics.news, selectors.EVENT_READ, self._nics.heard_news)
+        if self._nics.netlink is not None:
+            self._selector.register(self._nics.netlink, selectors.EVENT_READ, self._drain_netlink)
         groups = groups or ((LOBBY,) if self._group is None else (self._group, LOBBY))
-        self._siblings = Siblings(network.port, self._rejected)
-        stack.callback(self._siblings.close)
-        if self._siblings.socket is not None:
-            self._selector.register(self._siblings.socket, selectors.EVENT_READ, self._read_siblings)
+        self._relay = LocalRelay(network.port, self._rejected)
+        stack.callback(self._relay.close)
+        if self._relay.socket is not None:
+            self._selector.register(self._relay.socket, selectors.EVENT_READ, self._read_relay)
         self._transport: Transport | None = Transport(
             self._nics.usable, groups=groups, port=network.port, ttl=network.ttl, family=network.family
         )
@@ -182,7 +192,7 @@ class Loop:
         self._ask_peers(now)
         if self._rp_drops is None and now >= self._slow_from:
             self._rp_drops = inspection.reverse_path_drops()
-        if now >= self._nics.look_due:
+        if now >= self._nics.scan_due:
             self._rescan(now)
 
     # --- running ---------------------------------------------------------------------------------------------------
@@ -258,7 +268,7 @@ class Loop:
     def _wait(self, due: float | None) -> float:
         now = self.clock()
         times = [due, now + LONGEST_WAIT_SECONDS, *self._more_timers()]
-        times += [self._nics.look_due, self._peers.next_timer(now)] if self._seeks() else []
+        times += [self._nics.scan_due, self._peers.next_timer(now)] if self._seeks() else []
         times += [self._refresh_due] if self._transport is not None else []
         return max(0.0, min(time for time in times if time is not None) - now)
 
@@ -359,17 +369,26 @@ class Loop:
 
     # --- interfaces ------------------------------------------------------------------------------------------------
 
+    @property
+    def listening_addresses(self) -> tuple[Address, ...]:
+        """The addresses to listen on, best first."""
+        return listening_addresses(self._nics.usable, self.network.family)
+
     def _rescan(self, now: float) -> None:
         """Looks whether an interface has come or gone."""
         if self._transport is None:
             return
-        if changed := self._nics.look(now):
+        if changed := self._nics.rescan(now):
             change = self._transport.update(self._nics.usable)
             self._apply(change.added, change.removed)
             self._peers.restart(now)
-            for event in self._connections.drop_strays(self._nics.bare_addresses()):
+            for event in self._connections.drop_strays(self._nics.addresses()):
                 self._tcp_event(event)
         self._interfaces_looked_at(now, changed=changed)
+
+    def _drain_netlink(self, _mask: int) -> list[connections.Event]:
+        self._nics.drain_netlink()
+        return []
 
     def _apply(self, added: Iterable[socket.socket], removed: Sequence[socket.socket]) -> None:
         # The removed ones are closed, so the kernel has forgotten them; the selector's own table has not.
@@ -390,9 +409,9 @@ class Loop:
                 self._selector.unregister(sock)
         self._transport.close()
         self._transport = None
-        if self._siblings.socket is not None:
-            self._selector.unregister(self._siblings.socket)
-            self._siblings.close()
+        if self._relay.socket is not None:
+            self._selector.unregister(self._relay.socket)
+            self._relay.close()
 
     # --- what comes in ---------------------------------------------------------------------------------------------
 
@@ -402,8 +421,8 @@ class Loop:
                 self._take(received, handed=False)
         return []
 
-    def _read_siblings(self, _mask: int) -> list[connections.Event]:
-        for received in self._siblings.receive():
+    def _read_relay(self, _mask: int) -> list[connections.Event]:
+        for received in self._relay.receive():
             self._take(received, handed=True)
         return []
 
@@ -411,9 +430,9 @@ class Loop:
         """Pass a datagram to the machine, and to the other processes of this machine if it concerns them as well."""
         try:
             message = self._datagram(received)
-            # This process answers a question for its own job; siblings can answer any other datagram.
+            # This process answers a question for its own job; other processes can answer any other datagram.
             if not handed and received.shared and not (isinstance(message, Seek) and self._hosts(message.job)):
-                self._siblings.hand_on(received, self.clock())
+                self._relay.relay(received, self.clock())
         except Exception as error:
             self._note_fault(error, f"a datagram from {received.source[0]}")
 
@@ -431,14 +450,13 @@ class Loop:
         self._note_multicast(received)
         now = self.clock()
         # A ping is for another process of this machine, to which it is handed on.
-        if echo.is_one(received.data) or self._twins.is_second(received, now):
+        if echo.is_one(received.data):
             return None
         message = self._decode(received.data)
         verified = isinstance(message, Offer) and self._verified(received.data, message)
         if isinstance(message, Offer):
             message = self._admitted(message, received, verified=verified)
         if message is not None:
-            self._twins.note(received, now)
             source = Source(
                 interface=received.interface,
                 multicast=received.multicast,
@@ -503,7 +521,7 @@ class Loop:
 
     def _connected(self, event: connections.Connected, now: float) -> None:
         dialled = self._dialled.pop(event.conn)
-        if event.local_address not in self._nics.bare_addresses():
+        if event.local_address not in self._nics.addresses():
             self._rescan(now)  # an interface that has come since we looked
             if not self._machine.owns(event.conn):
                 return
@@ -596,6 +614,25 @@ class Loop:
             diagnosed: whether to look for what is wrong with this machine, too; it takes a moment.
         """
         return network_facts(self.seen, diagnosed=diagnosed)
+
+
+def listening_addresses(usable: Iterable[Interface], family: Family) -> tuple[Address, ...]:
+    """Return the addresses to listen on, best first: a link-local one only if its interface has no other address."""
+    found: list[Address] = []
+    for interface in usable:
+        addresses = interface.of_family(family)
+        routable = [each for each in addresses if not each.is_link_local]
+        found += [
+            Address(
+                str(each.ip),
+                interface.name,
+                each.network.prefixlen,
+                interface.index,
+                last_resort=interface.kind in (Kind.VPN, Kind.VIRTUAL),
+            )
+            for each in routable or addresses[:1]
+        ]
+    return tuple(found[: datagrams.MAX_ADDRESSES])
 
 
 def _comes_from_a_signal_handler(error: BaseException) -> bool:

@@ -88,7 +88,7 @@ class StoreLoop(Loop):
         return self._ready(self._connections.listen_also)
 
     def _ready(self, listen: Callable[[Sequence[tuple[str, int]]], frozenset[tuple[str, int]]]) -> tuple[Address, ...]:
-        wanted = self._nics.addresses()
+        wanted = self.listening_addresses
         ready = listen([(each.address, each.index) for each in wanted])
         return tuple(each for each in wanted if (each.address, each.index) in ready)
 

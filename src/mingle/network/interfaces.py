@@ -1,12 +1,15 @@
-"""The machine's network interfaces, and which of them to use.
+"""The machine's network interfaces: which exist, which of them to use, and when they change.
 
 `scan` asks the kernel; `choose` is pure, so that every rule of preference can be tested on
 machines that do not exist. An interface that is passed over is returned with the reason in words.
+`InterfaceMonitor` repeats both when the kernel reports a change by rtnetlink(7), or after a while.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import logging
 import re
 import socket
 import struct
@@ -19,7 +22,17 @@ from typing import Literal
 import netifaces
 from msgspec import Struct, structs
 
+from mingle import forksafe
 from mingle.errors import InterfaceError
+
+logger = logging.getLogger("mingle")
+
+LOOK_SECONDS = 2.0
+"""The interval between two scans where the kernel does not report changes, …"""
+LOOK_ANYWAY_SECONDS = 20.0
+"""… the interval where it does, …"""
+LOOK_GAP_SECONDS = 0.2
+"""… and the shortest interval, however many changes it reports: containers come and go all the time."""
 
 Family = Literal["auto", "4", "6"]
 """Which of IPv4 and IPv6 may be used; `auto` is both."""
@@ -32,6 +45,11 @@ _IFF_RUNNING = 0x40
 _IFF_MULTICAST = 0x8000 if sys.platform == "darwin" else 0x1000
 _SIOCGIFINDEX = 0x8933
 _SIOCGIFFLAGS = 0xC0206911 if sys.platform == "darwin" else 0x8913
+# <linux/rtnetlink.h>: the groups of messages to subscribe to.
+_RTMGRP_LINK = 0x1
+_RTMGRP_IPV4_IFADDR = 0x10
+_RTMGRP_IPV6_IFADDR = 0x100
+_DRAINED_AT_ONCE = 64
 _IFREQ_SIZE = 40  # struct ifreq of a 64-bit Linux; the BSDs' 32 bytes fit
 
 # A container's own end of a veth pair is named eth0 and is as good as a card.
@@ -339,3 +357,121 @@ def _in_words(family: Family) -> str:
 def _inventory(found: Iterable[Interface]) -> str:
     listed = ", ".join(str(interface) + ("" if interface.up else " (down)") for interface in found)
     return f"the interfaces here are: {listed or 'none'}"
+
+
+# --- changes --------------------------------------------------------------------------------------------------------
+
+
+class InterfaceMonitor:
+    """The interfaces of this machine, as they come and go.
+
+    A scan costs about a millisecond: a thousand waiting ranks on one machine that scan every two seconds take half a
+    core. So the kernel's report of a change (rtnetlink(7), Linux) triggers a scan. The report itself is not read, so
+    a forged one does no harm.
+
+    Args:
+        named: the interfaces or addresses that the user named; empty: any interface.
+        family: which IP versions can be used.
+        now: the time.
+        stack: closes the netlink socket.
+
+    Raises:
+        InterfaceError: no interface can be used.
+    """
+
+    def __init__(self, named: Sequence[str], family: Family, now: float, stack: contextlib.ExitStack) -> None:
+        self._named = named
+        self.family: Family = family
+        self.netlink = _subscribe()
+        """Readable when something may have changed; None where the kernel reports no changes."""
+        if self.netlink is not None:
+            stack.callback(self.netlink.close)
+        self._scanned_at = now
+        self.scan_due = self._next_scan()
+        """When to scan again."""
+        self.found = scan()
+        """All interfaces."""
+        self.usable = choose(self.found, named=named, family=family).usable
+        """Those in use, best first."""
+
+    def _next_scan(self) -> float:
+        return self._scanned_at + (LOOK_SECONDS if self.netlink is None else LOOK_ANYWAY_SECONDS)
+
+    def drain_netlink(self) -> None:
+        """Discard the kernel's reports and make a scan due soon. Reports that remain make the socket readable again."""
+        assert self.netlink is not None
+        # BlockingIOError: the socket is empty. ENOBUFS: reports were lost, which also means that something changed.
+        with contextlib.suppress(OSError):
+            for _ in range(_DRAINED_AT_ONCE):
+                self.netlink.recv(1)  # the kernel drops the rest of each datagram
+        self.scan_due = min(self.scan_due, self._scanned_at + LOOK_GAP_SECONDS)
+
+    def rescan(self, now: float) -> bool:
+        """Scan, and return whether the interfaces in use have changed.
+
+        The previous ones stay in use while no named interface exists, and while only loopback is left: a pulled cable
+        may be plugged in again, and what the other hosts know of this machine is valid again then.
+        """
+        self._scanned_at = now
+        self.scan_due = self._next_scan()
+        try:
+            found = scan()
+        except OSError as error:  # EMFILE, for example
+            logger.debug("the scan of the interfaces failed: %s", error)
+            return False
+        if found == self.found:
+            return False
+        self.found = found
+        try:
+            usable = choose(found, named=self._named, family=self.family).usable
+        except InterfaceError as error:
+            logger.debug("%s", error.observation)
+            return False
+        if all(each.loopback for each in usable) and not all(each.loopback for each in self.usable):
+            return False
+        self.usable = usable
+        return True
+
+    def addresses(self) -> frozenset[str]:
+        """Return every address of this machine, in use or not."""
+        return frozenset(str(each.ip) for interface in self.found for each in interface.addresses)
+
+    def index(self, name: str) -> int:
+        """Return an interface's number; without a name that of the only interface in use; else 0."""
+        if not name and len(self.usable) == 1:
+            return self.usable[0].index
+        return next((each.index for each in self.found if each.name == name), 0)
+
+    def owner(self, local_address: str, dialed: str) -> str:
+        """Return the name of the interface that owns a connection's local address.
+
+        Every interface has link-local addresses, so the owner of such an address is the interface that was dialed on.
+        """
+        if local_address.startswith("fe80:"):
+            return dialed
+        interface = owner(self.found, local_address)
+        return dialed if interface is None else interface.name
+
+    def in_use(self, name: str) -> bool:
+        """Return whether connections can use an interface: if the user named some, only those."""
+        return not self._named or any(each.name == name for each in self.usable)
+
+
+def _subscribe() -> socket.socket | None:
+    """Return a netlink socket that becomes readable when an interface or an address changes.
+
+    None on systems other than Linux, in sandboxes that refuse such a socket, and without a free descriptor.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+    except OSError:
+        return None
+    try:
+        netlink.setblocking(False)
+        netlink.bind((0, _RTMGRP_LINK | _RTMGRP_IPV4_IFADDR | _RTMGRP_IPV6_IFADDR))
+    except OSError:
+        netlink.close()
+        return None
+    return forksafe.register(netlink)

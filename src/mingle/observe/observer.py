@@ -75,7 +75,7 @@ class Observer(Loop):
         Raises:
             InterfaceError: none can be bound.
         """
-        own = self._nics.addresses()
+        own = self.listening_addresses
         ready = self._connections.listen([(each.address, each.index) for each in own])
         advertised = () if self.network.advertise is None else (self.network.advertise,)
         listening = [each.address for each in own if (each.address, each.index) in ready]

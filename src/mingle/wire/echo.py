@@ -32,7 +32,7 @@ MINOR_VERSION = 0
 FLAG_SIGNED = 0x01
 FLAG_REPEATED = 0x02
 _BEGINNING = MAGIC + bytes((MAJOR_VERSION,))
-"""A sibling on the same machine handed it on (:mod:`mingle.network.siblings`); not covered by the MAC."""
+"""A sibling on the same machine handed it on (:mod:`mingle.network.local_relay`); not covered by the MAC."""
 
 PING_BYTES = 640
 """Every PING is padded to this, or a byte more: no PONG is longer, so a forged source gains no amplification."""

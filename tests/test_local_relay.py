@@ -1,4 +1,4 @@
-"""What processes that share a UDP port hand to each other; several of them are played in this one."""
+"""What processes that share a UDP port relay to each other; the test plays several of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from mingle.network import siblings
-from mingle.network.siblings import Siblings
+from mingle.network import local_relay
+from mingle.network.local_relay import LocalRelay
 from mingle.network.transport import Received
 from mingle.wire import datagrams, echo
 from mingle.wire.datagrams import Bye, List, Offer, Seek
@@ -27,26 +27,26 @@ QUESTION = datagrams.encode(Seek(job="a job", member=b"m" * 16, world_size=2))
 SOURCES = [("192.0.2.7", 40000), ("fe80::7", 40000, 0, 3)]
 
 
-def heard(data: bytes = QUESTION, source: siblings.SocketAddress = ("192.0.2.7", 40000)) -> Received:
+def heard(data: bytes = QUESTION, source: local_relay.SocketAddress = ("192.0.2.7", 40000)) -> Received:
     """A unicast datagram that came in at the shared port."""
-    family: siblings.Version = "4" if len(source) == 2 else "6"
+    family: local_relay.Version = "4" if len(source) == 2 else "6"
     destination = "192.0.2.1" if family == "4" else "fe80::1"
     return Received(data, "eth0", source, family, False, False, destination, shared=True)
 
 
 @pytest.fixture
-def family() -> Iterator[list[Siblings]]:
+def family() -> Iterator[list[LocalRelay]]:
     port = free_udp_port()
     with contextlib.ExitStack() as stack:
-        made = [Siblings(port) for _ in range(3)]
+        made = [LocalRelay(port) for _ in range(3)]
         for each in made:
             stack.callback(each.close)
         yield made
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_all_others_get_it_with_its_source(family: list[Siblings], source: siblings.SocketAddress) -> None:
-    family[1].hand_on(heard(source=source), 0.0)
+def test_all_others_get_it_with_its_source(family: list[LocalRelay], source: local_relay.SocketAddress) -> None:
+    family[1].relay(heard(source=source), 0.0)
     assert family[1].receive() == []
     for each in (family[0], family[2]):
         (received,) = each.receive()
@@ -55,28 +55,28 @@ def test_all_others_get_it_with_its_source(family: list[Siblings], source: sibli
         assert each.receive() == []
 
 
-def test_nothing_is_handed_on_twice(family: list[Siblings]) -> None:
-    family[0].hand_on(heard(), 0.0)
+def test_nothing_is_handed_on_twice(family: list[LocalRelay]) -> None:
+    family[0].relay(heard(), 0.0)
     (received,) = family[1].receive()
-    family[1].hand_on(received, 0.0)
+    family[1].relay(received, 0.0)
     assert len(family[2].receive()) == 1
     assert family[0].receive() == []
 
 
 @pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1", QUESTION + bytes(datagrams.MAX_BYTES)])
-def test_what_is_no_datagram_of_ours_is_not_handed_on(family: list[Siblings], data: bytes) -> None:
-    family[0].hand_on(heard(data), 0.0)
+def test_what_is_no_datagram_of_ours_is_not_handed_on(family: list[LocalRelay], data: bytes) -> None:
+    family[0].relay(heard(data), 0.0)
     assert family[1].receive() == []
 
 
-def test_a_flood_is_not_multiplied(family: list[Siblings], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(siblings, "HANDED_AT_ONCE", 3.0)
-    monkeypatch.setattr(siblings, "HANDED_PER_SECOND", 2.0)
+def test_a_flood_is_not_multiplied(family: list[LocalRelay], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_relay, "RELAYED_AT_ONCE", 3.0)
+    monkeypatch.setattr(local_relay, "RELAYED_PER_SECOND", 2.0)
     for _ in range(10):
-        family[0].hand_on(heard(), 5.0)
+        family[0].relay(heard(), 5.0)
     assert len(family[1].receive()) == 3
     for _ in range(10):
-        family[0].hand_on(heard(), 6.0)
+        family[0].relay(heard(), 6.0)
     assert len(family[1].receive()) == 2
 
 
@@ -109,7 +109,7 @@ HOSTILE: list[tuple[str, Any]] = [
 ]
 
 
-def send(target: Siblings, *messages: bytes, ancillary: tuple[tuple[int, int, bytes], ...] = ()) -> None:
+def send(target: LocalRelay, *messages: bytes, ancillary: tuple[tuple[int, int, bytes], ...] = ()) -> None:
     """Send local messages as another program of this user does."""
     assert target.socket is not None
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
@@ -126,21 +126,21 @@ def local_message(**changed: Any) -> bytes:
     )
 
 
-def test_the_fields_of_these_tests_are_those_of_a_local_message(family: list[Siblings]) -> None:
+def test_the_fields_of_these_tests_are_those_of_a_local_message(family: list[LocalRelay]) -> None:
     send(family[0], local_message())
     assert [received.source for received in family[0].receive()] == [("192.0.2.7", 40000)]
 
 
 @pytest.mark.parametrize(("field", "value"), HOSTILE)
-def test_every_field_of_a_local_message_is_checked(family: list[Siblings], field: str, value: Any) -> None:
+def test_every_field_of_a_local_message_is_checked(family: list[LocalRelay], field: str, value: Any) -> None:
     send(family[0], b"\xc1 no MessagePack", bytes(8192), local_message(**{field: value}))
-    family[1].hand_on(heard(), 0.0)
+    family[1].relay(heard(), 0.0)
     assert [received.destination for received in family[0].receive()] == ["192.0.2.1"]
     assert family[0].rejected == {"relay": 3}
     assert family[0].receive() == []
 
 
-def test_descriptors_that_come_with_a_local_message_are_not_kept(family: list[Siblings]) -> None:
+def test_descriptors_that_come_with_a_local_message_are_not_kept(family: list[LocalRelay]) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 0, 0]).tobytes())
     send(family[0], local_message(), ancillary=(rights,))
@@ -149,7 +149,7 @@ def test_descriptors_that_come_with_a_local_message_are_not_kept(family: list[Si
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_users_process_may_hand_on_questions_alone(family: list[Siblings]) -> None:
+def test_another_users_process_may_relay_questions_alone(family: list[LocalRelay]) -> None:
     offer = Offer(job="a job", session=b"s" * 16, host=b"h" * 16, addresses=("192.0.2.9",), port=9, world_size=2)
     asked = [
         datagrams.encode(List(member=b"m" * 16)),
@@ -171,26 +171,26 @@ def test_another_users_process_may_hand_on_questions_alone(family: list[Siblings
     assert len(family[0].receive()) == 5
 
 
-def test_a_port_is_a_family_of_its_own_and_names_are_used_again(family: list[Siblings]) -> None:
-    with contextlib.closing(Siblings(free_udp_port())) as stranger:
-        family[0].hand_on(heard(), 0.0)
+def test_a_port_is_a_family_of_its_own_and_names_are_used_again(family: list[LocalRelay]) -> None:
+    with contextlib.closing(LocalRelay(free_udp_port())) as stranger:
+        family[0].relay(heard(), 0.0)
         assert stranger.receive() == []
     assert family[1].socket is not None
     name = family[1].socket.getsockname()
     family[1].close()
     family[1].close()
     assert family[1].receive() == []
-    family[1].hand_on(heard(), 0.0)  # it is gone: nothing happens
+    family[1].relay(heard(), 0.0)  # it is gone: nothing happens
     port = int(name.partition(b"udp-")[2].partition(b"/")[0])
-    with contextlib.closing(Siblings(port)) as heir:
+    with contextlib.closing(LocalRelay(port)) as heir:
         assert heir.socket is not None
         assert heir.socket.getsockname() == name
 
 
 def test_more_than_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(siblings, "MAX_SIBLINGS", 1)
+    monkeypatch.setattr(local_relay, "MAX_PROCESSES", 1)
     port = free_udp_port()
-    with contextlib.closing(Siblings(port)), contextlib.closing(Siblings(port)) as second:
+    with contextlib.closing(LocalRelay(port)), contextlib.closing(LocalRelay(port)) as second:
         assert second.socket is None
-        second.hand_on(heard(), 0.0)
+        second.relay(heard(), 0.0)
         assert second.receive() == []

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
+import time
 
 import mingle
-from mingle.engine.nics import LOOK_ANYWAY_SECONDS
-from mingle.network import link_news
+from mingle.network.interfaces import LOOK_ANYWAY_SECONDS, InterfaceMonitor
 from tests.lab import Lab, report
 
 SOON_SECONDS = LOOK_ANYWAY_SECONDS / 2
 
 
 def listen() -> None:
-    news = link_news.subscribe()
-    assert news is not None
-    report("listening")
-    heard = select.select([news], [], [], SOON_SECONDS)[0]
-    link_news.drain(news)
-    report("heard", heard=bool(heard), left=bool(select.select([news], [], [], 0)[0]))
+    with contextlib.ExitStack() as stack:
+        monitor = InterfaceMonitor((), "auto", time.monotonic(), stack)
+        netlink = monitor.netlink
+        assert netlink is not None
+        report("listening")
+        heard = select.select([netlink], [], [], SOON_SECONDS)[0]
+        monitor.drain_netlink()
+        report("heard", heard=bool(heard), left=bool(select.select([netlink], [], [], 0)[0]))
 
 
 def test_an_address_that_comes_is_told(lab: Lab) -> None:

@@ -1,15 +1,18 @@
-"""The processes of this machine that discover at the same UDP port, and what they hand to each other.
+"""The local relay: unicast datagrams that one process of this machine hands to the others on the same UDP port.
 
-Linux gives a unicast datagram to one of the sockets that share a port, the one that was opened last. Whose process
-gets one hands a copy of it to the others, once, marked as repeated, with the word where it came from, so that
-they answer it as if they had got it themselves. It goes over abstract Unix sockets (unix(7)): as UDP ports do, their
-names belong to a network namespace, and they work where a firewall drops multicast on loopback as well. Elsewhere than
-on Linux there are none, and nothing is handed on.
+Linux delivers a unicast datagram to one of the sockets that share a port, the one that was opened last. Its process
+relays a copy to the others, once, marked as repeated and with its source, so that they can answer it as if they had
+received it. The relay uses abstract Unix sockets (unix(7)): like UDP ports, their names belong to a network namespace,
+and a firewall that drops multicast on loopback does not affect them. Other systems than Linux have none, so nothing is
+relayed there.
 
-Every process of the machine can send to these sockets, and so can a container that shares the network namespace. So a
-local message is as untrusted as a datagram: every field is checked here, at the door. The kernel names the sender's
-user (SO_PASSCRED, unix(7)). Another user's process can hand on questions, which any sender can ask; where an OFFER or a
-BYE came from is believed only from a process of this user or of root.
+Every process of the machine can send to these sockets, and so can a container that shares the network namespace.
+Therefore a local message is as untrusted as a datagram, and every field is checked here. The kernel reports the
+sender's user (SO_PASSCRED, unix(7)). A process of another user can relay only questions, which any sender can ask; an
+OFFER or a BYE is accepted only from a process of this user or of root.
+
+Any process can also bind all the names. That costs a process that starts later its place in the relay (`failure`), and
+each relayed datagram one refused send for each name, at most `RELAYED_PER_SECOND` times.
 """
 
 from __future__ import annotations
@@ -31,12 +34,12 @@ from mingle.network.transport import Received, SocketAddress, Version
 from mingle.wire import datagrams, echo
 from mingle.wire.datagrams import List, Rejected, Seek
 
-MAX_SIBLINGS = 64
-"""Processes that are reached; further ones must have a port of their own, or multicast."""
-HANDED_PER_SECOND = 200.0
-"""How many datagrams are handed on in the long run: a flood shall not be multiplied …"""
-HANDED_AT_ONCE = 200.0
-"""… and how many at once."""
+MAX_PROCESSES = 64
+"""The number of processes that the relay reaches. Further ones need a port of their own, or multicast."""
+RELAYED_PER_SECOND = 200.0
+"""The sustained rate of relayed datagrams, so that the relay does not multiply a flood, …"""
+RELAYED_AT_ONCE = 200.0
+"""… and the burst."""
 _MAX_BYTES = 4096
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred of <linux/socket.h>: process, user, group
 _LIMITED_BROADCAST = "255.255.255.255"
@@ -46,7 +49,7 @@ _Port = Annotated[int, Meta(ge=1, lt=2**16)]
 _InterfaceName = Annotated[str, Meta(max_length=15)]  # IFNAMSIZ, less the final zero
 
 
-class _Handed(msgspec.Struct, frozen=True, array_like=True):
+class _Relayed(msgspec.Struct, frozen=True, array_like=True):
     """A datagram and where it came from."""
 
     data: bytes
@@ -72,12 +75,12 @@ class _Handed(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def source(self) -> SocketAddress:
-        """Where it came from, as the kernel takes it."""
+        """The source as a socket address."""
         return (self.host, self.port) if self.family == "4" else (self.host, self.port, 0, self.scope)
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Handed)
+_decoder = msgspec.msgpack.Decoder(_Relayed)
 
 
 def _is_ours(data: bytes) -> bool:
@@ -102,17 +105,17 @@ def decode(untrusted: bytes) -> Received:
         Rejected: ``relay``: a field is missing, of another type or out of range.
     """
     try:
-        handed = _decoder.decode(untrusted)
+        relayed = _decoder.decode(untrusted)
     except (msgspec.DecodeError, ValueError, RecursionError):
         raise Rejected("relay") from None
     return Received(
-        data=datagrams.as_repeated(handed.data),
-        interface=handed.interface,
-        source=handed.source,
-        family=handed.family,
+        data=datagrams.as_repeated(relayed.data),
+        interface=relayed.interface,
+        source=relayed.source,
+        family=relayed.family,
         multicast=False,
-        local=handed.local,
-        destination=handed.destination,
+        local=relayed.local,
+        destination=relayed.destination,
         shared=True,
     )
 
@@ -136,56 +139,60 @@ def _is_trusted(ancillary: list[tuple[int, int, bytes]]) -> bool:
     return False
 
 
-class Siblings:
-    """This process's socket for its siblings. ``socket`` is None if no socket is available.
+class LocalRelay:
+    """This process's socket in the relay. ``socket`` is None if no socket or no name is available.
 
     Args:
-        port: the UDP port that the siblings share.
-        rejected: counts what is dropped, by reason.
+        port: the UDP port that the processes share.
+        rejected: counts dropped messages, by reason.
     """
 
     def __init__(self, port: int, rejected: Counter[str] | None = None) -> None:
         self.rejected: Counter[str] = Counter() if rejected is None else rejected
-        self._names = [f"\0mingle/udp-{port}/{number}" for number in range(MAX_SIBLINGS)]
+        self.failure = ""
+        """Why this process has no place in the relay; empty if it has one, and on systems without a relay."""
+        self._names = [f"\0mingle/udp-{port}/{number}" for number in range(MAX_PROCESSES)]
         self._own = ""
-        self._credit = HANDED_AT_ONCE
+        self._credit = RELAYED_AT_ONCE
         self._credited_at = float("-inf")
         self.socket: socket.socket | None = self._open() if sys.platform == "linux" else None
 
     def _open(self) -> socket.socket | None:
         try:
             opened = forksafe.register(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-        except OSError:  # EMFILE: this process is alone, then
+        except OSError as error:
+            self.failure = f"no socket: {error.strerror}"
             return None
         opened.setblocking(False)
         with contextlib.suppress(OSError):  # a sandbox without it: then every message counts as another user's
             # Set the option before bind(2): an earlier message would carry no credentials.
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         for name in self._names:
-            with contextlib.suppress(OSError):  # EADDRINUSE: a sibling's
+            with contextlib.suppress(OSError):  # EADDRINUSE: the name of another process
                 opened.bind(name)
                 self._own = name
                 return opened
         opened.close()
+        self.failure = f"all {len(self._names)} names are taken"
         return None
 
     def close(self) -> None:
-        """Leaves the others; a second call does nothing."""
+        """Leave the relay; a second call does nothing."""
         if self.socket is not None:
             self.socket.close()
             self.socket = None
 
-    def hand_on(self, received: Received, now: float) -> None:
-        """Gives a datagram to all siblings, unless it has been handed on already or there are too many."""
+    def relay(self, received: Received, now: float) -> None:
+        """Send a datagram to all other processes, unless it was relayed already or the rate is exceeded."""
         if self.socket is None or not _is_ours(received.data) or datagrams.is_repeated(received.data):
             return
-        self._credit = min(HANDED_AT_ONCE, self._credit + (now - self._credited_at) * HANDED_PER_SECOND)
+        self._credit = min(RELAYED_AT_ONCE, self._credit + (now - self._credited_at) * RELAYED_PER_SECOND)
         self._credited_at = now
         if self._credit < 1:
             return
         self._credit -= 1
         copy = _encoder.encode(
-            _Handed(
+            _Relayed(
                 datagrams.as_repeated(received.data),
                 received.interface,
                 received.source[0],
@@ -198,13 +205,13 @@ class Siblings:
         )
         for name in self._names:
             if name != self._own:
-                with contextlib.suppress(OSError):  # nobody has that name, or it does not read: as with any datagram
+                with contextlib.suppress(OSError):  # no process has that name, or its buffer is full
                     self.socket.sendto(copy, name)
 
     def receive(self) -> list[Received]:
-        """Return the datagrams that siblings have handed on; drop and count anything else."""
+        """Return the datagrams that other processes have relayed; drop and count anything else."""
         taken: list[Received] = []
-        for _ in range(MAX_SIBLINGS):
+        for _ in range(MAX_PROCESSES):
             if self.socket is None:
                 break
             try:
