@@ -15,8 +15,11 @@ BENCH_READY := $(VENV)/.bench-ready
 
 # The environment variable, unlike --constraint, also binds the isolated environments in which sources are built;
 # newer versions of pip read the second one for those.
-INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet
+PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m pip \
+	--disable-pip-version-check --quiet
+# `make wheels` has filled the folder, or somebody has brought it here.
+WHEELHOUSE := wheelhouse
+INSTALL := $(PIP) install $(if $(wildcard $(WHEELHOUSE)/*.whl),--find-links $(WHEELHOUSE))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -111,6 +114,12 @@ test-torch: ## run the tests of all that touches torch on another one: make test
 		tests/test_torchrun_store.py tests/test_torchrun_round_store.py tests/lab/test_torchrun.py \
 		tests/lab/test_torchrun_faults.py tests/lab/test_torchrun_partitions.py $(PYTEST_ARGS)
 
+.PHONY: wheels
+wheels: | $(BIN)/pip ## make wheels of mingle and its dependencies but torch, for machines without a compiler
+	$(PIP) wheel --no-deps --find-links $(WHEELHOUSE) --wheel-dir $(WHEELHOUSE) . \
+		$$(sed -n -e '/^# what mingle runs on/,/^$$/p' -e '/^typing_extensions==/p' constraints.txt | grep -v -e '^#' -e '^torch==')
+	@echo "on the other machines: pip install --no-index --find-links $(WHEELHOUSE) multinode-mingle"
+
 .PHONY: lint
 lint: $(DEV_READY) ## check style, format and types
 	$(BIN)/ruff check .
@@ -127,11 +136,13 @@ clean: ## remove the environment, the caches and what was built
 	rm -rf $(VENV) .venv-torch-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis soak.log
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
+# --system-site-packages: take netifaces, or torch, from the system's Python.
+VENV_ARGS ?=
+
 # pip is the last thing that venv installs: an environment without it was left half made.
 $(BIN)/pip:
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit( \
-		f"{sys.executable} is Python {sys.version.split()[0]}; mingle needs 3.10 or newer: make PYTHON=python3.12 ...")'
-	@$(PYTHON) -m venv $(VENV) || { \
+	@$(PYTHON) preflight.py $(if $(findstring system-site-packages,$(VENV_ARGS)),,--venv)
+	@$(PYTHON) -m venv $(VENV_ARGS) $(VENV) || { \
 		echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 
 $(EXAMPLES_READY): pyproject.toml constraints.txt | $(BIN)/pip

@@ -6,15 +6,22 @@
 from __future__ import annotations
 
 import graphlib
+import importlib
+import importlib.util
+import json
 import os
 import re
+import shlex
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import click
 import pytest
+from docs import build_reference
 
 import mingle
 from mingle.cli import main as discover_command
@@ -30,14 +37,14 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 COMPATIBILITY = ROOT / "docs" / "compatibility.md"
-NETWORKS = ROOT / "docs" / "networks.md"
-TORCHRUN = ROOT / "docs" / "torchrun.md"
-OURS = (README, ARCHITECTURE, COMPATIBILITY, NETWORKS, TORCHRUN)
-# Their programs need more than the tests of this file do: see tests/frameworks and tests/launchers.
-ELSEWHERE = tuple(ROOT / "docs" / f"{name}.md" for name in ("frameworks", "kubernetes", "launchers"))
+FAQ = ROOT / "docs" / "faq.md"
+SETTINGS = ROOT / "docs" / "settings.md"
+PAGES = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
+# Its programs need the frameworks, so tests/frameworks runs them.
+FRAMEWORKS = ROOT / "docs" / "frameworks.md"
 UPDATE = bool(os.environ.get("UPDATE_DOCS"))
 DEADLINE = 120  # seconds; idle the demo needs a seventh of it
-LANGUAGES = {"python", "console", "text", "mermaid"}
+LANGUAGES = {"python", "console", "text", "mermaid", "yaml", "ini", "dockerfile", "golden"}
 
 
 # --- fenced blocks ------------------------------------------------------------------------------------------
@@ -61,7 +68,7 @@ def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-_FENCE = re.compile(r"^```(\w*) ?(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
+_FENCE = re.compile(r"^ *```(\w*) ?(.*)\n((?:.*\n)*?) *```$", re.MULTILINE)
 
 
 def blocks(path: Path) -> Iterator[Block]:
@@ -82,7 +89,7 @@ def rewrite(block: Block, text: str) -> None:
     block.path.write_text(document.replace(fence + block.text, fence + text), encoding="utf-8")
 
 
-@pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_every_block_says_its_language(path: Path) -> None:
     unknown = [f"{block}: {block.language!r}" for block in blocks(path) if block.language not in LANGUAGES]
     assert unknown == []
@@ -97,8 +104,9 @@ def two_ranks(block: Block) -> list[Rank]:
 
 
 def test_python_blocks_run_on_two_ranks() -> None:
-    examples = [block for path in OURS for block in blocks(path) if block.language == "python"]
-    assert len(examples) >= 4
+    pages = [path for path in PAGES if path != FRAMEWORKS]
+    examples = [block for path in pages for block in blocks(path) if block.language == "python"]
+    assert len(examples) >= 7
     results = run_ranks({str(block): two_ranks(block) for block in examples})
     for name, ranks in results.items():
         assert [status for status, _ in ranks] == [0, 0], f"{name}:\n" + "\n".join(out for _, out in ranks)
@@ -173,14 +181,14 @@ MESSAGES: dict[str, tuple[str, list[Rank]]] = {
 
 
 def test_messages_are_those_that_ranks_see() -> None:
-    quoted = {block.name for path in OURS for block in blocks(path) if block.language == "text" and block.name}
+    quoted = {block.name for path in PAGES for block in blocks(path) if block.language == "text" and block.name}
     assert quoted == set(MESSAGES)
     results = run_ranks({name: ranks for name, (_, ranks) in MESSAGES.items()})
     for name, (sign, _) in MESSAGES.items():
         outputs = [output for _, output in results[name]]
         printed = next((output for output in outputs if _is_error(output, sign)), None)
         assert printed is not None, f"no rank says {sign!r}:\n" + "\n".join(outputs)
-        check_quote(named(README, name), _message(printed))
+        check_quote(named(FAQ, name), _message(printed))
 
 
 def _is_error(output: str, sign: str) -> bool:
@@ -222,17 +230,27 @@ def table_names(path: Path, pattern: str) -> list[str]:
     return re.findall(rf"^\| `({pattern})`", read(path), re.MULTILINE)
 
 
-@pytest.mark.parametrize("path", [README, COMPATIBILITY], ids=lambda path: path.name)
+NO_SETTING = {"MINGLE_", "MINGLE_GENERATION"}
+"""The prefix of all of them; and what torchrun's workers are told."""
+
+
+@pytest.mark.parametrize("path", [SETTINGS, COMPATIBILITY], ids=lambda path: path.name)
 def test_every_setting_is_listed(path: Path) -> None:
-    listed = set(re.findall(r"`(MINGLE_[A-Z_]+)`", read(path)))
-    listed.discard("MINGLE_GENERATION")  # torchrun's workers are told it; it is no setting
+    listed = set(re.findall(r"`(MINGLE_[A-Z_]*)`", read(path))) - NO_SETTING
     assert listed == set(settings.VARIABLES)
-    if path == README:
+    if path == SETTINGS:
         assert sorted(table_names(path, "MINGLE_[A-Z_]+")) == sorted(settings.VARIABLES)
 
 
+def test_every_setting_that_is_named_exists() -> None:
+    text = "".join(read(path) for path in PAGES)
+    named_ones = set(re.findall(r"\bMINGLE_[A-Z_]*[A-Z]\b", text)) - NO_SETTING
+    # They belong to the tests, and to the example of a mistake.
+    assert named_ones - set(settings.VARIABLES) <= {"MINGLE_SOAK", "MINGLE_LAB_REQUIRED", "MINGLE_JOBID"}
+
+
 def test_defaults_are_those_of_the_source() -> None:
-    text = read(README)
+    text = read(SETTINGS)
     for name, default in (
         ("MINGLE_PORT", settings.DEFAULT_PORT),
         ("MINGLE_TIMEOUT", settings.DEFAULT_DISCOVERY_TIMEOUT),
@@ -246,8 +264,23 @@ def test_defaults_are_those_of_the_source() -> None:
 
 
 def test_the_progress_line_is_that_of_the_source() -> None:
-    shown = line("resnet", 8, 0, Snapshot(True, 6, (3, 7)), 12)
+    shown = line("ada-resnet", 8, 0, Snapshot(True, 6, (3, 7)), 12)
     assert f"`{shown}`" in read(README)
+    assert f"\n{shown}\n" in read(SETTINGS)
+
+
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
+    samples = json.loads((ROOT / "benchmarks" / "results" / "torchrun.json").read_text(encoding="utf-8"))["samples"]
+    ours, theirs = (f"{statistics.median(samples[name]):.2f} s" for name in ("mingle", "c10d"))
+    assert f"after {ours} with mingle and after {theirs} with `c10d`" in read(README)
+
+
+def test_the_reference_is_that_of_the_docstrings() -> None:
+    if UPDATE:
+        build_reference.DOCUMENT.write_text(build_reference.page(), encoding="utf-8")
+    assert read(build_reference.DOCUMENT) == build_reference.page(), (
+        "a docstring has changed: UPDATE_DOCS=1 .venv/bin/python -m pytest -n 0 tests/test_docs.py -k reference"
+    )
 
 
 def test_the_covered_names_are_the_public_ones() -> None:
@@ -273,18 +306,121 @@ def test_the_versions_are_those_of_the_source() -> None:
         assert f"≥ {oldest}" in text
 
 
+# --- commands -----------------------------------------------------------------------------------------------
+
+# What the reader starts and the project does not make; their arguments are theirs.
+FOREIGN = {
+    *("apt-get", "conda", "docker", "docker-compose", "echo", "eval", "exit", "export", "jupyter", "kubectl"),
+    *("mpiexec", "mpirun", "pip", "sbatch", "srun", "sudo", "systemctl", "umask", "base64"),
+}
+SCRIPTS = {"train.py": "the reader's own", ".venv/bin/python": "made by make"}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line that a reader types: ``$ NAME=VALUE … PROGRAM ARGUMENT …``."""
+
+    block: Block
+    settings: Mapping[str, str]
+    words: list[str]
+
+    def __str__(self) -> str:
+        return f"{self.block} {' '.join(self.words)}"
+
+
+def commands() -> Iterator[Command]:
+    for block in (block for path in PAGES for block in blocks(path) if block.language == "console"):
+        for typed in re.findall(r"^ *\$ (.*)$", block.text, re.MULTILINE):
+            for part in re.split(r" (?:&&|\|\|?) ", typed.strip("()")):
+                words = shlex.split(part, comments=True)
+                count = next((n for n, word in enumerate(words) if not re.match(r"[A-Z_0-9]+=", word)), len(words))
+                given = dict(word.split("=", 1) for word in words[:count])
+                if words[count:]:
+                    yield Command(block, given, words[count:])
+
+
+COMMANDS = list(commands())
+
+
+def programs(name: str) -> list[Command]:
+    return [command for command in COMMANDS if Path(command.words[0]).name == name]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_what_a_reader_types_is_there(command: Command) -> None:
+    program, *arguments = command.words
+    if program in ("python", "python3", "pythonX", ".venv/bin/python"):
+        if arguments[0] == "-m":
+            assert importlib.util.find_spec(arguments[1])
+        elif arguments[0] != "-c":
+            assert arguments[0] in SCRIPTS or (ROOT / arguments[0]).exists() or _is_example(arguments[0])
+    elif program == "make":
+        targets = re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), re.MULTILINE)
+        assert {each for each in arguments if "=" not in each} <= set(targets)
+    elif program.startswith("./"):
+        assert (ROOT / program).exists() or _is_example(program)
+    elif program not in ("torchrun", "mingle-discover"):  # these have tests of their own
+        assert program in FOREIGN
+
+
+def _is_example(script: str) -> bool:
+    return any(path.name == Path(script).name for path in (ROOT / "examples").rglob("*"))
+
+
+def test_torchrun_takes_its_lines() -> None:
+    lines = [command.words[1:] for command in programs("torchrun")]
+    assert len(lines) >= 3
+    program = (
+        "import json, sys; from torch.distributed.run import get_args_parser\n"
+        "for line in json.load(sys.stdin): print(get_args_parser().parse_args(line).rdzv_conf)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    known = re.findall(r"^\| `(\w+)` \|", read(ROOT / "docs" / "torchrun.md"), re.MULTILINE)
+    used = {pair.split("=")[0] for pair in re.findall(r"\w+=[^,\s]*", done.stdout)}
+    assert used <= {*known, "join_timeout", "last_call_timeout"}
+
+
+@pytest.mark.parametrize("command", programs("mingle-discover"), ids=str)
+def test_mingle_discover_takes_its_lines(command: Command) -> None:
+    assert isinstance(discover_command, click.Group)
+    name, *arguments = command.words[1:]
+    known = discover_command.commands[name]
+    known.make_parser(click.Context(known)).parse_args(arguments)
+
+
 def test_the_commands_that_are_named_exist() -> None:
-    named_ones = {name for path in (*OURS, *ELSEWHERE) for name in re.findall(r"`mingle-discover (\w+)", read(path))}
+    named_ones = {name for path in PAGES for name in re.findall(r"`mingle-discover (\w+)", read(path))}
     assert {"list", "find"} <= named_ones <= set(discover_command.commands)
 
 
 def test_the_targets_of_make_that_are_named_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), re.MULTILINE))
-    wanted = {target for path in (*OURS, *ELSEWHERE) for target in re.findall(r"\bmake ([a-z-]+)`", read(path))}
+    wanted = {target for path in PAGES for target in re.findall(r"`make ([a-z-]+)", read(path))}
     assert {"demo", "test"} <= wanted <= targets
 
 
-@pytest.mark.parametrize("path", [*OURS, *ELSEWHERE], ids=lambda path: path.name)
+def test_the_modules_that_are_named_exist() -> None:
+    named_ones = {name for path in PAGES for name in re.findall(r"`(mingle(?:\.[a-z_]+)+)`", read(path))}
+    assert {name for name in named_ones if not _is_there(name)} == set()
+
+
+def _is_there(name: str) -> bool:
+    module, _, attribute = name.rpartition(".")
+    return name in MODULES or (module in MODULES and hasattr(importlib.import_module(module), attribute))
+
+
+# --- links --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", _FENCE.sub("", read(path)))
     broken = []

@@ -160,8 +160,12 @@ def test_the_version_is_written_once() -> None:
 
 
 def test_nothing_names_an_index_or_a_directory_of_one_machine() -> None:
-    # Put together here, so that this file does not find itself.
-    index_option = "|".join(prefix + "-url" for prefix in ("--index", "--extra-index")) + "|--find" + "-links"
+    # Put together here, so that this file does not find itself. A folder beside the reader is no other place.
+    options = [f"--{kind}-url" for kind in ("index", "extra-index")]
+    options.append("--find" + "-links[= ](?:https?:|file:|/)")
+    domains = (("pypi", "org"), ("pythonhosted", "org"), ("pytorch", "org/whl"), ("ghcr", "io"), ("anaconda", "org"))
+    hosts = [rf"{name}\.{end}" for name, end in domains]
+    index_option = "|".join(options + hosts)
     home = "/(?:" + "|".join(("home/[a-z]+/", "Users/[A-Za-z]+/", "root/[.a-z]")) + ")"
     unfinished = r"\b(?:" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) + r")\b"
     pattern = re.compile(f"{index_option}|{home}|{unfinished}")
