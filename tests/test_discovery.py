@@ -29,7 +29,7 @@ from mingle.network.transport import Change
 from mingle.protocol.host import Host
 from mingle.protocol.machine import Formation, ReachStore, Source
 from mingle.protocol.member import Joiner
-from mingle.protocol.seats import Phase
+from mingle.protocol.registrar import Phase
 from mingle.wire import datagrams
 from tests.bystanders import free_udp_port
 from tests.in_process import Formed, discovery_of, formed, settings_of

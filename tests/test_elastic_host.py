@@ -113,14 +113,14 @@ def test_a_job_that_an_agent_has_ended_keeps_its_store_and_begins_no_round(gathe
         other.close()
     gathering.world.run(2 * LEASE_SECONDS)
     assert process.hosted is host, "its workers go on to their end, and their store stays"
-    assert host.registrar.ending
+    assert host.quorum.ending
     assert process.agent.held_until == float("-inf")
 
 
 def test_an_answer_counts_on_the_connection_of_the_seat_only(gathering: AgentGathering) -> None:
     _, host, others = started(gathering)
     member = others[0].identity.member
-    seat, leases = host.registrar.seats[member], host.registrar.leases
+    seat, leases = host.registrar.seats[member], host.quorum.leases
     assert seat.conn is not None
     caller, now = host._callers[seat.conn], gathering.world.now + 0.5
     number = leases.ask(member, now)
@@ -170,6 +170,6 @@ def test_of_two_sessions_the_one_that_has_had_its_quorum_comes_first_then_the_lo
 
     assert [comes_first(low, quorum=True), comes_first(high, quorum=True)] == [True, False]
     assert not comes_first(low, quorum=False)
-    host.registrar.had_quorum = False
+    host.quorum.had_quorum = False
     assert [comes_first(high, quorum=True), comes_first(low, quorum=False)] == [True, True]
     assert process.hosted is host

@@ -1,4 +1,4 @@
-"""Who may join a session of agents, when it is founded, and how long it is kept."""
+"""ProcessInfo may join a session of agents, when it is founded, and how long it is kept."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 from mingle.elastic.leases import LEASE_SECONDS
 from mingle.elastic.memory import Memory
-from mingle.elastic.quorum import Nodes, Policy
-from mingle.elastic.registrar import ACKNOWLEDGE_SECONDS, ADMITTED_SECONDS, CONFIRM_SECONDS, ElasticRegistrar
-from mingle.protocol.decisions import Decision, Drop, OpenStore, PrepareStore, Tell
-from mingle.protocol.seats import HostSeat, Phase
+from mingle.elastic.quorum import ACKNOWLEDGE_SECONDS, CONFIRM_SECONDS, Nodes, Policy, Quorum
+from mingle.protocol.registrar import ADMITTED_SECONDS, HostSeat, Phase, Registrar
 from mingle.wire import frames
+
+from .registrar_port import RecordingPort
 
 HOST_ADDRESS = "10.0.0.1"
 LAST_CALL = 30.0
@@ -44,13 +44,11 @@ class Registry:
         self.memory = Memory(**past)
         self.nodes = Nodes(minimum=minimum, maximum=maximum)
         self.now = 0.0
-        self.registrar = ElasticRegistrar(
-            member("Z"),
-            HostSeat(member=member("A"), applicant=self.wish("A"), prefix_lengths={HOST_ADDRESS: 24}),
-            policy=Policy(nodes=self.nodes, last_call=LAST_CALL, allow_minority=allow_minority),
-            memory=self.memory,
-            now=0.0,
-        )
+        self.port = RecordingPort()
+        policy = Policy(nodes=self.nodes, last_call=LAST_CALL, allow_minority=allow_minority)
+        self.quorum = Quorum(member("Z"), policy, self.memory, 0.0)
+        seat = HostSeat(member=member("A"), applicant=self.wish("A"), prefix_lengths={HOST_ADDRESS: 24})
+        self.registrar = Registrar(member("Z"), seat, self.port, self.quorum)
         self._conns = 0
 
     def wish(self, letter: str, **more: Any) -> frames.Join:
@@ -72,10 +70,10 @@ class Registry:
 
     def said(self) -> dict[int, list[frames.AnyFrame]]:
         told: dict[int, list[frames.AnyFrame]] = {}
-        self.last: list[Decision] = self.registrar.decisions()
-        for decision in self.last:
-            if isinstance(decision, Tell):
-                told.setdefault(decision.conn, []).append(decision.frame)
+        self.last = self.port.take()
+        for call in self.last:
+            if call[0] == "send":
+                told.setdefault(call[1], []).append(call[2])
         return told
 
     def kinds(self, conn: int) -> list[type]:
@@ -101,7 +99,7 @@ class Registry:
         for conn in conns.values():
             self.acknowledge(conn)
         assert self.registrar.phase is Phase.RUNNING
-        self.registrar.decisions()
+        self.port.take()
         return conns
 
 
@@ -114,7 +112,7 @@ def test_the_quorum_is_enough_at_once() -> None:
     assert registry.registrar.phase is Phase.OPEN
     registry.join("C")
     assert registry.registrar.phase is Phase.CONFIRMING
-    assert not registry.registrar.small
+    assert not registry.quorum.small
 
 
 def test_fewer_wait_for_a_whole_last_call_without_a_newcomer() -> None:
@@ -123,10 +121,10 @@ def test_fewer_wait_for_a_whole_last_call_without_a_newcomer() -> None:
     registry.join("B")
     registry.wait(LAST_CALL - 0.1)
     assert registry.registrar.phase is Phase.OPEN
-    assert registry.registrar.lacks() == "1 more node(s): it takes 3 to begin, or 30 s without a newcomer"
+    assert registry.quorum.lacks() == "1 more node(s): it takes 3 to begin, or 30 s without a newcomer"
     registry.wait(0.1)
     assert registry.registrar.phase is Phase.CONFIRMING
-    assert registry.registrar.small
+    assert registry.quorum.small
 
 
 def test_fewer_than_the_least_are_never_enough() -> None:
@@ -134,7 +132,7 @@ def test_fewer_than_the_least_are_never_enough() -> None:
     registry.join("B")
     registry.wait(10 * LAST_CALL)
     assert registry.registrar.phase is Phase.OPEN
-    assert registry.registrar.lacks() == "2 more node(s): it takes 4 to begin"
+    assert registry.quorum.lacks() == "2 more node(s): it takes 4 to begin"
 
 
 @pytest.mark.parametrize("who", ["host", "member"])
@@ -163,7 +161,7 @@ def test_a_host_that_is_bound_founds_nothing() -> None:
     registry = Registry(2, 3)
     registry.memory.binding.renew(member("S"), -2.0)
     registry.join("B")
-    assert registry.registrar.lacks() == "the end of its lease in the session before"
+    assert registry.quorum.lacks() == "the end of its lease in the session before"
     told = registry.registrar.status_version()
     registry.wait(7.9)
     assert registry.registrar.phase is Phase.OPEN
@@ -177,10 +175,10 @@ def test_a_surplus_agent_does_not_count_for_the_founding() -> None:
     registry.join("B", surplus=True)
     registry.wait(10 * LAST_CALL)
     assert registry.registrar.phase is Phase.OPEN
-    assert "1 of those here came when all 3 places were taken" in registry.registrar.lacks()
+    assert "1 of those here came when all 3 places were taken" in registry.quorum.lacks()
     registry.join("C")
     assert registry.registrar.phase is Phase.CONFIRMING
-    assert not registry.registrar.small
+    assert not registry.quorum.small
 
 
 def test_who_is_in_is_told_before_the_seal() -> None:
@@ -188,7 +186,7 @@ def test_who_is_in_is_told_before_the_seal() -> None:
     conn = registry.join("B", generation=6)
     registry.confirm(conn, "B")
     registry.said()
-    assert [type(each) for each in registry.last if not isinstance(each, Tell)] == [PrepareStore, OpenStore]
+    assert [call[0] for call in registry.last if call[0] != "send"] == ["prepare_store", "open_store"]
     registry.open_store()
     members, sealed = registry.said()[conn]
     assert isinstance(members, frames.Members)
@@ -197,7 +195,7 @@ def test_who_is_in_is_told_before_the_seal() -> None:
     assert [who.hostname for who in members.present] == ["node-A", "node-B"]
     registry.acknowledge(conn)
     assert registry.kinds(conn) == [frames.Go]
-    assert registry.registrar.had_quorum
+    assert registry.quorum.had_quorum
 
 
 def test_a_generation_that_a_stranger_has_made_up_does_not_break_what_the_members_are_told() -> None:
@@ -205,7 +203,7 @@ def test_a_generation_that_a_stranger_has_made_up_does_not_break_what_the_member
     conn = registry.join("B", generation=frames.MAX_GENERATION)
     registry.confirm(conn, "B")
     registry.open_store()
-    assert registry.registrar.members().generation == frames.MAX_GENERATION
+    assert registry.quorum.members().generation == frames.MAX_GENERATION
 
 
 def test_go_takes_a_valid_lease_of_the_whole_quorum() -> None:
@@ -231,7 +229,7 @@ def test_a_member_that_does_not_confirm_holds_the_others_up_for_a_while_only() -
     assert set(registry.registrar.seats) == {member("A"), member("C")}
     registry.said()
     registry.wait(CONFIRM_SECONDS + 0.1)
-    assert Drop(stopped) in (registry.said(), registry.last)[1]
+    assert ("hang_up", stopped) in (registry.said(), registry.last)[1]
     assert registry.registrar.phase is Phase.OPEN
     again = registry.join("D")
     registry.confirm(again, "D")
@@ -255,14 +253,14 @@ def test_a_session_is_kept_until_fewer_leases_than_it_takes_are_valid() -> None:
     registry = Registry(2, 5)
     conns = registry.go("B", "C")
     registrar = registry.registrar
-    assert (registrar.wanted, registrar.kept_until()) == (3, LEASE_SECONDS)
-    registrar.leases.answered(member("B"), registrar.leases.ask(member("B"), 3.0))
-    assert registrar.kept_until() == LEASE_SECONDS, "the other one's lease is what ends first"
-    registrar.leases.answered(member("C"), registrar.leases.ask(member("C"), 2.0))
-    assert registrar.kept_until() == 2.0 + LEASE_SECONDS
-    assert registrar.counting(2.0 + LEASE_SECONDS) == [member("A"), member("B")]
+    assert (registry.quorum.wanted, registry.quorum.kept_until()) == (3, LEASE_SECONDS)
+    registry.quorum.leases.answered(member("B"), registry.quorum.leases.ask(member("B"), 3.0))
+    assert registry.quorum.kept_until() == LEASE_SECONDS, "the other one's lease is what ends first"
+    registry.quorum.leases.answered(member("C"), registry.quorum.leases.ask(member("C"), 2.0))
+    assert registry.quorum.kept_until() == 2.0 + LEASE_SECONDS
+    assert registry.quorum.counting(2.0 + LEASE_SECONDS) == [member("A"), member("B")]
     registrar.lost(conns["B"], 4.0)
-    assert registrar.kept_until() == float("-inf")
+    assert registry.quorum.kept_until() == float("-inf")
 
 
 def test_one_keeps_a_session_of_all() -> None:
@@ -270,7 +268,7 @@ def test_one_keeps_a_session_of_all() -> None:
     conns = registry.go("B", "C")
     for conn in conns.values():
         registry.registrar.lost(conn, 1.0)
-    assert registry.registrar.kept_until() == float("inf")
+    assert registry.quorum.kept_until() == float("inf")
 
 
 def test_a_small_session_is_kept_by_the_least_until_it_has_had_its_quorum() -> None:
@@ -280,15 +278,14 @@ def test_a_small_session_is_kept_by_the_least_until_it_has_had_its_quorum() -> N
     registry.confirm(conn, "B")
     registry.open_store()
     registry.acknowledge(conn)
-    registrar = registry.registrar
-    assert (registrar.had_quorum, registrar.wanted) == (False, 2)
-    assert not registrar.note_quorum(registry.now)
+    assert (registry.quorum.had_quorum, registry.quorum.wanted) == (False, 2)
+    registry.quorum.note_quorum(registry.now)
+    assert not registry.quorum.had_quorum
     late = registry.join("C")
     registry.confirm(late, "C")
     registry.acknowledge(late)
-    assert registrar.note_quorum(registry.now)
-    assert not registrar.note_quorum(registry.now), "that is no news"
-    assert (registrar.members().quorum, registrar.wanted) == (True, 3)
+    registry.quorum.note_quorum(registry.now)
+    assert (registry.quorum.members().quorum, registry.quorum.wanted) == (True, 3)
 
 
 # --- who may join ---------------------------------------------------------------------------------------------------
@@ -297,7 +294,7 @@ def test_a_small_session_is_kept_by_the_least_until_it_has_had_its_quorum() -> N
 def refusal(registry: Registry, conn: int) -> frames.Refused:
     frame = registry.said()[conn][-1]
     assert isinstance(frame, frames.Refused)
-    assert Drop(conn) in registry.last
+    assert ("hang_up", conn) in registry.last
     return frame
 
 
@@ -378,9 +375,9 @@ def test_after_go_a_lost_member_gives_its_seat_free_and_no_more() -> None:
     registry.registrar.lost(conns["B"], 1.0, "its connection closed")
     assert registry.registrar.phase is Phase.RUNNING
     assert registry.said() == {}
-    assert not registry.registrar.ending
+    assert not registry.quorum.ending
     registry.registrar.left(conns["C"], 2.0, "its workers are done")
-    assert registry.registrar.ending
+    assert registry.quorum.ending
     assert set(registry.registrar.seats) == {member("A")}
     late = registry.join("D")
     assert registry.kinds(late) == [frames.Joined, frames.Confirm]
@@ -393,10 +390,10 @@ def test_the_same_agent_on_another_connection_replaces_the_old_one() -> None:
     conns = registry.go("B", "C")
     again = registry.join("B")
     assert registry.kinds(again) == [frames.Joined, frames.Confirm]
-    assert Drop(conns["B"]) in registry.last
+    assert ("hang_up", conns["B"]) in registry.last
     third = registry.join("B")
     assert registry.kinds(third) == [frames.Joined, frames.Confirm]
-    assert Drop(again) in registry.last
+    assert ("hang_up", again) in registry.last
 
 
 @pytest.mark.parametrize(
@@ -410,7 +407,7 @@ def test_one_more_than_the_most_is_surplus_if_all_the_others_certainly_live(
     registry = Registry(3, 3)
     registry.now = -3.0
     conns = registry.go("B", "C")
-    leases, registry.now = registry.registrar.leases, 1.0
+    leases, registry.now = registry.quorum.leases, 1.0
     leases.answered(member("B"), leases.ask(member("B"), 1.0))
     leases.answered(member("C"), leases.ask(member("C"), answered_at))
     conn = registry.join("E", who=frames.ProcessInfo(hostname=hostname, pid=1))
@@ -442,5 +439,5 @@ def test_a_latecomer_that_never_comes_to_the_end_gives_its_place_free() -> None:
     registry.said()
     registry.wait(ADMITTED_SECONDS + 0.1)
     registry.said()
-    assert Drop(late) in registry.last
+    assert ("hang_up", late) in registry.last
     assert not registry.registrar.is_full

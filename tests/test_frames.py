@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from mingle.protocol.seats import REMEMBERED_DEPARTURES, REMEMBERED_TEXT
+from mingle.protocol.registrar import REMEMBERED_DEPARTURES, REMEMBERED_TEXT
 from mingle.wire import frames
 from mingle.wire.authentication import FRAME_MAC_BYTES
 from mingle.wire.datagrams import MAX_ADDRESSES, MAX_WORLD_SIZE, Rejected, clip

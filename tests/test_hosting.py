@@ -29,8 +29,7 @@ from mingle.protocol.machine import (
     Source,
     Write,
 )
-from mingle.protocol.registrar import RETURN_SECONDS
-from mingle.protocol.seats import Phase, Seats
+from mingle.protocol.registrar import RETURN_SECONDS, Phase, Registrar
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, List, Offer, Seek
@@ -217,9 +216,9 @@ def test_who_does_not_read_gets_no_second_answer() -> None:
 
 def test_an_answer_is_built_once_per_change(monkeypatch: pytest.MonkeyPatch) -> None:
     alone, built = Alone(size=3), []
-    original = {name: getattr(Seats, name) for name in ("status", "roster", "whos")}
+    original = {name: getattr(Registrar, name) for name in ("status", "roster", "whos")}
     for name, method in original.items():
-        monkeypatch.setattr(Seats, name, lambda self, n=name, m=method: (built.append(n), m(self))[1])
+        monkeypatch.setattr(Registrar, name, lambda self, n=name, m=method: (built.append(n), m(self))[1])
     alone.join(1, 1)
     for _ in range(5):
         assert [frame.missing for frame in asked(alone, 1, "status") if isinstance(frame, frames.Status)] == [(2,)]

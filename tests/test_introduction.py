@@ -7,12 +7,14 @@ import pytest
 
 from mingle.protocol.introduction import SEATS_PER_FRAME, Introduction, roster_parts
 from mingle.protocol.machine import Address, Endpoints, Identity
+from mingle.protocol.registrar import Admission, Phase, Registrar, Seated, roster_digest
 from mingle.protocol.seating import Place
-from mingle.protocol.seats import Phase, Seated, Seats, roster_digest
 from mingle.wire import frames
 from mingle.wire.datagrams import MAX_ADDRESSES
 from mingle.wire.frames import Path, ProcessInfo
 from mingle.wire.framing import MAX_FRAME_BYTES, encode_frame
+
+from .registrar_port import RecordingPort
 
 SESSION, OWN = b"S" * 16, b"H" * 16
 IDENTITY = Identity(
@@ -40,9 +42,9 @@ def introduction(*, addresses: int = 2, advertised: tuple[str, ...] = ("203.0.11
     )
 
 
-def seats(phase: Phase, *, size: int = 2, store_address: str = "10.1.0.1") -> Seats:
+def seats(phase: Phase, *, size: int = 2, store_address: str = "10.1.0.1") -> Registrar:
     """A session in which everybody sits on a node of its own."""
-    found = Seats(SESSION, size, introduction().seat())
+    found = Registrar(SESSION, introduction().seat(), RecordingPort(), Admission(size))
     found.phase, found.store_address = phase, store_address
     for rank in range(1, size):
         name = rank.to_bytes(16, "big")

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mingle.protocol.membership import Step
-from mingle.protocol.seats import Phase, roster_digest
+from mingle.protocol.registrar import Phase, roster_digest
 from mingle.wire import datagrams, frames, framing, groups
 from tests import golden
 from tests.golden.examples import ADDRESSES, HOST_NONCE, JOB, MEMBER_NONCE, PORT, SECRET, SESSION, render
@@ -47,7 +47,7 @@ MODULES_OF_TIMERS = (
     "protocol.conflicts",
     "network.peers",
     "elastic.leases",
-    "elastic.registrar",
+    "elastic.quorum",
     "elastic.host",
     "elastic.member",
 )

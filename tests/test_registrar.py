@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from mingle.protocol import registrar as registrar_module
-from mingle.protocol.decisions import Deserted, Drop, Formed, NoCommonNetwork, OpenStore, PrepareStore, Reopened, Tell
-from mingle.protocol.registrar import ACKNOWLEDGE_SECONDS, CHALLENGE_SECONDS, RETURN_SECONDS, Registrar
+from mingle.protocol.registrar import (
+    ACKNOWLEDGE_SECONDS,
+    AHEAD_SECONDS,
+    CHALLENGE_SECONDS,
+    REMEMBERED_DEPARTURES,
+    RETURN_SECONDS,
+    Admission,
+    HostSeat,
+    Phase,
+    Registrar,
+    roster_digest,
+)
 from mingle.protocol.seating import Applicant
-from mingle.protocol.seats import REMEMBERED_DEPARTURES, HostSeat, Phase, roster_digest
-from mingle.protocol.store_ahead import AHEAD_SECONDS
 from mingle.wire import frames
 from mingle.wire.frames import Path, ProcessInfo
 from mingle.wire.framing import MAX_FRAME_BYTES, encode_frame
 
+from .registrar_port import RecordingPort, of, told
+
 SESSION = b"S" * 16
 HOST = b"H" * 16
-T = TypeVar("T")
 
 
 def member(number: int) -> bytes:
@@ -39,21 +48,13 @@ def join(rank: int | None, *, size: int = 3, **more: Any) -> frames.Join:
     return frames.Join(world_size=size, rank=rank, **{**fields, **more})
 
 
-def opened(size: int = 3, rank: int | None = 0) -> Registrar:
-    host = HostSeat(member=HOST, applicant=join(rank, size=size), prefix_lengths={"10.0.0.1": 24})
-    return Registrar(SESSION, size, host)
+class Opened(Registrar):
+    """A registrar with the port of a test."""
 
-
-def told(decisions: list[Any], conn: int, kind: type[T]) -> list[T]:
-    return [
-        each.frame
-        for each in decisions
-        if isinstance(each, Tell) and each.conn == conn and isinstance(each.frame, kind)
-    ]
-
-
-def of(decisions: list[Any], kind: type[T]) -> list[T]:
-    return [each for each in decisions if isinstance(each, kind)]
+    def __init__(self, size: int = 3, rank: int | None = 0) -> None:
+        host = HostSeat(member=HOST, applicant=join(rank, size=size), prefix_lengths={"10.0.0.1": 24})
+        self.port = RecordingPort()
+        super().__init__(SESSION, host, self.port, Admission(size))
 
 
 def phase_of(registrar: Registrar) -> Phase:
@@ -67,9 +68,9 @@ def confirm_all(registrar: Registrar, now: float = 2.0) -> None:
         registrar.confirmed(conn, frame, now)
 
 
-def at(phase: Phase) -> Registrar:
+def at(phase: Phase) -> Opened:
     """A session of three that has come so far."""
-    registrar = opened()
+    registrar = Opened()
     registrar.join(1, member(1), join(1), 1.0)
     if phase is Phase.OPEN:
         return registrar
@@ -88,49 +89,49 @@ def at(phase: Phase) -> Registrar:
 
 
 def test_the_way_to_go() -> None:
-    registrar = opened()
+    registrar = Opened()
     registrar.join(1, member(1), join(1), 1.0)
     assert registrar.missing == (2,)
-    assert told(registrar.decisions(), 1, frames.Joined) == [frames.Joined(session=SESSION, epoch=0)]
+    assert told(registrar.port.take(), 1, frames.Joined) == [frames.Joined(session=SESSION, epoch=0)]
     registrar.join(2, member(2), join(2), 1.0)
-    decided = registrar.decisions()
+    decided = registrar.port.take()
     assert told(decided, 1, frames.Confirm) == told(decided, 2, frames.Confirm)
-    assert of(decided, PrepareStore) == [PrepareStore("10.0.0.1")]
+    assert of(decided, "prepare_store") == [("prepare_store", "10.0.0.1")]
     assert phase_of(registrar) is Phase.CONFIRMING
     confirm_all(registrar)
-    assert of(registrar.decisions(), OpenStore) == [OpenStore(1, "10.0.0.1")]
+    assert of(registrar.port.take(), "open_store") == [("open_store", 1, "10.0.0.1")]
     registrar.store_opened(1, "10.0.0.1", 4000, "token", 3.0)
-    sealed = {conn: told(decided, conn, frames.Sealed)[0] for decided in [registrar.decisions()] for conn in (1, 2)}
+    sealed = {conn: told(decided, conn, frames.Sealed)[0] for decided in [registrar.port.take()] for conn in (1, 2)}
     assert {conn: frame.rank for conn, frame in sealed.items()} == {1: 1, 2: 2}
     assert sealed[1].roster_digest == roster_digest(registrar.roster())
     registrar.acknowledged(1, 1, 4.0)
     assert phase_of(registrar) is Phase.SEALED
-    assert not registrar.decisions()
+    assert not registrar.port.take()
     registrar.acknowledged(2, 1, 4.0)
-    decided = registrar.decisions()
+    decided = registrar.port.take()
     assert told(decided, 1, frames.Go)
     assert told(decided, 2, frames.Go)
-    assert of(decided, Formed) == [Formed(contiguous=True)]
+    assert of(decided, "formed")
     assert phase_of(registrar) is Phase.RUNNING
 
 
-def prepared(registrar: Registrar, now: float) -> list[PrepareStore]:
-    registrar.decisions()
+def prepared(registrar: Opened, now: float) -> list[tuple[Any, ...]]:
+    registrar.port.take()
     registrar.handle_timer(now)
-    return of(registrar.decisions(), PrepareStore)
+    return of(registrar.port.take(), "prepare_store")
 
 
 def test_those_that_wait_are_told_of_the_store_ahead_and_once() -> None:
     registrar = at(Phase.OPEN)
     assert not prepared(registrar, 1.0 + AHEAD_SECONDS / 2)
     assert registrar.next_timer() == 1.0 + AHEAD_SECONDS
-    assert prepared(registrar, 1.0 + AHEAD_SECONDS) == [PrepareStore("10.0.0.1")]
+    assert prepared(registrar, 1.0 + AHEAD_SECONDS) == [("prepare_store", "10.0.0.1")]
     assert registrar.next_timer() is None
     registrar.store_prepared(4000)
     store = frames.Store(session=SESSION, address="10.0.0.1", port=4000)
-    assert registrar.decisions() == [Tell(1, store)]
+    assert registrar.port.take() == [("send", 1, store)]
     registrar.store_prepared(4000)
-    assert not registrar.decisions()
+    assert not registrar.port.take()
 
 
 def test_a_store_ahead_decides_nothing() -> None:
@@ -138,11 +139,11 @@ def test_a_store_ahead_decides_nothing() -> None:
     prepared(registrar, 1.5)
     registrar.store_prepared(4000)
     registrar.join(2, member(2), join(2), 2.0)
-    registrar.decisions()
+    registrar.port.take()
     registrar.store_prepared(4000)  # the one that was asked for while the members confirm
-    assert not registrar.decisions()
+    assert not registrar.port.take()
     confirm_all(registrar)
-    assert of(registrar.decisions(), OpenStore) == [OpenStore(1, "10.0.0.1")]
+    assert of(registrar.port.take(), "open_store") == [("open_store", 1, "10.0.0.1")]
     assert phase_of(registrar) is Phase.SEALING
 
 
@@ -164,7 +165,7 @@ def test_a_member_on_a_new_connection_is_told_there() -> None:
     registrar.join(9, member(1), join(1), 2.0)
     assert prepared(registrar, 2.0 + AHEAD_SECONDS)
     registrar.store_prepared(4000)
-    assert told(registrar.decisions(), 9, frames.Store)
+    assert told(registrar.port.take(), 9, frames.Store)
 
 
 def test_who_stays_when_a_seal_is_called_off_is_told_again() -> None:
@@ -175,19 +176,19 @@ def test_who_stays_when_a_seal_is_called_off_is_told_again() -> None:
     registrar.lost(2, 3.0, "reset")
     assert prepared(registrar, 3.0 + AHEAD_SECONDS)
     registrar.store_prepared(4000)
-    assert told(registrar.decisions(), 1, frames.Store)
+    assert told(registrar.port.take(), 1, frames.Store)
 
 
 @pytest.mark.parametrize("phase", [Phase.CONFIRMING, Phase.SEALING, Phase.SEALED])
 def test_a_loss_voids_the_epoch_and_its_number_is_never_used_again(phase: Phase) -> None:
     registrar = at(phase)
-    registrar.decisions()
+    registrar.port.take()
     registrar.lost(2, 5.0, "reset")
-    decided = registrar.decisions()
+    decided = registrar.port.take()
     (void,) = told(decided, 1, frames.Void)
     assert void.epoch == 1
     assert "rank 2 on host h2 (10.0.0.3), pid 12" in void.reason
-    assert of(decided, Reopened)
+    assert of(decided, "reopened")
     assert phase_of(registrar) is Phase.OPEN
     registrar.join(3, member(3), join(2), 6.0)
     assert registrar.epoch == 2
@@ -199,13 +200,13 @@ def test_a_loss_voids_the_epoch_and_its_number_is_never_used_again(phase: Phase)
 
 def test_words_of_another_phase_or_connection_change_nothing() -> None:
     registrar = at(Phase.CONFIRMING)
-    registrar.decisions()
+    registrar.port.take()
     registrar.acknowledged(1, 1, 2.0)
     registrar.confirmed(77, frames.Confirmed(session=SESSION, epoch=1, paths=()), 2.0)
     registrar.pong(77)
     registrar.ready(1)
     registrar.lost(77, 2.0)
-    assert not registrar.decisions()
+    assert not registrar.port.take()
     assert phase_of(registrar) is Phase.CONFIRMING
 
 
@@ -220,20 +221,20 @@ def test_words_of_another_phase_or_connection_change_nothing() -> None:
     ],
 )
 def test_who_is_refused_at_once(applicant: frames.Join, reason: str) -> None:
-    registrar = opened()
+    registrar = Opened()
     registrar.join(5, member(5), applicant, 1.0)
-    decided = registrar.decisions()
+    decided = registrar.port.take()
     (refused,) = told(decided, 5, frames.Refused)
     assert refused.reason == reason
-    assert of(decided, Drop) == [Drop(5)]
+    assert of(decided, "hang_up") == [("hang_up", 5)]
     assert reason in registrar.status().refused[0]
 
 
 def test_a_session_that_assigns_ranks_is_full_when_it_is_full() -> None:
-    registrar = opened(size=2, rank=None)
+    registrar = Opened(size=2, rank=None)
     registrar.join(1, member(1), join(None, size=2), 1.0)
     registrar.join(2, member(2), join(None, size=2), 1.0)
-    (refused,) = told(registrar.decisions(), 2, frames.Refused)
+    (refused,) = told(registrar.port.take(), 2, frames.Refused)
     assert refused.reason == "full"
     assert "host h0" in refused.detail
 
@@ -241,16 +242,16 @@ def test_a_session_that_assigns_ranks_is_full_when_it_is_full() -> None:
 @pytest.mark.parametrize("phase", [Phase.SEALING, Phase.SEALED, Phase.RUNNING])
 def test_a_sealed_session_takes_nobody(phase: Phase) -> None:
     registrar = at(phase)
-    registrar.decisions()
+    registrar.port.take()
     registrar.join(9, member(9), join(1), 5.0)
-    (refused,) = told(registrar.decisions(), 9, frames.Refused)
+    (refused,) = told(registrar.port.take(), 9, frames.Refused)
     assert refused.reason == "running"
 
 
 def test_a_stranger_with_the_hosts_own_id_gets_no_seat() -> None:
-    registrar = opened()
+    registrar = Opened()
     registrar.join(4, HOST, join(1), 1.0)
-    assert told(registrar.decisions(), 4, frames.Refused)
+    assert told(registrar.port.take(), 4, frames.Refused)
     assert registrar.seats[HOST].conn is None
 
 
@@ -263,11 +264,11 @@ def test_what_a_launcher_says_of_a_node_reaches_the_seating() -> None:
 
 def test_a_living_member_keeps_its_rank() -> None:
     registrar = at(Phase.OPEN)
-    registrar.decisions()
+    registrar.port.take()
     registrar.join(7, member(7), join(1), 2.0)
-    assert told(registrar.decisions(), 1, frames.Ping)
+    assert told(registrar.port.take(), 1, frames.Ping)
     registrar.pong(1)
-    (refused,) = told(registrar.decisions(), 7, frames.Refused)
+    (refused,) = told(registrar.port.take(), 7, frames.Refused)
     assert (refused.reason, str(refused.who)) == ("rank taken", "rank 1 on host h1 (10.0.0.2), pid 11")
     assert registrar.next_timer() == 1.0 + AHEAD_SECONDS  # and no challenge's
 
@@ -275,15 +276,15 @@ def test_a_living_member_keeps_its_rank() -> None:
 def test_a_member_that_comes_back_while_its_rank_is_claimed_keeps_it() -> None:
     registrar = at(Phase.OPEN)
     registrar.join(7, member(7), join(1), 2.0)
-    registrar.decisions()
+    registrar.port.take()
     registrar.join(3, member(1), join(1), 2.5)
-    (refused,) = told(registrar.decisions(), 7, frames.Refused)
+    (refused,) = told(registrar.port.take(), 7, frames.Refused)
     assert refused.reason == "rank taken"
     registrar.handle_timer(2.5 + AHEAD_SECONDS)
-    registrar.decisions()
+    registrar.port.take()
     assert registrar.next_timer() is None
     registrar.handle_timer(2.0 + CHALLENGE_SECONDS)
-    assert registrar.decisions() == []
+    assert registrar.port.take() == []
     assert registrar.seats[member(1)].conn == 3
 
 
@@ -293,10 +294,10 @@ def test_a_silent_member_loses_its_rank_and_the_first_claim_wins() -> None:
     registrar.join(7, member(7), join(1), 2.0)
     registrar.join(8, member(8), join(1), 2.1)
     assert registrar.next_timer() == 2.0 + CHALLENGE_SECONDS
-    registrar.decisions()
+    registrar.port.take()
     registrar.handle_timer(2.1 + CHALLENGE_SECONDS)
-    decided = registrar.decisions()
-    assert Drop(1) in decided
+    decided = registrar.port.take()
+    assert ("hang_up", 1) in decided
     assert told(decided, 7, frames.Joined)
     # The second claim is one on the first claimant now.
     assert told(decided, 7, frames.Ping)
@@ -315,10 +316,10 @@ def test_a_claim_goes_with_its_connection() -> None:
 
 def test_a_member_that_comes_back_replaces_its_old_connection() -> None:
     registrar = at(Phase.CONFIRMING)
-    registrar.decisions()
+    registrar.port.take()
     registrar.join(11, member(1), join(1), 3.0)
-    decided = registrar.decisions()
-    assert Drop(1) in decided
+    decided = registrar.port.take()
+    assert ("hang_up", 1) in decided
     assert told(decided, 11, frames.Joined)
     assert told(decided, 2, frames.Void)
     assert told(decided, 11, frames.Confirm)[0].epoch == 2
@@ -331,11 +332,11 @@ def test_go_is_said_again_to_who_comes_back() -> None:
     registrar = at(Phase.RUNNING)
     registrar.lost(2, 10.0)
     assert registrar.next_timer() == 10.0 + RETURN_SECONDS
-    registrar.decisions()
+    registrar.port.take()
     registrar.join(12, member(2), join(2), 12.0)
-    assert told(registrar.decisions(), 12, frames.Go)
+    assert told(registrar.port.take(), 12, frames.Go)
     registrar.handle_timer(99.0)
-    assert not registrar.decisions()
+    assert not registrar.port.take()
 
 
 def test_who_does_not_come_back_before_it_was_ready_deserts() -> None:
@@ -343,30 +344,30 @@ def test_who_does_not_come_back_before_it_was_ready_deserts() -> None:
     registrar.ready(1)
     registrar.lost(1, 10.0)
     registrar.lost(2, 10.0)
-    registrar.decisions()
+    registrar.port.take()
     registrar.handle_timer(10.0 + RETURN_SECONDS)
-    (deserted,) = of(registrar.decisions(), Deserted)
-    assert deserted.who.rank == 2
+    ((_, lost),) = of(registrar.port.take(), "member_lost")
+    assert lost.rank == 2
     assert registrar.next_timer() is None
 
 
 def test_good_bye_after_go_is_a_loss_only_without_ready() -> None:
     registrar = at(Phase.RUNNING)
-    registrar.decisions()
+    registrar.port.take()
     registrar.ready(1)
     registrar.left(1, 10.0, "done")
-    assert not registrar.decisions()
+    assert not registrar.port.take()
     registrar.left(2, 10.0, "gave up")
-    assert [each.who.rank for each in of(registrar.decisions(), Deserted)] == [2]
+    assert [who.rank for _, who in of(registrar.port.take(), "member_lost")] == [2]
 
 
 def test_no_acknowledgement_in_time() -> None:
     registrar = at(Phase.SEALED)
     registrar.acknowledged(1, 1, 4.0)
-    registrar.decisions()
+    registrar.port.take()
     assert registrar.next_timer() == 3.0 + ACKNOWLEDGE_SECONDS
     registrar.handle_timer(3.0 + ACKNOWLEDGE_SECONDS)
-    (void,) = told(registrar.decisions(), 1, frames.Void)
+    (void,) = told(registrar.port.take(), 1, frames.Void)
     assert "rank 2" in void.reason
     assert "rank 1" not in void.reason
     assert registrar.epoch == 2
@@ -376,7 +377,7 @@ def test_no_acknowledgement_in_time() -> None:
 def test_a_held_session_decides_nothing_that_cannot_be_taken_back(phase: Phase) -> None:
     registrar = at(phase)
     registrar.hold(True, 3.0)
-    registrar.decisions()
+    registrar.port.take()
     if phase is Phase.OPEN:
         registrar.join(2, member(2), join(2), 3.0)
         waits_in = Phase.OPEN
@@ -397,11 +398,11 @@ def test_a_held_session_decides_nothing_that_cannot_be_taken_back(phase: Phase) 
 
 def test_no_common_network() -> None:
     registrar = at(Phase.CONFIRMING)
-    registrar.decisions()
+    registrar.port.take()
     registrar.confirmed(1, frames.Confirmed(session=SESSION, epoch=1, paths=(path(),)), 2.0)
     registrar.confirmed(2, frames.Confirmed(session=SESSION, epoch=1, paths=()), 2.0)
-    (problem,) = of(registrar.decisions(), NoCommonNetwork)
-    assert "rank 2 on host h2 (10.0.0.3), pid 12: not 10.0.0.1" in problem.matrix
+    ((_, matrix),) = of(registrar.port.take(), "no_common_network")
+    assert "rank 2 on host h2 (10.0.0.3), pid 12: not 10.0.0.1" in matrix
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -412,7 +413,7 @@ def test_a_store_is_awaited_for_the_present_seal_alone(phase: Phase) -> None:
 
 
 def test_the_status_fits_into_a_frame_whatever_members_call_themselves() -> None:
-    registrar = opened(size=5000)
+    registrar = Opened(size=5000)
     loud = ProcessInfo(hostname="\U0001f600" * 64, pid=1, address="10.0.0.1")
     for number in range(1, 60):
         registrar.join(number, member(number), join(number, size=5000, who=loud), 1.0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from mingle.protocol.registrar import Registrar
-from mingle.protocol.seats import HostSeat, Phase, roster_digest
+from mingle.protocol.registrar import Admission, HostSeat, Phase, Registrar, roster_digest
 from mingle.wire import frames
+
+from .registrar_port import RecordingPort
 
 SESSION, HOST = b"s" * 16, b"h" * 16
 
@@ -19,7 +20,8 @@ def gathered(*ranks: int | None) -> Registrar:
     """A session of four whose host has the first of these ranks; the others have joined."""
     first, *others = ranks
     own = applicant(first, "node0", "10.0.0.1")
-    registrar = Registrar(SESSION, 4, HostSeat(member=HOST, applicant=own, prefix_lengths={"10.0.0.1": 24}))
+    seat = HostSeat(member=HOST, applicant=own, prefix_lengths={"10.0.0.1": 24})
+    registrar = Registrar(SESSION, seat, RecordingPort(), Admission(4))
     for conn, rank in enumerate(others, start=1):
         member = bytes([conn]) * 16
         registrar.join(conn, member, applicant(rank, f"node{conn}", f"10.0.0.{conn + 1}"), now=1.0)
@@ -51,7 +53,10 @@ def test_nobody_is_missing_by_number_where_ranks_are_assigned() -> None:
 
 
 def test_the_crowd_is_named_and_cut() -> None:
-    assert gathered(0, 2).crowd() == "rank 0 on host node0 (10.0.0.1), pid 7; rank 2 on host node1 (10.0.0.2), pid 7"
+    assert (
+        gathered(0, 2).describe_members()
+        == "rank 0 on host node0 (10.0.0.1), pid 7; rank 2 on host node1 (10.0.0.2), pid 7"
+    )
     assert [who.rank for who in gathered(0, 3, 1).whos()] == [0, 1, 3]
 
 

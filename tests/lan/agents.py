@@ -219,15 +219,15 @@ class AgentInvariants:
             each
             for each in self.agents()
             if not each.stopped and each.hosted is not None and each.now < each.agent.held_until
-            if each.hosted.registrar.had_quorum and not self.policy.allow_minority
+            if each.hosted.quorum.had_quorum and not self.policy.allow_minority
         ]
 
     def _truly_held(self, holder: AgentProcess) -> bool:
         """Whether those on whom it counts live: one that was started again is a new agent, and free."""
         assert holder.hosted is not None
-        registrar, living = holder.hosted.registrar, {each.identity.member for each in self.agents()}
-        counted = set(registrar.counting(holder.now))
-        return counted <= living or len(counted & living) >= registrar.wanted
+        quorum, living = holder.hosted.quorum, {each.identity.member for each in self.agents()}
+        counted = set(quorum.counting(holder.now))
+        return counted <= living or len(counted & living) >= quorum.wanted
 
     def check(self, process: Process) -> None:
         """Looks at what may have changed in a step of one process."""
@@ -236,7 +236,7 @@ class AgentInvariants:
         assert not process.alive or not process.agent.deadline_passed(process.now - 1.0), "it waits beyond its timeout"
         if hosted is not None and hosted.session not in self.sessions:
             self.sessions[hosted.session] = hosted
-            nodes = hosted.registrar.policy.nodes
+            nodes = hosted.quorum.policy.nodes
             assert nodes.minimum <= len(hosted.registrar.seats) <= nodes.maximum
         if outcome is not None:
             assert outcome.session in self.sessions, f"{process.name} is in a session that has not formed"

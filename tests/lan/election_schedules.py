@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 
-from mingle.protocol.seats import Phase
+from mingle.protocol.registrar import Phase
 from tests.lan.electing import ElectionGathering
 from tests.lan.gathering import Gathering
 from tests.lan.process import Process

@@ -6,7 +6,7 @@ from mingle.protocol.election import Elector
 from mingle.protocol.host import Host
 from mingle.protocol.member import Joiner
 from mingle.protocol.membership import Step
-from mingle.protocol.seats import Phase
+from mingle.protocol.registrar import Phase
 from tests.lan.process import Process
 from tests.lan.world import World
 

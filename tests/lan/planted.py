@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mingle.protocol.registrar import Registrar
-from mingle.protocol.seats import Phase
+from mingle.protocol.registrar import Phase, Registrar
 
 
 class SealsWithoutConfirm(Registrar):

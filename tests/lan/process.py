@@ -16,7 +16,7 @@ from mingle.protocol.election import Elector
 from mingle.protocol.host import Host
 from mingle.protocol.machine import Effect, Formation, Identity, NetworkFacts, Source
 from mingle.protocol.member import Joiner
-from mingle.protocol.seats import Phase
+from mingle.protocol.registrar import Phase
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Offer, Rejected, encode
 from tests.lan.network import Machine, Network, Nic, Packet

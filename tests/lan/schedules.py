@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from mingle.protocol.seats import Phase
+from mingle.protocol.registrar import Phase
 from tests.lan.gathering import Gathering
 from tests.lan.process import Process
 

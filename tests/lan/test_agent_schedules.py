@@ -12,8 +12,7 @@ from mingle.elastic.agent import Agent
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.leases import LEASE_SECONDS, Binding, Leases
 from mingle.elastic.member import ElasticMember
-from mingle.elastic.quorum import Nodes, Policy
-from mingle.elastic.registrar import ElasticRegistrar
+from mingle.elastic.quorum import Nodes, Policy, Quorum
 from mingle.protocol.machine import Hangup
 from mingle.wire import frames
 from tests.lan.agent_schedules import AgentSchedule
@@ -58,7 +57,7 @@ def count_from_the_reception_of_a_pong(patch: pytest.MonkeyPatch) -> None:
 
     def frame(host: ElasticHost, conn: int, caller: Any, said: frames.AnyFrame, now: float) -> None:
         genuine(host, conn, caller, said, now)
-        until = host.registrar.leases._until
+        until = host.quorum.leases._until
         if isinstance(said, frames.Pong) and caller.hello.member in until:
             until[caller.hello.member] = now + LEASE_SECONDS
 
@@ -70,7 +69,7 @@ def renew_a_lease_by_any_frame(patch: pytest.MonkeyPatch) -> None:
 
     def frame(host: ElasticHost, conn: int, caller: Any, said: frames.AnyFrame, now: float) -> None:
         genuine(host, conn, caller, said, now)
-        until = host.registrar.leases._until
+        until = host.quorum.leases._until
         if caller.hello.member in until:
             until[caller.hello.member] = now + LEASE_SECONDS
 
@@ -81,8 +80,8 @@ def hang_up_orderly_on_a_member_that_counts(patch: pytest.MonkeyPatch) -> None:
     genuine = ElasticHost._keep_in_touch
 
     def keep_in_touch(host: ElasticHost, now: float) -> None:
-        for member, conn in host.registrar.others():
-            if LEASE_SECONDS - (host.registrar.leases.until(member) - now) > 4.0 and conn in host._callers:
+        for member, conn in host._members():
+            if LEASE_SECONDS - (host.quorum.leases.until(member) - now) > 4.0 and conn in host._callers:
                 host._callers.forget(conn)
                 host._effects.append(Hangup(conn))
         genuine(host, now)
@@ -99,7 +98,7 @@ def allow_a_grace_after_the_quorum_is_lost(patch: pytest.MonkeyPatch) -> None:
     genuine, lacking = ElasticHost.check, dict[int, float]()
 
     def check(host: ElasticHost, now: float) -> None:
-        if now < host.registrar.kept_until():
+        if now < host.quorum.kept_until():
             lacking.pop(id(host), None)
         elif now >= lacking.setdefault(id(host), now) + 3.0:
             genuine(host, now)
@@ -152,8 +151,8 @@ def take_a_reset_for_an_orderly_end(patch: pytest.MonkeyPatch) -> None:
 def let_the_experienced_start_small(patch: pytest.MonkeyPatch) -> None:
     # Their session promises nothing then, so it is taken for what its founders believe it to be: one with a quorum.
     patch.setattr(Policy, "may_start_small", lambda *_, **__: True)
-    believed = property(lambda registrar: registrar._experienced or not registrar.small, lambda *_: None)
-    patch.setattr(ElasticRegistrar, "had_quorum", believed, raising=False)
+    believed = property(lambda quorum: quorum._experienced or not quorum.small, lambda *_: None)
+    patch.setattr(Quorum, "had_quorum", believed, raising=False)
 
 
 def never_step_down_for_another_session(patch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mingle.elastic.quorum import Nodes
-from mingle.elastic.registrar import ElasticRegistrar
+from mingle.elastic.quorum import Nodes, Quorum
 from mingle.errors import ConflictError, DiscoveryTimeoutError
 from mingle.protocol.election import Elector
 from mingle.protocol.membership import Step
@@ -250,7 +249,7 @@ def test_a_job_that_began_in_two_halves_becomes_one(seed: int) -> None:
     assert sum(agent.agent.losses for agent in agents) == 2, "one half stays where it is"
     host = gathering.host_of(agents).hosted
     assert host is not None
-    assert host.registrar.had_quorum, "it has had F members: from now on K keep it"
+    assert host.quorum.had_quorum, "it has had F members: from now on K keep it"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -297,7 +296,7 @@ def test_who_has_acknowledged_starts_no_small_session_although_it_never_heard_go
 
     def hosted() -> list[AgentProcess]:
         hosts = [(each, each.agent.host) for each in agents if each.core is not None]
-        return [each for each, host in hosts if host is not None and host.registrar.had_quorum]
+        return [each for each, host in hosts if host is not None and host.quorum.had_quorum]
 
     assert gathering.world.run(15.0, until=lambda: bool(hosted()))
     (host,) = hosted()
@@ -339,7 +338,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_and_founds_nothing_before(seed: 
 
 
 def test_a_spare_that_counted_for_the_founding_would_split_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ElasticRegistrar, "_founding", lambda registrar: list(registrar.seats))
+    monkeypatch.setattr(Quorum, "_founding", lambda quorum: list(quorum.seats))
     with pytest.raises(AssertionError):
         a_spare_on_the_other_side(0)
 

@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
-from mingle.protocol.seats import Phase
+from mingle.protocol.registrar import Phase
 from mingle.wire.datagrams import Offer
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Process

@@ -13,7 +13,7 @@ import pytest
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
 from mingle.protocol.election import Elector
 from mingle.protocol.machine import Source
-from mingle.protocol.seats import Phase
+from mingle.protocol.registrar import Phase
 from tests.lan.electing import ElectionGathering
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Process

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from mingle.errors import ConflictError
-from mingle.protocol.registrar import RETURN_SECONDS
-from mingle.protocol.seats import Phase
+from mingle.protocol.registrar import RETURN_SECONDS, Phase
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Process
 

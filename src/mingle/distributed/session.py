@@ -22,7 +22,7 @@ from mingle.protocol.host import Host
 from mingle.protocol.machine import Formation
 from mingle.protocol.member import Joiner
 from mingle.protocol.membership import RETURN_SECONDS
-from mingle.protocol.seats import roster_digest
+from mingle.protocol.registrar import roster_digest
 from mingle.wire.frames import Seat
 
 if TYPE_CHECKING:

@@ -163,7 +163,7 @@ class Agent:
         if self.outcome is None:
             return float("-inf")
         if isinstance(self.part, ElasticHost):
-            return float("-inf") if self.part.registrar.ending else self.part.registrar.kept_until()
+            return float("-inf") if self.part.quorum.ending else self.part.quorum.kept_until()
         return self.memory.binding.until
 
     def effects(self) -> list[Effect]:

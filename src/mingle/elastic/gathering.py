@@ -225,7 +225,7 @@ class Gathering:
             self._held_until = agent.held_until
             hosting = agent.part if isinstance(agent.part, ElasticHost) and outcome is not None else None
             self._present = None if hosting is None else frozenset(hosting.registrar.seats)
-            self._ending = hosting is not None and hosting.registrar.ending
+            self._ending = hosting is not None and hosting.quorum.ending
             if outcome is None:
                 self._gathered = self._store = None
             elif self._gathered is None or self._gathered.session != outcome.session:

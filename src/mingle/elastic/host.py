@@ -13,15 +13,13 @@ import msgspec
 from mingle.elastic import reports as elastic_reports
 from mingle.elastic.leases import PING_SECONDS
 from mingle.elastic.memory import Memory
-from mingle.elastic.quorum import Policy
-from mingle.elastic.registrar import ElasticRegistrar
+from mingle.elastic.quorum import Policy, Quorum
 from mingle.elastic.reports import Attendance
 from mingle.errors import MingleError
 from mingle.protocol import reports
 from mingle.protocol.callers import Caller
 from mingle.protocol.connection_race import named
 from mingle.protocol.host import Host
-from mingle.protocol.introduction import Introduction
 from mingle.protocol.machine import (
     CloseStore,
     Context,
@@ -34,7 +32,6 @@ from mingle.protocol.machine import (
     Reset,
     Source,
 )
-from mingle.protocol.registrar import Registrar
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
 
@@ -50,8 +47,6 @@ class ElasticHost(Host):
         memory: this agent's past.
         attendance: the largest number of agents so far, for the report.
     """
-
-    registrar: ElasticRegistrar
 
     def __init__(
         self,
@@ -70,6 +65,7 @@ class ElasticHost(Host):
         """Why the session has ended, if the job continues."""
         self.moved_to: Offer | None = None
         """The session for which this one stepped down."""
+        self.quorum = Quorum(session, policy, memory, started)
         self._policy = policy
         self._memory = memory
         self._attendance = attendance
@@ -78,9 +74,8 @@ class ElasticHost(Host):
         super().__init__(identity, session, endpoints, context, started, diagnostics=diagnostics)
         self.conflicts.longest_wait = context.timeout
 
-    def _make_registrar(self, introduction: Introduction) -> Registrar:
-        policy, memory = self._policy, self._memory
-        return ElasticRegistrar(self.session, introduction.seat(), policy=policy, memory=memory, now=self.started)
+    def _admission(self) -> Quorum:
+        return self.quorum
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 
@@ -93,19 +88,13 @@ class ElasticHost(Host):
         """The time of the next call to :meth:`handle_timer`."""
         times = [super().next_timer()]
         if self.running:
-            leases = self.registrar.leases
-            times += [self._ping_at, self._look_at, *(leases.until(member) for member, _ in self.registrar.others())]
+            leases = (self.quorum.leases.until(member) for member, _ in self._members())
+            times += [self._ping_at, self._look_at, *leases]
         return min((time for time in times if time is not None), default=None)
 
     def calling(self) -> Datagram | None:
         """The datagram for unicast peers now; a running host looks for other sessions of its job."""
         return self.identity.seek() if self.running else super().calling()
-
-    def offer(self) -> Offer:
-        """The OFFER of this host."""
-        registrar = self.registrar
-        joined = len(registrar.seats) + len(registrar.latecomers)
-        return msgspec.structs.replace(super().offer(), quorum=registrar.had_quorum, joined=joined)
 
     def describe_running(self, caller: frames.ProcessInfo, now: float) -> frames.Running:
         """The answer to a caller that only asks."""
@@ -116,9 +105,9 @@ class ElasticHost(Host):
 
     def check(self, now: float) -> None:
         """Check whether the session is still held. The driver calls this method before it handles any other event."""
-        if self.running and not self.registrar.ending and now >= self.registrar.kept_until():
-            present = len(self.registrar.counting(now))
-            self._dissolve(elastic_reports.too_few(self.identity, present, self.registrar.wanted), None)
+        if self.running and not self.quorum.ending and now >= self.quorum.kept_until():
+            present = len(self.quorum.counting(now))
+            self._dissolve(elastic_reports.too_few(self.identity, present, self.quorum.wanted), None)
 
     def heard(self, message: Datagram, source: Source, now: float) -> None:
         """Handle a valid datagram."""
@@ -136,24 +125,14 @@ class ElasticHost(Host):
 
     def _comes_first(self, offer: Offer) -> bool:
         """Return whether another session takes precedence: the one that has had its quorum, then the lower host id."""
-        quorum = self.registrar.had_quorum
+        quorum = self.quorum.had_quorum
         ours = offer.session == self.session
         return not ours and (not offer.quorum, offer.host) < (not quorum, self.identity.member)
-
-    def received(self, conn: int, untrusted: bytes, now: float) -> None:
-        """Handle bytes that came in on a connection."""
-        super().received(conn, untrusted, now)
-        self._look(now)
-
-    def disconnected(self, conn: int, reason: str, now: float) -> None:
-        """Handle the end of a connection."""
-        super().disconnected(conn, reason, now)
-        self._look(now)
 
     def _frame(self, conn: int, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
         seat = self.registrar.seats.get(caller.hello.member)
         if isinstance(frame, frames.Pong) and seat is not None and seat.conn == conn:
-            self.registrar.leases.answered(seat.member, frame.number)
+            self.quorum.leases.answered(seat.member, frame.number)
         super()._frame(conn, caller, frame, now)
 
     def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
@@ -163,12 +142,15 @@ class ElasticHost(Host):
 
     def handle_timer(self, now: float) -> None:
         """Do everything that is due."""
-        super().handle_timer(now)
         if self.running:
             self._keep_in_touch(now)
-        self._look(now)
+        super().handle_timer(now)
 
     # --- after everything that happened ----------------------------------------------------------------------------
+
+    def _hold(self, now: float) -> None:
+        super()._hold(now)
+        self._look(now)
 
     def _look(self, now: float) -> None:
         """Check what the last event means for the session."""
@@ -180,7 +162,7 @@ class ElasticHost(Host):
             return
         if self._told is None:
             self._begin(now)
-        registrar.note_quorum(now)
+        self.quorum.note_quorum(now)
         self._tell_members()
         for offer, _ in self.making_way.take_sightings():
             self._sighted(offer, Source(interface=""), now)
@@ -195,13 +177,13 @@ class ElasticHost(Host):
         """Act on the decision for GO."""
         self._ping_at, self._look_at = now, now + LOOK_AROUND_SECONDS * self.rng.uniform(0.3, 1.3)
         self._memory.surplus = False
-        if self.registrar.small:
+        if self.quorum.small:
             text = elastic_reports.small(self.identity, self._policy, len(self.registrar.seats))
             self._effects.append(Notice(text))
 
     def _tell_members(self) -> None:
         """Send MEMBERS to every member if the list of members has changed."""
-        members, memory = self.registrar.members(), self._memory
+        members, memory = self.quorum.members(), self._memory
         if members == self._told:
             return
         self._told = members
@@ -210,16 +192,20 @@ class ElasticHost(Host):
         for conn in self.registrar.member_connections():
             self._callers.tell(conn, members)
 
+    def _members(self) -> list[tuple[bytes, int]]:
+        """Return the members other than this agent, each with its connection."""
+        return [(seat.member, seat.conn) for seat in self.registrar.seats.values() if seat.conn is not None]
+
     def _keep_in_touch(self, now: float) -> None:
-        registrar = self.registrar
-        for member, conn in registrar.others():
-            if now >= registrar.leases.until(member):
-                registrar.lost(conn, now, "it has not answered for too long")
+        leases = self.quorum.leases
+        for member, conn in self._members():
+            if now >= leases.until(member):
+                self.registrar.lost(conn, now, "it has not answered for too long")
                 # Reset the connection: the member would take an orderly close for the end of this process.
                 self._callers.forget(conn)
                 self._effects.append(Reset(conn))
             elif now >= self._ping_at:
-                self._callers.tell(conn, frames.Ping(number=registrar.leases.ask(member, now)))
+                self._callers.tell(conn, frames.Ping(number=leases.ask(member, now)))
         if now >= self._ping_at:
             self._ping_at = now + PING_SECONDS
         if now >= self._look_at:

@@ -10,8 +10,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
+from mingle.elastic.leases import LEASE_SECONDS, Leases
+from mingle.elastic.memory import Memory
 from mingle.errors import ConfigurationError
+from mingle.protocol import reports
+from mingle.protocol.registrar import Admission, Seated
 from mingle.wire import frames
+
+ACKNOWLEDGE_SECONDS = 8.0
+"""How long after SEALED the last ACK can come: less than a lease, which begins with SEALED."""
+CONFIRM_SECONDS = 12.0
+"""How long after CONFIRM the last CONFIRMED can come: a member can be bound to another session meanwhile."""
+ANSWERS_SECONDS = 3.0
+"""A member that has answered a PING within this time is alive, so its seat will not be free soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +62,10 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The numbers of agents on which a session's registrar relies.
+    """The user's settings for the size of a session.
 
     Attributes:
-        nodes: how many nodes the job may have.
+        nodes: how many nodes the job can have.
         last_call: seconds that a gathering below its quorum waits for another agent before it can start small.
         allow_minority: whether MIN agents can always found and keep a session; two parts of the job can then run.
     """
@@ -74,3 +87,192 @@ class Policy:
         if self.allow_minority:
             return min(self.nodes.minimum, self.nodes.keepers)
         return self.nodes.keepers if had_quorum else self.nodes.minimum
+
+
+class Quorum(Admission):
+    """The rules for the members of a session of agents: F found it, K keep it, and it admits others until MAX are in.
+
+    CONFIRM goes out once F agents are seated, or MIN after a last call where that is allowed. GO is decided, and the
+    session is kept, only while the leases of that many agents are valid (:mod:`mingle.elastic.leases`). An agent that
+    was refused because MAX agents held all seats and answered is *surplus*: it counts for no founding until a session
+    has admitted it.
+
+    Args:
+        session: the session's name.
+        policy: the user's settings.
+        memory: the host's own past.
+        now: the present time.
+    """
+
+    kind = "agents"
+    takes_latecomers = True
+    store_ahead = False  # a round of torchrun takes seconds, and its agents come and go all the time
+    confirm_seconds = CONFIRM_SECONDS
+
+    def __init__(self, session: bytes, policy: Policy, memory: Memory, now: float) -> None:
+        super().__init__(policy.nodes.maximum)
+        self.acknowledge_seconds = ACKNOWLEDGE_SECONDS
+        self.policy = policy
+        self.leases = Leases()
+        self.had_quorum = False
+        """Whether the session has had F members at once: from then on K keep it."""
+        self.small = False
+        """Whether fewer than F founded it, after a last call."""
+        self.running = False
+        """Whether GO was decided."""
+        self.ending = False
+        """Whether a member has ended the job for all; no round begins after that, so no quorum is needed."""
+        self.generation = 0
+        """One more than the highest generation that any agent of the session knows; fixed at the seal."""
+        self._session = session
+        self._memory = memory
+        self._newcomer_at = now
+        self._bound = False
+        """Whether the host is still bound to another session."""
+
+    # --- who counts ------------------------------------------------------------------------------------------------
+
+    def _others(self) -> list[bytes]:
+        return [member for member, seat in self.seats.items() if seat.conn is not None]
+
+    def counting(self, now: float) -> list[bytes]:
+        """Return the members whose lease is valid, including the host."""
+        return [member for member, seat in self.seats.items() if seat.conn is None or now < self.leases.until(member)]
+
+    def _founding(self) -> list[bytes]:
+        """The agents that count for the founding; surplus agents do not."""
+        return [member for member, seat in self.seats.items() if not self._past(seat).surplus]
+
+    @property
+    def _experienced(self) -> bool:
+        return any(self._past(seat).had_quorum for seat in self.seats.values())
+
+    def _past(self, seat: Seated) -> frames.Join | Memory:
+        """The past of an agent: from JOIN for a member, from memory for the host."""
+        return self._memory if seat.conn is None else seat.applicant
+
+    @property
+    def wanted(self) -> int:
+        """The number of agents that found the session, or that keep it once it runs."""
+        if self.running:
+            return self.policy.to_keep(had_quorum=self.had_quorum)
+        return self.policy.nodes.minimum if self.small else self.policy.nodes.founders
+
+    def kept_until(self) -> float:
+        """Return the time at which too few leases will be valid to keep the session."""
+        others = sorted((self.leases.until(member) for member in self._others()), reverse=True)
+        needed = self.wanted - 1
+        if needed <= 0:
+            return float("inf")
+        return others[needed - 1] if needed <= len(others) else float("-inf")
+
+    def note_quorum(self, now: float) -> None:
+        """Check whether a session that started small now has F members."""
+        self.had_quorum |= len(self.counting(now)) >= self.policy.nodes.founders
+
+    # --- who fits in -----------------------------------------------------------------------------------------------
+
+    def mismatch(self, applicant: frames.Join) -> str:
+        """Return why a newcomer's numbers do not fit this session; empty if they do."""
+        nodes = self.policy.nodes
+        if (applicant.minimum, applicant.world_size) == (nodes.minimum, nodes.maximum):
+            return ""
+        return (
+            f"the host was started with --nnodes={nodes.minimum}:{nodes.maximum}, "
+            f"the newcomer with --nnodes={applicant.minimum}:{applicant.world_size}"
+        )
+
+    def is_surplus(self, newcomer: frames.ProcessInfo, now: float) -> bool:
+        """Return whether every one of MAX seats belongs to an agent that has answered lately.
+
+        A newcomer on a host that already has a seat is more likely the same agent, restarted.
+        """
+        if len(self.seats) < self.policy.nodes.maximum:
+            return False
+        answered = now + LEASE_SECONDS - ANSWERS_SECONDS
+        alive = all(self.leases.until(member) >= answered for member in self._others())
+        return alive and all(newcomer.hostname != seat.applicant.who.hostname for seat in self.seats.values())
+
+    # --- when to found ---------------------------------------------------------------------------------------------
+
+    def came(self, now: float) -> None:
+        """Begin the last call anew."""
+        self._newcomer_at = now
+
+    def complete(self, now: float) -> bool:
+        """Return whether the present agents can found the session."""
+        nodes, founding = self.policy.nodes, len(self._founding())
+        self.small, self.due = founding < nodes.founders, None
+        self._bound = self._memory.binding.elsewhere(self._session, now)
+        if self._bound:
+            self.due = self._memory.binding.until
+            return False
+        if not self.small:
+            return True
+        if founding < nodes.minimum or not self.policy.may_start_small(experienced=self._experienced):
+            return False
+        last_call_ends = self._newcomer_at + self.policy.last_call
+        if now < last_call_ends:
+            self.due = last_call_ends
+        return now >= last_call_ends
+
+    def seal(self) -> None:
+        """Fix the generation."""
+        known = max(self._past(seat).generation for seat in self.seats.values())
+        self.generation = min(known + 1, frames.MAX_GENERATION)  # a stranger can have named any number
+
+    def sealed(self, member: bytes, now: float) -> None:
+        """Start a member's lease."""
+        self.leases.sealed(member, now)
+
+    def members(self, *, joining: int = 0) -> frames.Members:
+        """Return the MEMBERS frame; before SEALED it says whether the session has its quorum when members hear GO."""
+        if self.running:
+            soon = joining > 0 and len(self.seats) + joining >= self.policy.nodes.founders
+        else:
+            soon = not self.small
+        present = [msgspec.structs.replace(seat.applicant.who, rank=None) for seat in self.seats.values()]
+        return frames.Members(
+            generation=self.generation,
+            quorum=self.had_quorum or soon,
+            present=tuple(present[: frames.MAX_PRESENT]),
+        )
+
+    def acknowledged(self, member: bytes, now: float) -> bool:
+        """Renew a member's lease from SEALED; return whether it is valid."""
+        self.leases.acknowledged(member)
+        return now < self.leases.until(member)
+
+    def can_go(self, now: float) -> bool:
+        """Return whether the leases of enough founding agents are valid."""
+        return len(set(self._founding()) & set(self.counting(now))) >= self.wanted
+
+    def formed(self) -> None:
+        """Take note of GO."""
+        self.running, self.had_quorum = True, not self.small
+
+    def gone(self, member: bytes) -> None:
+        """End a member's lease."""
+        self.leases.forget(member)
+
+    def ended_by_member(self) -> None:
+        """Take note that a member's workers are done or have failed for good, which ends the job."""
+        self.ending = True
+
+    def lacks(self) -> str:
+        """Return what this gathering lacks before it can be sealed, as text for people; empty if nothing."""
+        nodes, founding = self.policy.nodes, len(self._founding())
+        if self._bound:
+            return "the end of its lease in the session before"
+        if founding >= nodes.founders:
+            return ""
+        text = f"{nodes.founders - founding} more node(s): it takes {nodes.founders} to begin"
+        if founding < len(self.seats):
+            text += f", and {len(self.seats) - founding} of those here came when all {nodes.maximum} places were taken"
+        if self.policy.may_start_small(experienced=self._experienced):
+            if founding >= nodes.minimum:
+                text += f", or {self.policy.last_call:g} s without a newcomer"
+        elif nodes.minimum < nodes.founders:
+            text += f", or {nodes.minimum} with --rdzv-conf allow_minority=1"
+        missed = self._memory.missed(seat.applicant.who for seat in self.seats.values())
+        return f"{text}; missed: {reports.few(missed, '; ')}" if missed else text

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from mingle.protocol.callers import Callers
 from mingle.protocol.introduction import roster_parts
-from mingle.protocol.seats import Seats
+from mingle.protocol.registrar import Registrar
 from mingle.wire.framing import body_of
 
 Question: TypeAlias = Literal["status", "roster"]
@@ -26,7 +26,7 @@ class Answers:
         unsent: returns how many bytes a connection has not taken yet.
     """
 
-    def __init__(self, seats: Seats, callers: Callers, unsent: Callable[[int], int]) -> None:
+    def __init__(self, seats: Registrar, callers: Callers, unsent: Callable[[int], int]) -> None:
         self._seats = seats
         self._callers = callers
         self._unsent = unsent

@@ -40,7 +40,7 @@ from mingle.protocol.machine import (
     Source,
 )
 from mingle.protocol.member import Joiner
-from mingle.protocol.seats import Phase
+from mingle.protocol.registrar import Phase
 from mingle.protocol.telling import Notifier
 from mingle.wire.datagrams import Datagram, Offer
 

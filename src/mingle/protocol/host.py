@@ -13,7 +13,7 @@ import functools
 import msgspec
 
 from mingle.errors import InterfaceError, MingleError
-from mingle.protocol import decisions, reports
+from mingle.protocol import reports
 from mingle.protocol.answers import Answers
 from mingle.protocol.callers import Caller, Callers
 from mingle.protocol.conflicts import ConflictingHosts
@@ -40,8 +40,8 @@ from mingle.protocol.machine import (
 )
 from mingle.protocol.making_way import MakingWay
 from mingle.protocol.presence import Presence
-from mingle.protocol.registrar import Registrar
-from mingle.protocol.seats import Phase
+from mingle.protocol.registrar import Admission, Phase, Registrar
+from mingle.protocol.seating import contiguous
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer, Rejected
 
@@ -79,7 +79,7 @@ class Host:
         self._introduction = introduction = Introduction(
             identity=identity, session=session, endpoints=endpoints, started=started
         )
-        self.registrar = self._make_registrar(introduction)
+        self.registrar = Registrar(session, introduction.seat(), self, self._admission())
         self._presence = Presence(
             introduction,
             self.offer,
@@ -108,8 +108,9 @@ class Host:
         )
         self._answers = Answers(self.registrar, self._callers, context.unsent)
 
-    def _make_registrar(self, introduction: Introduction) -> Registrar:
-        return Registrar(self.session, self.identity.world_size, introduction.seat(), kind=self.identity.kind)
+    def _admission(self) -> Admission:
+        """Return the rules for the members of the session."""
+        return Admission(self.identity.world_size)
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 
@@ -283,46 +284,58 @@ class Host:
 
     def _hold(self, now: float) -> None:
         self.registrar.hold(self.conflicts.any_alive or self.making_way.begun, now)
-        self._decide(now)
 
-    def _decide(self, now: float) -> None:
-        """Carries out what the registrar has decided."""
-        for decision in self.registrar.decisions():
-            match decision:
-                case decisions.Tell(conn, frame):
-                    self._callers.tell(conn, frame)
-                case decisions.Drop(conn):
-                    self._callers.hang_up(conn)
-                case decisions.PrepareStore(address):
-                    self._callers.flush()  # the members first
-                    self._effects.append(PrepareStore(self._introduction.listens_at(address)))
-                case decisions.OpenStore(epoch, address):
-                    self._presence.seal()
-                    self._sealed_since = now
-                    self._effects.append(OpenStore(epoch, self._introduction.listens_at(address)))
-                case decisions.NoCommonNetwork(matrix):
-                    self._fail(reports.no_common_network(self.identity, matrix), conflict=True)
-                case decisions.Reopened(reason):
-                    self._presence.reopen(now)
-                    self._effects.append(Notice(reports.reopened(self.identity, reason)))
-                case decisions.Formed(contiguous):
-                    self.conflicts.abandon()
-                    self.outcome = self._introduction.formation(self.registrar, self.store_port)
-                    if not contiguous:
-                        self._effects.append(Notice(reports.not_contiguous(self.identity)))
-                case decisions.Deserted(who):
-                    self._effects.append(CloseStore(reports.deserted(self.identity, who)))
+    # --- what the registrar calls ----------------------------------------------------------------------------------
+
+    def send(self, conn: int, frame: frames.AnyFrame) -> None:
+        """Send a frame to a caller."""
+        self._callers.tell(conn, frame)
+
+    def hang_up(self, conn: int) -> None:
+        """Close a caller's connection after what is still to be sent."""
+        self._callers.hang_up(conn)
+
+    def prepare_store(self, address: str) -> None:
+        """Have the store opened ahead."""
+        self._callers.flush()  # the members first
+        self._effects.append(PrepareStore(self._introduction.listens_at(address)))
+
+    def open_store(self, epoch: int, address: str, now: float) -> None:
+        """Have the store opened."""
+        self._presence.seal()
+        self._sealed_since = now
+        self._effects.append(OpenStore(epoch, self._introduction.listens_at(address)))
+
+    def no_common_network(self, matrix: str) -> None:
+        """Fail: no address of this host was reached by every member."""
+        self._fail(reports.no_common_network(self.identity, matrix), conflict=True)
+
+    def reopened(self, reason: str, now: float) -> None:
+        """Announce that the session takes members again."""
+        self._presence.reopen(now)
+        self._effects.append(Notice(reports.reopened(self.identity, reason)))
+
+    def formed(self) -> None:
+        """Take note of GO."""
+        self.conflicts.abandon()
+        self.outcome = self._introduction.formation(self.registrar, self.store_port)
+        if not contiguous(list(self.registrar.places.values())):
+            self._effects.append(Notice(reports.not_contiguous(self.identity)))
+
+    def member_lost(self, who: frames.ProcessInfo) -> None:
+        """Close the store: the other members can't go on without this one."""
+        self._effects.append(CloseStore(reports.deserted(self.identity, who)))
+
+    # --- the store -------------------------------------------------------------------------------------------------
 
     def store_prepared(self, port: int, now: float) -> None:
         """The store listens already, where it was to be prepared."""
         self.registrar.store_prepared(port)
-        self._decide(now)
 
     def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
         """The store listens."""
         self.store_port = port
         self.registrar.store_opened(epoch, self.registrar.store_address, port, token, now)
-        self._decide(now)
 
     def store_failed(self, epoch: int, error: MingleError, now: float) -> None:
         """The store could not be opened, and trying again would not help."""
@@ -367,10 +380,10 @@ class Host:
         self._callers.handle_timer(now)
         self.registrar.handle_timer(now)
         self.conflicts.handle_timer(now)
+        self._presence.handle_timer(now, finished=self.finished, mute=self.making_way.begun)
         self._hold(now)
         if not self.finished:
             self._judge(now)
-        self._presence.handle_timer(now, finished=self.finished, mute=self.making_way.begun)
 
     def _judge(self, now: float) -> None:
         """Looks whether another host of this job stays."""

@@ -12,15 +12,13 @@ from msgspec import Struct
 
 from mingle.protocol.handshake import Call, HostConversation
 from mingle.protocol.machine import Address, Endpoints, Formation, Identity, scoped
-from mingle.protocol.registrar import Registrar
-from mingle.protocol.seats import HostSeat, Phase, Seats, roster_digest
+from mingle.protocol.registrar import HostSeat, Phase, Registrar, roster_digest
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_ADDRESSES, Bye, Offer
 
 # The longest names (four bytes a character) of so many seats still fit into one frame.
 SEATS_PER_FRAME = 128
-_SEALED_PHASES = (Phase.SEALING, Phase.SEALED, Phase.RUNNING)
 
 
 class _Crowd(Struct, frozen=True):
@@ -33,7 +31,7 @@ class _Crowd(Struct, frozen=True):
 
 
 class Introduction(Struct, kw_only=True):
-    """Who a host is, and the messages made of it. Only its addresses ever change."""
+    """ProcessInfo a host is, and the messages made of it. Only its addresses ever change."""
 
     identity: Identity
     session: bytes
@@ -49,7 +47,7 @@ class Introduction(Struct, kw_only=True):
         return (*self.endpoints.advertised, *own)[:MAX_ADDRESSES]
 
     def who(self) -> frames.ProcessInfo:
-        """Who it is, for people."""
+        """ProcessInfo it is, for people."""
         address, rank = self.endpoints.addresses[0].address, self.identity.rank
         return msgspec.structs.replace(self.identity.who, address=address, rank=rank)
 
@@ -118,7 +116,7 @@ class Introduction(Struct, kw_only=True):
 
     # --- how its session stands ------------------------------------------------------------------------------------
 
-    def offer(self, seats: Seats) -> Offer:
+    def offer(self, seats: Registrar) -> Offer:
         """What the network is told."""
         return Offer(
             job=self.identity.job,
@@ -128,8 +126,9 @@ class Introduction(Struct, kw_only=True):
             addresses=self.announced(),
             port=self.endpoints.port,
             world_size=self.identity.world_size,
-            joined=len(seats.seats),
-            state="sealed" if seats.phase in _SEALED_PHASES else "open",
+            joined=len(seats.seats) + len(seats.latecomers),
+            quorum=seats.admission.had_quorum,
+            state="sealed" if seats.phase.sealed else "open",
             kind=self.identity.kind,
             assigned=seats.assigned,
             hostname=self.identity.who.hostname,
@@ -140,14 +139,14 @@ class Introduction(Struct, kw_only=True):
         """What the network is told when the session ends."""
         return Bye(job=self.identity.job, attempt=self.identity.attempt, session=self.session)
 
-    def running(self, seats: Seats, now: float, *, sealed_since: float, store_port: int) -> frames.Running:
+    def running(self, seats: Registrar, now: float, *, sealed_since: float, store_port: int) -> frames.Running:
         """What a caller is told that only asks."""
         phase, crowd = seats.phase, self._crowd(seats)
         store_stands = phase in (Phase.SEALED, Phase.RUNNING)
         return frames.Running(
-            state="running" if phase is Phase.RUNNING else "sealed" if phase in _SEALED_PHASES else "open",
+            state="running" if phase is Phase.RUNNING else "sealed" if phase.sealed else "open",
             world_size=self.identity.world_size,
-            seconds=max(0.0, now - (sealed_since if phase in _SEALED_PHASES else self.started)),
+            seconds=max(0.0, now - (sealed_since if phase.sealed else self.started)),
             host=self.who(),
             joined=crowd.joined,
             missing=crowd.missing,
@@ -156,7 +155,7 @@ class Introduction(Struct, kw_only=True):
             store_port=store_port if store_stands else 0,
         )
 
-    def _crowd(self, seats: Seats) -> _Crowd:
+    def _crowd(self, seats: Registrar) -> _Crowd:
         """The description of the members, cached until the roster changes, because callers can ask often."""
         version = seats.status_version()
         if self._described is None or self._described.version != version:
@@ -164,11 +163,11 @@ class Introduction(Struct, kw_only=True):
                 version,
                 joined=tuple(sorted(who.rank for who in seats.whos() if who.rank is not None))[:4096],
                 missing=seats.missing[:4096],
-                roster=seats.crowd()[:2048],
+                roster=seats.describe_members(),
             )
         return self._described
 
-    def formation(self, seats: Seats, store_port: int) -> Formation:
+    def formation(self, seats: Registrar, store_port: int) -> Formation:
         """Its own place in the job that has formed."""
         where = seats.places[self.identity.member]
         roster = seats.roster()
@@ -190,9 +189,9 @@ class Introduction(Struct, kw_only=True):
         )
 
 
-def roster_parts(seats: Seats) -> Iterator[frames.Roster]:
+def roster_parts(seats: Registrar) -> Iterator[frames.Roster]:
     """Yields who is in the session, as frames that are short enough; nothing before it is sealed."""
-    if seats.phase not in _SEALED_PHASES:
+    if not seats.phase.sealed:
         return
     roster = seats.roster()
     for first in range(0, len(roster), SEATS_PER_FRAME):

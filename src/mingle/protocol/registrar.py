@@ -1,55 +1,111 @@
-"""Who may join, who is refused, when to confirm, seal, void and go: pure logic without sockets or clock.
+"""The registrar of a session: who has a seat, and when the session is confirmed, sealed and formed. Pure.
 
-The theory. A session passes through phases, and only this module moves it::
+A session forms by a two-phase commit: SEALED asks every member to prepare, ACK is its vote, GO is the commit, and VOID
+is the abort. Only this module moves a session through its phases::
 
     OPEN ──all seats taken──▶ CONFIRMING ──all confirmed──▶ SEALING ──store open──▶ SEALED ──all acked──▶ RUNNING
       ▲                           │                            │                       │
       └────────── VOID ───────────┴────────────────────────────┴───────────────────────┘
 
-* Nobody is told GO before every member has said, in this epoch, that it is still there (CONFIRMED) and that it has
-  reached the store (ACK). A member lost in between voids the epoch, and a voided epoch number is never used again.
-* GO is decided once per session; RUNNING is terminal.
-* A member is known by its member id: the same id on another connection replaces the old connection. A *rank* that is
-  taken by another id is another matter: the seated one is asked whether it lives, and the living one keeps the seat.
+* Before GO every member has said, in this epoch, that it is still there (CONFIRMED) and that it has reached the store
+  (ACK). The loss of a member in between voids the epoch, and the number of a voided epoch is never used again.
+* GO is decided once per session. RUNNING is terminal.
+* A member is known by its member id: the same id on another connection replaces the old connection. If another process
+  claims a taken *rank*, the registrar pings the member in that seat, and a member that answers keeps the seat.
 
-Every method takes the time as an argument and appends decisions, which :meth:`Registrar.decisions` hands out for
-somebody else to carry out.
+An :class:`Admission` decides how many members form the session, and whether it takes *latecomers* after that. A
+latecomer goes through CONFIRM, SEALED, ACK and GO by itself and voids nothing.
+
+Between the arrival of the last rank and GO every rank has to reach the store. So while the session waits for members,
+the host opens its store where the present members would have it, and the members connect (STORE). This decides nothing:
+SEALED alone says where the store is.
 """
 
 from __future__ import annotations
 
+import enum
+import hashlib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
 import msgspec
 from msgspec import Struct
 
-from mingle.protocol.decisions import (
-    Decision,
-    Deserted,
-    Drop,
-    Formed,
-    NoCommonNetwork,
-    OpenStore,
-    PrepareStore,
-    Reopened,
-    Tell,
-)
-from mingle.protocol.seating import Applicant, common_address, contiguous, place, reach_matrix
-from mingle.protocol.seats import REMEMBERED_TEXT, HostSeat, Phase, Seated, Seats, roster_digest
-from mingle.protocol.store_ahead import StoreAhead
+from mingle.protocol.seating import Applicant, Place, common_address, place, reach_matrix
 from mingle.wire import frames
 from mingle.wire.datagrams import Kind
 
 CHALLENGE_SECONDS = 1.0
-"""How long a seated member has to answer when somebody else claims its rank."""
+"""How long a seated member has to answer when another process claims its rank."""
 ACKNOWLEDGE_SECONDS = 10.0
 """How long after SEALED the last ACK may come before the epoch is voided …"""
 ACKNOWLEDGE_SECONDS_PER_RANK = 0.01
 """… or so long for each rank, if that is more: the store takes one after another, in about a millisecond."""
 RETURN_SECONDS = 5.0
-"""How long a member whose connection broke after GO may take to come back."""
+"""How long a member whose connection broke after GO can take to come back."""
+ADMITTED_SECONDS = 30.0
+"""How long a latecomer can take from JOIN to ACK; it can be bound to another session for a third of that time."""
+AHEAD_SECONDS = 0.25
+"""How long no member must have come before the store is opened ahead: each newcomer can change the store's place."""
+# Bounds against a rank that crashes and restarts in a loop, so that STATUS fits into one frame whatever the names are.
+REMEMBERED_DEPARTURES = 16
+REMEMBERED_TEXT = 256
+"""The number of characters kept of each departure and refusal."""
+
+
+class Phase(enum.Enum):
+    """The phase of a session."""
+
+    OPEN = "open"
+    CONFIRMING = "confirming"
+    SEALING = "sealing"
+    SEALED = "sealed"
+    RUNNING = "running"
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the members are fixed, but for latecomers."""
+        return self in (Phase.SEALING, Phase.SEALED, Phase.RUNNING)
+
+
+class Seated(Struct):
+    """A member that has a seat, or a latecomer."""
+
+    member: bytes
+    conn: int | None
+    """None: the host itself."""
+    applicant: frames.Join
+    paths: tuple[frames.Path, ...] = ()
+    acked: int = 0
+    """The last epoch in which it has reached the store."""
+    done: bool = False
+    """READY or LEAVE was said: its end is no loss any more."""
+    admit_by: float = float("inf")
+    """When a latecomer that has not acknowledged is dropped."""
+
+    @property
+    def who(self) -> frames.ProcessInfo:
+        """The process, with the rank that it was given."""
+        return msgspec.structs.replace(self.applicant.who, rank=self.applicant.rank)
+
+
+class HostSeat(Struct, frozen=True, kw_only=True):
+    """The host's own seat in its session."""
+
+    member: bytes
+    applicant: frames.Join
+    """Its paths are its own addresses in order of preference."""
+    prefix_lengths: Mapping[str, int]
+    """The prefix lengths of its addresses."""
+    last_resort: frozenset[str] = frozenset()
+    """Those of its addresses that are taken only if all members share nothing better."""
+    named: bool = False
+    """The user named the interfaces: their order decides."""
 
 
 class Challenge(Struct):
-    """A newcomer that claims a rank whose member is being asked whether it lives."""
+    """A newcomer that claims a rank, while the member in that seat is asked whether it lives."""
 
     conn: int
     member: bytes
@@ -58,196 +114,466 @@ class Challenge(Struct):
     seat: bytes
 
 
-class Registrar(Seats):
-    """The one decider of a session. See the module's text for its rules."""
+class Port(Protocol):
+    """What the registrar calls: its members' connections, the store, and the host."""
 
-    def __init__(self, session: bytes, world_size: int, host: HostSeat, *, kind: Kind = "ranks") -> None:
-        super().__init__(session, world_size, host, kind=kind)
-        self._lost: dict[bytes, float] = {}
-        """Since when members have been gone after GO."""
-        self._challenges: list[Challenge] = []
-        self._patience = max(ACKNOWLEDGE_SECONDS, ACKNOWLEDGE_SECONDS_PER_RANK * world_size)
-        self._sealed_at = 0.0
-        # A round of torchrun takes seconds anyhow, and its agents may come and go all the time.
-        self._ahead = StoreAhead(wanted=kind == "ranks")
-        self._decisions: list[Decision] = []
+    def send(self, conn: int, frame: frames.AnyFrame) -> None:
+        """Send a frame."""
 
-    def decisions(self) -> list[Decision]:
-        """Hands out what was decided since the last call."""
-        decided, self._decisions = self._decisions, []
-        return decided
+    def hang_up(self, conn: int) -> None:
+        """Close a connection after what is still to be sent."""
 
-    def next_timer(self) -> float | None:
-        """The time at which :meth:`handle_timer` has something to do."""
-        times = [challenge.deadline for challenge in self._challenges]
-        if self.phase is Phase.OPEN and self._ahead.due is not None:
-            times.append(self._ahead.due)
-        if self.phase is Phase.SEALED:
-            times.append(self._sealed_at + self._patience)
-        if self.phase is Phase.RUNNING:
-            times += [since + RETURN_SECONDS for since in self._lost.values()]
-        return min(times, default=None)
+    def prepare_store(self, address: str) -> None:
+        """Open the store on this address already: it will most likely be needed there."""
 
-    def readdress(self, host: HostSeat) -> None:
-        """The host's addresses have changed. Not to be called once the store's address has been chosen."""
+    def open_store(self, epoch: int, address: str, now: float) -> None:
+        """Open the store and call :meth:`Registrar.store_opened`."""
+
+    def no_common_network(self, matrix: str) -> None:
+        """Fail: no address of the host was reached by every member."""
+
+    def reopened(self, reason: str, now: float) -> None:
+        """Announce that an epoch was voided and the session takes members again."""
+
+    def formed(self) -> None:
+        """Take note of GO."""
+
+    def member_lost(self, who: frames.ProcessInfo) -> None:
+        """Handle the loss of a member after GO and before its process group stood: the others can't go on."""
+
+
+class Admission:
+    """The rules for the members of a session of ranks: all of them form it, and then it is full.
+
+    :class:`mingle.elastic.quorum.Quorum` has the rules for a session of agents, which goes on admitting.
+
+    Args:
+        world_size: how many seats there are.
+    """
+
+    kind: Kind = "ranks"
+    takes_latecomers = False
+    """Whether a sealed session takes members, and the loss of a member after GO only frees its seat."""
+    store_ahead = True
+    """Whether the store is opened while seats are free."""
+    confirm_seconds = float("inf")
+    """How long after CONFIRM the last CONFIRMED can come."""
+    had_quorum = False
+    """Whether so many members have formed the session that no other one can form."""
+    due: float | None = None
+    """When :meth:`complete` can change its answer without any event."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.acknowledge_seconds = max(ACKNOWLEDGE_SECONDS, ACKNOWLEDGE_SECONDS_PER_RANK * world_size)
+        self.seats: Mapping[bytes, Seated] = {}
+        """The registrar's seats."""
+
+    def mismatch(self, applicant: frames.Join) -> str:
+        """Return why a newcomer's numbers do not fit this session; empty if they do."""
+        if applicant.world_size == self.world_size:
+            return ""
+        return (
+            f"the host was started with world_size={self.world_size}, "
+            f"the newcomer with world_size={applicant.world_size}"
+        )
+
+    def is_surplus(self, newcomer: frames.ProcessInfo, now: float) -> bool:
+        """Return whether a newcomer to a running session is certainly one too many."""
+        return False
+
+    def came(self, now: float) -> None:
+        """Take note of a new member."""
+
+    def complete(self, now: float) -> bool:
+        """Return whether the present members can form the session."""
+        return len(self.seats) == self.world_size
+
+    def seal(self) -> None:
+        """Take note that SEALED is about to be sent to all members."""
+
+    def sealed(self, member: bytes, now: float) -> None:
+        """Take note that SEALED is sent to a member."""
+
+    def members(self, *, joining: int = 0) -> frames.Members | None:
+        """Return what the members are told of each other before SEALED, if anything.
+
+        Args:
+            joining: how many latecomers are about to become members.
+        """
+        return None
+
+    def acknowledged(self, member: bytes, now: float) -> bool:
+        """Take note of an ACK; return whether the member counts, since its ACK came in time."""
+        return True
+
+    def can_go(self, now: float) -> bool:
+        """Return whether enough of the members, which have all acknowledged, still count."""
+        return True
+
+    def formed(self) -> None:
+        """Take note of GO."""
+
+    def gone(self, member: bytes) -> None:
+        """Take note that a member, or its vote in this epoch, no longer counts."""
+
+    def ended_by_member(self) -> None:
+        """Take note that a member of the running session has said good-bye."""
+
+    def lacks(self) -> str:
+        """Return what the session lacks before it can be sealed, as text for people; empty if nothing."""
+        return ""
+
+
+class Registrar:
+    """The seats of a session and its phase. The only place that decides about membership.
+
+    Args:
+        session: its name.
+        host: the host's own seat.
+        port: what the registrar calls.
+        admission: how many members form the session, and who fits in.
+    """
+
+    def __init__(self, session: bytes, host: HostSeat, port: Port, admission: Admission) -> None:
+        self.session = session
         self.host = host
-        own = self.seats[host.member]
-        own.applicant, own.paths = host.applicant, host.applicant.paths
+        self.admission = admission
+        self.world_size = admission.world_size
+        self.phase = Phase.OPEN
+        self.epoch = 0
+        self.held = False
+        """Whether another session may hold this job: this one takes members, but confirms and commits nothing."""
+        self.seats = {host.member: Seated(host.member, None, host.applicant, host.applicant.paths)}
+        self.latecomers: dict[bytes, Seated] = {}
+        """Those that came when the session was already on its way to GO, or after that. They are not in the job yet."""
+        self.places: dict[bytes, Place] = {}
+        self.store_address = ""
+        self.departures: deque[str] = deque(maxlen=REMEMBERED_DEPARTURES)
+        self.refusals: deque[str] = deque(maxlen=REMEMBERED_DEPARTURES)
+        self.departed_ranks: set[int] = set()
+        self._port = port
+        self._conns: dict[int, bytes] = {}
+        self._ranks = {} if host.applicant.rank is None else {host.applicant.rank: host.member}
+        """The member that holds each given rank."""
+        self._awaited: set[bytes] = set()
+        """Those that have not confirmed, or not acknowledged, in this epoch."""
+        self._phase_ends = float("inf")
+        """By when CONFIRMING or SEALED must be over."""
+        self._lost: dict[bytes, float] = {}
+        """When members were lost after GO."""
+        self._challenges: list[Challenge] = []
+        self._store = ("", 0, "")
+        """The sealed store's address, port and token."""
+        self._prepare_at: float | None = None
+        """When to open the store ahead."""
+        self._prepared = ""
+        """The address where the store was last asked for ahead."""
+        self._told_store: set[tuple[int, str, int]] = set()
+        """Which of the present members were told which store, last."""
+        admission.seats = self.seats
 
-    # --- what happens ----------------------------------------------------------------------------------------------
+    # --- what is known ---------------------------------------------------------------------------------------------
+
+    @property
+    def assigned(self) -> bool:
+        """Whether this session assigns the ranks."""
+        return self.host.applicant.rank is None
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The given ranks that never came."""
+        if self.assigned:
+            return ()
+        return tuple(
+            rank for rank in range(self.world_size) if rank not in self._ranks and rank not in self.departed_ranks
+        )
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all seats are taken."""
+        return len(self.seats) + len(self.latecomers) >= self.world_size
+
+    def is_surplus(self, newcomer: frames.ProcessInfo, now: float) -> bool:
+        """Return whether a newcomer is certainly one too many."""
+        return self.phase is Phase.RUNNING and self.admission.is_surplus(newcomer, now)
+
+    def status(self) -> frames.Status:
+        """Return the state of the session, for people."""
+        waiting = (self._rank_of(self.seats[member]) for member in self._awaited)
+        present = [str(who)[:REMEMBERED_TEXT] for who in self.whos()[:32]] if self.admission.takes_latecomers else []
+        return frames.Status(
+            joined=len(self.seats),
+            world_size=self.world_size,
+            missing=self.missing[:4096],
+            departed=tuple(sorted(self.departed_ranks))[:4096],
+            left=tuple(self.departures),
+            refused=tuple(self.refusals),
+            phase=self.phase.value,
+            unconfirmed=tuple(sorted(rank for rank in waiting if rank is not None))[:4096],
+            present=tuple(present),
+            lacks=self.admission.lacks(),
+        )
+
+    def roster(self) -> list[frames.Seat]:
+        """Return everybody's seat, in order of rank. Call it only once the session is sealed."""
+        seats = []
+        for member, seat in self.seats.items():
+            where = self.places[member]
+            seats.append(
+                frames.Seat(
+                    rank=where.rank,
+                    local_rank=where.local_rank,
+                    node_rank=where.node_rank,
+                    hostname=seat.applicant.who.hostname,
+                    address=self._address_of(seat),
+                    pid=seat.applicant.who.pid,
+                )
+            )
+        return sorted(seats, key=lambda seat: seat.rank)
+
+    def _address_of(self, seat: Seated) -> str:
+        for path in seat.paths:
+            if path.host_address == self.store_address:
+                return path.local_address
+        return seat.applicant.who.address
+
+    def version(self) -> tuple[object, ...]:
+        """Return a value that changes whenever the roster changes."""
+        return (self.phase, self.epoch, self.store_address, tuple(self.seats), tuple(self.places))
+
+    def status_version(self) -> tuple[object, ...]:
+        """Return a value that changes whenever the status changes."""
+        gone = tuple(self.departures), tuple(self.refusals), frozenset(self.departed_ranks)
+        return (*self.version(), frozenset(self._awaited), *gone, self.admission.lacks())
+
+    def has_seat(self, conn: int) -> bool:
+        """Return whether a connection is that of a member or latecomer."""
+        return conn in self._conns
+
+    def member_connections(self) -> list[int]:
+        """Return the connections of all members and latecomers."""
+        return list(self._conns)
+
+    def whos(self) -> list[frames.ProcessInfo]:
+        """Return the members' processes, by rank."""
+        everyone = [
+            msgspec.structs.replace(seat.applicant.who, rank=self._rank_of(seat)) for seat in self.seats.values()
+        ]
+        return sorted(everyone, key=lambda who: -1 if who.rank is None else who.rank)
+
+    def _rank_of(self, seat: Seated) -> int | None:
+        where = self.places.get(seat.member)
+        return where.rank if where else seat.applicant.rank
+
+    def describe_members(self) -> str:
+        """Return who has a seat, as text for an error; cut where it gets long."""
+        names = [str(who) for who in self.whos()]
+        shown = "; ".join(names[:8])
+        return (shown if len(names) <= 8 else f"{shown}; and {len(names) - 8} more")[:2048]
+
+    def awaits_store(self, epoch: int) -> bool:
+        """Return whether the store asked for in this epoch is still needed."""
+        return self.phase is Phase.SEALING and epoch == self.epoch
+
+    def _others(self) -> list[Seated]:
+        return [seat for seat in self.seats.values() if seat.member != self.host.member]
+
+    def _holder(self, rank: int | None) -> Seated | None:
+        member = None if rank is None else self._ranks.get(rank)
+        return None if member is None else self.seats[member]
+
+    def _seat_at(self, conn: int) -> Seated | None:
+        return self.seats.get(self._conns.get(conn, b""))
+
+    def _latecomer_at(self, conn: int) -> Seated | None:
+        return self.latecomers.get(self._conns.get(conn, b""))
+
+    # --- coming ----------------------------------------------------------------------------------------------------
 
     def join(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
-        """A proved connection asks for a seat."""
-        known = self.seats.get(member)
-        if known is not None and member == self.host.member:
-            self._refuse(conn, applicant, self._taken(known))
+        """Handle JOIN: a connection that has proved the session asks for a seat."""
+        if member == self.host.member:
+            self._refuse(conn, applicant, self._taken(self.seats[member]))
             return
-        if known is not None:
+        known = self.seats.get(member) or self.latecomers.get(member)
+        if known is not None and self._keeps_seat(known):
             self._come_back(known, conn, applicant, now)
             return
-        refusal = self._refusal(applicant)
+        if known is not None and known.conn is not None:
+            self._drop(known.conn, "it came back on another connection", now)
+        refusal = self._refusal(applicant, now)
         if refusal is not None:
             self._refuse(conn, applicant, refusal)
             return
         holder = self._holder(applicant.rank)
-        if holder is not None:
-            if holder.conn is None:
-                self._refuse(conn, applicant, self._taken(holder))
-            else:
-                self._challenges.append(Challenge(conn, member, applicant, now + CHALLENGE_SECONDS, seat=holder.member))
-                self._decisions.append(Tell(holder.conn, frames.Ping()))
-            return
-        self._seat(conn, member, applicant)
-        self._ahead.came(now)
-        self._advance(now)
+        if holder is not None and holder.conn is None:
+            self._refuse(conn, applicant, self._taken(holder))
+        elif holder is not None and holder.conn is not None:
+            self._challenges.append(Challenge(conn, member, applicant, now + CHALLENGE_SECONDS, seat=holder.member))
+            self._port.send(holder.conn, frames.Ping())
+        else:
+            self._seat(conn, member, applicant, now)
 
-    def _refusal(self, applicant: frames.Join) -> frames.Refused | None:
-        host = msgspec.structs.replace(self.host.applicant.who, rank=self.host.applicant.rank)
-        if applicant.kind != self.kind:
-            return frames.Refused(
-                reason="kind",
-                detail=f"this session is one of {self.kind}, the newcomer is one of {applicant.kind}",
-                who=host,
-            )
-        if self.phase in (Phase.SEALING, Phase.SEALED, Phase.RUNNING):
+    def _keeps_seat(self, known: Seated) -> bool:
+        """Whether a member that comes back finds its seat again; an agent joins a running session anew."""
+        running = self.phase is Phase.RUNNING and self.admission.takes_latecomers
+        return not running and known.member not in self.latecomers
+
+    def _refusal(self, applicant: frames.Join, now: float) -> frames.Refused | None:
+        host = self.seats[self.host.member].who
+        if applicant.kind != self.admission.kind:
+            detail = f"this session is one of {self.admission.kind}, the newcomer is one of {applicant.kind}"
+            return frames.Refused(reason="kind", detail=detail, who=host)
+        if self.phase.sealed and not self.admission.takes_latecomers:
             return frames.Refused(reason="running", detail="the session is sealed already", who=host)
-        if applicant.world_size != self.world_size:
-            return frames.Refused(
-                reason="world size",
-                detail=f"the host was started with world_size={self.world_size}, "
-                f"the newcomer with world_size={applicant.world_size}",
-                who=host,
-            )
+        if mismatch := self.admission.mismatch(applicant):
+            return frames.Refused(reason="world size", detail=mismatch, who=host)
         if (applicant.rank is None) != self.assigned:
             which = (
-                "has no rank while the host was given one"
-                if self.host.applicant.rank is not None
-                else (f"was given rank {applicant.rank} while the host was given none")
+                f"was given rank {applicant.rank} while the host was given none"
+                if self.assigned
+                else "has no rank while the host was given one"
             )
             return frames.Refused(reason="ranks mixed", detail=f"the newcomer {which}", who=host)
         if applicant.rank is not None and applicant.rank >= self.world_size:
-            return frames.Refused(
-                reason="rank out of range", detail=f"rank {applicant.rank} of {self.world_size}", who=host
-            )
-        if applicant.rank is None and len(self.seats) >= self.world_size:
-            return frames.Refused(reason="full", detail=self.crowd(), who=host)
+            detail = f"rank {applicant.rank} of {self.world_size}"
+            return frames.Refused(reason="rank out of range", detail=detail, who=host)
+        if applicant.rank is None and self.is_full:
+            surplus, members = self.is_surplus(applicant.who, now), self.describe_members()
+            return frames.Refused(reason="surplus" if surplus else "full", detail=members, who=host)
         return None
 
     @staticmethod
     def _taken(holder: Seated) -> frames.Refused:
-        who = msgspec.structs.replace(holder.applicant.who, rank=holder.applicant.rank)
         detail = f"rank {holder.applicant.rank} is held by a live process"
-        return frames.Refused(reason="rank taken", detail=detail, who=who)
+        return frames.Refused(reason="rank taken", detail=detail, who=holder.who)
 
     def _refuse(self, conn: int, applicant: frames.Join, refusal: frames.Refused) -> None:
         who = msgspec.structs.replace(applicant.who, rank=applicant.rank)
         self.refusals.append(f"{who}: {refusal.reason} ({refusal.detail})"[:REMEMBERED_TEXT])
-        self._decisions += [Tell(conn, refusal), Drop(conn)]
+        self._port.send(conn, refusal)
+        self._port.hang_up(conn)
 
-    def _seat(self, conn: int, member: bytes, applicant: frames.Join) -> None:
-        self.seats[member] = Seated(member, conn, applicant, applicant.paths)
+    def _seat(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
+        seat = Seated(member, conn, applicant, applicant.paths)
         self._conns[conn] = member
+        self._port.send(conn, frames.Joined(session=self.session, epoch=self.epoch))
+        if self.phase is not Phase.OPEN:
+            seat.admit_by = now + ADMITTED_SECONDS
+            self.latecomers[member] = seat
+            if self.phase is Phase.RUNNING:
+                self._port.send(conn, frames.Confirm(session=self.session, epoch=self.epoch))
+            return
+        self.seats[member] = seat
         if applicant.rank is not None:
             self._ranks[applicant.rank] = member
             self.departed_ranks.discard(applicant.rank)
-        self._decisions.append(Tell(conn, frames.Joined(session=self.session, epoch=self.epoch)))
+        self.admission.came(now)
+        self._wait_for_quiet(now)
+        self._advance(now)
 
     def _come_back(self, seat: Seated, conn: int, applicant: frames.Join, now: float) -> None:
-        """The same member on a new connection: its old one is dead, whether or not we have noticed."""
+        """Move a member to its new connection: its old one is dead, even if no end of it was seen."""
         if seat.conn is not None and seat.conn != conn:
             self._conns.pop(seat.conn, None)
-            self._decisions.append(Drop(seat.conn))
+            self._port.hang_up(seat.conn)
         seat.conn = conn
         self._lost.pop(seat.member, None)
         self._conns[conn] = seat.member
-        self._refuse_challengers(seat)  # who comes back lives; the question went to its old connection
-        self._decisions.append(Tell(conn, frames.Joined(session=self.session, epoch=self.epoch)))
+        self._refuse_challengers(seat)  # the member lives; the PING went to its old connection
+        self._port.send(conn, frames.Joined(session=self.session, epoch=self.epoch))
         if self.phase is Phase.RUNNING:
-            # It has acknowledged, so it lacks only this one word.
-            self._decisions.append(Tell(conn, frames.Go(session=self.session, epoch=self.epoch)))
+            # It has acknowledged, so it lacks only this one frame.
+            self._port.send(conn, frames.Go(session=self.session, epoch=self.epoch))
             return
         seat.paths = applicant.paths
-        self._ahead.came(now)
-        self._void(f"{self._describe(seat)} lost its connection and came back", now)
+        self._wait_for_quiet(now)
+        self._void(f"{seat.who} lost its connection and came back", now)
+
+    # --- going -----------------------------------------------------------------------------------------------------
 
     def lost(self, conn: int, now: float, reason: str = "its connection closed") -> None:
-        """A connection ended; whoever sat there is gone."""
+        """Handle the end of a connection."""
         self._challenges = [challenge for challenge in self._challenges if challenge.conn != conn]
         member = self._conns.pop(conn, None)
         if member is None:
             return
+        if member in self.latecomers:
+            self._forget_latecomer(member)
+            return
         seat = self.seats[member]
-        if self.phase is Phase.RUNNING:
+        if self.phase is Phase.RUNNING and not self.admission.takes_latecomers:
             seat.conn = None
             if not seat.done:
                 self._lost[member] = now
             return
+        self.admission.gone(member)
         del self.seats[member]
         if seat.applicant.rank is not None:
             del self._ranks[seat.applicant.rank]
             self.departed_ranks.add(seat.applicant.rank)
-        self.departures.append(f"{self._describe(seat)}: {reason}"[:REMEMBERED_TEXT])
-        # Before its place is given to somebody else: a newcomer never slips into an epoch that it has not confirmed.
-        self._void(f"{self._describe(seat)} is gone: {reason}", now)
+        self.departures.append(f"{seat.who}: {reason}"[:REMEMBERED_TEXT])
+        if self.phase is Phase.RUNNING:
+            del self.places[member]
+            return
+        # Before its seat is given to another process: a newcomer never enters an epoch that it has not confirmed.
+        self._void(f"{seat.who} is gone: {reason}", now)
         for challenge in [each for each in self._challenges if each.seat == member]:
             self._challenges.remove(challenge)
             self.join(challenge.conn, challenge.member, challenge.applicant, now)
 
+    def _drop(self, conn: int, reason: str, now: float) -> None:
+        self._port.hang_up(conn)
+        self.lost(conn, now, reason)
+
     def left(self, conn: int, now: float, reason: str) -> None:
-        """A member says good-bye. After GO that is no loss if it was ready, and one at once if it was not."""
+        """Handle LEAVE. After GO it is no loss if the member was ready, and one at once if it was not."""
         seat = self._seat_at(conn)
         self.lost(conn, now, reason)
+        if seat is not None and self.phase is Phase.RUNNING:
+            self.admission.ended_by_member()
         if seat is not None and seat.member in self._lost:
-            self._desert(seat)
+            self._member_lost(seat)
 
-    def _desert(self, seat: Seated) -> None:
+    def _member_lost(self, seat: Seated) -> None:
         del self._lost[seat.member]
         seat.done = True
-        self._decisions.append(Deserted(msgspec.structs.replace(seat.applicant.who, rank=self._rank_of(seat))))
+        self._port.member_lost(msgspec.structs.replace(seat.applicant.who, rank=self._rank_of(seat)))
+
+    # --- frames of the members -------------------------------------------------------------------------------------
 
     def confirmed(self, conn: int, frame: frames.Confirmed, now: float) -> None:
-        """A member says that it is still there, and which ways it has proved."""
-        seat = self._seat_at(conn)
-        if seat is None or self.phase is not Phase.CONFIRMING or frame.epoch != self.epoch:
+        """Handle CONFIRMED: a member is still there, and has proved these paths."""
+        if frame.epoch != self.epoch:
             return
-        seat.paths = frame.paths
-        self._awaited.discard(seat.member)
-        self._advance(now)
+        seat, latecomer = self._seat_at(conn), self._latecomer_at(conn)
+        if latecomer is not None and self.phase is Phase.RUNNING:
+            latecomer.paths = frame.paths
+            self._seal_latecomer(latecomer, conn, now)
+        elif seat is not None and self.phase is Phase.CONFIRMING:
+            seat.paths = frame.paths
+            self._awaited.discard(seat.member)
+            self._advance(now)
 
     def acknowledged(self, conn: int, epoch: int, now: float) -> None:
-        """A member has reached the store."""
-        seat = self._seat_at(conn)
-        if seat is None or self.phase is not Phase.SEALED or epoch != self.epoch:
+        """Handle ACK: a member has reached the store."""
+        if epoch != self.epoch:
             return
-        self._acknowledge(seat)
-        self._advance(now)
+        seat, latecomer = self._seat_at(conn), self._latecomer_at(conn)
+        if latecomer is not None and self.phase is Phase.RUNNING:
+            self._admit(latecomer, conn, now)
+        elif seat is not None and self.phase is Phase.SEALED:
+            self._acknowledge(seat, now)
+            self._advance(now)
 
-    def _acknowledge(self, seat: Seated) -> None:
+    def _acknowledge(self, seat: Seated, now: float) -> None:
+        self.admission.acknowledged(seat.member, now)
         seat.acked = self.epoch
         self._awaited.discard(seat.member)
 
     def pong(self, conn: int) -> None:
-        """A seated member lives: whoever claims its rank is refused."""
+        """Handle PONG: the member lives, so whoever claims its rank is refused."""
         seat = self._seat_at(conn)
         if seat is not None:
             self._refuse_challengers(seat)
@@ -258,138 +584,159 @@ class Registrar(Seats):
             self._refuse(challenge.conn, challenge.applicant, self._taken(seat))
 
     def ready(self, conn: int) -> None:
-        """A member's process group stands, or it leaves on purpose: its going is no loss from now on."""
+        """Handle READY: the member's process group stands, so its end is no loss from now on."""
         seat = self._seat_at(conn)
         if seat is not None and self.phase is Phase.RUNNING:
             seat.done = True
 
+    # --- the host --------------------------------------------------------------------------------------------------
+
     def hold(self, held: bool, now: float) -> None:
-        """Stops (or lets go on) the way from full to GO."""
+        """Stop (or continue) the way from OPEN to GO."""
         self.held = held
         self._advance(now)
 
-    def awaits_store(self, epoch: int) -> bool:
-        """Whether the store asked for in this epoch is still wanted."""
-        return self.phase is Phase.SEALING and epoch == self.epoch
+    def readdress(self, host: HostSeat) -> None:
+        """Take the host's new addresses. Call it only before the store's address has been chosen."""
+        self.host = host
+        own = self.seats[host.member]
+        own.applicant, own.paths = host.applicant, host.applicant.paths
 
     def store_prepared(self, port: int) -> None:
-        """The store listens already, where :class:`PrepareStore` asked for it: those who wait may connect to it."""
-        if self.phase is not Phase.OPEN or not self._ahead.address:
+        """Tell the waiting members that the store listens where :meth:`Port.prepare_store` asked for it."""
+        if self.phase is not Phase.OPEN or not self._prepared:
             return
-        where = frames.Store(session=self.session, address=self._ahead.address, port=port)
-        self._decisions += [Tell(conn, where) for conn in self._ahead.to_tell(self._conns, port)]
+        before = self._told_store
+        self._told_store = {(conn, self._prepared, port) for conn in self._conns}
+        where = frames.Store(session=self.session, address=self._prepared, port=port)
+        for conn, _, _ in sorted(self._told_store - before):
+            self._port.send(conn, where)
 
     def store_opened(self, epoch: int, address: str, port: int, token: str, now: float) -> None:
-        """The store asked for by :class:`OpenStore` listens: everybody is told its place and the store's."""
+        """Send every member its place and the store's address: the store of this epoch listens."""
         if not self.awaits_store(epoch):
             return
-        self.phase, self._sealed_at = Phase.SEALED, now
+        self.phase, self._phase_ends = Phase.SEALED, now + self.admission.acknowledge_seconds
+        self._store = address, port, token
         self._awaited = set(self.seats)
+        self.admission.seal()
+        self._send_all(self.admission.members())
         digest = roster_digest(self.roster())
         for member, seat in self.seats.items():
+            self.admission.sealed(member, now)
             if seat.conn is None:
-                self._acknowledge(seat)
-                continue
-            where = self.places[member]
-            self._decisions.append(
-                Tell(
-                    seat.conn,
-                    frames.Sealed(
-                        session=self.session,
-                        epoch=epoch,
-                        rank=where.rank,
-                        world_size=self.world_size,
-                        local_rank=where.local_rank,
-                        local_world_size=where.local_world_size,
-                        node_rank=where.node_rank,
-                        num_nodes=where.num_nodes,
-                        store_address=address,
-                        store_port=port,
-                        store_token=token,
-                        roster_digest=digest,
-                    ),
-                )
-            )
+                self._acknowledge(seat, now)
+            else:
+                self._port.send(seat.conn, self._sealed(member, digest))
         self._advance(now)
 
+    def _sealed(self, member: bytes, digest: bytes) -> frames.Sealed:
+        where, (address, port, token) = self.places[member], self._store
+        return frames.Sealed(
+            session=self.session,
+            epoch=self.epoch,
+            rank=where.rank,
+            world_size=self.world_size,
+            local_rank=where.local_rank,
+            local_world_size=where.local_world_size,
+            node_rank=where.node_rank,
+            num_nodes=where.num_nodes,
+            store_address=address,
+            store_port=port,
+            store_token=token,
+            roster_digest=digest,
+        )
+
+    # --- time ------------------------------------------------------------------------------------------------------
+
+    def next_timer(self) -> float | None:
+        """Return the time of the next call to :meth:`handle_timer`."""
+        times = [challenge.deadline for challenge in self._challenges]
+        times += [seat.admit_by for seat in self.latecomers.values()]
+        if self.phase is Phase.OPEN:
+            times += [due for due in (self._prepare_at, self.admission.due) if due is not None]
+        elif self.phase is Phase.SEALED or (self.phase is Phase.CONFIRMING and self._awaited):
+            times += [self._phase_ends] if self._phase_ends < float("inf") else []
+        elif self.phase is Phase.RUNNING:
+            times += [since + RETURN_SECONDS for since in self._lost.values()]
+        return min(times, default=None)
+
     def handle_timer(self, now: float) -> None:
-        """Does what the clock demands."""
+        """Do everything that is due."""
+        for seat in [each for each in self.latecomers.values() if now >= each.admit_by and each.conn is not None]:
+            assert seat.conn is not None
+            self._drop(seat.conn, "it took too long to join", now)
         for member in dict.fromkeys(each.seat for each in self._challenges if each.deadline <= now):
             conn = self.seats[member].conn
             assert conn is not None
-            self._decisions.append(Drop(conn))
-            self.lost(conn, now, "it did not answer when another process claimed its rank")
-        if self.phase is Phase.OPEN and self._ahead.is_due(now):
-            self._open_ahead(now)
-        if self.phase is Phase.SEALED and now >= self._sealed_at + self._patience:
-            late = [self._describe(self.seats[member]) for member in sorted(self._awaited)]
-            if late:
-                lack = f"no acknowledgement within {self._patience:.0f} s from {'; '.join(late[:8])}"
+            self._drop(conn, "it did not answer when another process claimed its rank", now)
+        if self.phase is Phase.OPEN and self._prepare_at is not None and now >= self._prepare_at:
+            self._prepare_at = None
+            if self.held:
+                self._wait_for_quiet(now)
+            elif self._conns:
+                self._prepare_store()
+        if self.phase is Phase.CONFIRMING and now >= self._phase_ends:
+            late = [seat.conn for seat in self._others() if seat.member in self._awaited]
+            for conn in late:
+                assert conn is not None
+                self._drop(conn, "it did not confirm in time", now)
+        elif self.phase is Phase.SEALED and now >= self._phase_ends:
+            names = [str(self.seats[member].who) for member in sorted(self._awaited)]
+            if names:
+                late_text = "; ".join(names[:8])
+                lack = f"no acknowledgement within {self.admission.acknowledge_seconds:.0f} s from {late_text}"
             else:
                 lack = "this job is held by another session"
             self._void(lack, now)
-        if self.phase is Phase.RUNNING:
+        elif self.phase is Phase.RUNNING:
             for member in [each for each, since in self._lost.items() if now >= since + RETURN_SECONDS]:
-                self._desert(self.seats[member])
+                self._member_lost(self.seats[member])
+        self._advance(now)
 
     # --- the way through the phases --------------------------------------------------------------------------------
 
-    def _complete(self, now: float) -> bool:
-        """Whether all are in."""
-        return len(self.seats) == self.world_size
-
     def _advance(self, now: float) -> None:
-        if self.phase is Phase.OPEN and self._complete(now) and not self.held:
-            self.phase = Phase.CONFIRMING
+        if self.phase is Phase.OPEN and self.admission.complete(now) and not self.held:
+            self.phase, self._phase_ends = Phase.CONFIRMING, now + self.admission.confirm_seconds
             self.epoch += 1
             self._awaited = set(self.seats) - {self.host.member}
-            self._tell_all(frames.Confirm(session=self.session, epoch=self.epoch))
-            self._prepare()
+            self._send_all(frames.Confirm(session=self.session, epoch=self.epoch))
+            self._prepare_store()
         if self.phase is Phase.CONFIRMING and not self._awaited and not self.held:
-            self._seal()
+            self._seal(now)
         if self.phase is Phase.SEALED and not self._awaited and not self.held:
-            self.phase = Phase.RUNNING
-            self._tell_all(frames.Go(session=self.session, epoch=self.epoch))
-            challenges, self._challenges = self._challenges, []
-            for challenge in challenges:
-                # The one in the seat has acknowledged: that is an answer, too.
-                self.join(challenge.conn, challenge.member, challenge.applicant, now)
-            self.seats[self.host.member].done = True
-            self._decisions.append(Formed(contiguous(list(self.places.values()))))
+            if self.admission.can_go(now):
+                self._go(now)
+            else:
+                self._void("the acknowledgements came too late", now)
 
-    def _open_ahead(self, now: float) -> None:
-        if self.held:
-            self._ahead.came(now)
-        elif self._conns:
-            self._prepare()
-
-    def _prepare(self) -> None:
-        """Has the store opened where it belongs as far as is known; what the members confirm may still change that."""
-        self._ahead.address = self._common_address() or ""
-        if self._ahead.address:
-            self._decisions.append(PrepareStore(self._ahead.address))
-
-    def _common_address(self) -> str | None:
-        ways = [seat.paths for seat in self._others()]
-        own = [path.host_address for path in self.host.applicant.paths]
-        host = self.host
-        return common_address(own, host.prefix_lengths, ways, last_resort=host.last_resort, in_order=host.named)
-
-    def _others(self) -> list[Seated]:
-        return [seat for seat in self.seats.values() if seat.member != self.host.member]
-
-    def _seal(self) -> None:
+    def _seal(self, now: float) -> None:
         address = self._common_address()
         if address is None:
-            named = [(self._describe(seat), seat.paths) for seat in self._others()]
+            named = [(str(seat.who), seat.paths) for seat in self._others()]
             own = [path.host_address for path in self.host.applicant.paths]
-            self._decisions.append(NoCommonNetwork(reach_matrix(own, self.host.prefix_lengths, named)))
+            self._port.no_common_network(reach_matrix(own, self.host.prefix_lengths, named))
             return
         members = list(self.seats.values())
         self.phase, self.store_address = Phase.SEALING, address
         where = place([_applicant(seat.applicant) for seat in members])
         self.places = {seat.member: spot for seat, spot in zip(members, where, strict=True)}
-        self._decisions.append(OpenStore(self.epoch, address))
+        self._port.open_store(self.epoch, address, now)
+
+    def _go(self, now: float) -> None:
+        self.phase = Phase.RUNNING
+        self.admission.formed()
+        self._send_all(frames.Go(session=self.session, epoch=self.epoch))
+        challenges, self._challenges = self._challenges, []
+        for challenge in challenges:
+            # The member in the seat has acknowledged, which answers the challenge, too.
+            self.join(challenge.conn, challenge.member, challenge.applicant, now)
+        for latecomer in self.latecomers.values():
+            assert latecomer.conn is not None
+            self._port.send(latecomer.conn, frames.Confirm(session=self.session, epoch=self.epoch))
+        self.seats[self.host.member].done = True
+        self._port.formed()
 
     def _void(self, reason: str, now: float) -> None:
         if self.phase not in (Phase.CONFIRMING, Phase.SEALING, Phase.SEALED):
@@ -398,13 +745,74 @@ class Registrar(Seats):
         self.phase = Phase.OPEN
         self.places = {}
         self._awaited = set()
-        self._tell_all(frames.Void(session=self.session, epoch=self.epoch, reason=reason[:2048]))
-        self._decisions.append(Reopened(reason))
-        self._ahead.reopened(now)
+        for member in self.seats:
+            self.admission.gone(member)
+        self._send_all(frames.Void(session=self.session, epoch=self.epoch, reason=reason[:2048]))
+        self.seats.update(self.latecomers)
+        self.latecomers.clear()
+        self._port.reopened(reason, now)
+        self._told_store.clear()  # The void seal has used up the connections that were made ahead for it.
+        self._wait_for_quiet(now)
         self._advance(now)
 
-    def _tell_all(self, frame: frames.AnyFrame) -> None:
-        self._decisions += [Tell(seat.conn, frame) for seat in self.seats.values() if seat.conn is not None]
+    def _wait_for_quiet(self, now: float) -> None:
+        if self.admission.store_ahead:
+            self._prepare_at = now + AHEAD_SECONDS
+
+    def _prepare_store(self) -> None:
+        """Have the store opened where it most likely belongs; the confirmations can still change that."""
+        self._prepared = self._common_address() or ""
+        if self._prepared:
+            self._port.prepare_store(self._prepared)
+
+    def _common_address(self) -> str | None:
+        paths = [seat.paths for seat in self._others()]
+        own = [path.host_address for path in self.host.applicant.paths]
+        host = self.host
+        return common_address(own, host.prefix_lengths, paths, last_resort=host.last_resort, in_order=host.named)
+
+    def _send_all(self, frame: frames.AnyFrame | None) -> None:
+        for seat in self.seats.values():
+            if seat.conn is not None and frame is not None:
+                self._port.send(seat.conn, frame)
+
+    # --- latecomers ------------------------------------------------------------------------------------------------
+
+    def _seal_latecomer(self, latecomer: Seated, conn: int, now: float) -> None:
+        if self.store_address not in {path.host_address for path in latecomer.paths}:
+            detail = f"the store listens on {self.store_address}, which the newcomer has not reached"
+            refusal = frames.Refused(reason="network", detail=detail, who=self.host.applicant.who)
+            del self._conns[conn]
+            self._forget_latecomer(latecomer.member)
+            self._refuse(conn, latecomer.applicant, refusal)
+            return
+        self.places.pop(latecomer.member, None)
+        taken = {where.rank for where in self.places.values()}
+        free = next(rank for rank in range(self.world_size) if rank not in taken)
+        self.places[latecomer.member] = Place(
+            rank=free, local_rank=0, local_world_size=1, node_rank=free, num_nodes=self.world_size
+        )
+        self.admission.sealed(latecomer.member, now)
+        members = self.admission.members(joining=1)
+        if members is not None:
+            self._port.send(conn, members)
+        self._port.send(conn, self._sealed(latecomer.member, roster_digest(self.roster())))
+
+    def _admit(self, latecomer: Seated, conn: int, now: float) -> None:
+        if latecomer.member not in self.places:
+            return
+        if not self.admission.acknowledged(latecomer.member, now):
+            # Its acknowledgement came too late: ask again.
+            self._port.send(conn, frames.Confirm(session=self.session, epoch=self.epoch))
+            return
+        latecomer.acked = self.epoch
+        self.seats[latecomer.member] = self.latecomers.pop(latecomer.member)
+        self._port.send(conn, frames.Go(session=self.session, epoch=self.epoch))
+
+    def _forget_latecomer(self, member: bytes) -> None:
+        del self.latecomers[member]
+        self.places.pop(member, None)
+        self.admission.gone(member)
 
 
 def _applicant(join: frames.Join) -> Applicant:
@@ -415,3 +823,8 @@ def _applicant(join: frames.Join) -> Applicant:
         local_world_size=join.local_world_size,
         node_rank=join.node_rank,
     )
+
+
+def roster_digest(seats: Sequence[frames.Seat]) -> bytes:
+    """Return the digest of a roster: SEALED promises it, and the roster must match it."""
+    return hashlib.sha256(msgspec.msgpack.encode(list(seats))).digest()
