@@ -12,12 +12,12 @@ import msgspec
 
 from mingle.network import local_relay, transport
 from mingle.network.transport import Version
-from mingle.protocol.handshake import HandshakeFailed
+from mingle.protocol.handshake import HandshakeFailed, HostConversation, MemberConversation
 from mingle.wire import datagrams, echo, framing
 from mingle.wire.authentication import DATAGRAM_MAC_BYTES
 from mingle.wire.datagrams import Rejected
 from tests.golden import load
-from tests.golden.examples import KEY, STORIES, conversations
+from tests.golden.examples import ADDRESSES, JOB, KEY, PORT, SESSION, STORIES
 
 from . import mutation, observers
 
@@ -113,7 +113,7 @@ def frames(untrusted: bytes) -> None:
 def called(untrusted: bytes) -> None:
     """A host with a secret takes no caller for proved that has not proved it, and keeps little of a stranger's."""
     for key in (None, KEY):
-        _, host = conversations(STORIES["join"], key)
+        host = HostConversation(job=JOB, attempt="1", session=SESSION, addresses=ADDRESSES, port=PORT, key=key)
         with contextlib.suppress(Rejected, HandshakeFailed):
             host.receive_data(untrusted)
         assert key is None or not host.proved
@@ -123,7 +123,7 @@ def called(untrusted: bytes) -> None:
 def calling(untrusted: bytes) -> None:
     """A member with a secret believes no host that has not proved it."""
     for key in (None, KEY):
-        member, _ = conversations(STORIES["join"], key)
+        member = MemberConversation(STORIES["join"].call, (ADDRESSES[0], PORT), key)
         with contextlib.suppress(Rejected, HandshakeFailed):
             member.receive_data(untrusted)
         assert key is None or member.welcome is None
