@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from mingle.cli import jobs
-from mingle.cli.ping import findings_from, why_nobody
+from mingle.cli.checks import findings_from, why_nobody
 from mingle.diagnostics import diagnosis
 from mingle.diagnostics.diagnosis import Facts
 from mingle.diagnostics.findings import Finding

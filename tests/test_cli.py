@@ -12,10 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 import mingle
-from mingle.cli import main
+from mingle.cli import COMMANDS, main
 from tests.bystanders import announcing, command_environment, free_udp_port, run_command
-
-COMMANDS = ["announce", "doctor", "env", "find", "interfaces", "list", "ping", "watch"]
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
@@ -111,6 +109,13 @@ def test_help_loads_neither_the_network_nor_rich() -> None:
     subprocess.run([sys.executable, "-c", code], env=command_environment(1), check=True, timeout=60, stdout=-3)
 
 
+@pytest.mark.parametrize(("command", "summary"), [(name, summary) for name, (_, summary) in COMMANDS.items()])
+def test_a_summary_is_the_first_line_of_the_commands_own_help_and_is_shown_whole(command: str, summary: str) -> None:
+    shown = CliRunner().invoke(main, [command, "--help"]).output.splitlines()
+    assert shown[2].strip() == summary
+    assert f"  {command:10}  {summary}" in CliRunner().invoke(main, ["--help"]).output.splitlines()
+
+
 def test_help_costs_little_more_than_click() -> None:
     """As a ratio, so that a slow or busy machine does not decide; alone on one it is about 0.1 s."""
 
@@ -157,4 +162,4 @@ def test_shell_completion_knows_the_commands() -> None:
         COMP_WORDS="mingle-discover ",
         COMP_CWORD="1",
     )
-    assert [line.partition(",")[2] for line in done.stdout.splitlines()] == COMMANDS
+    assert [line.partition(",")[2] for line in done.stdout.splitlines()] == list(COMMANDS)

@@ -1,4 +1,4 @@
-"""``list`` and ``find`` against jobs on `lo`."""
+"""``list``, ``watch``, ``find`` and ``announce``: against jobs on `lo`, and their records and rows."""
 
 from __future__ import annotations
 
@@ -6,12 +6,28 @@ import json
 import shlex
 import subprocess
 import sys
+import time
 
 import pytest
 from click.testing import CliRunner, Result
 
-from mingle.cli import main
-from tests.bystanders import announcing, command_environment, free_udp_port, gathering, run_command
+from mingle.cli import jobs, main
+from mingle.cli.jobs import MAX_ADDRESS_LENGTH, changes
+from mingle.config.settings import Network
+from mingle.errors import DiscoveryTimeoutError
+from mingle.observe.lookup import find
+from mingle.observe.sighting import Seeking
+from mingle.wire.datagrams import Seek
+from tests.bystanders import (
+    Wire,
+    a_finder,
+    an_announcement,
+    announcing,
+    command_environment,
+    free_udp_port,
+    gathering,
+    run_command,
+)
 
 SECRET = "correct horse battery staple"
 
@@ -183,3 +199,136 @@ def test_a_job_that_has_formed_is_found_at_its_store(port: int) -> None:
     assert cells[1] in {"sealed", "running"}
     assert cells[3:7] == [f"{address}:{store_port}", "2/2", "-", "-"]
     assert [rank.returncode for rank in ranks] == [0, 0]
+
+
+# --- watch ---
+
+A, B = ("a", "1"), ("b", None)
+
+
+def test_a_watch_tells_changes() -> None:
+    record = {"state": "open", "seconds": 1.0}
+    assert list(changes({}, {A: record})) == [("new", A)]
+    assert list(changes({A: record}, {})) == [("gone", A)]
+    assert list(changes({A: record}, {A: {**record, "seconds": 9.0}})) == []
+    assert list(changes({A: record}, {A: {**record, "state": "sealed"}, B: record})) == [("changed", A), ("new", B)]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_watch_in_a_pipe(as_json: bool) -> None:
+    port = free_udp_port()
+    words = ["watch", "-t", "30", *(["--json"] if as_json else [])]
+    with subprocess.Popen(
+        [sys.executable, "-m", "mingle", *words],
+        env=command_environment(port),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as watching:
+        assert watching.stdout is not None
+        with announcing("resnet", "--master-port", "29500", port=port):
+            first = watching.stdout.readline()
+        last = ""
+        while not last.startswith(("-", '{"schema": 1, "command": "watch", "event": "gone"')):
+            last = watching.stdout.readline()
+            assert last
+        watching.terminate()
+    if as_json:
+        event = json.loads(first)
+        assert (event["event"], event["job"]["job"], event["job"]["port"]) == ("new", "resnet", 29500)
+    else:
+        assert first.startswith("+\tresnet\tannounced\t")
+        assert last.startswith("-\tresnet\t")
+
+
+# --- announce ---
+
+
+def test_it_prints_what_it_announces_and_ends_after_its_time() -> None:
+    port = free_udp_port()
+    done = run_command("announce", "timed", "--master-port", "29500", "-t", "0.2", port=port)
+    assert done.stdout == "127.0.0.1:29500\n"
+    assert done.stderr.startswith("announcing job 'timed'")
+    done = run_command(
+        *("announce", "timed", "--master-port", "29500", "--master-addr", "node7", "--world-size", "4"),
+        *("-t", "0.2", "--json"),
+        port=port,
+    )
+    record = json.loads(done.stdout)
+    assert set(record) == {
+        "schema",
+        "command",
+        "job",
+        "session",
+        "address",
+        "port",
+        "world_size",
+        "control_addresses",
+        "control_port",
+    }
+    assert (record["schema"], record["address"], record["port"], record["world_size"]) == (
+        1,
+        "node7",
+        29500,
+        4,
+    )
+
+
+def test_after_its_good_bye_it_is_found_no_more() -> None:
+    network = Network(interfaces=("lo",), port=free_udp_port(), discovery_timeout=10)
+    with announcing("passing", "--master-port", "29500", port=network.port):
+        assert str(find("passing", network)[0].target()) == "127.0.0.1:29500"
+    started = time.monotonic()
+    with pytest.raises(DiscoveryTimeoutError):
+        find("passing", Network(interfaces=("lo",), port=network.port, discovery_timeout=0.5))
+    assert time.monotonic() - started < 5
+
+
+def test_ranks_that_look_for_the_job_are_told_of_and_do_not_join() -> None:
+    port = free_udp_port()
+    with announcing("taken for a job", "--master-port", "29500", port=port) as process:
+        assert process.stderr is not None
+        with gathering("taken for a job", port, (1,), world_size=2):
+            line = process.stderr.readline()
+    assert line.startswith("warning: rank 1 on host node1")
+    assert "wait for a rank 0" in line
+
+
+@pytest.mark.parametrize("address", ["", "10.0.0.1:80", "fe80::1%eth0", "-x", "a b", "x" * (MAX_ADDRESS_LENGTH + 1)])
+def test_what_is_no_address_is_not_announced(address: str) -> None:
+    arguments = ["announce", "job", "--master-port", "29500", f"--master-addr={address}"]
+    result = CliRunner().invoke(main, arguments, env={"MINGLE_PORT": str(free_udp_port())})
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "can't be announced" in result.stderr
+
+
+# --- records and rows ---
+
+
+def a_seeker(job: str, rank: int | None, size: int = 4) -> Seeking:
+    seek = Seek(job=job, member=bytes([rank or 9]) * 16, world_size=size, rank=rank, hostname="node", pid=5)
+    return Seeking(seek, "10.0.0.5", signed=False)
+
+
+def test_a_job_that_only_seekers_speak_of() -> None:
+    (record,) = jobs.records([], [a_seeker("resnet", 1), a_seeker("resnet", None)])
+    assert (record["job"], record["state"], record["world_size"], record["host"]) == ("resnet", "seeking", 4, None)
+    assert [each["rank"] for each in record["seeking"]] == [1, None]
+    row = jobs.row(record)
+    assert len(row) == len(jobs.COLUMNS)
+    assert row[:5] == ("resnet", "seeking", "-", "-", "0/4")
+    assert row[6] == "rank 1 on node pid 5; a process on node pid 5"
+    (record,) = jobs.records([], [a_seeker("resnet", 1), a_seeker("resnet", 2, size=8)])
+    assert record["world_size"] is None
+
+
+def test_a_session_that_is_proved() -> None:
+    wire = Wire()
+    finder = a_finder(wire, None)
+    wire.add("10.0.0.9", finder)
+    wire.add("10.0.0.1", an_announcement(wire, "resnet", "10.0.0.1"), 5000)
+    wire.run(2)
+    (record,) = jobs.records(finder.sessions, [])
+    assert record["proved"]
+    assert jobs.row(record)[:4] == ("resnet", "announced", "announcer pid 1", "10.0.0.1:29500")
+    assert jobs.record(finder.sessions[0])["session"] == record["session"]

@@ -38,15 +38,15 @@ def test_what_would_act_on_a_terminal_is_escaped(text: str, shown: str) -> None:
 
 
 def test_rows_in_a_pipe_are_lines_with_tabs(capsys: pytest.CaptureFixture[str]) -> None:
-    output.show(lambda: "no terminal", [("1", "x\ty"), ("2", "[red]")])
-    assert capsys.readouterr().out == "1\tx\\ty\n2\t[red]\n"
+    output.show(output.Table(("A", "B"), [("1", "x\ty"), ("2", ("[red]", "blue")), ("3", ())]))
+    assert capsys.readouterr().out == "1\tx\\ty\n2\t[red], blue\n3\t-\n"
 
 
 def test_an_encoding_that_lacks_a_letter_gets_an_escape(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
     output.answer("jöb")
-    output.show(lambda: "no terminal", [("→",)])
+    output.show(output.Table(("A",), [("→",)]))
     sys.stdout.flush()
     assert raw.getvalue() == b"j\\xf6b\n\\u2192\n"
 
@@ -91,7 +91,7 @@ def on_a_terminal(*arguments: str, **variables: str) -> str:
         os.close(reader)
 
 
-def test_on_a_terminal_there_is_a_table_with_a_heading_and_colours_unless_they_are_unwanted() -> None:
+def test_on_a_terminal_there_is_a_table_with_a_heading_and_colors_unless_they_are_unwanted() -> None:
     coloured = on_a_terminal("interfaces")
     assert re.search(r"INTERFACE.*USED.*KIND.*STATE.*ADDRESSES", coloured)
     assert "\x1b[1m" in coloured

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from mingle.cli import local, output, overview, verdicts
+from mingle.cli import checks, jobs, local, output
 from mingle.diagnostics.findings import Finding, Status
 from mingle.observe.figures import Peer
 from mingle.wire.echo import WAYS
@@ -62,13 +62,9 @@ BUSY = [
 CALM = [a_job("resnet", state="running", joined=64), a_job("bert", state="running", joined=64)]
 
 
-def jobs(records: list[dict[str, Any]], *, wide: bool = False) -> RenderableType:
-    return overview.jobs_sheet(records, wide=wide)
-
-
 @WIDTHS
 def test_jobs(width: int) -> None:
-    lines = shown(jobs(BUSY), width)
+    lines = shown(jobs.jobs_table(BUSY), width)
     whole(lines, "resnet-sweep-2026-07", "192.168.100.117:45621", "trainer-node-0017 pid 2145321", "61/64", "3, 17, 40")
     whole(lines, f"[{LONG_IPV6}]:45621", "running, not proved", "JOB", "ADDRESS", "MISSING", "SEEKING", "SECRET")
     words = " ".join(lines).split()
@@ -77,19 +73,19 @@ def test_jobs(width: int) -> None:
 
 @WIDTHS
 def test_columns_that_say_nothing_go_unless_they_are_wanted(width: int) -> None:
-    lines = shown(jobs(CALM), width)
+    lines = shown(jobs.jobs_table(CALM), width)
     text = "\n".join(lines)
     assert "JOINED" in text
     for column in ("MISSING", "SEEKING", "SECRET"):
         assert column not in text
     (heading,) = [line for line in lines if "JOB" in line]
     assert heading.split() == ["JOB", "STATE", "HOST", "ADDRESS", "JOINED"]
-    assert "SECRET" in "\n".join(shown(jobs(CALM, wide=True), width))
+    assert "SECRET" in "\n".join(shown(jobs.jobs_table(CALM, wide=True), width))
 
 
 def test_without_rows_there_is_the_heading() -> None:
-    (heading,) = [line for line in shown(jobs([]), 80) if "JOB" in line]
-    assert heading.split() == list(overview.COLUMNS)
+    (heading,) = [line for line in shown(jobs.jobs_table([]), 80) if "JOB" in line]
+    assert heading.split() == list(jobs.COLUMNS)
 
 
 def a_peer(number: int) -> Peer:
@@ -104,7 +100,7 @@ def a_peer(number: int) -> Peer:
 
 @WIDTHS
 def test_pings(width: int) -> None:
-    lines = shown(verdicts.PingSheet([a_peer(17), a_peer(118)], wide=False), width)
+    lines = shown(checks.ping_table([a_peer(17), a_peer(118)]), width)
     whole(lines, "trainer-node-0017 (192.168.100.17)", "trainer-node-0118 (192.168.100.118)", "224.0.0.x", "RECEIVED")
     whole(lines, "1234.56", "ARRIVED")
     assert (
@@ -124,7 +120,7 @@ def test_findings(width: int) -> None:
         Finding("trainer-node-0017 (192.168.100.117)", Status.FAIL, OBSERVATION, REMEDY),
         Finding("interfaces", Status.PASS, f"used: eth0 {LONG_IPV6}/64"),
     ]
-    lines = shown(verdicts.findings_sheet(found), width)
+    lines = shown(checks.findings_table(found), width)
     whole(lines, "trainer-node-0017 (192.168.100.117)", "FAIL", "PASS", f"{LONG_IPV6}/64")
     words = " ".join(lines).split()
     for word in f"{OBSERVATION} {REMEDY}".split():
@@ -146,7 +142,7 @@ def test_interfaces(width: int) -> None:
         "preference": None,
         "reason": "it has no carrier: no cable is plugged in, or the other end is switched off",
     }
-    lines = shown(local.interfaces_sheet([record], wide=False), width)
+    lines = shown(local.interfaces_table([record]), width)
     whole(lines, *addresses, "enp129s0f0np0", "up, no carrier, no multicast flag", "physical")
 
 
@@ -155,16 +151,16 @@ def test_variables(width: int) -> None:
     value = "/mnt/shared/projects/resnet-sweep-2026-07/secrets/mingle"
     meaning = "file that holds the job's secret, the same on every rank of the job and readable by its user alone"
     rows = [("MINGLE_SECRET_FILE", value, meaning), ("RANK", "3", "this process's rank")]
-    lines = shown(output.Sheet(("NAME", "VALUE", "MEANING"), rows, prose="MEANING"), width)
+    lines = shown(output.Table(("NAME", "VALUE", "MEANING"), rows, prose="MEANING"), width)
     whole(lines, "MINGLE_SECRET_FILE", value)
     assert set(meaning.split()) <= set(" ".join(lines).split())
 
 
 def test_a_word_that_no_line_holds_is_folded_and_not_cut() -> None:
-    lines = shown(jobs([a_job("x" * 200)]), 80)
+    lines = shown(jobs.jobs_table([a_job("x" * 200)]), 80)
     assert "".join(lines).count("x") >= 200
 
 
 def test_markup_and_escapes_are_text() -> None:
-    lines = shown(jobs([a_job("[bold]a[/bold]\x1b[2J")]), 100)
+    lines = shown(jobs.jobs_table([a_job("[bold]a[/bold]\x1b[2J")]), 100)
     whole(lines, "[bold]a[/bold]\\x1b[2J")

@@ -8,7 +8,7 @@ import json
 import random
 from typing import Any
 
-from mingle.cli import output, overview, verdicts
+from mingle.cli import checks, jobs, output
 from mingle.diagnostics.diagnosis import Facts
 from mingle.observe import pathways
 from mingle.observe.finding import Finder
@@ -64,14 +64,14 @@ def _finder(job: str | None) -> Finder:
 
 def _shown(finder: Finder) -> None:
     """All that the commands can say of what was seen."""
-    jobs = overview.records(finder.sessions, finder.seekers.values())
-    _check("list", jobs=jobs)
-    for job in jobs:
+    records = jobs.records(finder.sessions, finder.seekers.values())
+    _check("list", jobs=records)
+    for job in records:
         _check("watch", event="new", job=job)
-        assert all(output.printable(cell).isprintable() for cell in overview.row(job))
+        assert all(output.printable(cell).isprintable() for cell in jobs.row(job))
     for sighting in finder.alive:
-        _check("find", **overview.record(sighting, sighting.control()))
-        _check("find", **overview.record(sighting))
+        _check("find", **jobs.record(sighting, sighting.control()))
+        _check("find", **jobs.record(sighting))
         _check("find", error=output.error_record(not_formed(JOB, sighting, 5.0)))
         _check("find", error=output.error_record(several_hosts(JOB, finder.alive)))
     _check("find", error=output.error_record(not_found(JOB, finder, NetworkFacts(), 5.0)))
@@ -128,8 +128,6 @@ def pinged(untrusted: bytes) -> None:
             pinging.received(effect.conn, echo.framed(untrusted[: datagrams.MAX_BYTES]), _NOW + 1.1)
     pinging.handle_timer(_NOW + 9)
     peers = list(pinging.peers.values())
-    findings = [verdicts.finding_record(finding) for finding in pathways.judge(pinging, _FACTS)]
-    _check("ping", job=None, rounds=1, peers=[verdicts.peer_record(peer) for peer in peers], findings=findings)
-    assert all(
-        output.printable(cell).isprintable() for peer in peers for row in verdicts.ping_rows(peer) for cell in row
-    )
+    findings = [checks.finding_record(finding) for finding in pathways.judge(pinging, _FACTS)]
+    _check("ping", job=None, rounds=1, peers=[checks.peer_record(peer) for peer in peers], findings=findings)
+    assert all(output.printable(cell).isprintable() for peer in peers for row in checks.ping_rows(peer) for cell in row)

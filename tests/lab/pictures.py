@@ -15,9 +15,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, RenderableType
 from rich.terminal_theme import MONOKAI
 
-from mingle.cli import overview, verdicts
-from mingle.cli.doctor import examine
-from mingle.cli.ping import findings_of
+from mingle.cli import checks, jobs
 from mingle.config.settings import Network
 from mingle.observe.lookup import look_round
 from mingle.observe.pinger import Pinger
@@ -42,23 +40,21 @@ def picture(command: str, *shown: RenderableType) -> str:
 
 def watch_picture() -> str:
     finder, _ = look_round(Network(discovery_timeout=3.0))
-    records = overview.records(finder.sessions, finder.seekers.values())
-    return picture("mingle-discover watch", overview.jobs_sheet(records, wide=False))
+    records = jobs.records(finder.sessions, finder.seekers.values())
+    return picture("mingle-discover watch", jobs.jobs_table(records))
 
 
 def ping_picture(count: int = 12) -> str:
     with Pinger(Network(), "resnet", interval=0.2, count=count) as pinger:
         pinger.run(until=time.monotonic() + 20)
-        findings = findings_of(pinger)
+        findings = checks.findings_of(pinger)
     peers = sorted(pinger.pinging.peers.values(), key=str)
-    return picture(
-        "mingle-discover ping resnet", verdicts.PingSheet(peers, wide=False), verdicts.findings_sheet(findings)
-    )
+    return picture("mingle-discover ping resnet", checks.ping_table(peers), checks.findings_table(findings))
 
 
 def doctor_picture() -> str:
-    findings, _ = examine(Network(), ())
-    return picture("mingle-discover doctor", verdicts.findings_sheet(findings))
+    findings, _ = checks.examine(Network(), ())
+    return picture("mingle-discover doctor", checks.findings_table(findings))
 
 
 def watched(lab: Lab) -> Host:

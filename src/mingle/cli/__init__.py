@@ -1,23 +1,30 @@
-"""The command ``mingle-discover``: what goes on on the network, for people and for scripts.
+"""The command ``mingle-discover``: what is happening on the network, for people and for scripts.
 
-One file per family of commands. Their modules import click and little else; what a command needs is imported
-when it runs, so that ``--help`` and shell completion answer at once. ``docs/cli.md`` is the contract.
+One module per family of commands, imported when one of its commands runs: ``--help`` answers at once.
+``docs/cli.md`` is the contract.
 """
 
 from __future__ import annotations
 
+import importlib
+
 import click
 
-from mingle.cli.announce import announce
-from mingle.cli.doctor import doctor
-from mingle.cli.jobs import find_command, list_command
-from mingle.cli.local import env_command, interfaces_command
-from mingle.cli.options import HELP, version_option
-from mingle.cli.ping import ping
-from mingle.cli.watch import watch
+from mingle.cli.options import version_option
 
 INTERRUPTED = 130
-"""The exit status after Ctrl-C, as shells give it: 128 and the number of SIGINT."""
+"""The exit status after Ctrl-C, as in shells: 128 and the number of SIGINT."""
+COMMANDS = {
+    "announce": ("mingle.cli.jobs:announce", "Announce a job at an address that you know."),
+    "doctor": ("mingle.cli.checks:doctor", "Check this machine and its network, and suggest fixes."),
+    "env": ("mingle.cli.local:env", "Show what a rank started in this environment would read."),
+    "find": ("mingle.cli.jobs:find", "Print the address and port of a job's store."),
+    "interfaces": ("mingle.cli.local:interfaces", "Show the network interfaces, and which of them are used."),
+    "list": ("mingle.cli.jobs:list_", "List the jobs on this network."),
+    "ping": ("mingle.cli.checks:ping", "Show which hosts reach each other, and over which paths."),
+    "watch": ("mingle.cli.jobs:watch", "Show the jobs on this network, live."),
+}
+"""For each command, where it is and its one-line summary, which its own help begins with."""
 
 
 class _Main(click.Group):
@@ -27,20 +34,35 @@ class _Main(click.Group):
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
 
-@click.group("mingle-discover", cls=_Main, context_settings=HELP)
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+@click.group(
+    "mingle-discover",
+    cls=_Main,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Exit status: 0 done, 1 nothing found or a check failed, 2 wrong usage.",
+)
 @version_option
 def main() -> None:
-    """Show which torch.distributed jobs find each other on this network, and where.
+    """Show the torch.distributed jobs on this network, and why ranks do not find each other.
 
-    Every command takes --json, and the options of the network: -i, -p, --peers, --family, --ttl and
-    --secret-file; their defaults come from the same MINGLE_* variables that the ranks read.
-
-    Exit status: 0 done, 1 nothing found or a check failed, 2 wrong usage.
+    Every command takes --json and the network options (-i, -p, --peers, --family, --ttl, --secret-file). Their
+    defaults come from the MINGLE_* variables that ranks read.
     """
 
 
-for _command in (list_command, watch, find_command, announce, ping, interfaces_command, doctor, env_command):
-    main.add_command(_command)
-
-__all__ = ["main"]
+__all__ = ["COMMANDS", "main"]

@@ -1,58 +1,70 @@
-"""``mingle-discover list`` and ``find``: which jobs there are, and where one of them is."""
+"""``mingle-discover list``, ``watch``, ``find`` and ``announce``: the jobs on this network."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
-from typing import TYPE_CHECKING
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, NoReturn, TypeAlias
 
 import click
 
-from mingle.cli import output, overview
-from mingle.cli.options import FAILED, HELP, Shared, shared_options
-
-if TYPE_CHECKING:
-    from mingle.config.settings import Network
-    from mingle.protocol.machine import NetworkFacts
+from mingle.cli import output
+from mingle.cli.options import Shared, fail, shared_options
+from mingle.cli.output import Table
+from mingle.config import settings
+from mingle.errors import ConfigurationError
+from mingle.observe import lookup
+from mingle.observe.announcing import Announced, Announcement
+from mingle.observe.finding import Finder
+from mingle.observe.observer import Observer, new_name, this_process
+from mingle.observe.sighting import Seeking, Sighting, Target, endpoint_text, is_host, ranks_seeking
+from mingle.protocol import reports
+from mingle.protocol.machine import Diagnostics, NetworkFacts
+from mingle.wire.authentication import JobKey
 
 LIST_SECONDS = 2.0
-"""How long a look round takes: hosts answer within a tenth of a second, at most twice a second, and an
-address that does not answer costs a second."""
+"""The default time limit of ``list``: hosts answer within 0.1 s, and an address that does not answer costs 1 s."""
 FIND_SECONDS = 5.0
+WATCH_SECONDS = 1.0
+"""How often ``watch`` asks each job for its state."""
+MAX_ADDRESS_LENGTH = 64
+COLUMNS = ("JOB", "STATE", "HOST", "ADDRESS", "JOINED", "MISSING", "SEEKING", "SECRET")
+
+_Key: TypeAlias = "tuple[str, str | None]"
+_SIGNS = {"new": "+", "gone": "-", "changed": "="}
 
 
-@click.command("list", context_settings=HELP)
+@click.command("list")
 @click.option("--fail-if-empty", is_flag=True, help="Exit with status 1 if no job was found.")
 @shared_options
-def list_command(shared: Shared, fail_if_empty: bool) -> None:
-    """List the jobs on this network: each with its host, who has joined, who is missing.
+def list_(shared: Shared, fail_if_empty: bool) -> None:
+    """List the jobs on this network.
 
-    One line per job, and one for each further host of it. It takes 2 seconds, or what --timeout says. Pass
-    --secret-file to see the state of a job that has a secret.
+    Each job is a line: its host, how many ranks have joined, which are missing, and which still look for their host. A
+    further host of a job is a line of its own. It takes 2 seconds, or as long as --timeout says. The state of a job
+    with a secret needs --secret-file.
     """
-    from mingle.observe.lookup import look_round
-
-    finder, facts = look_round(shared.network(LIST_SECONDS))
-    jobs = overview.records(finder.sessions, finder.seekers.values())
-    _tell_facts(shared, facts)
-    if shared.json:
-        output.answer_json("list", {"jobs": jobs})
-    elif jobs:
-        output.show(lambda: overview.jobs_sheet(jobs, wide=shared.wide), map(overview.row, jobs))
-    for version in (reason for reason in facts.rejected if reason.startswith("version ")):
-        output.say(f"somebody here speaks {version} of the protocol: an incompatible mingle, whose jobs are not shown")
+    finder, facts = lookup.look_round(shared.network(LIST_SECONDS))
+    jobs = records(finder.sessions, finder.seekers.values())
+    _log_facts(shared, facts)
+    shared.answer({"jobs": jobs}, jobs_table(jobs, wide=shared.wide))
+    for version in reports.versions(facts):
+        output.say(f"a host speaks {version} of the protocol: an incompatible mingle, whose jobs are not listed")
     if not jobs:
-        cause, remedy = why_no_job(facts)
-        output.say(f"mingle-discover list: no job answered.\n  likely cause: {cause}\n  fix: {remedy}")
+        cause, fix = why_no_job(facts)
+        output.say(f"mingle-discover list: no job answered.\n  likely cause: {cause}\n  fix: {fix}")
         if fail_if_empty:
-            click.get_current_context().exit(FAILED)
+            fail()
 
 
 def why_no_job(facts: NetworkFacts) -> tuple[str, str]:
     """Return the first likely cause that applies, with its fix. docs/troubleshooting.md lists all causes."""
-    from mingle.protocol import reports
-    from mingle.protocol.machine import Diagnostics
-
     if sure := reports.failing(facts):
         return sure.observation, f"{sure.remedy}."
     if spoken := reports.versions(facts):
@@ -65,47 +77,265 @@ def why_no_job(facts: NetworkFacts) -> tuple[str, str]:
     )
 
 
-@click.command("find", context_settings=HELP)
+@click.command("watch")
+@shared_options
+def watch(shared: Shared) -> None:
+    """Show the jobs on this network, live.
+
+    On a terminal it is the table of `list`, kept up to date. In a pipe it is a line for each job that comes (+), goes
+    (-) or changes (=). With --json each line is an object with `event` (new, gone, changed) and `job`. It ends with
+    Ctrl-C or --timeout.
+    """
+    network = shared.network(1.0)
+    with contextlib.ExitStack() as stack:
+        observer = stack.enter_context(Observer(network))
+        finder = lookup.make_finder(observer, network, None, time.monotonic(), refresh=WATCH_SECONDS, forgets=True)
+        before: dict[_Key, dict[str, Any]] = {}
+
+        def print_changes() -> None:
+            now = _records_by_session(finder)
+            for event, key in changes(before, now):
+                record = now.get(key) or before[key]
+                if shared.json:
+                    output.answer_json("watch", {"event": event, "job": record})
+                else:
+                    output.line((_SIGNS[event], *row(record)))
+            before.clear()
+            before.update(now)
+
+        update = print_changes
+        if output.is_terminal() and not shared.json:
+            update = stack.enter_context(
+                output.live(lambda: jobs_table(_records_by_session(finder).values(), wide=shared.wide))
+            )
+
+        def done() -> bool:
+            update()
+            return False
+
+        with contextlib.suppress(KeyboardInterrupt):
+            observer.run(finder, until=shared.deadline(), done=done)
+
+
+def changes(before: Mapping[_Key, dict[str, Any]], now: Mapping[_Key, dict[str, Any]]) -> Iterator[tuple[str, _Key]]:
+    """Yield the sessions that are new, gone or changed; that time has passed is no change."""
+    yield from (("gone", key) for key in before if key not in now)
+    for key, record in now.items():
+        if key not in before:
+            yield "new", key
+        elif {**record, "seconds": None} != {**before[key], "seconds": None}:
+            yield "changed", key
+
+
+def _records_by_session(finder: Finder) -> dict[_Key, dict[str, Any]]:
+    # A session is shown once it has answered, or has not answered the first question.
+    tried = [sighting for sighting in finder.sessions if sighting.tried or sighting.alive]
+    return {(record["job"], record["session"]): record for record in records(tried, finder.seekers.values())}
+
+
+@click.command("find")
 @click.argument("job")
-@click.option(
-    "--export",
-    is_flag=True,
-    help="Print `export MASTER_ADDR=… MASTER_PORT=…`, quoted for a shell's eval.",
-)
+@click.option("--export", is_flag=True, help="Print `export MASTER_ADDR=… MASTER_PORT=…`, quoted for a shell's eval.")
 @click.option("--control", is_flag=True, help="Print rank 0's control port, which is open before the store is.")
 @shared_options
-def find_command(shared: Shared, job: str, export: bool, control: bool) -> None:
-    """Resolve JOB as a rank would, without joining: print ADDRESS:PORT of rank 0's store.
+def find(shared: Shared, job: str, export: bool, control: bool) -> None:
+    """Print the address and port of a job's store.
 
-    Rank 0 opens its store for all once every rank has joined; find waits for the store up to --timeout, else
-    MINGLE_TIMEOUT, else 5 seconds. For a job that `mingle-discover announce` announces, find prints the announced
-    address and port.
+    It finds JOB as a rank does, and does not join it. Rank 0 opens its store once every rank has joined; find waits
+    for that up to --timeout, else MINGLE_TIMEOUT, else 5 seconds. For a job that `mingle-discover announce` announces,
+    it prints the announced address and port.
     """
-    from mingle.config import settings
-    from mingle.observe import lookup
-
     if export and (shared.json or control):
         other = "--json" if shared.json else "--control"
         raise click.UsageError(f"--export and {other} can't be combined: --export prints the store for a shell.")
     job = settings.check_job_id(job, "JOB")
-    sighting, facts = lookup.find(job, _network_to_find(shared), control=control)
+    network = shared.network(None if os.environ.get("MINGLE_TIMEOUT", "").strip() else FIND_SECONDS)
+    sighting, facts = lookup.find(job, network, control=control)
     target = sighting.control() if control else sighting.target()
-    _tell_facts(shared, facts)
+    _log_facts(shared, facts)
     if shared.json:
-        output.answer_json("find", overview.record(sighting, target))
+        output.answer_json("find", record(sighting, target))
     elif export:
         output.answer(f"export MASTER_ADDR={shlex.quote(target.address)} MASTER_PORT={shlex.quote(str(target.port))}")
     else:
         output.answer(str(target))
 
 
-def _network_to_find(shared: Shared) -> Network:
-    return shared.network(None if os.environ.get("MINGLE_TIMEOUT", "").strip() else FIND_SECONDS)
-
-
-def _tell_facts(shared: Shared, facts: NetworkFacts) -> None:
+def _log_facts(shared: Shared, facts: NetworkFacts) -> None:
     if shared.verbose:
         output.say(
             f"used {', '.join(facts.interfaces)}; groups {', '.join(facts.groups)}, UDP port {facts.port}: "
             f"{facts.sent} datagrams sent, {facts.received} heard, {facts.rejected.total()} rejected"
         )
+
+
+@click.command("announce")
+@click.argument("job")
+@click.option(
+    "--master-port", type=click.IntRange(1, 65535), required=True, metavar="PORT", help="The port to announce."
+)
+@click.option(
+    "--master-addr",
+    metavar="ADDRESS",
+    help="The address or host name to announce. Default: the address at which each asker reaches this host.",
+)
+@click.option("--world-size", type=click.IntRange(1, 1_000_000), metavar="N", help="The number of ranks.")
+@shared_options
+def announce(shared: Shared, job: str, master_port: int, master_addr: str | None, world_size: int | None) -> None:
+    """Announce a job at an address that you know.
+
+    It plays JOB's host without torch: `find` and `list` see it, and ranks report it and never join it. It ends with
+    Ctrl-C, SIGTERM or --timeout.
+    """
+    job = settings.check_job_id(job, "JOB")
+    network = shared.network(1.0)
+    if master_addr is not None:
+        _check_address(master_addr)
+    key = None if network.secret is None else JobKey(network.secret, job)
+    signal.signal(signal.SIGTERM, _terminate)
+    with Observer(network, job, key) as observer:
+        addresses, port = observer.listen()
+        announcement = Announcement(
+            Announced(job=job, master_addr=master_addr or "", master_port=master_port, world_size=world_size),
+            session=new_name(),
+            member=new_name(),
+            who=this_process(),
+            addresses=addresses,
+            port=port,
+            key=key,
+            rng=observer.rng,
+            now=time.monotonic(),
+        )
+        shown = master_addr or addresses[0]
+        if shared.json:
+            fields = {
+                "job": job,
+                "session": announcement.session.hex(),
+                "address": shown,
+                "port": master_port,
+                "world_size": world_size,
+                "control_addresses": addresses,
+                "control_port": port,
+            }
+            output.answer_json("announce", fields)
+        else:
+            output.answer(endpoint_text(shown, master_port))
+        output.say(f"announcing job {job!r} until interrupted (Ctrl-C)")
+        observer.run(announcement, until=shared.deadline())
+
+
+def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
+    # By an exception, so that the observer says good-bye before the process ends.
+    sys.exit(128 + number)
+
+
+def _check_address(text: str) -> None:
+    """Check that an address can be announced.
+
+    Raises:
+        ConfigurationError: it is neither an address nor a host name, or too long.
+    """
+    if not text or not is_host(text) or len(text) > MAX_ADDRESS_LENGTH:
+        raise ConfigurationError.explain(
+            f"--master-addr={text!r} can't be announced",
+            cause=f"a URL, an address with a port or a zone, or a name of more than {MAX_ADDRESS_LENGTH} characters",
+            remedy="give an IP address or a host name, or leave it out to announce this host's own address.",
+        )
+
+
+# --- records and rows ------------------------------------------------------------------------------------------
+
+
+def records(sessions: Iterable[Sighting], seekers: Iterable[Seeking]) -> list[dict[str, Any]]:
+    """Return one JSON record for each session, by job, and one for each job that only seekers speak of."""
+    sightings: dict[str, list[Sighting]] = {}
+    seeking: dict[str, list[Seeking]] = {}
+    for sighting in sessions:
+        sightings.setdefault(sighting.offer.job, []).append(sighting)
+    for seeker in seekers:
+        seeking.setdefault(seeker.seek.job, []).append(seeker)
+    found = []
+    for job in sorted({*sightings, *seeking}):
+        hosted, unseated = sightings.get(job, ()), seeking.get(job, ())
+        hosts = [record(each) for each in hosted] or [_hostless(job, unseated)]
+        ranks = [_seeker_record(each) for each in ranks_seeking(unseated, hosted)]
+        found += [{**host, "seeking": ranks} for host in hosts]
+    return found
+
+
+def record(sighting: Sighting, target: Target | None = None) -> dict[str, Any]:
+    """Return a session's JSON record; its address is the target's, else the one at which the session is reached."""
+    running, offer, host = sighting.running, sighting.offer, sighting.host()
+    target = target or (sighting.target() if sighting.alive else None)
+    announced = offer.kind == "announcement"
+    world_size = offer.world_size if running is None else running.world_size
+    return {
+        "job": offer.job,
+        "kind": offer.kind,
+        "state": offer.state if running is None else running.state,
+        "session": offer.session.hex(),
+        "host": {"hostname": host.hostname, "pid": host.pid, "address": host.address, "rank": host.rank},
+        "address": offer.addresses[0] if target is None else target.address,
+        "port": offer.port if target is None else target.port,
+        "endpoint": "control" if target is None else target.kind,
+        # An announcement need not give a size, and does not know who has joined.
+        "world_size": None if announced and world_size == 1 else world_size,
+        "joined": None if announced else sighting.joined,
+        "missing": [] if running is None else list(running.missing),
+        "secret": sighting.signed,
+        "proved": sighting.alive,
+        "problem": sighting.problem or None,
+        "seconds": None if running is None else round(running.seconds, 3),
+    }
+
+
+def _hostless(job: str, seekers: Sequence[Seeking]) -> dict[str, Any]:
+    """Return the record of a job that has no host; its fields are those of :func:`record`."""
+    sizes = {each.seek.world_size for each in seekers}
+    unknown = dict.fromkeys(("session", "host", "address", "port", "endpoint"))
+    return {
+        "job": job,
+        "kind": "ranks",
+        "state": "seeking",
+        **unknown,
+        "world_size": sizes.pop() if len(sizes) == 1 else None,
+        "joined": 0,
+        "missing": [],
+        "secret": any(each.signed for each in seekers),
+        "proved": False,
+        "problem": None,
+        "seconds": None,
+    }
+
+
+def _seeker_record(seeker: Seeking) -> dict[str, Any]:
+    seek = seeker.seek
+    return {"rank": seek.rank, "hostname": seek.hostname, "pid": seek.pid, "address": seeker.address}
+
+
+def row(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the cells of a record, by :data:`COLUMNS`."""
+    state = "announced" if record["kind"] == "announcement" else record["state"]
+    if not record["proved"] and record["host"] is not None:
+        state += ", not proved"
+    size = "?" if record["world_size"] is None else record["world_size"]
+    return (
+        record["job"],
+        state,
+        "-" if record["host"] is None else f"{record['host']['hostname'] or 'unknown'} pid {record['host']['pid']}",
+        "-" if record["address"] is None else endpoint_text(record["address"], record["port"]),
+        "-" if record["joined"] is None else f"{record['joined']}/{size}",
+        reports.ranks_text(record["missing"]) if record["missing"] else "-",
+        "; ".join(map(_seeker_text, record["seeking"])) or "-",
+        "secret" if record["secret"] else "-",
+    )
+
+
+def _seeker_text(seeker: Mapping[str, Any]) -> str:
+    who = "a process" if seeker["rank"] is None else f"rank {seeker['rank']}"
+    return f"{who} on {seeker['hostname'] or 'unknown'} pid {seeker['pid']}"
+
+
+def jobs_table(records: Iterable[Mapping[str, Any]], *, wide: bool = False) -> Table:
+    """Return the table of these records."""
+    return Table(COLUMNS, map(row, records), prose="SEEKING", wide=wide)

@@ -1,4 +1,4 @@
-"""The options that all commands share, and what happens around each of them."""
+"""The options that all commands share, and the handling of their errors and log lines."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from mingle._version import __version__
 from mingle.cli import output
+from mingle.cli.output import Row, Table
 from mingle.errors import ConfigurationError, MingleError
 
 if TYPE_CHECKING:
     from mingle.config.settings import Network
 
-HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
-
 FAILED = 1
-"""The exit status when nothing was found, the time was over, or a check failed."""
+"""The exit status when nothing was found, the time ran out, or a check failed."""
 WRONG_USAGE = 2
-"""The exit status when an option, an argument or a variable can't be used; click's own, too."""
+"""The exit status when an option, an argument or a variable can't be used, as in click."""
 
 version_option = click.version_option(
     __version__, "--version", prog_name="mingle-discover", message="%(prog)s %(version)s"
@@ -34,7 +34,7 @@ version_option = click.version_option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """The options that all commands share, as they were given; None and () mean: not given."""
+    """The options that all commands share, as given; None and () mean that an option was not given."""
 
     interface: tuple[str, ...]
     port: int | None
@@ -48,15 +48,14 @@ class Shared:
     verbose: int
 
     def network(self, timeout: float | None = None) -> Network:
-        """Returns what concerns the network: the options, else the variables that the ranks read, too.
+        """Return the network settings: the options, else the variables that the ranks read.
 
         Args:
-            timeout: of this command, in seconds, where none is given; None: ``MINGLE_TIMEOUT`` counts.
+            timeout: the command's default timeout, in seconds; None: ``MINGLE_TIMEOUT``.
 
         Raises:
             ConfigurationError: a value can't be used.
         """
-        from mingle.cli import output
         from mingle.config import settings, values
 
         if sys.platform == "win32":
@@ -68,7 +67,7 @@ class Shared:
         secret = None
         if self.secret_file is not None:
             secret = values.read_secret_file(self.secret_file, "--secret-file")
-        # Check here first, so that an error names the option and not the library's argument.
+        # Check these values here first, so that an error names the option and not the library's argument.
         if self.timeout is not None:
             values.seconds(self.timeout, "--timeout")
         if self.interface:
@@ -89,6 +88,22 @@ class Shared:
             output.say(f"warning: {remark}")
         return network
 
+    def deadline(self) -> float | None:
+        """Return the monotonic time at which --timeout ends a command that otherwise does not end; None: never."""
+        return None if self.timeout is None else time.monotonic() + self.timeout
+
+    def answer(self, fields: Mapping[str, Any], table: Table, lines: Iterable[Row] | None = None) -> None:
+        """Print an answer: as JSON if wanted, else the table, which a pipe gets as its rows or as these lines."""
+        if self.json:
+            output.answer_json(click.get_current_context().info_name or "", fields)
+        else:
+            output.show(table, lines)
+
+
+def fail() -> NoReturn:
+    """End the command with the status of a failure."""
+    click.get_current_context().exit(FAILED)
+
 
 _OPTIONS = (
     click.option(
@@ -96,8 +111,8 @@ _OPTIONS = (
         "--interface",
         multiple=True,
         metavar="NAME",
-        help="Interface to use, by name or address; may be repeated. Default: MINGLE_INTERFACE, else what "
-        "`mingle-discover interfaces` shows.",
+        help="Interface to use, by name or address; can be repeated. Default: MINGLE_INTERFACE, else those that "
+        "`mingle-discover interfaces` shows as used.",
     ),
     click.option(
         "-p",
@@ -106,12 +121,12 @@ _OPTIONS = (
         metavar="PORT",
         help="UDP port of the discovery. Default: MINGLE_PORT, else 29499.",
     ),
-    click.option("-t", "--timeout", type=float, metavar="SECONDS", help="How long it takes at most."),
+    click.option("-t", "--timeout", type=float, metavar="SECONDS", help="Time limit of the command."),
     click.option(
         "--peers",
         multiple=True,
         metavar="HOST[:PORT]",
-        help="Host to ask by unicast as well, for networks without multicast; may be repeated. Default: MINGLE_PEERS.",
+        help="Host to ask by unicast as well, for networks without multicast; can be repeated. Default: MINGLE_PEERS.",
     ),
     click.option(
         "--family",
@@ -129,15 +144,15 @@ _OPTIONS = (
         type=click.Path(),
         help="File with the job's secret. Default: MINGLE_SECRET or MINGLE_SECRET_FILE.",
     ),
-    click.option("--json", is_flag=True, help="Print one JSON object (docs/cli.md has the schema)."),
-    click.option("--wide", is_flag=True, help="On a terminal: keep the columns that are empty on every row."),
-    click.option("-v", "--verbose", count=True, help="Say more on stderr; twice: still more."),
+    click.option("--json", is_flag=True, help="Print one JSON object; docs/cli.md has the schema."),
+    click.option("--wide", is_flag=True, help="On a terminal, keep the columns that are empty on every row."),
+    click.option("-v", "--verbose", count=True, help="Log more to stderr; given twice, log everything."),
     version_option,
 )
 
 
 def shared_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the shared options; they reach it as one :class:`Shared`, its first argument."""
+    """Add the shared options to a command, which gets them as one :class:`Shared`, its first argument."""
 
     @functools.wraps(function)
     def command(**given: Any) -> None:
@@ -154,7 +169,7 @@ def shared_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 class _ToStderr(logging.Handler):
-    """Writes what the library logs; what comes from the network is made safe for a terminal."""
+    """Write log lines to stderr; text from the network is made safe for a terminal."""
 
     def emit(self, record: logging.LogRecord) -> None:
         output.say(f"{record.levelname.lower()}: {record.getMessage()}")

@@ -1,35 +1,40 @@
-"""How answers look: JSON with a schema number, tables on a terminal, tab-separated lines in a pipe.
+"""Write answers: JSON with a schema number, tables on a terminal, tab-separated lines in a pipe.
 
-The answer goes to stdout, everything else to stderr. Much of the text comes from the network, where anybody
-may put anything into it: nothing reaches a terminal that is not printable.
+The answer goes to stdout, everything else to stderr. Much of the text comes from the network, where anybody can put
+anything into it, so only printable characters reach a terminal.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 import click
 
 from mingle.errors import MingleError
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-    from rich.table import Table
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table as Drawing
     from rich.text import Text
 
+Cell: TypeAlias = "str | tuple[str, ...]"
+"""A text, or several that a terminal shows below each other and a pipe separated by commas."""
+Row: TypeAlias = Sequence[Cell]
+
 SCHEMA = 1
-"""The number of the JSON schema: raised when a field is taken away or changes its meaning."""
+"""The version of the JSON schema: raised when a field is removed or changes its meaning."""
 _EMPTY = ("", "-")
-_MAX_CELLS = 100_000
-_PROSE_CELLS = 24
-"""The narrowest column in which prose is readable."""
+_UNLIMITED_WIDTH = 100_000
+_PROSE_WIDTH = 24
+"""The width of the narrowest column in which prose is readable."""
 
 
 def printable(text: str) -> str:
-    """Returns text with escapes in place of what moves a cursor, changes a colour or turns the direction."""
+    """Return text with escapes in place of what moves a cursor, changes a color or turns the direction."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
         for character in text
@@ -37,23 +42,23 @@ def printable(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Prints a message, of one or more lines, on stderr."""
+    """Print a message of one or more lines on stderr."""
     for line in text.split("\n"):
         click.echo(_encodable(printable(line), sys.stderr), err=True)
 
 
 def answer(text: str) -> None:
-    """Prints a line of the answer on stdout; who reads a pipe has it at once."""
+    """Print a line of the answer on stdout; a pipe gets it at once."""
     click.echo(_encodable(printable(text), sys.stdout))
 
 
 def answer_json(command: str, fields: Mapping[str, Any]) -> None:
-    """Prints the answer as one line of JSON, in ASCII."""
+    """Print the answer as one line of JSON, in ASCII."""
     click.echo(json_line(command, fields))
 
 
 def json_line(command: str, fields: Mapping[str, Any]) -> str:
-    """Returns the answer as one line of JSON (RFC 8259), in ASCII.
+    """Return the answer as one line of JSON (RFC 8259), in ASCII.
 
     Raises:
         ValueError: a number is infinite or NaN, which JSON cannot express.
@@ -67,13 +72,13 @@ def json_line(command: str, fields: Mapping[str, Any]) -> str:
 
 
 def _encodable(text: str, stream: TextIO) -> str:
-    """Returns text with escapes in place of the characters that the stream's encoding lacks."""
+    """Return text with escapes in place of the characters that the stream's encoding lacks."""
     encoding = stream.encoding or "ascii"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def error_record(error: MingleError) -> dict[str, str | None]:
-    """Returns an error as it stands in JSON."""
+    """Return the JSON record of an error."""
     return {
         "type": type(error).__name__,
         "observation": error.observation,
@@ -83,120 +88,140 @@ def error_record(error: MingleError) -> dict[str, str | None]:
 
 
 def complain(error: MingleError, command: str, *, as_json: bool) -> None:
-    """Prints an error on stderr, and with JSON also as the answer: a script reads one stream."""
+    """Print an error on stderr; with JSON also as the answer, since a script reads one stream."""
     if as_json:
         answer_json(command, {"error": error_record(error)})
     say(f"mingle-discover {command}: {error}")
 
 
 def is_terminal() -> bool:
-    """Tells whether people read the answer on a terminal; else a pipe or a file takes it."""
+    """Tell whether stdout is a terminal; otherwise it is a pipe or a file."""
     return sys.stdout.isatty()
 
 
-def line(cells: Sequence[str]) -> None:
-    """Prints one line of an answer for a pipe: tabs between its cells."""
-    click.echo(_encodable("\t".join(map(printable, cells)), sys.stdout))
+def line(cells: Row) -> None:
+    """Print one line of an answer for a pipe, with tabs between its cells."""
+    texts = (cell if isinstance(cell, str) else ", ".join(cell) or "-" for cell in cells)
+    click.echo(_encodable("\t".join(map(printable, texts)), sys.stdout))
 
 
 def console() -> Console:
-    """Returns what draws on a terminal; it respects ``NO_COLOR`` (no-color.org)."""
+    """Return the console of the terminal; it respects ``NO_COLOR`` (no-color.org)."""
     from rich.console import Console
 
     return Console(highlight=False)
 
 
-class Sheet:
-    """A table for a terminal whose cells stay whole: only the prose column is folded, between words.
+class Table:
+    """Rows that a pipe gets as lines and a terminal as a table whose cells stay whole, but for the prose column.
 
-    The table fits itself to the terminal each time it is drawn. If the terminal is too narrow, each row becomes a block
-    with one line for each column.
+    On a terminal that is too narrow for the table, the groups get a table each, without their common first cell; where
+    that is still too wide, each row becomes a block with one line for each column.
 
     Args:
         columns: the headings.
-        rows: the cells, as text or as styled text.
-        prose: the heading of the column that may be folded; empty for none.
-        wide: whether columns that are empty on every row are shown.
-        sections: the number of rows between two lines; 0 draws no line between rows.
+        rows: the cells.
+        prose: the heading of the column that may be folded, between words; empty for none.
+        wide: whether to keep the columns that are empty on every row.
+        group: the number of consecutive rows that share their first cell; 0 for none.
+        styles: for a heading, the function from a line of a cell to its style in rich's notation.
     """
 
     def __init__(
         self,
         columns: Sequence[str],
-        rows: Sequence[Sequence[str | Text]],
+        rows: Iterable[Row],
         *,
         prose: str = "",
         wide: bool = False,
-        sections: int = 0,
+        group: int = 0,
+        styles: Mapping[str, Callable[[str], str]] | None = None,
     ) -> None:
-        from rich.text import Text
-
-        # As Text, so that brackets in a job id are no markup.
-        filled = [[Text(printable(cell)) if isinstance(cell, str) else cell for cell in row] for row in rows]
-        kept = [
-            index
-            for index in range(len(columns))
-            if wide or not rows or any(row[index].plain not in _EMPTY for row in filled)
-        ]
-        self._columns = [columns[index] for index in kept]
-        self._rows = [[row[index] for index in kept] for row in filled]
+        self.rows = list(rows)
+        self._columns = columns
         self._prose = prose
         self._wide = wide
-        self._sections = sections
+        self._group = group
+        self._styles = styles or {}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw the table; rich calls this method."""
-        yield self._table() if self.fits(console, options) else self._blocks()
-
-    def fits(self, console: Console, options: ConsoleOptions) -> bool:
-        """Tell whether the terminal is wide enough for the table."""
         from rich.measure import Measurement
-
-        return Measurement.get(console, options.update_width(_MAX_CELLS), self._table()).minimum <= options.max_width
-
-    def _table(self) -> Table:
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-
-        drawn = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-        for index, column in enumerate(self._columns):
-            prose = column == self._prose
-            lines = [line for row in self._rows for line in row[index].split("\n")]
-            widest = max((line.cell_len for line in lines), default=0)
-            widest = max(widest, len(column))
-            drawn.add_column(column, no_wrap=not prose, min_width=min(_PROSE_CELLS, widest) if prose else widest)
-        for number, row in enumerate(self._rows, 1):
-            drawn.add_row(*row, end_section=bool(self._sections) and number % self._sections == 0)
-        return drawn
-
-    def _blocks(self) -> Table:
-        from rich.table import Table
         from rich.text import Text
 
-        drawn = Table.grid(padding=(0, 2, 0, 0))
+        texts = [[self._text(name, cell) for name, cell in zip(self._columns, row, strict=True)] for row in self.rows]
+        kept = [
+            index
+            for index in range(len(self._columns))
+            if self._wide or not texts or any(row[index].plain not in _EMPTY for row in texts)
+        ]
+        columns = [self._columns[index] for index in kept]
+        texts = [[row[index] for index in kept] for row in texts]
+        table = self._table(columns, texts)
+        if Measurement.get(console, options.update_width(_UNLIMITED_WIDTH), table).minimum <= options.max_width:
+            yield table
+        elif self._group:
+            for first in range(0, len(self.rows), self._group):
+                rows = self.rows[first : first + self._group]
+                yield Text("\n").append(self._text("", rows[0][0]))
+                narrower = [row[1:] for row in rows]
+                yield Table(self._columns[1:], narrower, prose=self._prose, wide=self._wide, styles=self._styles)
+        else:
+            yield self._blocks(columns, texts)
+
+    def _text(self, column: str, cell: Cell) -> Text:
+        """Return a cell as text, so that brackets in a job id are no markup."""
+        from rich.text import Text
+
+        style = self._styles.get(column)
+        lines = [cell] if isinstance(cell, str) else cell or ("-",)
+        return Text("\n").join(Text(printable(each), style=style(each) if style else "") for each in lines)
+
+    def _table(self, columns: Sequence[str], rows: Sequence[Sequence[Text]]) -> Drawing:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table as Drawing
+
+        drawn = Drawing(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+        for index, column in enumerate(columns):
+            prose = column == self._prose
+            lines = [line for row in rows for line in row[index].split("\n")]
+            widest = max([len(column), *(line.cell_len for line in lines)])
+            drawn.add_column(column, no_wrap=not prose, min_width=min(_PROSE_WIDTH, widest) if prose else widest)
+        for number, row in enumerate(rows):
+            place = number % self._group if self._group else 0
+            drawn.add_row("" if place else row[0], *row[1:], end_section=place == self._group - 1)
+        return drawn
+
+    def _blocks(self, columns: Sequence[str], rows: Sequence[Sequence[Text]]) -> Drawing:
+        from rich.table import Table as Drawing
+        from rich.text import Text
+
+        drawn = Drawing.grid(padding=(0, 2, 0, 0))
         drawn.add_column(no_wrap=True, style="bold")
         # Fold a word only if it is longer than a whole line.
         drawn.add_column(overflow="fold")
-        for number, row in enumerate(self._rows):
+        for number, row in enumerate(rows):
             if number:
                 drawn.add_row("", "")
-            for column, cell in zip(self._columns, row, strict=True):
+            for column, cell in zip(columns, row, strict=True):
                 if self._wide or cell.plain not in _EMPTY:
                     drawn.add_row(Text(column), cell)
         return drawn
 
 
-def stacked(texts: Sequence[str]) -> Text:
-    """Returns a cell with each text on a line of its own."""
-    from rich.text import Text
-
-    return Text("\n".join(map(printable, texts)) or "-")
-
-
-def show(sheet: Callable[[], RenderableType], rows: Iterable[Sequence[str]]) -> None:
-    """Print an answer: a table on a terminal, else one tab-separated line for each row and no heading."""
+def show(table: Table, lines: Iterable[Row] | None = None) -> None:
+    """Print an answer: a table on a terminal, else its rows, or these lines, without a heading."""
     if is_terminal():
-        console().print(sheet())
+        console().print(table)
     else:
-        for row in rows:
+        for row in table.rows if lines is None else lines:
             line(row)
+
+
+@contextlib.contextmanager
+def live(table: Callable[[], Table], *, transient: bool = False) -> Iterator[Callable[[], None]]:
+    """Yield the function that draws the table of the moment on the terminal; ``transient``: it is erased at the end."""
+    from rich.live import Live
+
+    with Live(console=console(), transient=transient, refresh_per_second=4) as drawing:
+        yield lambda: drawing.update(table())

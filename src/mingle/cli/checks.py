@@ -1,0 +1,288 @@
+"""``mingle-discover doctor`` and ``ping``: what is wrong with this machine, and with the paths to other hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import click
+from msgspec import structs
+
+from mingle.cli import output
+from mingle.cli.options import Shared, fail, shared_options
+from mingle.cli.output import Table
+from mingle.config import settings, values
+from mingle.config.settings import Network
+from mingle.config.values import Peer as Address
+from mingle.diagnostics import diagnosis
+from mingle.diagnostics.diagnosis import Facts
+from mingle.diagnostics.findings import Finding, Status, worst
+from mingle.engine.network_facts import observed
+from mingle.errors import ConfigurationError, InterfaceError
+from mingle.network import inspection
+from mingle.observe import pathways
+from mingle.observe.figures import Peer, Row
+from mingle.observe.pinger import Pinger, refuses
+from mingle.observe.pinging import Pinging
+from mingle.wire.echo import WAYS
+
+DOCTOR_ROUNDS = 4
+DOCTOR_INTERVAL_SECONDS = 0.2
+CHECK_ROUNDS = 14
+SERVE_INTERVAL_SECONDS = 0.5
+"""A serving host pings several times during one --check, so that the check can judge the return path."""
+SHORTEST_INTERVAL_SECONDS = 0.05
+"""Peers answer one address at most 40 times a second for each path."""
+
+PING_COLUMNS = ("PEER", "WAY", "SENT", "RECEIVED", "LOSS", "MIN ms", "AVG ms", "MAX ms", "ARRIVED")
+_FINDING = "OBSERVATION AND FIX"
+_FIX = "→ "
+_STATUS_STYLES = {"PASS": "green", "WARN": "yellow", "FAIL": "bold red"}
+_LOSS_STYLES = {"-": "", "0%": "green", "100%": "red"}
+_WAY_NAMES = {"multicast": "multicast", "link": "224.0.0.x", "unicast": "unicast", "tcp": "TCP"}
+
+
+@click.command("doctor")
+@click.option(
+    "--check",
+    "hosts",
+    multiple=True,
+    metavar="HOST[:PORT]",
+    help="Check the paths to and from this host as well, where `mingle-discover doctor --serve` runs; can be repeated.",
+)
+@click.option("--serve", is_flag=True, help="After the checks, answer the --check of other hosts until --timeout.")
+@shared_options
+def doctor(shared: Shared, hosts: tuple[str, ...], serve: bool) -> None:
+    """Check this machine and its network, and suggest fixes.
+
+    Each check is PASS, WARN or FAIL, with what was observed and a fix. The exit status is 1 if a check failed; a
+    warning leaves it 0. As root, doctor also reads the firewall's rules and finds the process that holds a port. It
+    takes a second or two. --serve ends with Ctrl-C or --timeout.
+    """
+    network = shared.network(1.0)
+    findings, peers = examine(network, hosts)
+    fields = {"checks": [finding_record(finding) for finding in findings], "peers": peers}
+    shared.answer(fields, findings_table(findings), finding_lines(findings))
+    if serve:
+        with Pinger(structs.replace(network, peers=()), interval=SERVE_INTERVAL_SECONDS) as pinger:
+            output.say(
+                f"serving `mingle-discover doctor --check` of other hosts on {', '.join(pinger.interfaces)}, "
+                f"UDP port {network.port}, until interrupted (Ctrl-C)"
+            )
+            with contextlib.suppress(KeyboardInterrupt):
+                pinger.run(until=shared.deadline())
+    if worst(findings) is Status.FAIL:
+        fail()
+
+
+def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], list[dict[str, Any]]]:
+    """Return the findings, and the JSON records of the peers."""
+    asked, unresolved = _resolve(network, hosts)
+    try:
+        with Pinger(
+            structs.replace(network, peers=asked),
+            interval=DOCTOR_INTERVAL_SECONDS,
+            count=CHECK_ROUNDS if asked else DOCTOR_ROUNDS,
+            overheard=os.environ.get("MINGLE_JOB_ID", ""),
+        ) as pinger:
+            pinger.run()
+            seen = structs.replace(observed(pinger.seen, pinger.versions), unresolved=unresolved)
+    except InterfaceError as error:
+        seen = inspection.Observed(port=network.port, interface_problem=error, unresolved=unresolved)
+        return diagnosis.examine(inspection.gather(seen, os.environ)), []
+    facts = inspection.gather(seen, os.environ)
+    silent = [each for each, answered in pinger.pinging.asked.items() if not answered]
+    closed = [address for address, port in silent if refuses(address, port)]
+    findings = diagnosis.examine(facts) + pathways.judge(pinger.pinging, facts, closed=closed)
+    return findings, [peer_record(peer) for peer in pinger.pinging.peers.values()]
+
+
+def _resolve(network: Network, hosts: tuple[str, ...]) -> tuple[tuple[Address, ...], dict[str, str]]:
+    """Return the addresses that --check names, and the names in MINGLE_PEERS that do not resolve.
+
+    Raises:
+        ConfigurationError: a --check does not resolve.
+    """
+    problems = {each.host: inspection.resolve(each.host)[1] for each in network.peers}
+    asked: list[Address] = []
+    for each in values.peers(list(hosts), "--check"):
+        addresses, problem = inspection.resolve(each.host)
+        if problem:
+            raise ConfigurationError.explain(
+                f"--check {each.host!r} does not resolve: {problem}",
+                cause="a mistyped name, or one that this host's name server does not know",
+                remedy=f"give its address, or look at `getent hosts {each.host}`.",
+            )
+        versions = ("4", "6") if network.family == "auto" else (network.family,)
+        asked += [Address(host, each.port) for host in addresses if ("6" if ":" in host else "4") in versions]
+    return tuple(asked), {host: problem for host, problem in problems.items() if problem}
+
+
+@click.command("ping")
+@click.argument("job", required=False, default="")
+@click.option("--count", type=click.IntRange(1, 1_000_000), metavar="N", help="Number of rounds. Default: no limit.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(SHORTEST_INTERVAL_SECONDS, 60),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two rounds.",
+)
+@shared_options
+def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
+    """Show which hosts reach each other, and over which paths.
+
+    Run the same command on every host at the same time, with the same JOB or with none. For each other host it shows
+    how many pings were sent, answered and lost, and the round-trip times: by multicast, by the multicast that no switch
+    filters (224.0.0.x), by unicast and by TCP. ARRIVED counts the pings of the other host that arrived here. Below the
+    figures it says what they mean.
+
+    It ends after --count rounds, with --timeout, or with Ctrl-C. The exit status is 1 if no host answered or a path is
+    broken.
+    """
+    job = settings.check_job_id(job, "JOB") if job else ""
+    network = shared.network(1.0)
+    until = shared.deadline()
+    with Pinger(network, job, interval=interval, count=count, overheard=job) as pinger:
+        output.say(
+            f"pinging on {', '.join(pinger.interfaces)}, UDP port {network.port}; run the same command on other hosts"
+        )
+        with contextlib.ExitStack() as stack:
+            shown: dict[bytes, bool] = {}
+
+            def print_changes() -> None:
+                for name, peer in pinger.pinging.peers.items():
+                    if not shared.json and shown.get(name) != peer.gone:
+                        shown[name] = peer.gone
+                        output.line(("-" if peer.gone else "+", str(peer), f"pid {peer.pid}"))
+
+            update = print_changes
+            if output.is_terminal() and not shared.json:
+                draw = output.live(lambda: ping_table(pinger.pinging.peers.values(), wide=shared.wide), transient=True)
+                update = stack.enter_context(draw)
+            with contextlib.suppress(KeyboardInterrupt):
+                pinger.run(until=until, each=update)
+            update()
+        findings = findings_of(pinger)
+    peers = list(pinger.pinging.peers.values())
+    fields = {
+        "job": job or None,
+        "rounds": pinger.pinging.cast,
+        "peers": [peer_record(peer) for peer in peers],
+        "findings": [finding_record(finding) for finding in findings],
+    }
+    shared.answer(
+        fields, ping_table(peers, wide=shared.wide), (("=", *row) for peer in peers for row in ping_rows(peer))
+    )
+    if not shared.json:
+        output.show(findings_table(findings), finding_lines(findings))
+    if not peers:
+        cause, fix = why_nobody(findings)
+        output.say(f"mingle-discover ping: no host answered.\n  likely cause: {cause}\n  fix: {fix}.")
+    if not peers or worst(findings) is Status.FAIL:
+        fail()
+
+
+def findings_of(pinger: Pinger) -> list[Finding]:
+    """Return the verdicts on the figures, and if pings are lost the troubles of this machine."""
+    return findings_from(pinger.pinging, inspection.gather(observed(pinger.seen, pinger.versions)))
+
+
+def findings_from(pinging: Pinging, facts: Facts) -> list[Finding]:
+    """Judge the figures with the facts about this machine."""
+    found = pathways.judge(pinging, facts)
+    if not pinging.peers or any(finding.status is not Status.PASS for finding in found):
+        found += diagnosis.troubles(facts)
+    return found + [finding for finding in diagnosis.examine(facts) if finding.name == "version"]
+
+
+def why_nobody(findings: list[Finding]) -> tuple[str, str]:
+    """Return the first likely cause that applies, with its fix. docs/troubleshooting.md lists all causes."""
+    # A ping about another job shows that this machine hears others, so no check's warning explains the silence.
+    sure = [each for each in findings if each.status is Status.FAIL or each.name in ("job", "version")]
+    for finding in (*sure, *(each for each in findings if each.explains_silence)):
+        return finding.observation, finding.remedy
+    return (
+        "the command does not run on another host, or no multicast passes",
+        "start it on every host at the same time; without multicast name one with --peers",
+    )
+
+
+# --- records and rows ------------------------------------------------------------------------------------------
+
+
+def finding_record(finding: Finding) -> dict[str, str | None]:
+    """Return the JSON record of a finding."""
+    return {
+        "name": finding.name,
+        "status": finding.status.name,
+        "observation": finding.observation,
+        "remedy": finding.remedy or None,
+    }
+
+
+def finding_lines(findings: Sequence[Finding]) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of each finding for a pipe; only a finding with a fix has the last one."""
+    for each in findings:
+        yield (each.status.name, each.name, each.observation, *([each.remedy] if each.remedy else []))
+
+
+def findings_table(findings: Iterable[Finding]) -> Table:
+    """Return the table for a terminal, with the fix below the observation."""
+    rows = [
+        (each.name, each.status.name, (each.observation, *([_FIX + each.remedy] if each.remedy else [])))
+        for each in findings
+    ]
+    styles = {"STATUS": _STATUS_STYLES.__getitem__, _FINDING: lambda text: "cyan" if text.startswith(_FIX) else ""}
+    return Table(("CHECK", "STATUS", _FINDING), rows, prose=_FINDING, styles=styles)
+
+
+def peer_record(peer: Peer) -> dict[str, Any]:
+    """Return the JSON record of a peer's figures; times are in seconds."""
+    return {
+        "hostname": peer.hostname,
+        "address": peer.address,
+        "pid": peer.pid,
+        "interface": peer.interface or None,
+        "gone": peer.gone,
+        "ways": {way: _row_record(peer.rows[way]) for way in WAYS},
+    }
+
+
+def _row_record(row: Row) -> dict[str, Any]:
+    shortest, mean, longest = row.figures or (None, None, None)
+    return {
+        "sent": row.sent,
+        "received": row.received,
+        "loss": round(row.loss, 4),
+        "min": shortest,
+        "avg": mean,
+        "max": longest,
+        "arrived": row.arrived,
+        "reason": row.reason or None,
+    }
+
+
+def ping_rows(peer: Peer) -> list[tuple[str, ...]]:
+    """Return the cells of each path to a peer, by :data:`PING_COLUMNS`."""
+    return [(str(peer), _WAY_NAMES[way], *_cells(peer.rows[way])) for way in WAYS]
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        str(row.sent),
+        str(row.received),
+        f"{row.loss:.0%}" if row.sent else "-",
+        *([f"{figure * 1000:.2f}" for figure in row.figures] if row.figures else ("-", "-", "-")),
+        str(row.arrived),
+    )
+
+
+def ping_table(peers: Iterable[Peer], *, wide: bool = False) -> Table:
+    """Return the table for a terminal: each peer's name once, losses in color."""
+    rows = [row for peer in peers for row in ping_rows(peer)]
+    styles = {"LOSS": lambda text: _LOSS_STYLES.get(text, "yellow")}
+    return Table(PING_COLUMNS, rows, wide=wide, group=len(WAYS), styles=styles)

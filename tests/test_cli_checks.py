@@ -1,0 +1,180 @@
+"""``doctor`` and ``ping``: on `lo`, and how findings and figures look."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from mingle.cli import checks, main, output
+from mingle.config.settings import Network
+from mingle.diagnostics.findings import Finding, Status
+from mingle.observe.figures import Peer, Row
+from tests.bystanders import free_udp_port
+from tests.pingers import answering
+
+FINDINGS = [Finding("port", Status.PASS, "free"), Finding("tcp", Status.FAIL, "filtered\x1b[2J", "nft [bold] insert")]
+PEER = Peer(b"P" * 16, "node2", 7, "10.0.0.2", "eth0", 4000)
+PEER.rows["multicast"] = Row(sent=3, received=2, total=0.004, shortest=0.001, longest=0.003, arrived=2)
+
+
+def drawn(table: object) -> str:
+    text = io.StringIO()
+    Console(file=text, width=120, color_system=None).print(table)
+    return text.getvalue()
+
+
+def test_records_of_findings_and_figures() -> None:
+    assert checks.finding_record(FINDINGS[0]) == {
+        "name": "port",
+        "status": "PASS",
+        "observation": "free",
+        "remedy": None,
+    }
+    row = checks.peer_record(PEER)["ways"]["multicast"]
+    assert (row["sent"], row["received"], row["loss"], row["min"], row["max"]) == (3, 2, 0.3333, 0.001, 0.003)
+    assert checks.peer_record(PEER)["ways"]["tcp"]["avg"] is None
+
+
+def test_rows_of_text() -> None:
+    assert checks.ping_rows(PEER)[0] == (
+        "node2 (10.0.0.2)", "multicast", "3", "2", "33%", "1.00", "2.00", "3.00", "2"
+    )  # fmt: skip
+    assert checks.ping_rows(PEER)[3] == ("node2 (10.0.0.2)", "TCP", "0", "0", "-", "-", "-", "-", "0")
+
+
+def test_tables() -> None:
+    table = drawn(checks.ping_table([PEER]))
+    assert "node2 (10.0.0.2)" in table
+    assert table.count("node2") == 1
+    table = drawn(checks.findings_table(FINDINGS))
+    assert "→ nft [bold] insert" in table
+    assert "\x1b" not in table
+
+
+def test_findings_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    output.show(checks.findings_table(FINDINGS), checks.finding_lines(FINDINGS))
+    assert capsys.readouterr().out == "PASS\tport\tfree\nFAIL\ttcp\tfiltered\\x1b[2J\tnft [bold] insert\n"
+
+
+# --- doctor ---
+
+
+def doctor(*words: str, port: int, **variables: str) -> Result:
+    environment = {"MINGLE_PORT": str(port), "MINGLE_INTERFACE": "lo", **variables}
+    return CliRunner().invoke(main, ["doctor", *words], env=environment, catch_exceptions=False)
+
+
+def test_doctor_in_json() -> None:
+    result = doctor("--json", port=free_udp_port())
+    answer = json.loads(result.stdout)
+    assert (answer["schema"], answer["command"], answer["peers"]) == (1, "doctor", [])
+    for check in answer["checks"]:
+        assert set(check) == {"name", "status", "observation", "remedy"}
+        assert check["status"] in {"PASS", "WARN", "FAIL"}
+        assert (check["remedy"] is None) == (check["status"] == "PASS")
+    assert {"interfaces", "port", "multicast", "environment"} <= {check["name"] for check in answer["checks"]}
+
+
+def test_a_failed_check_is_status_1() -> None:
+    result = doctor(port=free_udp_port(), MINGLE_INTERFACE="nope0")
+    assert result.exit_code == 1
+    assert "FAIL\tinterfaces\tthere is no interface with the name 'nope0'" in result.stdout
+    result = doctor(port=free_udp_port(), RANK="3")
+    assert result.exit_code == 1
+    assert "FAIL\tenvironment" in result.stdout
+
+
+def test_a_warning_is_status_0() -> None:
+    result = doctor(port=free_udp_port(), MASTER_ADDR="10.9.9.9")
+    assert result.exit_code == 0
+    assert "WARN\tenvironment\tthe environment has MASTER_ADDR=10.9.9.9 already" in result.stdout
+
+
+def test_a_peer_that_serves() -> None:
+    port = free_udp_port()
+    with answering(Network(interfaces=("lo",), port=port)):
+        result = doctor("--check", "127.0.0.1", "--json", port=port)
+    assert result.exit_code == 0, result.stdout
+    answer = json.loads(result.stdout)
+    assert [peer["address"] for peer in answer["peers"]] == ["127.0.0.1"]
+
+
+def test_a_peer_that_does_not_answer() -> None:
+    result = doctor("--check", "127.0.0.9", port=free_udp_port())
+    assert result.exit_code == 1
+    assert "FAIL\t127.0.0.9\tnobody serves on 127.0.0.9" in result.stdout
+    assert "start `mingle-discover doctor --serve` on 127.0.0.9" in result.stdout
+
+
+def test_a_program_that_does_not_serve_is_told_from_a_port_that_is_closed() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as deaf:
+        deaf.bind(("127.0.0.9", 0))
+        result = doctor("--check", f"127.0.0.9:{deaf.getsockname()[1]}", port=free_udp_port())
+    assert result.exit_code == 1
+    assert "FAIL\t127.0.0.9\t127.0.0.9 did not answer" in result.stdout
+    assert "nobody serves" not in result.stdout
+
+
+def test_a_peer_that_does_not_resolve_is_wrong_usage() -> None:
+    result = doctor("--check", "no..host", port=free_udp_port())
+    assert result.exit_code == 2
+    assert "no..host" in result.stderr
+
+
+def test_serving_ends_when_its_time_is_over() -> None:
+    result = doctor("--serve", "--timeout", "0.3", port=free_udp_port())
+    assert "serving" in result.stderr
+    assert result.stdout.count("PASS") >= 5
+
+
+# --- ping ---
+
+
+def ping(*words: str, port: int) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, ["ping", *words], env={"MINGLE_PORT": str(port), "MINGLE_INTERFACE": "lo"})
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_nobody_is_status_1() -> None:
+    status, answer, errors = ping("--count", "2", "--interval", "0.05", port=free_udp_port())
+    assert (status, answer) == (1, "")
+    assert "no host answered" in errors
+
+
+def test_ping_in_a_pipe() -> None:
+    port = free_udp_port()
+    with answering(Network(interfaces=("lo",), port=port), "resnet"):
+        status, answer, _ = ping("resnet", "--count", "4", "--interval", "0.1", port=port)
+    assert status == 0
+    lines = [line.split("\t") for line in answer.splitlines()]
+    assert [line[0] for line in lines] == ["+", "=", "=", "=", "=", "PASS"]
+    assert [line[2] for line in lines[1:5]] == ["multicast", "224.0.0.x", "unicast", "TCP"]
+    assert all(len(line) == 10 for line in lines[1:5])
+
+
+def test_ping_in_json() -> None:
+    port = free_udp_port()
+    with answering(Network(interfaces=("lo",), port=port)):
+        status, answer, _ = ping("--count", "4", "--interval", "0.1", "--json", port=port)
+    assert status == 0
+    record = json.loads(answer)
+    assert (record["schema"], record["command"], record["job"]) == (1, "ping", None)
+    (peer,) = record["peers"]
+    assert set(peer) == {"hostname", "address", "pid", "interface", "gone", "ways"}
+    assert set(peer["ways"]) == {"multicast", "link", "unicast", "tcp"}
+    assert set(peer["ways"]["tcp"]) == {"sent", "received", "loss", "min", "avg", "max", "arrived", "reason"}
+    assert 0 < peer["ways"]["multicast"]["min"] < 5
+    assert [finding["status"] for finding in record["findings"]] == ["PASS"]
+
+
+def test_another_job_is_another_conversation() -> None:
+    port = free_udp_port()
+    with answering(Network(interfaces=("lo",), port=port), "bert"):
+        status, answer, _ = ping("resnet", "--count", "2", "--interval", "0.1", port=port)
+    assert status == 1
+    assert "+" not in answer
