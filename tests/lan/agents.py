@@ -14,6 +14,7 @@ from mingle.elastic.quorum import Nodes, Policy
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.machine import Address, Context, Endpoints, Formation, Identity
 from mingle.wire.authentication import JobKey
+from mingle.wire.datagrams import MAX_ADDRESSES
 from mingle.wire.frames import ProcessInfo
 from tests.lan.network import Barrier, Machine, Network
 from tests.lan.process import STORE_SECONDS, STORE_SILENT_SECONDS, Process
@@ -319,7 +320,7 @@ class AgentGathering:
             dice = random.Random(self.world.rng.getrandbits(64))
             return Agent(
                 identity,
-                Endpoints(addresses=addresses, port=port),
+                Endpoints(addresses=addresses[:MAX_ADDRESSES], port=port),
                 Context(key=key, new_id=self.world.new_id, rng=dice, timeout=self.timeout),
                 now,
                 policy=policy,

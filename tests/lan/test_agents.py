@@ -10,6 +10,7 @@ from mingle.elastic.quorum import Nodes, Quorum
 from mingle.errors import ConflictError, DiscoveryTimeoutError
 from mingle.protocol.election import Elector
 from mingle.protocol.membership import Step
+from mingle.wire.datagrams import MAX_ADDRESSES
 from tests.lan.agents import AgentGathering, AgentProcess
 from tests.lan.network import Barrier
 from tests.levels import repeated
@@ -155,6 +156,37 @@ def test_a_member_that_wakes_up_is_bound_to_nothing_that_lay_in_its_buffer(seed:
     gathering.run_until_together([one, two, three, back], 15.0)
 
 
+@pytest.mark.parametrize("asleep", [False, True], ids=["stopped", "suspended"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_member_that_wakes_up_continues_no_session_that_replaced_it(seed: int, asleep: bool) -> None:
+    """A new agent takes its place, the host is killed, and the two agents that are left cannot reach each other."""
+    gathering = AgentGathering(seed, (1, 2))
+    agents = running(gathering, 2)
+    host = gathering.host_of(agents)
+    (one,) = without(agents, host)
+    stopped_at = gathering.world.now
+    if asleep:
+        one.suspend()
+    else:
+        one.stop()
+    gathering.world.run(12.0)
+    replacement = gathering.start("m9")
+    gathering.run_until_together([host, replacement], 6.0)
+    gathering.world.run(5.0)
+    gathering.split([one.machine], [replacement.machine])
+    host.kill()
+    gathering.world.run(stopped_at + 22.0 - gathering.world.now)
+    if asleep:
+        one.resume()
+    else:
+        one.cont()
+    gathering.world.run(30.0)
+    assert one.hosted is None
+    assert replacement.hosted is None, "it takes two agents to found a session of 1:2"
+    gathering.split([one.machine], [replacement.machine], parted=False)
+    gathering.run_until_together([one, replacement], 15.0)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("gone", ["killed", "cut off"])
 def test_the_loss_of_another_disturbs_nobody(seed: int, gone: str) -> None:
@@ -230,6 +262,30 @@ def test_an_address_at_which_nobody_listens_proves_nothing(seed: int) -> None:
     gathering.world.run(30.0)
     assert gathering.together(right)
     assert host.hosted is None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_address_that_every_machine_has_proves_nothing(seed: int) -> None:
+    """A bridge's address is the same on all machines, and none of them announces it: each has 14 addresses."""
+    bridge = "172.17.0.1"
+    gathering = AgentGathering(seed, (1, 3))
+    for number in range(3):
+        machine = gathering.network.machine(f"m{number}")
+        for other in range(MAX_ADDRESSES):
+            gathering.network.plug(machine.name, f"br{other}", f"172.{20 + other}.{number}.1")
+        gathering.network.plug(machine.name, "docker0", bridge)
+        machine.nat = bridge
+    agents = running(gathering, 3)
+    assert bridge not in {address.address for agent in agents for address in agent.agent.reach.addresses}
+    host = gathering.host_of(agents)
+    others = without(agents, host)
+    machines = [host.machine], [agent.machine for agent in others]
+    gathering.split(*machines)
+    gathering.world.run(30.0)
+    assert host.hosted is None
+    assert gathering.together(others)
+    gathering.split(*machines, parted=False)
+    gathering.run_until_together(agents, 15.0)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
