@@ -23,9 +23,10 @@ from torch.distributed.elastic.rendezvous import (
 
 from mingle.distributed import gloo
 from mingle.elastic import handler as agent_handler
-from mingle.elastic import round_store
+from mingle.elastic import rounds as agent_rounds
 from mingle.elastic import settings as agent_settings
-from mingle.elastic.handler import AgentHandler
+from mingle.elastic.handler import AgentHandler, first_line
+from mingle.elastic.rounds import Rounds
 from mingle.errors import DiscoveryTimeoutError
 
 from .fixed_gathering import FixedGathering, Place
@@ -131,7 +132,7 @@ def test_a_round_counts_only_while_the_lease_is_valid(place: Place, pool: Thread
     handler, gathering = make(place, 1, 1)
     gathering.held = False
     waiting = pool.submit(handler.next_rendezvous)
-    until(lambda: handler._rounds is not None and handler._rounds.watch is not None)
+    until(lambda: handler._rounds is not None and handler._rounds.number == 0 and handler._rounds._server is not None)
     assert not waiting.done()
     gathering.held = True
     place.lose("its lease has ended")
@@ -202,7 +203,7 @@ def test_a_node_that_vanishes_makes_a_new_round_necessary(place: Place, pool: Th
     together(pool, handlers)
     rounds = handlers[1]._rounds
     assert rounds is not None
-    rounds.abandon()
+    rounds.end()
     until(lambda: handlers[0].num_nodes_waiting() == 1)
     assert handlers[0].next_rendezvous().world_size == 1
 
@@ -238,8 +239,8 @@ def test_the_store_is_lost_while_roles_are_exchanged(place: Place, pool: ThreadP
     handlers = [make(place)[0] for _ in range(2)]
     infos = together(pool, handlers)
     for info in infos:
-        info.store.set(round_store.ROLE + str(info.rank), ROLE)
-    waiting = [pool.submit(info.store.get, round_store.RANKS + str(info.rank)) for info in infos]
+        info.store.set(agent_handler.ROLE + str(info.rank), ROLE)
+    waiting = [pool.submit(info.store.get, agent_handler.RANKS + str(info.rank)) for info in infos]
     threading.Event().wait(0.2)
     assert not any(each.done() for each in waiting)
     place.lose()
@@ -256,10 +257,10 @@ def test_a_node_vanishes_while_roles_are_exchanged(place: Place, pool: ThreadPoo
     infos = together(pool, handlers)
     rounds = handlers[1]._rounds
     assert rounds is not None
-    rounds.abandon()
+    rounds.end()
     store, rank = infos[0].store, infos[0].rank
-    store.set(round_store.ROLE + str(rank), ROLE)
-    assert json.loads(store.get(round_store.RANKS + str(rank))) == [2 * rank, 4] * 2
+    store.set(agent_handler.ROLE + str(rank), ROLE)
+    assert json.loads(store.get(agent_handler.RANKS + str(rank))) == [2 * rank, 4] * 2
     assert handlers[0].num_nodes_waiting() == 1
 
 
@@ -268,7 +269,7 @@ def test_a_job_that_ends_while_roles_are_exchanged_has_ended(place: Place, pool:
     infos = together(pool, handlers)
     place.end("node-1 has finished")
     with pytest.raises(RendezvousConnectionError, match="node-1 has finished"):
-        infos[0].store.multi_get([round_store.ROLE + "0"])
+        infos[0].store.multi_get([agent_handler.ROLE + "0"])
 
 
 def test_the_store_is_lost_while_a_round_forms(place: Place, pool: ThreadPoolExecutor) -> None:
@@ -335,7 +336,7 @@ def test_closing_reaches_the_others(place: Place, pool: ThreadPoolExecutor) -> N
 def test_a_store_that_fails_while_its_host_lives_is_an_error(
     place: Place, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_handler, "LOSS_SECONDS", 0.5)
+    monkeypatch.setattr(agent_rounds, "LOSS_SECONDS", 0.5)
     handlers = [make(place)[0] for _ in range(2)]
     together(pool, handlers)
     place.close()  # and nobody says so
@@ -395,3 +396,40 @@ def test_waiting_in_the_exit_barrier_stops_no_heartbeat(place: Place, pool: Thre
     assert handlers[1].num_nodes_waiting() == 0
     barrier(infos[1].store, 2, "torchelastic/agent/terminal_state", 60)
     early.result(5)
+
+
+def test_a_round_that_loses_its_agent_zero_is_tried_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler, _ = make(place, 1, 1)
+    real, failures = Rounds.next, [RuntimeError("wait timeout\nC++ frames")] * 2
+
+    def join(rounds: Rounds) -> RendezvousInfo:
+        if failures:
+            raise failures.pop()
+        return real(rounds)
+
+    monkeypatch.setattr(Rounds, "next", join)
+    assert handler.next_rendezvous().world_size == 1
+    assert "joining the next one: wait timeout" in caplog.text
+    assert "C++" not in caplog.text
+
+
+def test_a_round_that_breaks_again_and_again_is_an_error(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_rounds, "LOSS_SECONDS", 0.1)
+    handler, _ = make(place, 1, 1)
+    attempts: list[int] = []
+
+    def join(rounds: Rounds) -> RendezvousInfo:
+        attempts.append(1)
+        raise RuntimeError("wait timeout")
+
+    monkeypatch.setattr(Rounds, "next", join)
+    with pytest.raises(RuntimeError, match="wait timeout"):
+        handler.next_rendezvous()
+    assert len(attempts) == agent_handler.BROKEN_ROUNDS
+
+
+def test_the_first_line_of_an_error() -> None:
+    assert first_line(RuntimeError("broken pipe\nframe #0")) == "broken pipe"
+    assert first_line(RuntimeError()) == "RuntimeError"

@@ -1,3 +1,5 @@
+"""The store that torchrun's agent is given for a round, by torch's own code."""
+
 from __future__ import annotations
 
 import threading
@@ -11,41 +13,40 @@ import pytest
 import torch.distributed.elastic.agent.server.api as agent_api
 from torch.distributed import HashStore
 
-from mingle.elastic import round_store
-from mingle.elastic.round_store import RoundOverError, RoundStore
+from mingle.elastic.handler import EXIT_BARRIER, RoundStore
 
 
-class Owner:
-    """Makes every call, until it is told to refuse them; and notes which kind."""
+class Handler:
+    """Makes every call until it is told to refuse them."""
 
     def __init__(self) -> None:
-        self.calls: list[str] = []
+        self.calls = 0
+        self.done = self.void = self.lost = False
         self.refusal: Exception | None = None
-        self.over = threading.Event()
+        self.waiting = 0
 
-    def store_call(self, function: Callable[[], Any]) -> Any:
-        return self._made("store", function)
-
-    def role_call(self, function: Callable[[], Any]) -> Any:
-        return self._made("role", function)
-
-    def check_round(self) -> None:
-        if self.over.is_set():
-            raise RoundOverError("a node is gone")
-
-    def workers_done(self) -> None:
-        self.calls.append("done")
-
-    def _made(self, kind: str, function: Callable[[], Any]) -> Any:
-        self.calls.append(kind)
+    def call(self, function: Callable[[], Any]) -> Any:
+        self.calls += 1
         if self.refusal is not None:
             raise self.refusal
         return function()
 
+    def num_nodes_waiting(self) -> int:
+        return self.waiting
+
+    def is_lost(self) -> bool:
+        return self.lost
+
+    def void_round(self) -> None:
+        self.void = True
+
+    def workers_done(self) -> None:
+        self.done = True
+
 
 @pytest.fixture
-def owner() -> Owner:
-    return Owner()
+def handler() -> Handler:
+    return Handler()
 
 
 @pytest.fixture
@@ -53,47 +54,45 @@ def inner() -> HashStore:
     return HashStore()
 
 
-def make(inner: HashStore, owner: Owner, rank: int = 0, size: int = 1) -> RoundStore:
-    return RoundStore("round", inner, owner, rank=rank, size=size)
+def make(inner: HashStore, handler: Handler, rank: int = 0, size: int = 1) -> RoundStore:
+    return RoundStore(inner, handler, rank=rank, size=size)  # type: ignore[arg-type]
 
 
-def test_it_is_a_store_in_every_way_an_agent_uses_it(inner: HashStore, owner: Owner) -> None:
-    made = make(inner, owner)
-    made.set("a", "1")
-    assert made.get("a") == b"1"
-    made.multi_set(["b", "c"], ["2", "3"])
-    assert made.multi_get(["b", "c"]) == [b"2", b"3"]
-    made.wait(["a", "b"])
-    assert made.check(["a"])
-    assert made.add("count", 2) == 2
-    assert inner.get("round/a") == b"1"
-    assert set(owner.calls) == {"store"}
-
-
-def test_the_exit_barrier_is_told_apart_by_its_key(inner: HashStore, owner: Owner) -> None:
-    assert agent_api._TERMINAL_STATE_SYNC_ID == round_store.EXIT_BARRIER
-    make(inner, owner).add(round_store.EXIT_BARRIER + "/num_members", 1)
-    assert owner.calls == ["done", "store"]
-
-
-def test_every_operation_goes_by_way_of_the_call_that_can_end(inner: HashStore, owner: Owner) -> None:
-    made = make(inner, owner)
-    owner.refusal = ConnectionError("given up")
-    operations: list[Callable[[], Any]] = [
-        lambda: made.set("a", "1"),
-        lambda: made.get("a"),
-        lambda: made.add("a", 1),
-        lambda: made.wait(["a"]),
-        lambda: made.check(["a"]),
-        lambda: made.multi_get(["a"]),
-        lambda: made.multi_set(["a"], ["1"]),
+def operations(store: RoundStore) -> list[Callable[[], Any]]:
+    return [
+        lambda: store.set("a", "1"),
+        lambda: store.get("a"),
+        lambda: store.multi_set(["b", "c"], ["2", "3"]),
+        lambda: store.multi_get(["b", "c"]),
+        lambda: store.wait(["a", "b"]),
+        lambda: store.check(["a"]),
+        lambda: store.add("count", 2),
     ]
-    for operation in operations:
+
+
+def test_it_is_a_store_in_every_way_an_agent_uses_it(inner: HashStore, handler: Handler) -> None:
+    results = [operation() for operation in operations(make(inner, handler))]
+    assert results == [None, b"1", None, [b"2", b"3"], None, True, 2]
+    assert inner.get("agent/a") == b"1"
+    assert handler.calls == len(results)
+
+
+def test_every_operation_goes_by_way_of_the_call_that_can_end(inner: HashStore, handler: Handler) -> None:
+    handler.refusal, handler.lost = ConnectionError("given up"), True
+    for operation in operations(make(inner, handler)):
         with pytest.raises(ConnectionError, match="given up"):
             operation()
 
 
-# --- the exchange of roles, by torch's own code --------------------------------------------------------------------
+def test_the_exit_barrier_is_told_apart_by_its_key(inner: HashStore, handler: Handler) -> None:
+    assert agent_api._TERMINAL_STATE_SYNC_ID == EXIT_BARRIER
+    make(inner, handler).add("other", 1)
+    assert not handler.done
+    make(inner, handler).add(EXIT_BARRIER + "/num_members", 1)
+    assert handler.done
+
+
+# --- the exchange of roles -------------------------------------------------------------------------------------------
 
 
 def ranks(store: RoundStore, rank: int, size: int, workers: int) -> list[tuple[int, int, int, int]]:
@@ -107,35 +106,47 @@ def ranks(store: RoundStore, rank: int, size: int, workers: int) -> list[tuple[i
 
 
 def test_agents_with_different_numbers_of_workers_share_the_ranks(inner: HashStore) -> None:
-    owners = [Owner(), Owner()]
-    stores = [make(inner, owner, rank, 2) for rank, owner in enumerate(owners)]
+    handlers = [Handler(), Handler()]
+    stores = [make(inner, handler, rank, 2) for rank, handler in enumerate(handlers)]
     with ThreadPoolExecutor(2) as pool:
         second = pool.submit(ranks, stores[1], 1, 2, 2)
         assert ranks(stores[0], 0, 2, 1) == [(0, 3, 0, 3)]
         assert second.result(30) == [(1, 3, 1, 3), (2, 3, 2, 3)]
-    assert {call for owner in owners for call in owner.calls} == {"role"}
+    assert not any(handler.void for handler in handlers)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_gathering_lost_meanwhile_does_not_end_the_agent(inner: HashStore, owner: Owner, rank: int) -> None:
-    owner.refusal = RoundOverError("the host is gone")
+def test_a_gathering_lost_meanwhile_does_not_end_the_agent(inner: HashStore, handler: Handler, rank: int) -> None:
+    handler.refusal, handler.lost = RuntimeError("the host is gone"), True
     base = 2 * rank
-    assert ranks(make(inner, owner, rank, 3), rank, 3, 2) == [(base, 6, base, 6), (base + 1, 6, base + 1, 6)]
+    assert ranks(make(inner, handler, rank, 3), rank, 3, 2) == [(base, 6, base, 6), (base + 1, 6, base + 1, 6)]
+    assert handler.void, "another round must follow"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_node_that_is_gone_before_it_said_its_role_is_not_waited_for(
-    inner: HashStore, owner: Owner, rank: int
+    inner: HashStore, handler: Handler, rank: int
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(ranks, make(inner, owner, rank, 2), rank, 2, 1)
+        waiting = pool.submit(ranks, make(inner, handler, rank, 2), rank, 2, 1)
         with pytest.raises(FutureTimeoutError):
             waiting.result(0.1)
-        owner.over.set()
+        handler.waiting = 1
         assert waiting.result(30) == [(rank, 2, rank, 2)]
+    assert handler.void
 
 
-def test_an_exchange_that_fails_otherwise_is_an_error(inner: HashStore, owner: Owner) -> None:
-    owner.refusal = ConnectionError("the job has been ended")
+def test_an_exchange_that_fails_otherwise_is_an_error(inner: HashStore, handler: Handler) -> None:
+    handler.refusal = ConnectionError("the job has been ended")
     with pytest.raises(ConnectionError, match="ended"):
-        ranks(make(inner, owner, 1, 2), 1, 2, 1)
+        ranks(make(inner, handler, 1, 2), 1, 2, 1)
+    assert not handler.void
+
+
+def test_a_key_that_comes_late_is_waited_for(inner: HashStore, handler: Handler) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ranks, make(inner, handler, 1, 2), 1, 2, 1)
+        threading.Event().wait(0.1)
+        assert not waiting.done()
+        ranks(make(inner, Handler(), 0, 2), 0, 2, 1)
+        assert waiting.result(30) == [(1, 2, 1, 2)]

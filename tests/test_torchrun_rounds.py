@@ -1,20 +1,24 @@
+"""The rendezvous of one session, its backend and its monitor, without a network."""
+
 from __future__ import annotations
 
 import inspect
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+from torch.distributed import HashStore
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousInfo, RendezvousParameters
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torchs
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, create_handler
 
 from mingle.abandonable import AbandonedError
 from mingle.elastic import rounds as agent_rounds
 from mingle.elastic import settings as agent_settings
-from mingle.elastic.c10d_backend import BACKEND
-from mingle.elastic.rounds import Rounds, Watch, first_line
+from mingle.elastic.rounds import BACKEND, Backend, Monitor, Rounds, member_of, node_name, open_for_workers
 
 from .fixed_gathering import FixedGathering, Place
 
@@ -32,31 +36,37 @@ def place() -> Iterator[Place]:
     made.close()
 
 
-@pytest.fixture
-def rounds(place: Place) -> Iterator[Rounds]:
-    made = make(place, last_call_timeout="1")
-    yield made
-    made.end()
-
-
-def make(place: Place, **config: str) -> Rounds:
+def make(place: Place, **config: str) -> tuple[Rounds, FixedGathering]:
+    config = {"last_call_timeout": "1", **config}
     wanted = agent_settings.resolve({}, run_id="rounds", endpoint="", minimum=1, maximum=2, config=config)
     gathering = FixedGathering(place)
-    return Rounds(wanted, gathering, gathering.gather())  # type: ignore[arg-type]
+    return Rounds(wanted, gathering, gathering.gather()), gathering  # type: ignore[arg-type]
 
 
-def test_the_backend_has_the_name_that_torch_compares(rounds: Rounds) -> None:
-    rounds.next()
-    inner = rounds._inner
-    assert inner is not None
-    assert inner.get_backend() == BACKEND == "mingle"
+def inner_of(rounds: Rounds) -> DynamicRendezvousHandler:
+    assert rounds._opened is not None
+    return rounds._opened[0]
 
 
-def test_torch_is_told_its_own_settings_and_our_address(place: Place) -> None:
-    made = make(place, last_call_timeout="1", join_timeout="7", keep_alive_interval="3", keep_alive_max_attempt="4")
-    made.next()
-    inner = made._inner
-    assert inner is not None
+def monitor_of(rounds: Rounds) -> Monitor:
+    assert rounds._opened is not None
+    return rounds._opened[1]
+
+
+def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.02)
+
+
+# --- one session -----------------------------------------------------------------------------------------------------
+
+
+def test_torch_is_told_its_own_settings_and_our_names(place: Place) -> None:
+    made, gathering = make(place, join_timeout="7", keep_alive_interval="3", keep_alive_max_attempt="4")
+    assert made.next().world_size == 1
+    inner = inner_of(made)
     told = inner.settings
     assert (told.run_id, told.min_nodes, told.max_nodes) == ("rounds", 1, 2)
     assert (told.timeout.join.seconds, told.timeout.last_call.seconds, told.timeout.close.seconds) == (7, 1, 30)
@@ -64,116 +74,255 @@ def test_torch_is_told_its_own_settings_and_our_address(place: Place) -> None:
         assert (told.keep_alive_interval.seconds, told.keep_alive_max_attempt) == (3, 4)
     else:  # torch 2.6 to 2.8 have them fixed
         assert (told.keep_alive_interval.seconds, told.keep_alive_max_attempt) == (5, 3)
-    assert inner._this_node.addr == "127.0.0.1"
+    assert inner._this_node.addr == node_name("127.0.0.1", gathering.member)
+    assert member_of(inner._this_node.addr) == gathering.member
+    assert inner.get_backend() == BACKEND == "mingle"
     made.end()
 
 
-def test_a_round_that_loses_its_rank_zero_is_tried_again(
-    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    made = make(place, last_call_timeout="1")
-    real, failures = made._join, [RuntimeError("wait timeout\nC++ frames"), None]
-
-    def join(inner: Any) -> Any:
-        failure = failures.pop(0)
-        if failure is not None:
-            raise failure
-        return real(inner)
-
-    monkeypatch.setattr(made, "_join", join)
-    assert made.next().size == 1
-    assert "joining the next one: wait timeout" in caplog.text
+def test_a_rendezvous_that_has_ended_is_not_entered(place: Place) -> None:
+    made, _ = make(place)
     made.end()
-
-
-def test_a_round_that_breaks_again_and_again_is_an_error(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempts: list[int] = []
-
-    def join(inner: Any) -> Any:
-        attempts.append(1)
-        raise RuntimeError("wait timeout")
-
-    monkeypatch.setattr(rounds, "_join", join)
-    with pytest.raises(RuntimeError, match="wait timeout"):
-        rounds.next()
-    assert len(attempts) == agent_rounds.BROKEN_ROUNDS
-
-
-def test_who_was_left_out_of_a_later_round_joins_the_next(rounds: Rounds) -> None:
-    completed = rounds.next()
-    inner = rounds._inner
-    assert inner is not None
-    assert rounds._look(inner, completed) == 0
-    inner._state_holder.state.round += 1
-    assert rounds._look(inner, completed) == 1
-
-
-def test_an_abandoned_rendezvous_is_not_entered(place: Place) -> None:
-    made = make(place)
-    made.abandon()
     with pytest.raises(AbandonedError):
         made.next()
 
 
-def test_an_abandoned_rendezvous_sends_no_more_heartbeats(place: Place) -> None:
-    made = make(place, last_call_timeout="1", keep_alive_interval="1")
-    made.next()
-    inner = made._inner
-    assert inner is not None
-    timer: Any = inner._keep_alive_timer
-    made.abandon()
-    timer._thread.join(10)
+def test_the_end_of_a_rendezvous_ends_the_call_that_is_blocked_in_it_and_its_heartbeats(place: Place) -> None:
+    made, _ = make(place, keep_alive_interval="1")
+    other, _ = make(place)
+    with ThreadPoolExecutor(2) as pool:
+        joined = pool.submit(made.next)
+        kept = pool.submit(other.next).result(30).store
+        waiting = pool.submit(joined.result(30).store.get, "never set")
+        inner = inner_of(made)
+        timer: Any = inner._keep_alive_timer
+        threading.Event().wait(0.2)
+        assert not waiting.done()
+        made.end()
+        with pytest.raises(RuntimeError):
+            waiting.result(5)
     assert not timer._thread.is_alive()
     with pytest.raises(RendezvousConnectionError):
         inner.set_closed()
+    # The connections of other agents and other stores remain.
+    kept.set("key", "value")
+    assert kept.get("key") == b"value"
+    other.end()
 
 
-def test_a_watch_looks_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_rounds, "LOOK_SECONDS", 0.01)
-    looked = threading.Event()
-
-    def look() -> int:
-        looked.set()
-        return 3
-
-    watch = Watch(look)
-    assert looked.wait(5)
-    watch.stop()
-    looked.clear()
-    assert watch.waiting == 3
-    assert watch.failing_since is None
-    assert not looked.wait(0.1)
+@pytest.mark.parametrize(
+    ("local_addr", "listens_on"),
+    [(None, "127.0.0.1"), ("127.0.0.9", "127.0.0.9"), ("203.0.113.7", "0.0.0.0"), ("no such name", "0.0.0.0")],
+)
+def test_the_workers_store_listens_where_they_are_sent(local_addr: str | None, listens_on: str) -> None:
+    server = open_for_workers("127.0.0.1", local_addr)
+    assert server.address == listens_on
+    server.release()
 
 
-@pytest.mark.parametrize("failure", [RendezvousConnectionError("gone"), KeyError("a state that nobody foresaw")])
-def test_a_watch_keeps_the_time_of_the_first_failure_in_a_row(
-    failure: Exception, monkeypatch: pytest.MonkeyPatch
+# --- the monitor -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch, place: Place) -> Iterator[list[tuple[Rounds, FixedGathering]]]:
+    """Two agents in one round, the first of which hosts; heartbeats would run out after 15 s."""
+    monkeypatch.setattr(agent_rounds, "MONITOR_SECONDS", 0.1)
+    made = [make(place) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        assert [each.world_size for each in pool.map(lambda pair: pair[0].next(), made)] == [2, 2]
+    yield made
+    for rounds, _ in made:
+        rounds.end()
+
+
+def test_a_node_that_the_gathering_lost_is_not_waited_for(pair: list[tuple[Rounds, FixedGathering]]) -> None:
+    (host, gathering), (other, lost) = pair
+    gathering.absent.add(lost.member)
+    until(lambda: host.nodes_waiting() == 1)
+    assert host.next().world_size == 1
+    # It was alive after all: it sees that the others have continued, and joins them.
+    until(lambda: other.nodes_waiting() == 1)
+
+
+def test_a_node_that_is_missing_for_a_moment_is_not_lost(pair: list[tuple[Rounds, FixedGathering]]) -> None:
+    (host, gathering), (_, other) = pair
+    monitor = monitor_of(host)
+    for _ in range(3):
+        before = monitor._missed.total()
+        gathering.absent.add(other.member)
+        until(lambda before=before: monitor._missed.total() > before)  # type: ignore[misc]
+        gathering.absent.clear()
+        until(lambda: monitor._missed.total() == 0)
+    assert len(monitor._holder.state.participants) == 2
+    assert host.nodes_waiting() == 0
+
+
+def test_no_node_is_lost_where_the_members_are_not_known(pair: list[tuple[Rounds, FixedGathering]]) -> None:
+    (host, gathering), (other, _) = pair
+    gathering._hosts = False
+    threading.Event().wait(1)
+    assert [host.nodes_waiting(), other.nodes_waiting()] == [0, 0]
+    assert not monitor_of(host)._missed
+
+
+def test_a_node_without_which_the_others_continued_comes_for_the_next_round(
+    pair: list[tuple[Rounds, FixedGathering]],
 ) -> None:
-    monkeypatch.setattr(agent_rounds, "LOOK_SECONDS", 0.01)
-    failing, looks = threading.Event(), threading.Semaphore(0)
-    failing.set()
+    (host, _), (other, _) = pair
+    monitor_of(host).enter_round(host.number - 1, 2)
+    until(lambda: host.nodes_waiting() == 1)
+    assert other.nodes_waiting() == 0
 
-    def look() -> int:
-        looks.release()
+
+@pytest.mark.parametrize("failure", [RendezvousConnectionError, KeyError])
+def test_a_state_that_cannot_be_read_for_long_is_an_error(
+    pair: list[tuple[Rounds, FixedGathering]], failure: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (host, _), _ = pair
+    failing = threading.Event()
+    genuine = Monitor._look
+
+    def look(monitor: Monitor) -> None:
         if failing.is_set():
-            raise failure
-        return 0
+            raise failure("that nobody foresaw")
+        genuine(monitor)
 
-    started = time.monotonic()
-    watch = Watch(look)
-    for _ in range(3):
-        assert looks.acquire(timeout=5)
-    since = watch.failing_since
-    assert since is not None
-    assert since >= started
-    assert watch.error is failure
+    monkeypatch.setattr(Monitor, "_look", look)
+    failing.set()
+    until(lambda: monitor_of(host)._failing_since is not None)
+    since = monitor_of(host)._failing_since
+    threading.Event().wait(0.3)
+    assert host.nodes_waiting() == 0, "it may work again"
+    assert monitor_of(host)._failing_since == since, "the time of the first failure in a row"
+    monkeypatch.setattr(agent_rounds, "LOSS_SECONDS", 0.2)
+    with pytest.raises(failure):
+        host.nodes_waiting()
     failing.clear()
-    for _ in range(3):
-        assert looks.acquire(timeout=5)
-    watch.stop()
-    assert watch.failing_since is None
+    until(lambda: monitor_of(host)._failing_since is None)
+    assert host.nodes_waiting() == 0
 
 
-def test_the_first_line_of_an_error() -> None:
-    assert first_line(RuntimeError("broken pipe\nframe #0")) == "broken pipe"
-    assert first_line(RuntimeError()) == "RuntimeError"
+# --- the backend -----------------------------------------------------------------------------------------------------
+
+
+class Sleeps:
+    """Notes the time that torch sleeps in its rendezvous, and ends it at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.whole_seconds = 0
+        self.asleep = threading.Event()
+        monkeypatch.setattr(torchs, "_delay", self._sleep)
+
+    def _sleep(self, seconds: Any) -> None:
+        if seconds == 1:
+            self.whole_seconds += 1
+            self.asleep.set()
+
+
+@pytest.fixture
+def sleeps(monkeypatch: pytest.MonkeyPatch) -> Sleeps:
+    return Sleeps(monkeypatch)
+
+
+@pytest.fixture
+def made() -> Iterator[list[DynamicRendezvousHandler]]:
+    handlers: list[DynamicRendezvousHandler] = []
+    yield handlers
+    for handler in handlers:
+        handler._stop_heartbeats()
+
+
+def node(
+    store: HashStore, made: list[DynamicRendezvousHandler], *, minimum: int = 3, maximum: int = 3
+) -> DynamicRendezvousHandler:
+    params = RendezvousParameters("mingle", "", "job", minimum, maximum, "127.0.0.1", last_call_timeout="60")
+    backend = Backend(store, "job", maximum)
+    handler = create_handler(store, backend, params)
+    backend.node = handler._this_node
+    made.append(handler)
+    return handler
+
+
+def join_all(handlers: list[DynamicRendezvousHandler]) -> list[RendezvousInfo]:
+    with ThreadPoolExecutor(len(handlers)) as pool:
+        return list(pool.map(lambda handler: handler.next_rendezvous(), handlers, timeout=60))
+
+
+def test_nodes_that_come_together_never_sleep(
+    sleeps: Sleeps, made: list[DynamicRendezvousHandler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However slow this machine is: the last one comes in time.
+    monkeypatch.setattr(agent_rounds, "LINGER_SECONDS", 60.0)
+    store = HashStore()
+    handlers = [node(store, made) for _ in range(3)]
+    for _ in range(2):  # the second time as after a worker's failure
+        infos = join_all(handlers)
+        assert sorted((info.rank, info.world_size) for info in infos) == [(0, 3), (1, 3), (2, 3)]
+    assert sleeps.whole_seconds == 0
+
+
+def test_a_node_that_waits_for_long_sleeps_as_torch_does(
+    sleeps: Sleeps, made: list[DynamicRendezvousHandler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_rounds, "LINGER_SECONDS", 0.05)
+    store = HashStore()
+    first, second = (node(store, made, minimum=2, maximum=2) for _ in range(2))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(first.next_rendezvous)
+        assert sleeps.asleep.wait(30)
+        second.next_rendezvous()
+        assert waiting.result(30).world_size == 2
+
+
+@pytest.fixture
+def polls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One for each time that a write reads the state again."""
+    noted: list[int] = []
+    real = Backend.get_state
+    monkeypatch.setattr(agent_rounds, "LINGER_SECONDS", 0.1)
+    monkeypatch.setattr(Backend, "get_state", lambda self: noted.append(1) or real(self))
+    return noted
+
+
+def test_only_a_node_that_has_nothing_to_do_waits(
+    sleeps: Sleeps, made: list[DynamicRendezvousHandler], polls: list[int]
+) -> None:
+    store = HashStore()
+    handler = node(store, made, minimum=1, maximum=2)
+    holder = handler._state_holder
+
+    def write() -> int:
+        holder.mark_dirty()
+        polls.clear()
+        assert holder.sync()
+        return len(polls)
+
+    assert write() == 0  # not in it
+    holder.state.participants[handler._this_node] = 0
+    assert write() > 0
+    holder.state.complete = True
+    assert write() == 0
+    del holder.state.participants[handler._this_node]
+    holder.state.wait_list.add(handler._this_node)
+    assert write() > 0
+    holder.state.complete = False
+    assert write() == 0
+    holder.state.complete, holder.state.closed = True, True
+    assert write() == 0
+
+
+def test_a_write_that_comes_too_late_returns_at_once(polls: list[int], made: list[DynamicRendezvousHandler]) -> None:
+    store = HashStore()
+    handler, other = (node(store, made, minimum=1, maximum=2) for _ in range(2))
+    other._state_holder.mark_dirty()
+    assert other._state_holder.sync()
+    handler._state_holder.state.participants[handler._this_node] = 0
+    handler._state_holder.mark_dirty()
+    assert handler._state_holder.sync() is False
+    assert polls == []
+
+
+def test_the_more_nodes_the_rarer_the_reads() -> None:
+    store = HashStore()
+    few, many, too_many = (Backend(store, "job", nodes)._poll_seconds for nodes in (2, 500, 100_000))
+    assert few < many < too_many == agent_rounds.LINGER_SECONDS

@@ -276,7 +276,7 @@ def test_an_address_that_every_machine_has_proves_nothing(seed: int) -> None:
         gathering.network.plug(machine.name, "docker0", bridge)
         machine.nat = bridge
     agents = running(gathering, 3)
-    assert bridge not in {address.address for agent in agents for address in agent.agent.reach.addresses}
+    assert bridge not in {address.address for agent in agents for address in agent.agent.endpoints.addresses}
     host = gathering.host_of(agents)
     others = without(agents, host)
     machines = [host.machine], [agent.machine for agent in others]

@@ -1,18 +1,21 @@
-"""Torchrun's rendezvous handler: it gathers the agents, lets c10d's rendezvous run, and gathers them again on a loss.
+"""Torchrun's rendezvous handler: gather the agents, run c10d's rendezvous, and gather again after a loss.
 
-What stock c10d can't: no node is told an endpoint, and the job survives the node on which the agents' store lives. What
-is torch's stays torch's: who is in a round, elastic sizes, restarts, heartbeats (`mingle.elastic.rounds`).
+Compared with stock c10d, no node is told an endpoint, and the job survives the loss of the node that holds the agents'
+store. Torch's own rendezvous decides who is in a round (`mingle.elastic.rounds`).
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from torch.distributed import PrefixStore, Store
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -26,9 +29,8 @@ from mingle import abandonable
 from mingle.abandonable import AbandonedError
 from mingle.distributed import environment, gloo
 from mingle.distributed.environment import process_environment
-from mingle.elastic.c10d_backend import BACKEND
-from mingle.elastic.round_store import RoundOverError, RoundStore
-from mingle.elastic.rounds import Round, Rounds, first_line
+from mingle.elastic import rounds as agent_rounds
+from mingle.elastic.rounds import BACKEND, Rounds
 from mingle.engine import progress
 from mingle.errors import DiscoveryTimeoutError, MingleError
 from mingle.protocol.machine import scoped
@@ -39,13 +41,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mingle")
 
-LOSS_SECONDS = 15.0
-"""A store that fails is the gathering's loss only if that one says so within this; it notices within 10 s."""
 ENDED_SECONDS = 5.0
-"""How long a call may still come to its end when the job has been ended: its store fails at once, or has answered."""
+"""How long a call may take to finish after the job has ended: its store fails at once, or has answered."""
+BROKEN_ROUNDS = 3
+"""How many rounds in a row may lose agent 0 between their completion and its word on the workers' store."""
 
 GENERATION = "MINGLE_GENERATION"
-"""A fencing token: tells the workers their session; it is unique and sorts by the session's number."""
+"""A fencing token: it names the workers' session, is unique, and sorts by the session's number."""
+
+EXIT_BARRIER = "torchelastic/agent/terminal_state"
+"""The prefix of torch's keys for the barrier in which an agent waits after its workers are done."""
+ROLE = "torchelastic/role_info/"
+"""The prefix of torch's keys by which each agent publishes its role and its number of workers."""
+RANKS = "torchelastic/assigned_ranks/"
+"""The prefix of torch's keys by which agent 0 publishes the workers' ranks."""
+LOOK_SECONDS = 0.01
 
 _T = TypeVar("_T")
 
@@ -54,7 +64,7 @@ class AgentHandler(RendezvousHandler):
     """One agent's rendezvous. Torchrun calls it from its main thread."""
 
     def __init__(self, wanted: AgentSettings, gathering: Gathering) -> None:
-        """Makes a handler that has not sent a packet yet.
+        """Make a handler; it has not sent a packet yet.
 
         Args:
             wanted: what the user asked for.
@@ -64,83 +74,83 @@ class AgentHandler(RendezvousHandler):
         self._gathering = gathering
         self._rounds: Rounds | None = None
         self._closed = False
-        self._over = False
-        """Whether the agent has been told of ranks that don't count, since another round must follow."""
+        self._void = False
+        """Whether the present round's ranks don't count, since another round must follow."""
 
     def get_backend(self) -> str:
-        """The name of the backend."""
+        """Return the name of the backend."""
         return BACKEND
 
     def get_run_id(self) -> str:
-        """The job's id."""
+        """Return the job's id."""
         return self._wanted.settings.job_id
 
     @property
     def use_agent_store(self) -> bool:
-        """Workers are clients of the store whose address they get: its server is here, in an agent."""
+        """Whether workers are clients of the store that they are told: its server is in an agent."""
         return True
 
     # --- the next round ------------------------------------------------------------------------------------------
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Gathers the agents if need be, and returns the round that then completes.
+        """Gather the agents if necessary, and return the next round when it is complete.
 
         Raises:
-            RendezvousTimeoutError: too few agents came in time; the message names who was there.
+            RendezvousTimeoutError: too few agents came in time; the message names those that were there.
             RendezvousClosedError: the job has been ended for good.
-            RendezvousConnectionError: the store fails though its host lives.
+            RendezvousConnectionError: the store fails although its host lives.
             RendezvousError: the agents could not be brought together.
         """
+        broken = 0
         while True:
-            self._refuse_if_over()
+            if self.is_closed():
+                raise self._closed_error()
             rounds = self._present_rounds()
             try:
-                completed = self._bounded(rounds.next, "rendezvous")
-            except AbandonedError:
-                continue
+                joined = self.call(rounds.next)
             except RendezvousClosedError:
-                rounds.closed = True
-                continue
+                raise self._closed_error() from None
             except (RendezvousConnectionError, OSError, RuntimeError) as error:
-                if not self._is_disturbed_within(LOSS_SECONDS):
+                broken += 1
+                # Torch's store raises a RuntimeError; torch's rendezvous errors are none.
+                if isinstance(error, RuntimeError) and broken < BROKEN_ROUNDS:
+                    logger.warning("a round of the rendezvous broke, joining the next one: %s", first_line(error))
+                    continue
+                if not self._gathering.disturbed.wait(agent_rounds.LOSS_SECONDS):
                     raise
                 logger.info("the rendezvous was interrupted: %s", first_line(error))
+                broken = 0
                 continue
-            if self._counts():
-                return self._info(completed)
+            # The process can have been stopped, or the machine suspended, since the round was complete. Then the lease
+            # has ended, and the gathering notices that soon.
+            if not self._gathering.held:
+                self._gathering.disturbed.wait(agent_rounds.LOSS_SECONDS)
+            if self._gathering.held and not self._gathering.disturbed.is_set():
+                return self._begin(rounds.number, joined)
 
-    def _counts(self) -> bool:
-        """Return whether a completed round counts: this agent's lease must be valid at this moment.
-
-        The process can have been stopped, or the machine suspended, since the round completed. The gathering notices
-        that soon, so wait briefly for it.
-        """
-        if not self._gathering.held:
-            self._gathering.disturbed.wait(LOSS_SECONDS)
-        return self._gathering.held and not self._gathering.disturbed.is_set()
-
-    def _refuse_if_over(self) -> None:
+    def _closed_error(self) -> RendezvousClosedError:
         ended = self._gathering.ended
-        if ended is not None:
-            raise RendezvousClosedError(f"job {self.get_run_id()!r} has ended: {ended}")
-        if self._closed or self._gathering.ending or (self._rounds is not None and self._rounds.closed):
-            raise RendezvousClosedError(f"job {self.get_run_id()!r} has been closed by one of its agents")
+        text = "has been closed by one of its agents" if ended is None else f"has ended: {ended}"
+        return RendezvousClosedError(f"job {self.get_run_id()!r} {text}")
 
     def _present_rounds(self) -> Rounds:
-        """Returns the rendezvous of the present gathering; if there is none, the agents gather first."""
+        """Return the rendezvous of the present session; if there is none, gather the agents first."""
         lost = self._gathering.lost
         if self._rounds is not None and lost is None:
             return self._rounds
         if self._rounds is not None:
-            self._say(f"{lost}; looking for the other nodes again")
-            self._rounds.abandon()
+            quiet = self._wanted.settings.progress == "off"
+            text = f"job {self.get_run_id()}: {lost}; looking for the other nodes again"
+            progress.say(logging.WARNING, text, quiet=quiet)
+            self._rounds.end()
             self._rounds = None
         try:
             gathered = self._gathering.gather()
         except DiscoveryTimeoutError as error:
             raise RendezvousTimeoutError(str(error)) from error
         except MingleError as error:
-            self._refuse_if_over()
+            if self.is_closed():
+                raise self._closed_error() from error
             raise RendezvousError(str(error)) from error
         self._export(gathered)
         logger.info(
@@ -156,197 +166,224 @@ class AgentHandler(RendezvousHandler):
         return self._rounds
 
     def _export(self, gathered: Gathered) -> None:
-        """Tells the workers, and torch's own code in this process, by the environment that they inherit."""
+        """Export what the workers inherit, and torch's own code in this process reads."""
         interface, before = gathered.interface, process_environment.visible()
         named = self._wanted.settings.interfaces_from in ("interface=", "MINGLE_INTERFACE")
-        # Torch 2.13 hands the bootstrap information of the first round out again in all that follow; with this it
-        # makes a new one each time, which is then not used either (see `Rounds`).
         told = {
             **environment.socket_interfaces(interface, named=named),
+            # Torch 2.13 would keep the workers' store of the first round for all later ones.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             GENERATION: f"{gathered.generation:06d}-{gathered.session.hex()[:8]}",
         }
-        # What the user has set stays.
+        # The user's own value takes precedence.
         if gloo.misses(interface, gathered.address, {gloo.VARIABLE: before.get(gloo.VARIABLE) or interface}):
             told |= gloo.for_workers(scoped(gathered.address, interface), before)
         process_environment.export(told)
 
-    def _info(self, completed: Round) -> RendezvousInfo:
+    def _begin(self, number: int, joined: RendezvousInfo) -> RendezvousInfo:
+        place = joined.bootstrap_store_info
+        assert place is not None
         logger.info(
             "job %s: round %d, agent %d of %d, the workers' store is at %s:%d",
             self.get_run_id(),
-            completed.number,
-            completed.rank,
-            completed.size,
-            completed.bootstrap.master_addr,
-            completed.bootstrap.master_port,
+            number,
+            joined.rank,
+            joined.world_size,
+            place.master_addr,
+            place.master_port,
         )
-        self._over = False
-        store = RoundStore("agent", completed.store, self, rank=completed.rank, size=completed.size)
-        return RendezvousInfo(store, completed.rank, completed.size, completed.bootstrap)
+        self._void = False
+        store = RoundStore(joined.store, self, rank=joined.rank, size=joined.world_size)
+        return RendezvousInfo(store, joined.rank, joined.world_size, place)
 
     # --- while the workers run -----------------------------------------------------------------------------------
 
     def num_nodes_waiting(self) -> int:
-        """How many nodes make a new round necessary; never blocks, torchrun asks ten times a second.
+        """Return how many nodes make a new round necessary; never blocks, torchrun asks ten times a second.
 
-        The loss of the gathering counts as one. Once the job has been ended nobody does: healthy workers go on.
+        A lost gathering counts as one. After the end of the job no node counts: healthy workers continue.
 
         Raises:
-            RendezvousError: the store fails though its host lives.
+            RendezvousError: the store fails although its host lives.
         """
         rounds = self._rounds
         if rounds is None or rounds.closed or self._gathering.ended is not None:
             return 0
-        if self._over or self._gathering.lost is not None:
+        if self._void or self._gathering.lost is not None:
             return 1
-        watch = rounds.watch
-        if watch is None:
-            return 0
-        since, error = watch.failing_since, watch.error
-        if since is not None and error is not None and time.monotonic() - since > LOSS_SECONDS:
-            raise error
-        return watch.waiting
+        return rounds.nodes_waiting()
+
+    def void_round(self) -> None:
+        """Have torchrun come for another round, since this one's ranks don't count."""
+        self._void = True
+
+    def is_lost(self) -> bool:
+        """Return whether the store failed because the session is lost; the gathering can notice later."""
+        return self._gathering.disturbed.wait(agent_rounds.LOSS_SECONDS) and self._gathering.lost is not None
+
+    def workers_done(self) -> None:
+        """Tell the gathering that this node's workers are done."""
+        self._gathering.workers_done()
+
+    def call(self, function: Callable[[], _T]) -> _T:
+        """Make a call that may block in the agents' store, in a thread that is abandoned when the session is lost.
+
+        Raises:
+            RendezvousConnectionError: the session is lost, or the job has ended.
+        """
+        deadline = math.inf
+
+        def is_over() -> bool:
+            nonlocal deadline
+            if self._gathering.ended is not None:
+                deadline = min(deadline, time.monotonic() + ENDED_SECONDS)
+            return self._gathering.lost is not None or time.monotonic() > deadline
+
+        try:
+            return abandonable.run(function, "rendezvous", is_over)
+        except AbandonedError:
+            pass
+        except (OSError, RuntimeError):
+            if self._gathering.ended is None:
+                raise
+        reason = self._gathering.lost or self._gathering.ended
+        raise RendezvousConnectionError(f"the agents' store is gone: {reason}") from None
 
     # --- the end -------------------------------------------------------------------------------------------------
 
     def is_closed(self) -> bool:
-        """Whether the job has been ended for good."""
-        rounds = self._rounds
-        if self._closed or self._gathering.ended is not None or rounds is None:
-            return self._closed or self._gathering.ended is not None
-        with contextlib.suppress(AbandonedError):
-            return self._bounded(rounds.is_closed, "rendezvous")
-        return rounds.closed
+        """Return whether the job has been ended for good."""
+        ended = self._gathering.ended is not None or self._gathering.ending
+        return self._closed or ended or (self._rounds is not None and self._rounds.closed)
 
     def set_closed(self) -> None:
-        """Ends the job for good, for all its agents.
+        """End the job for good, for all its agents.
 
         Raises:
-            RendezvousError: the others could not be told.
+            RendezvousError: the other agents could not be told.
         """
         self._closed = True
-        rounds = self._rounds
-        if rounds is not None and self._gathering.lost is None and self._gathering.ended is None:
-            with contextlib.suppress(AbandonedError):
-                self._bounded(rounds.close, "rendezvous")
+        if self._rounds is not None and self._gathering.ended is None:
+            self.call(self._rounds.close)
 
     def shutdown(self) -> bool:
-        """Ends the job for good and lets go of everything; returns whether the others could be told.
+        """End the job for good and release everything; return whether the other agents could be told.
 
-        Torchrun calls it when it ends in whatever way but by a signal.
+        Torchrun calls it at every end except by a signal.
         """
         told = True
-        rounds, self._rounds = self._rounds, None
         try:
-            if rounds is not None:
-                told = self._part(rounds)
+            self.set_closed()
+        except (RendezvousError, RuntimeError) as error:
+            logger.info("the other nodes could not be told of the end: %s", first_line(error))
+            told = False
         finally:
-            self._gathering.close(_reason())
+            if self._rounds is not None:
+                self._rounds.end()
+                self._rounds = None
+            # Torchrun calls this with its exception on the way; the other agents are told its kind.
+            kind = sys.exc_info()[0]
+            self._gathering.close("closed" if kind is None else f"ended by {kind.__name__}")
             process_environment.restore()
         return told
 
-    def _part(self, rounds: Rounds) -> bool:
-        deadline = time.monotonic() + self._wanted.close_timeout
 
-        def given_up() -> bool:
-            return self._gathering.lost is not None or time.monotonic() > deadline
+class RoundStore(PrefixStore):
+    """The store that torchrun's agent is given for one round.
 
-        told = self._gathering.ended is not None
-        if not told and self._gathering.lost is None:
-            try:
-                abandonable.run(rounds.close, "rendezvous", given_up)
-                told = True
-            except (AbandonedError, RendezvousError, RuntimeError) as error:
-                logger.info("the other nodes could not be told of the end: %s", first_line(error))
-        try:
-            abandonable.run(rounds.end, "rendezvous", given_up)
-        except AbandonedError:
-            rounds.abandon()
-        return told
+    The agent calls it in its main thread, and every exception ends the agent. There it exchanges roles with the other
+    agents before it starts its workers. If the round is over by then, the agent gets the ranks that it would have if
+    all agents brought as many workers as it does. It starts its workers, and learns of the new round a moment later.
+    """
 
-    # --- waiting -------------------------------------------------------------------------------------------------
+    def __init__(self, inner: Store, handler: AgentHandler, *, rank: int, size: int) -> None:
+        """Wrap a store.
 
-    def _bounded(self, function: Callable[[], _T], name: str) -> _T:
-        """Makes a call that may block, and leaves it to itself when the gathering is no more."""
-        return abandonable.run(function, name, _Patience(self._gathering))
-
-    def store_call(self, function: Callable[[], _T]) -> _T:
-        """Makes a call of the agent's to its round's store.
-
-        Raises:
-            RendezvousConnectionError: the store is gone.
+        Args:
+            inner: the store, with the round's prefix.
+            handler: makes the calls, and is told what the agent does.
+            rank: the agent's rank among the agents.
+            size: how many agents there are.
         """
-        try:
-            return self._bounded(function, "store")
-        except AbandonedError:
-            raise self._store_gone() from None
+        super().__init__("agent", inner)
+        self._handler = handler
+        self._rank = rank
+        self._size = size
+        self._role = b""
 
-    def role_call(self, function: Callable[[], _T]) -> _T:
-        """Makes one by which the agents exchange their roles.
+    # --- the exchange of roles -------------------------------------------------------------------------------------
 
-        Raises:
-            RoundOverError: the gathering is lost; another round follows.
-            RendezvousConnectionError: the job has been ended.
-        """
+    def set(self, key: str, value: Any) -> None:
+        """See `torch.distributed.Store.set`."""
+        write = functools.partial(super().set, key, value)
+        if not key.startswith(ROLE):
+            self._handler.call(write)
+            return
+        self._role = value if isinstance(value, bytes) else str(value).encode()
+        self._exchange(write, None)
+
+    def get(self, key: str) -> bytes:
+        """See `torch.distributed.Store.get`."""
+        read = functools.partial(super().get, key)
+        if not key.startswith(RANKS):
+            return self._handler.call(read)
+        workers = json.loads(self._role)["local_world_size"]
+        # As agent 0 would write it: this agent's first rank and the number of all workers, and the same for its role.
+        ranks = [self._rank * workers, self._size * workers] * 2
+        return self._exchange(read, json.dumps(ranks).encode(), awaited=[key])
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """See `torch.distributed.Store.multi_get`."""
+        read = functools.partial(super().multi_get, keys)
+        if not all(key.startswith(ROLE) for key in keys):
+            return self._handler.call(read)
+        return self._exchange(read, [self._role] * len(keys), awaited=keys)
+
+    def multi_set(self, keys: list[str], values: Any) -> None:
+        """See `torch.distributed.Store.multi_set`."""
+        # Torch's stubs lack this method.
+        write = functools.partial(super().multi_set, keys, values)  # type: ignore[misc]
+        if all(key.startswith(RANKS) for key in keys):
+            self._exchange(write, None)
+        else:
+            self._handler.call(write)
+
+    def _exchange(self, function: Callable[[], _T], instead: _T, *, awaited: list[str] | None = None) -> _T:
+        check = functools.partial(super().check, awaited or [])
+        # Torch's stubs lack this property.
+        deadline = time.monotonic() + self.timeout.total_seconds()  # type: ignore[attr-defined]
         try:
-            return self._bounded(function, "store")
-        except AbandonedError:
-            pass
-        except (OSError, RuntimeError):
-            # The store's connection may break before the gathering has noticed that its host is lost.
-            if not self._is_disturbed_within(LOSS_SECONDS):
+            # Poll: nothing could end a call that waits in the store, and it would block all later ones.
+            while awaited and not self._handler.call(check) and time.monotonic() < deadline:
+                if self._handler.num_nodes_waiting() > 0:
+                    break
+                time.sleep(LOOK_SECONDS)
+            else:
+                return self._handler.call(function)
+        except (RendezvousConnectionError, OSError, RuntimeError):
+            if not self._handler.is_lost():
                 raise
-        lost = self._gathering.lost
-        if lost is None:
-            raise self._store_gone() from None
-        self._over = True
-        raise RoundOverError(lost) from None
+        logger.info("another round must follow, so the ranks of this one do not matter")
+        self._handler.void_round()
+        return instead
 
-    def check_round(self) -> None:
-        """Looks whether the present round goes on.
+    # --- later -----------------------------------------------------------------------------------------------------
 
-        Raises:
-            RoundOverError: another one must follow.
-        """
-        watch = None if self._rounds is None else self._rounds.watch
-        if watch is not None and watch.waiting > 0:
-            self._over = True
-            raise RoundOverError("a node is gone, or a new one waits")
+    def add(self, key: str, amount: int) -> int:
+        """See `torch.distributed.Store.add`."""
+        if key.startswith(EXIT_BARRIER):
+            self._handler.workers_done()
+        return self._handler.call(functools.partial(super().add, key, amount))
 
-    def workers_done(self) -> None:
-        """This node's workers are done."""
-        self._gathering.workers_done()
+    def wait(self, *arguments: Any) -> None:
+        """See `torch.distributed.Store.wait`."""
+        self._handler.call(functools.partial(super().wait, *arguments))
 
-    def _store_gone(self) -> RendezvousConnectionError:
-        reason = self._gathering.lost or self._gathering.ended
-        return RendezvousConnectionError(f"the agents' store is gone: {reason}")
-
-    def _is_disturbed_within(self, seconds: float) -> bool:
-        return self._gathering.disturbed.wait(seconds)
-
-    def _say(self, text: str) -> None:
-        quiet = self._wanted.settings.progress == "off"
-        progress.say(logging.WARNING, f"job {self.get_run_id()}: {text}", quiet=quiet)
+    def check(self, keys: list[str]) -> bool:
+        """See `torch.distributed.Store.check`."""
+        return self._handler.call(functools.partial(super().check, keys))
 
 
-class _Patience:
-    """Whether to give a call up: at once when the gathering is lost, a little later when the job has been ended."""
-
-    def __init__(self, gathering: Gathering) -> None:
-        self._gathering = gathering
-        self._ended_at: float | None = None
-
-    def __call__(self) -> bool:
-        if self._gathering.lost is not None:
-            return True
-        if self._gathering.ended is None:
-            return False
-        self._ended_at = self._ended_at or time.monotonic()
-        return time.monotonic() - self._ended_at > ENDED_SECONDS
-
-
-def _reason() -> str:
-    """Returns why this agent ends, for the others: torchrun calls `shutdown` with its exception on the way."""
-    kind = sys.exc_info()[0]
-    return "closed" if kind is None else f"ended by {kind.__name__}"
+def first_line(error: BaseException) -> str:
+    """Return an error's text without the C++ stack that torch adds."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,31 +1,40 @@
-"""c10d's dynamic rendezvous on the store of one gathering: its rounds, who waits for the next one, and its end.
+"""The rendezvous of one session: torch's c10d rendezvous on the store of a gathering, and a monitor beside it.
 
-Elastic sizes, restarts and heartbeats are torch's own. What is added: a store of its own for the workers of each round,
-and an eye on nodes that vanish, which torch alone notices only when another node comes or a worker fails.
+Elastic sizes, restarts and heartbeats are torch's own. This module adds a store of its own for the workers of each
+round, writes that return as soon as a round is complete, and a monitor that sees waiting nodes and marks dead ones.
 
-Everything here but `Rounds.abandon` and `Watch.waiting` may block; it is called by way of `mingle.abandonable`.
+An agent has two connections to the store. The heartbeat client carries the state of the rendezvous in short calls. The
+agent client also carries calls that wait. A client that is blocked in ``wait()`` holds its connection, so with one
+connection an agent in torchrun's exit barrier would send no heartbeat and count as dead.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
+import pickle
+import secrets
+import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed import PrefixStore
-from torch.distributed.elastic.rendezvous import RendezvousParameters, RendezvousStoreInfo
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, create_handler
+from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousSettings,
+    _BackendRendezvousStateHolder,
+    create_handler,
+)
 
-from mingle import abandonable
-from mingle.elastic import store as agent_store
-from mingle.elastic.absentees import Absentees, sign
-from mingle.elastic.c10d_backend import BACKEND, Backend
-from mingle.engine.store import StoreServer
+from mingle.abandonable import AbandonedError
+from mingle.engine import store
+from mingle.errors import MingleError
 
 if TYPE_CHECKING:
     from mingle.elastic.gathering import Gathered, Gathering
@@ -33,200 +42,316 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mingle")
 
-LOOK_SECONDS = 1.0
-"""How often the rendezvous is looked at for nodes that wait or are gone: as often as torch reads it anew."""
-BROKEN_ROUNDS = 3
-"""How many rounds in a row may lose their rank 0 between their completion and its word where its store is."""
+BACKEND = "mingle"
+"""The name of the backend, which torch's registry compares with ``--rdzv-backend``."""
+LOSS_SECONDS = 15.0
+"""How long the store may fail before that is an error; the gathering notices a lost host within 10 s."""
 
+LINGER_SECONDS = 1.0
+"""How long a write waits for the other nodes: as long as torch would sleep."""
+POLL_SECONDS = 0.02
+POLL_SECONDS_PER_NODE = 0.0005
+"""The interval of reads meanwhile. The state holds all nodes, so all of them together read a square of bytes."""
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """A completed round.
-
-    Attributes:
-        number: torch's count of the rounds on this store.
-        rank: this agent's rank among the agents.
-        size: how many agents there are.
-        store: the agents' store, with this round's prefix.
-        bootstrap: where the workers' own store is.
-    """
-
-    number: int
-    rank: int
-    size: int
-    store: Any
-    bootstrap: RendezvousStoreInfo
+MONITOR_SECONDS = 1.0
+"""The interval at which the monitor reads the state: the one at which torch reads it."""
+MISSED_LOOKS = 2
+"""After so many looks in a row without a node it is dead; a node that lost its connection can return at once."""
+LONG_PAST = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class Rounds:
-    """One gathering's rendezvous, from the agents' store on which it lives to its last round.
+    """The rendezvous of one session, from its first round to its last.
+
+    The methods other than `nodes_waiting` and `end` can block; call them through `mingle.abandonable`.
 
     Attributes:
-        closed: whether some agent has ended the job for good, as far as was seen.
-        watch: what looks at the present round; None between rounds.
+        number: torch's number of the present round.
     """
 
     def __init__(self, wanted: AgentSettings, gathering: Gathering, gathered: Gathered) -> None:
-        self.closed = False
-        self.watch: Watch | None = None
+        self.number = 0
         self._wanted = wanted
         self._gathering = gathering
         self._gathered = gathered
-        self._absentees: Absentees | None = None
-        self._abandoned = False
-        self._inner: DynamicRendezvousHandler | None = None
-        self._server: StoreServer | None = None
+        self._ended = threading.Event()
+        self._opened: tuple[DynamicRendezvousHandler, Monitor] | None = None
+        self._server: store.StoreServer | None = None
 
-    def next(self) -> Round:
-        """Takes part in the next round and returns it; torch's rendezvous errors pass through."""
-        if self.watch is not None:
-            self.watch.stop()
-            self.watch = None
-        if self._server is not None:
-            self._server.release()
-            self._server = None
-        inner = self._inner = self._inner or self._open()
-        for attempt in range(1, BROKEN_ROUNDS + 1):
-            try:
-                completed = self._join(inner)
-            except RuntimeError as error:  # of the store's; those of the rendezvous are none
-                if attempt == BROKEN_ROUNDS:
-                    raise
-                logger.warning("a round of the rendezvous broke, joining the next one: %s", first_line(error))
-            else:
-                if self._abandoned:
-                    raise abandonable.AbandonedError
-                self.watch = Watch(functools.partial(self._look, inner, completed))
-                return completed
-        raise AssertionError("the last attempt returns or raises")
+    @property
+    def closed(self) -> bool:
+        """Whether an agent has ended the job for good, as far as the monitor has seen."""
+        return self._opened is not None and self._opened[1].closed
 
-    def _open(self) -> DynamicRendezvousHandler:
-        where = self._gathered.store_address, self._gathered.store_port, self._wanted.read_timeout
-        # One for the rendezvous and one for the agent: a client that is blocked in wait() holds its connection, and
-        # an agent that waits in the exit barrier would send no heartbeat and pass for dead (pytorch's own c10d does).
-        heart, hand = (agent_store.connect(*where) for _ in range(2))
+    def next(self) -> RendezvousInfo:
+        """Join the next round; torch's rendezvous errors pass through.
+
+        Raises:
+            RuntimeError: the store failed, or agent 0 was lost before it published the workers' store.
+        """
+        inner, monitor = self._opened = self._opened or self._open()
+        monitor.leave_round()
+        self._server = None  # the previous round's
+        joined = inner.next_rendezvous()
+        # Torch has written an address of its own under the round's prefix, where ours would race with it.
+        place = PrefixStore(BACKEND, joined.store)
+        if joined.rank == 0:
+            self._server = open_for_workers(self._gathered.address, self._wanted.local_addr)
+        bootstrap = RendezvousStoreInfo.build(
+            joined.rank,
+            place,
+            local_addr=self._wanted.local_addr or self._gathered.address,
+            server_port=None if self._server is None else self._server.port,
+        )
+        self._leave_if_ended()
+        self.number = inner._state_holder.state.round
+        monitor.enter_round(self.number, joined.world_size)
+        return RendezvousInfo(place, joined.rank, joined.world_size, bootstrap)
+
+    def _open(self) -> tuple[DynamicRendezvousHandler, Monitor]:
+        heartbeat_client, agent_client = self._connect(), self._connect()
         params = RendezvousParameters(
             backend=BACKEND,
             endpoint="",
             run_id=self._wanted.settings.job_id,
             min_nodes=self._wanted.minimum,
             max_nodes=self._wanted.maximum,
-            # Without it torch advertises what the host calls itself, which is often "localhost".
-            local_addr=self._wanted.local_addr or self._gathered.address,
+            # Torch would name the node by its host name. It never resolves this name.
+            local_addr=node_name(self._wanted.local_addr or self._gathered.address, self._gathering.member),
             **dict(self._wanted.torch),
         )
-        backend = Backend(heart, params.run_id, params.max_nodes)
-        inner = create_handler(hand, backend, params)
+        backend = Backend(heartbeat_client, params.run_id, params.max_nodes)
+        inner = create_handler(agent_client, backend, params)
         backend.node = inner._this_node
-        sign(hand, inner, self._gathering.member)
-        if self._abandoned:
-            raise abandonable.AbandonedError
-        if self._gathered.is_host:
-            eye = agent_store.connect(*where)
-            looking = Backend(eye, params.run_id, params.max_nodes)
-            self._absentees = Absentees(eye, looking, inner, lambda: self._gathering.present)
-        return inner
+        self._leave_if_ended()
+        return inner, Monitor(heartbeat_client, inner.settings, lambda: self._gathering.present, self._ended)
 
-    def _join(self, inner: DynamicRendezvousHandler) -> Round:
-        info = inner.next_rendezvous()
-        # Torch has put an address of its own making under the round's prefix, where a second one would race with it.
-        place = PrefixStore(BACKEND, info.store)
-        if info.rank == 0:
-            self._server = agent_store.open_for_workers(self._gathered.address, self._wanted.local_addr)
-        bootstrap = RendezvousStoreInfo.build(
-            info.rank,
-            place,
-            local_addr=self._wanted.local_addr or self._gathered.address,
-            server_port=None if self._server is None else self._server.port,
-        )
-        number = inner._state_holder.state.round
-        return Round(number, info.rank, info.world_size, place, bootstrap)
+    def _connect(self) -> TCPStore:
+        client = store.connect(self._gathered.store_address, self._gathered.store_port).hand_over()
+        client.set_timeout(timedelta(seconds=self._wanted.read_timeout))
+        return client
 
-    def _look(self, inner: DynamicRendezvousHandler, present: Round) -> int:
-        """Returns how many nodes wait for the next round, or make one necessary by having gone."""
-        waiting: int = inner.num_nodes_waiting()
-        state = inner._state_holder.state
-        if state.closed:
-            # Who ends the job for good is missed soon after, and is no reason to restart healthy workers.
-            self.closed = True
-            return 0
-        if waiting:
-            return waiting
-        if state.round != present.number or not state.complete:
-            return 1  # the others have gone on without us
-        return max(0, present.size - len(state.participants))
-
-    def is_closed(self) -> bool:
-        """Whether the job has been ended for good."""
-        if self._inner is not None and not self.closed:
-            self.closed = self._inner.is_closed()
-        return self.closed
-
-    def close(self) -> None:
-        """Ends the job for good, for all its agents.
+    def nodes_waiting(self) -> int:
+        """Return how many nodes make a new round necessary. Never blocks.
 
         Raises:
-            RendezvousError: the others could not be told.
+            Exception: the state could not be read for `LOSS_SECONDS`.
         """
-        if self._inner is not None and not self.closed:
-            self._inner.set_closed()
-        self.closed = True
+        return 0 if self._opened is None else self._opened[1].nodes_waiting()
+
+    def close(self) -> None:
+        """End the job for good, for all its agents.
+
+        Raises:
+            RendezvousError: the other agents could not be told.
+        """
+        if self._opened is not None:
+            inner, monitor = self._opened
+            if not monitor.closed:
+                inner.set_closed()
+            inner._stop_heartbeats()
 
     def end(self) -> None:
-        """Stops the heartbeats and the watch, and lets the clients and the workers' store go."""
-        if self.watch is not None:
-            self.watch.stop(wait=False)
-            self.watch = None
-        if self._absentees is not None:
-            self._absentees.stop()
-            self._absentees = None
-        if self._inner is not None:
-            self._inner._stop_heartbeats()
-            self._inner = None
-        if self._server is not None:
-            self._server.release()
-            self._server = None
+        """Leave this rendezvous for good; a call that is blocked in it fails now.
 
-    def abandon(self) -> None:
-        """Leaves this rendezvous at once, whatever is blocked in it, and never comes back to it."""
-        self._abandoned = True
-        agent_store.sever(self._gathered.store_address, self._gathered.store_port)
-        # It waits for the thread that sends heartbeats, and that one may be inside a call that does not end.
-        abandonable.Call(self.end, "rendezvous")
+        Without the shutdown of its connections, a blocked call would continue when the link is back, and take a seat
+        in a rendezvous that this agent has left.
+        """
+        self._ended.set()
+        store.cut_off(self._gathered.store_address, self._gathered.store_port)
+        self._release()
+
+    def _release(self) -> None:
+        opened, self._opened, self._server = self._opened, None, None
+        if opened is not None:
+            opened[0]._stop_heartbeats()
+
+    def _leave_if_ended(self) -> None:
+        """Leave again if another thread has called `end` during this call."""
+        if self._ended.is_set():
+            self._release()
+            raise AbandonedError
 
 
-class Watch:
-    """Looks at a round every second in a thread of its own, so that who asks never waits for a store."""
+class Backend(C10dRendezvousBackend):
+    """Torch's backend, in which a write that makes its node wait takes until the node has something to do.
 
-    def __init__(self, look: Callable[[], int]) -> None:
-        self.waiting = 0
-        self.error: Exception | None = None
-        self.failing_since: float | None = None
-        self._look = look
-        self._stopped = threading.Event()
-        # By its name it may be left behind: it can be inside a call that does not end.
-        self._thread = threading.Thread(target=self._run, name="mingle-abandoned-watch", daemon=True)
-        self._thread.start()
+    Torch reads the state once a second. A node that joins an incomplete round would learn up to a second late that it
+    is complete, although all agents come within moments of each other. Only the moment at which torch gets the state
+    changes; the state is torch's.
+
+    Args:
+        client: a client of the agents' store.
+        run_id: the job's id.
+        nodes: the most nodes there may be.
+    """
+
+    def __init__(self, client: Store, run_id: str, nodes: int) -> None:
+        super().__init__(client, run_id)
+        self.node: Any | None = None
+        """The descriptor of torch's for this node."""
+        self._poll_seconds = min(POLL_SECONDS + POLL_SECONDS_PER_NODE * nodes, LINGER_SECONDS)
+
+    @property
+    def name(self) -> str:
+        """The name of the backend."""
+        return BACKEND
+
+    def set_state(self, state: bytes, token: Any | None = None) -> tuple[bytes, Any, bool] | None:
+        """Write the state as torch does; return the state at the end of the waiting.
+
+        Returns:
+            The state, its token, and whether the write succeeded; None if there is no state.
+        """
+        answer = super().set_state(state, token)
+        until = time.monotonic() + LINGER_SECONDS
+        while answer is not None and answer[2] and self._waits(answer[0]) and time.monotonic() < until:
+            time.sleep(self._poll_seconds)
+            now = self.get_state()
+            answer = None if now is None else (*now, True)
+        return answer
+
+    def _waits(self, bits: bytes) -> bool:
+        try:
+            # Torch reads the same bytes, in the same way, as soon as it has them.
+            state = pickle.loads(bits)  # noqa: S301
+        except pickle.PickleError:
+            return False  # torch raises its own error
+        # A complete round has its nodes, and others wait for the next one.
+        waiting = state.wait_list if state.complete else state.participants
+        return self.node in waiting and not state.closed
+
+
+class Monitor:
+    """Reads the rendezvous' state every second, in a thread of its own.
+
+    Torch takes a node for alive for 15 s after its last heartbeat, and no new round begins before. The host of the
+    session knows better, since its connection to a dead node's agent has closed or been silent for too long. It ages
+    such a node's heartbeat, so that the next reader removes the node as torch would do later.
+
+    Args:
+        client: a client of the agents' store.
+        settings: torch's settings of the rendezvous.
+        present: returns the members of the session; None where they are not known, as on all agents but the host.
+        ended: ends the thread when it is set.
+
+    Attributes:
+        closed: whether an agent has ended the job for good.
+    """
+
+    def __init__(
+        self,
+        client: Store,
+        settings: RendezvousSettings,
+        present: Callable[[], frozenset[bytes] | None],
+        ended: threading.Event,
+    ) -> None:
+        self.closed = False
+        self._holder = _BackendRendezvousStateHolder(
+            C10dRendezvousBackend(client, settings.run_id), settings, cache_duration=0
+        )
+        self._present = present
+        self._ended = ended
+        self._round: tuple[int, int] | None = None
+        self._waiting = 0
+        self._missed: Counter[Any] = Counter()
+        self._error: Exception | None = None
+        self._failing_since: float | None = None
+        # By its name a thread may be left behind: this one can be inside a blocked call.
+        threading.Thread(target=self._run, name="mingle-abandoned-monitor", daemon=True).start()
+
+    def enter_round(self, number: int, size: int) -> None:
+        """Watch the round of this number, which so many nodes have joined."""
+        self._waiting = 0
+        self._round = number, size
+
+    def leave_round(self) -> None:
+        """Watch no round."""
+        self._round = None
+
+    def nodes_waiting(self) -> int:
+        """Return how many nodes make a new round necessary.
+
+        Raises:
+            Exception: the state could not be read for `LOSS_SECONDS`.
+        """
+        since, error = self._failing_since, self._error
+        if since is not None and error is not None and time.monotonic() - since > LOSS_SECONDS:
+            raise error
+        return self._waiting
 
     def _run(self) -> None:
-        while not self._stopped.wait(LOOK_SECONDS):
+        while not self._ended.wait(MONITOR_SECONDS):
             try:
-                self.waiting = self._look()
-            except Exception as error:  # whatever it is: a watch that has ended would show its last look for ever
-                self.error = error
-                self.failing_since = self.failing_since or time.monotonic()
+                self._look()
+            except Exception as error:  # a monitor that ended here would show its last reading forever
+                self._error = error
+                self._failing_since = self._failing_since or time.monotonic()
             else:
-                self.failing_since = None
+                self._error = self._failing_since = None
 
-    def stop(self, *, wait: bool = True) -> None:
-        """Ends it; with ``wait``, only when no look is going on any more."""
-        self._stopped.set()
-        if wait:
-            self._thread.join()
+    def _look(self) -> None:
+        watched = self._round
+        self._holder.sync()
+        self._mark_dead_nodes()
+        state = self._holder.state
+        # The end of a node that has ended the job for good is no reason to restart healthy workers.
+        self.closed = self.closed or state.closed
+        if watched is None or watched is not self._round:
+            return
+        number, size = watched
+        if self.closed:
+            self._waiting = 0
+        elif state.round != number or not state.complete:
+            self._waiting = 1  # the others have continued without this node
+        else:
+            self._waiting = len(state.wait_list) or max(0, size - len(state.participants))
+
+    def _mark_dead_nodes(self) -> None:
+        # Ask after the state was read: every node in it had joined the session by then.
+        present = self._present()
+        heartbeats = self._holder.state.last_heartbeats
+        missing = {node for node in heartbeats if present is not None and member_of(node.addr) not in present}
+        self._missed = Counter({node: self._missed[node] + 1 for node in missing})
+        dead = [node for node, looks in self._missed.items() if looks >= MISSED_LOOKS]
+        if dead:
+            logger.info("the rendezvous need not wait for %s: lost", ", ".join(map(str, dead)))
+            for node in dead:
+                heartbeats[node] = LONG_PAST
+            self._holder.mark_dirty()
+            self._holder.sync()  # if another node wrote first, the next look repeats it
 
 
-def first_line(error: BaseException) -> str:
-    """Returns an error's text without the C++ stack that torch adds."""
-    with contextlib.suppress(IndexError):
-        return str(error).splitlines()[0]
-    return type(error).__name__
+def node_name(address: str, member: bytes) -> str:
+    """Return the name by which torch's rendezvous knows a node: its address and its member id in the gathering."""
+    return f"{address}/{member.hex()}"
+
+
+def member_of(name: str) -> bytes:
+    """Return the member id in a node's name."""
+    return bytes.fromhex(name.rpartition("/")[2])
+
+
+def open_for_workers(address: str, local_addr: str | None) -> store.StoreServer:
+    """Open the store of one round on a listening socket that is never released.
+
+    Torch would find a free port, release it and hope that it stays free, or reuse the store of the first round.
+
+    Args:
+        address: this agent's address, as the gathering found it.
+        local_addr: the value of ``--local-addr``, which the workers are told. The store listens there if it can, else
+            (the address of a NAT gateway, or another host's name) on every address.
+
+    Raises:
+        MingleError: the address can't be used.
+    """
+    candidates = [address]
+    if local_addr is not None:
+        candidates = ["::" if ":" in address else "0.0.0.0"]
+        with contextlib.suppress(OSError):
+            found = socket.getaddrinfo(local_addr, None, type=socket.SOCK_STREAM)
+            candidates = [*dict.fromkeys(str(entry[4][0]) for entry in found), *candidates]
+    for candidate in candidates[:-1]:
+        with contextlib.suppress(MingleError):
+            return store.open_server(candidate, None, secrets.token_bytes(16))
+    return store.open_server(candidates[-1], None, secrets.token_bytes(16))
