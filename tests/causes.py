@@ -14,9 +14,8 @@ from msgspec.structs import replace
 
 from mingle.cli import jobs
 from mingle.cli.checks import findings_from, why_nobody
-from mingle.diagnostics import diagnosis
+from mingle.diagnostics import Finding, diagnosis
 from mingle.diagnostics.diagnosis import Facts
-from mingle.diagnostics.findings import Finding
 from mingle.diagnostics.holders import Holder
 from mingle.elastic import reports as agent_reports
 from mingle.elastic.memory import Memory

@@ -12,12 +12,15 @@ from rich.console import Console
 
 from mingle.cli import checks, main, output
 from mingle.config.settings import Network
-from mingle.diagnostics.findings import Finding, Status
+from mingle.diagnostics import CheckStatus, Finding
 from mingle.observe.figures import Peer, Row
 from tests.bystanders import free_udp_port
 from tests.pingers import answering
 
-FINDINGS = [Finding("port", Status.PASS, "free"), Finding("tcp", Status.FAIL, "filtered\x1b[2J", "nft [bold] insert")]
+FINDINGS = [
+    Finding("port", CheckStatus.PASS, "free"),
+    Finding("tcp", CheckStatus.FAIL, "filtered\x1b[2J", "nft [bold] insert"),
+]
 PEER = Peer(b"P" * 16, "node2", 7, "10.0.0.2", "eth0", 4000)
 PEER.rows["multicast"] = Row(sent=3, received=2, total=0.004, shortest=0.001, longest=0.003, arrived=2)
 

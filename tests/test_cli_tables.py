@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from mingle.cli import checks, jobs, local, output
-from mingle.diagnostics.findings import Finding, Status
+from mingle.diagnostics import CheckStatus, Finding
 from mingle.observe.figures import Peer
 from mingle.wire.echo import WAYS
 
@@ -117,8 +117,8 @@ REMEDY = "nft insert rule inet filter input udp dport 29499 accept; or use MINGL
 @WIDTHS
 def test_findings(width: int) -> None:
     found = [
-        Finding("trainer-node-0017 (192.168.100.117)", Status.FAIL, OBSERVATION, REMEDY),
-        Finding("interfaces", Status.PASS, f"used: eth0 {LONG_IPV6}/64"),
+        Finding("trainer-node-0017 (192.168.100.117)", CheckStatus.FAIL, OBSERVATION, REMEDY),
+        Finding("interfaces", CheckStatus.PASS, f"used: eth0 {LONG_IPV6}/64"),
     ]
     lines = shown(checks.findings_table(found), width)
     whole(lines, "trainer-node-0017 (192.168.100.117)", "FAIL", "PASS", f"{LONG_IPV6}/64")

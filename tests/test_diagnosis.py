@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from mingle.diagnostics import CheckStatus, Finding, worst
 from mingle.diagnostics.diagnosis import Facts, examine, troubles
-from mingle.diagnostics.findings import Status
 from mingle.diagnostics.firewall import parse
 from mingle.diagnostics.holders import Holder
 
@@ -28,8 +28,8 @@ DROPS = parse("table inet f {\nchain i {\ntype filter hook input priority filter
 STRANGER = Holder(99, "telemetry", 0)
 
 
-def faults(facts: Facts) -> list[tuple[str, Status]]:
-    return [(each.name, each.status) for each in examine(facts) if each.status is not Status.PASS]
+def faults(facts: Facts) -> list[tuple[str, CheckStatus]]:
+    return [(each.name, each.status) for each in examine(facts) if each.status is not CheckStatus.PASS]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_healthy_machine(facts: Facts) -> None:
     assert len(names) == len(set(names))
 
 
-FAIL, WARN = Status.FAIL, Status.WARN
+FAIL, WARN = CheckStatus.FAIL, CheckStatus.WARN
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ FAIL, WARN = Status.FAIL, Status.WARN
     ],
 )
 def test_a_fault_is_named_and_no_other(
-    changes: dict[str, object], name: str, status: Status, words: tuple[str, ...]
+    changes: dict[str, object], name: str, status: CheckStatus, words: tuple[str, ...]
 ) -> None:
     facts = replace(HEALTHY, **changes)
     assert faults(facts) == [(name, status)]
@@ -114,10 +114,25 @@ def test_troubles_are_the_worst_first_and_no_pass() -> None:
     )
     found = troubles(facts)
     assert [each.name for each in found] == ["multicast", "interfaces", "routes"]
-    assert "MINGLE_INTERFACE names eth0 alone, and eth1 10.1.0.5/24 is up, too" in found[1].observation
+    assert "MINGLE_INTERFACE names eth0 alone, and eth1 10.1.0.5/24 is up as well" in found[1].observation
     assert troubles(HEALTHY) == []
 
 
 def test_an_interface_that_could_not_be_opened_is_no_firewall() -> None:
     facts = replace(HEALTHY, multicasts_on=frozenset(), failures={"eth0 IPv4": "ENODEV: gone"})
     assert ("multicast", FAIL) not in faults(facts)
+
+
+WRONG = Finding("port", CheckStatus.FAIL, "it is taken", "free it")
+
+
+def test_worst() -> None:
+    fine, doubtful = Finding("a", CheckStatus.PASS, "x"), Finding("b", CheckStatus.WARN, "y", "z")
+    assert worst([]) is CheckStatus.PASS
+    assert worst([fine, doubtful]) is CheckStatus.WARN
+    assert worst([doubtful, WRONG, fine]) is CheckStatus.FAIL
+
+
+def test_text() -> None:
+    assert str(WRONG) == "it is taken; free it"
+    assert str(Finding("a", CheckStatus.PASS, "x")) == "x"

@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from mingle.diagnostics import findings
-from mingle.diagnostics.findings import Finding
+from mingle.diagnostics import CheckStatus, Finding
 from mingle.elastic import reports as agent_reports
 from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Nodes, Policy
@@ -34,8 +33,8 @@ FACTS = NetworkFacts(
     received=5,
     rejected=Counter({"unsigned": 2}),
 )
-BLOCKED = Finding("multicast", findings.Status.FAIL, "this host's firewall drops it", "nft insert rule x")
-DOUBTFUL = Finding("interfaces", findings.Status.WARN, "eth1 is up, too", "name it", explains_silence=True)
+BLOCKED = Finding("multicast", CheckStatus.FAIL, "this host's firewall drops it", "nft insert rule x")
+DOUBTFUL = Finding("interfaces", CheckStatus.WARN, "eth1 is up, too", "name it", explains_silence=True)
 ALONE = Status(joined=1, world_size=4, lacks="1 more node(s): 2 to 4 are wanted")
 
 

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
+from mingle.diagnostics import CheckStatus, Finding
 from mingle.diagnostics.diagnosis import Facts
-from mingle.diagnostics.findings import Finding, Status
 from mingle.diagnostics.firewall import parse
 from mingle.observe import pathways
 from mingle.observe.figures import Peer, Row
@@ -68,7 +68,7 @@ def judge(machine: Pinging, multicasts_on: tuple[str, ...] = ("eth0",), listing:
 
 def test_a_healthy_peer() -> None:
     (finding,) = judge(pinging(a_peer()))
-    assert finding.status is Status.PASS
+    assert finding.status is CheckStatus.PASS
     assert finding.observation == "node2 (10.0.0.2): multicast, unicast, TCP pass, round trips from 1.00 ms"
 
 
@@ -83,7 +83,7 @@ def test_a_healthy_peer() -> None:
     ],
 )
 def test_no_wolf_is_cried(peer: Peer) -> None:
-    assert all(finding.status is Status.PASS for finding in judge(pinging(peer)))
+    assert all(finding.status is CheckStatus.PASS for finding in judge(pinging(peer)))
 
 
 OUT, LOST = (8, 0, 8), (8, 0, 0)
@@ -112,7 +112,7 @@ OUT, LOST = (8, 0, 8), (8, 0, 0)
 )
 def test_a_broken_way_is_named(peer: Peer, words: tuple[str, ...]) -> None:
     found = judge(pinging(peer))
-    assert [finding.status for finding in found] == [Status.FAIL]
+    assert [finding.status for finding in found] == [CheckStatus.FAIL]
     for word in words:
         assert word in str(found[0])
 
@@ -124,7 +124,7 @@ def test_our_own_that_does_not_come_back_is_said() -> None:
 
 def test_loss_is_a_warning() -> None:
     (finding,) = judge(pinging(a_peer(multicast=(10, 7, 10))))
-    assert finding.status is Status.WARN
+    assert finding.status is CheckStatus.WARN
     assert "30% of the multicast pings are lost (3 of 10)" in finding.observation
 
 
@@ -138,7 +138,7 @@ def test_who_is_no_peer() -> None:
     assert set(found) == {"secret", "10.0.0.7", "job"}
     assert "another secret" in found["secret"].observation
     assert "doctor --serve" in found["10.0.0.7"].observation
-    assert found["job"].status is Status.WARN
+    assert found["job"].status is CheckStatus.WARN
     assert "'bert'" in found["job"].observation
 
 

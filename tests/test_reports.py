@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from mingle.diagnostics import findings
-from mingle.diagnostics.findings import Finding
+from mingle.diagnostics import CheckStatus, Finding
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, InterfaceError, MingleError
 from mingle.protocol import reports
 from mingle.protocol.machine import Diagnostics, Identity, NetworkFacts
@@ -98,8 +97,8 @@ def test_an_incomplete_job_names_the_ranks() -> None:
     assert "crashed" in str(gone.cause)
 
 
-BLOCKED = Finding("multicast", findings.Status.FAIL, "this host's firewall drops it", "nft insert rule x")
-DOUBTFUL = Finding("interfaces", findings.Status.WARN, "eth1 is up, too", "name it", explains_silence=True)
+BLOCKED = Finding("multicast", CheckStatus.FAIL, "this host's firewall drops it", "nft insert rule x")
+DOUBTFUL = Finding("interfaces", CheckStatus.WARN, "eth1 is up, too", "name it", explains_silence=True)
 
 
 def test_what_is_wrong_with_this_machine_is_the_likely_cause() -> None:

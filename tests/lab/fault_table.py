@@ -204,7 +204,7 @@ FAULTS = (
         "no default route",
         no_default_route,
         "unheard",
-        "Multicast needs no route, hosts of other subnets do.",
+        "Multicast needs no route, hosts in other subnets do.",
         {"init": ("Network is unreachable (ENETUNREACH)", "ip route add default"), "doctor": ("no default route",)},
     ),
     Fault(
@@ -220,7 +220,7 @@ FAULTS = (
         "unheard",
         "Both hosts are healthy, and listen on networks that do not meet.",
         {
-            "init": ("MINGLE_INTERFACE names eth0 alone", "eth1 10.88.0.1/24 is up, too"),
+            "init": ("MINGLE_INTERFACE names eth0 alone", "eth1 10.88.0.1/24 is up as well"),
             "doctor": ("host2 (10.88.0.2) is reached by eth1, and eth0 is all that is used here",),
         },
     ),
@@ -228,7 +228,7 @@ FAULTS = (
         "MASTER_ADDR already set to something else",
         master_addr,
         "works",
-        "A left-over of another launcher. mingle replaces it; what does not come through mingle believes it.",
+        "A left-over of another launcher. mingle replaces it; a program that does not use mingle connects there.",
         {
             "init": (*FORMED, "the environment had MASTER_ADDR=10.9.9.9"),
             "doctor": ("MASTER_ADDR=10.9.9.9", "unset MASTER_ADDR MASTER_PORT"),

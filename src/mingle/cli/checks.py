@@ -16,9 +16,8 @@ from mingle.cli.output import Table
 from mingle.config import settings, values
 from mingle.config.settings import Network
 from mingle.config.values import Peer as Address
-from mingle.diagnostics import diagnosis
+from mingle.diagnostics import CheckStatus, Finding, diagnosis, worst
 from mingle.diagnostics.diagnosis import Facts
-from mingle.diagnostics.findings import Finding, Status, worst
 from mingle.engine.network_facts import observed
 from mingle.errors import ConfigurationError, InterfaceError
 from mingle.network import inspection
@@ -73,7 +72,7 @@ def doctor(shared: Shared, hosts: tuple[str, ...], serve: bool) -> None:
             )
             with contextlib.suppress(KeyboardInterrupt):
                 pinger.run(until=shared.deadline())
-    if worst(findings) is Status.FAIL:
+    if worst(findings) is CheckStatus.FAIL:
         fail()
 
 
@@ -182,7 +181,7 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
     if not peers:
         cause, fix = why_nobody(findings)
         output.say(f"mingle-discover ping: no host answered.\n  likely cause: {cause}\n  fix: {fix}.")
-    if not peers or worst(findings) is Status.FAIL:
+    if not peers or worst(findings) is CheckStatus.FAIL:
         fail()
 
 
@@ -194,7 +193,7 @@ def findings_of(pinger: Pinger) -> list[Finding]:
 def findings_from(pinging: Pinging, facts: Facts) -> list[Finding]:
     """Judge the figures with the facts about this machine."""
     found = pathways.judge(pinging, facts)
-    if not pinging.peers or any(finding.status is not Status.PASS for finding in found):
+    if not pinging.peers or any(finding.status is not CheckStatus.PASS for finding in found):
         found += diagnosis.troubles(facts)
     return found + [finding for finding in diagnosis.examine(facts) if finding.name == "version"]
 
@@ -202,7 +201,7 @@ def findings_from(pinging: Pinging, facts: Facts) -> list[Finding]:
 def why_nobody(findings: list[Finding]) -> tuple[str, str]:
     """Return the first likely cause that applies, with its fix. docs/troubleshooting.md lists all causes."""
     # A ping about another job shows that this machine hears others, so no check's warning explains the silence.
-    sure = [each for each in findings if each.status is Status.FAIL or each.name in ("job", "version")]
+    sure = [each for each in findings if each.status is CheckStatus.FAIL or each.name in ("job", "version")]
     for finding in (*sure, *(each for each in findings if each.explains_silence)):
         return finding.observation, finding.remedy
     return (

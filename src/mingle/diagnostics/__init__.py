@@ -1,1 +1,41 @@
 """What is wrong with a machine, judged from facts: one implementation for ``doctor`` and for the library's errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+
+from msgspec import Struct
+
+__all__ = ["CheckStatus", "Finding", "worst"]
+
+
+class CheckStatus(IntEnum):
+    """The result of a check; a higher one is worse."""
+
+    PASS = 0
+    WARN = 1
+    """It can be intended, and it can explain a failure."""
+    FAIL = 2
+    """It keeps ranks from finding each other."""
+
+
+class Finding(Struct, frozen=True):
+    """The result of one check."""
+
+    name: str
+    """The check, or the other host it is about."""
+    status: CheckStatus
+    observation: str
+    remedy: str = ""
+    """A line to type, or a setting; empty if nothing is wrong."""
+    explains_silence: bool = False
+    """Whether a warning can be the reason why no other host is heard; other warnings are only reported."""
+
+    def __str__(self) -> str:
+        return f"{self.observation}; {self.remedy}" if self.remedy else self.observation
+
+
+def worst(findings: Iterable[Finding]) -> CheckStatus:
+    """Return the worst status among them; PASS for none."""
+    return max((finding.status for finding in findings), default=CheckStatus.PASS)

@@ -1,7 +1,7 @@
-"""What is wrong with this machine and its network: pure judgements over facts that somebody else has gathered.
+"""Judge this machine and its network by facts: pure functions.
 
-One implementation with two mouths: ``mingle-discover doctor`` prints all findings, and the library's errors quote
-those that are no PASS as their likely cause. :mod:`mingle.network.inspection` gathers the facts.
+``mingle-discover doctor`` prints all findings, and the library's errors quote the checks that did not pass.
+:mod:`mingle.network.inspection` gathers the facts.
 """
 
 from __future__ import annotations
@@ -10,69 +10,71 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 
-from mingle.diagnostics.findings import Finding, Status
+from mingle.diagnostics import CheckStatus, Finding
 from mingle.diagnostics.firewall import Chain, Manager, Packet, allow_tcp, allow_udp, blocked
 from mingle.diagnostics.holders import Holder
 
+PASS, WARN, FAIL = CheckStatus
+
 STRICT = 1
-"""``rp_filter``: a packet must come in where its sender would be answered (RFC 3704, section 2.2)."""
+"""``rp_filter``: a packet must come in on the interface that leads to its source (RFC 3704, section 2.2)."""
 MEMBERSHIPS_NEEDED = 2
-"""Groups that one IPv4 socket joins: the job's and the lobby."""
+"""The groups that one IPv4 socket joins: the job's and the browse group."""
 _SHOWN = 6
 ANY_TCP_PORT = 40_000
-"""One of the system's choice, as mingle's TCP ports are (ip(7), ip_local_port_range)."""
+"""A port of the system's choice, as mingle's TCP ports are (ip(7), ip_local_port_range)."""
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """What was read of this machine. What could not be read is left out, and nothing is said of it."""
+    """What was read on this machine. A fact that could not be read is left out and not judged."""
 
     port: int
     group: str = ""
-    """An IPv4 group of ours, for the question which rule drops it; empty where IPv4 is not used."""
+    """One of our IPv4 groups, to find the rule that drops it; empty if IPv4 is not used."""
     interface_problem: tuple[str, str] | None = None
-    """Observation and remedy, where no interface can be used."""
+    """Observation and fix, if no interface can be used."""
     used: Sequence[str] = ()
-    """The interfaces in use, as people read them."""
+    """The interfaces in use, with their addresses."""
     used_names: Sequence[str] = ()
     addresses: Sequence[str] = ()
-    """The addresses of those, IPv4 first."""
+    """The addresses of the interfaces in use, IPv4 first."""
     networks: Sequence[str] = ()
-    """Their subnets, in the same order."""
+    """The subnets of these addresses, in the same order."""
     unused: Sequence[str] = ()
-    """Others that are up and have an address of a network, passed over because the user named another one."""
+    """Other interfaces that are up and have a routable address, not used because the user named another one."""
     named_by: str = ""
-    """The option or variable that named the interfaces; empty: mingle chose."""
+    """The option or variable that named the interfaces; empty if mingle chose them."""
     only_loopback: bool = False
     multicasts_on: frozenset[str] | None = None
-    """Where multicasts came in, our own included; None: nothing was sent yet, or nobody looked."""
+    """The interfaces on which multicasts came in, our own included; None if none was sent yet."""
     failures: Mapping[str, str] = field(default_factory=dict)
-    """Sockets that could not be opened, with the error's name."""
+    """The sockets that could not be opened, each with the name of the error."""
     send_errors: Mapping[str, int] = field(default_factory=dict)
     holders: Sequence[Holder] = ()
-    """Other processes that hold the UDP port."""
+    """The other processes that hold the UDP port."""
     default_route: bool | None = None
     memberships: int | None = None
     """net.ipv4.igmp_max_memberships."""
     rp_filter: Mapping[str, int] = field(default_factory=dict)
     rp_drops: int = 0
-    """Packets that the reverse path filter has dropped while we waited."""
+    """The packets that the reverse path filter has dropped during the discovery."""
     hostname: str = ""
     hostname_addresses: Sequence[str] = ()
     hostname_problem: str = ""
     unresolved: Mapping[str, str] = field(default_factory=dict)
-    """Names among the peers that do not resolve, and why."""
+    """The names among the peers that do not resolve, each with the reason."""
     master: str = ""
-    """``MASTER_ADDR=… MASTER_PORT=…`` as found in the environment."""
+    """``MASTER_ADDR=… MASTER_PORT=…`` as in the environment."""
     environment_problems: Sequence[tuple[str, str]] = ()
-    """Observation and remedy of what keeps a rank that is started here from knowing its place."""
+    """Observation and fix of each reason why a rank that is started here would not know its rank."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Other major versions that were heard, with an address."""
+    """The other major versions of the protocol that were heard, each with an address."""
     chains: Sequence[Chain] = ()
     manager: Manager = "nft"
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Returns one finding or more for each check, in the order in which they are read."""
+    """Return one finding or more for each check, in reading order."""
     return [
         finding
         for check in (
@@ -93,35 +95,35 @@ def examine(facts: Facts) -> list[Finding]:
 
 
 def troubles(facts: Facts) -> list[Finding]:
-    """Returns what an error of the library should quote: what explains that others are not heard, worst first."""
+    """Return the findings that can explain why other hosts are not heard, the worst first, for an error to quote."""
     checks = (_interfaces, _named_elsewhere, _routes, _port, _memberships, _multicast, _tcp, _reverse_path, _peers)
-    found = [finding for check in checks for finding in check(facts) if finding.status is not Status.PASS]
+    found = [finding for check in checks for finding in check(facts) if finding.status is not PASS]
     return sorted(found, key=lambda finding: -finding.status)
 
 
 def _interfaces(facts: Facts) -> Iterator[Finding]:
     if facts.interface_problem is not None:
-        yield Finding("interfaces", Status.FAIL, *facts.interface_problem)
+        yield Finding("interfaces", FAIL, *facts.interface_problem)
     elif facts.only_loopback and not facts.named_by:
         yield Finding(
             "interfaces",
-            Status.WARN,
+            WARN,
             f"only loopback is used ({', '.join(facts.used)}): no other machine is reached",
-            "bring a network interface up: ip link set dev NAME up; or, if one machine is all, leave it so",
+            "bring a network interface up: ip link set dev NAME up; a job on one machine needs none",
             explains_silence=True,
         )
     else:
-        yield Finding("interfaces", Status.PASS, f"used: {', '.join(facts.used)}")
+        yield Finding("interfaces", PASS, f"used: {', '.join(facts.used)}")
 
 
 def _named_elsewhere(facts: Facts) -> Iterator[Finding]:
-    """Only where nobody was heard: to name one of several networks is what the setting is for."""
+    """Judge this only if no host was heard: naming one of several networks is the purpose of the setting."""
     if facts.named_by and facts.unused and not facts.only_loopback:
         yield Finding(
             "interfaces",
-            Status.WARN,
-            f"{facts.named_by} names {', '.join(facts.used_names)} alone, and {', '.join(facts.unused)} is up, too: "
-            "maybe the hosts share that network and not the named one",
+            WARN,
+            f"{facts.named_by} names {', '.join(facts.used_names)} alone, and {', '.join(facts.unused)} is up as well: "
+            "the hosts may share that network and not the named one",
             f"name the network that all hosts share in {facts.named_by}, or unset it to use every suitable one",
             explains_silence=True,
         )
@@ -131,20 +133,21 @@ def _routes(facts: Facts) -> Iterator[Finding]:
     if facts.send_errors.get("ENETUNREACH"):
         yield Finding(
             "routes",
-            Status.FAIL,
+            FAIL,
             f"{facts.send_errors['ENETUNREACH']} datagrams could not be sent: Network is unreachable (ENETUNREACH)",
             f"add a route: ip route add default dev {_first(facts.used_names, 'NAME')}",
         )
     elif facts.default_route is False and not facts.only_loopback and facts.interface_problem is None:
         yield Finding(
             "routes",
-            Status.WARN,
-            "there is no default route: hosts of other subnets are not reached, those of "
+            WARN,
+            "there is no default route: hosts in other subnets are not reached, hosts in "
             f"{', '.join(facts.networks) or 'this one'} are",
-            f"if others are needed: ip route add default via ROUTER dev {_first(facts.used_names, 'NAME')}",
+            "if the job has hosts in other subnets: ip route add default via ROUTER dev "
+            f"{_first(facts.used_names, 'NAME')}",
         )
     elif facts.default_route:
-        yield Finding("routes", Status.PASS, "there is a default route")
+        yield Finding("routes", PASS, "there is a default route")
 
 
 def _port(facts: Facts) -> Iterator[Finding]:
@@ -154,7 +157,7 @@ def _port(facts: Facts) -> Iterator[Finding]:
     if taken:
         yield Finding(
             "port",
-            Status.FAIL,
+            FAIL,
             f"UDP port {facts.port} is held by {names or 'another program'}, which does not share it "
             f"({', '.join(taken)} could not be opened: EADDRINUSE)",
             f"end that program, or set MINGLE_PORT to another port on every host; "
@@ -163,15 +166,15 @@ def _port(facts: Facts) -> Iterator[Finding]:
     elif strangers and facts.interface_problem is None:
         yield Finding(
             "port",
-            Status.WARN,
-            f"UDP port {facts.port} is also held by {names}, which is no mingle: of two programs that share a port "
-            "unicast datagrams reach only one, so MINGLE_PEERS may not work here",
+            WARN,
+            f"UDP port {facts.port} is also held by {names}, which is not mingle: a unicast datagram to a shared "
+            "port reaches only one program, so MINGLE_PEERS may not work here",
             "end that program, or set MINGLE_PORT to another port on every host",
             explains_silence=True,
         )
     else:
         shared = f", shared with {len(facts.holders)} other ranks" if facts.holders else ""
-        yield Finding("port", Status.PASS, f"UDP port {facts.port} can be used{shared}")
+        yield Finding("port", PASS, f"UDP port {facts.port} can be used{shared}")
 
 
 def _memberships(facts: Facts) -> Iterator[Finding]:
@@ -180,13 +183,13 @@ def _memberships(facts: Facts) -> Iterator[Finding]:
         limit = "" if facts.memberships is None else f" (net.ipv4.igmp_max_memberships={facts.memberships})"
         yield Finding(
             "memberships",
-            Status.FAIL,
+            FAIL,
             f"the limit of multicast memberships is reached{limit}: mingle joins {MEMBERSHIPS_NEEDED} groups per socket"
             + (f"; {', '.join(refused)} could not be opened: ENOBUFS" if refused else ""),
             "sysctl -w net.ipv4.igmp_max_memberships=20",
         )
     elif facts.memberships is not None:
-        yield Finding("memberships", Status.PASS, f"up to {facts.memberships} multicast groups per socket")
+        yield Finding("memberships", PASS, f"up to {facts.memberships} multicast groups per socket")
 
 
 def _multicast(facts: Facts) -> Iterator[Finding]:
@@ -195,7 +198,7 @@ def _multicast(facts: Facts) -> Iterator[Finding]:
         block = blocked(facts.chains, packet, "output") if facts.group else None
         yield Finding(
             "multicast",
-            Status.FAIL,
+            FAIL,
             f"this host's firewall refused to send {facts.send_errors['EPERM']} datagrams (EPERM)"
             + (f": {block}" if block else ""),
             allow_udp(facts.port, manager=facts.manager, block=block),
@@ -208,14 +211,14 @@ def _multicast(facts: Facts) -> Iterator[Finding]:
         block = blocked(facts.chains, packet) if facts.group else None
         yield Finding(
             "multicast",
-            Status.FAIL,
+            FAIL,
             f"this host's firewall drops multicast to UDP port {facts.port}: not even our own datagrams came back"
             + (f"; {block}" if block else ""),
             allow_udp(facts.port, manager=facts.manager, block=block),
         )
     elif not facts.send_errors.get("EPERM"):
         heard = ", ".join(sorted(facts.multicasts_on))
-        yield Finding("multicast", Status.PASS, f"our own multicasts come back on {heard or 'no interface'}")
+        yield Finding("multicast", PASS, f"our own multicasts come back on {heard or 'no interface'}")
 
 
 def _tcp(facts: Facts) -> Iterator[Finding]:
@@ -225,12 +228,12 @@ def _tcp(facts: Facts) -> Iterator[Finding]:
     if block is not None:
         yield Finding(
             "tcp",
-            Status.WARN,
+            WARN,
             f"this host's firewall drops TCP from other hosts: {block}; rank 0 could be heard and not be reached",
             allow_tcp(facts.networks, manager=facts.manager, block=block),
         )
     elif facts.chains:
-        yield Finding("tcp", Status.PASS, "no rule of this host's firewall drops TCP to the ports of ranks")
+        yield Finding("tcp", PASS, "no rule of this host's firewall drops TCP to the ports of ranks")
 
 
 def _reverse_path(facts: Facts) -> Iterator[Finding]:
@@ -238,7 +241,7 @@ def _reverse_path(facts: Facts) -> Iterator[Finding]:
     if strict and facts.rp_drops:
         yield Finding(
             "rp_filter",
-            Status.FAIL,
+            FAIL,
             f"the reverse path filter of {', '.join(strict)} has dropped {facts.rp_drops} packets just now: their "
             "senders' subnet is not routed by the interface on which they came",
             "; ".join(f"sysctl -w net.ipv4.conf.{name}.rp_filter=2" for name in strict)
@@ -246,14 +249,14 @@ def _reverse_path(facts: Facts) -> Iterator[Finding]:
         )
     elif facts.rp_filter:
         words = "strict" if strict else "loose or off"
-        yield Finding("rp_filter", Status.PASS, f"the reverse path filter ({words}) has dropped nothing")
+        yield Finding("rp_filter", PASS, f"the reverse path filter ({words}) has dropped nothing")
 
 
 def _peers(facts: Facts) -> Iterator[Finding]:
     for host, why in facts.unresolved.items():
         yield Finding(
             "peers",
-            Status.FAIL,
+            FAIL,
             f"{host!r} in MINGLE_PEERS does not resolve: {why}",
             f"correct the name, or add it to the name server or /etc/hosts: `getent hosts {host}` must find it",
         )
@@ -263,7 +266,7 @@ def _versions(facts: Facts) -> Iterator[Finding]:
     for version, address in facts.versions.items():
         yield Finding(
             "version",
-            Status.WARN,
+            WARN,
             f"{address} speaks {version} of the protocol, which is incompatible with ours",
             "install the same version of multinode-mingle on every host",
         )
@@ -273,7 +276,7 @@ def _hostname(facts: Facts) -> Iterator[Finding]:
     if facts.hostname_problem and not facts.only_loopback:
         yield Finding(
             "hostname",
-            Status.WARN,
+            WARN,
             f"this host's own name {facts.hostname!r} does not resolve: {facts.hostname_problem}",
             f"add it to /etc/hosts: echo '{_first(facts.addresses, 'ADDRESS')} {facts.hostname}' >> /etc/hosts",
         )
@@ -281,28 +284,29 @@ def _hostname(facts: Facts) -> Iterator[Finding]:
     if loops and not facts.only_loopback:
         yield Finding(
             "hostname",
-            Status.WARN,
-            f"this host's own name {facts.hostname!r} resolves to {loops[0]}, which is loopback: mingle does not ask, "
-            "but what does (Gloo without GLOO_SOCKET_IFNAME, MPI, Ray) tells others an address that leads nowhere",
+            WARN,
+            f"this host's own name {facts.hostname!r} resolves to {loops[0]}, which is loopback: mingle does not "
+            "use the name, but programs that do (Gloo without GLOO_SOCKET_IFNAME, MPI, Ray) announce an address that "
+            "no other host can reach",
             f"in /etc/hosts give {facts.hostname!r} the host's own address in place of {loops[0]}",
         )
     elif facts.hostname_addresses:
-        yield Finding("hostname", Status.PASS, f"{facts.hostname!r} resolves to {_first(facts.hostname_addresses, '')}")
+        yield Finding("hostname", PASS, f"{facts.hostname!r} resolves to {_first(facts.hostname_addresses, '')}")
 
 
 def _environment(facts: Facts) -> Iterator[Finding]:
     for observation, remedy in facts.environment_problems:
-        yield Finding("environment", Status.FAIL, observation, remedy)
+        yield Finding("environment", FAIL, observation, remedy)
     if facts.master:
         yield Finding(
             "environment",
-            Status.WARN,
-            f"the environment has {facts.master} already: mingle replaces it by rank 0's real address, what does not "
-            "come through mingle believes it",
+            WARN,
+            f"the environment has {facts.master} already: mingle replaces it with rank 0's real address, a program "
+            "that does not use mingle connects there",
             "unset MASTER_ADDR MASTER_PORT",
         )
     if not facts.environment_problems and not facts.master:
-        yield Finding("environment", Status.PASS, "nothing in the environment contradicts itself")
+        yield Finding("environment", PASS, "nothing in the environment contradicts itself")
 
 
 def _first(names: Sequence[str], default: str) -> str:

@@ -1,8 +1,8 @@
-"""Which rule of this host's firewall drops a packet, and the line that lets it through.
+"""Find the rule of this host's firewall that drops a packet, and the command that lets the packet through.
 
-Reads the listing that ``nft list ruleset`` prints (nft(8); iptables of today keeps its rules there, too). It is no
-whole evaluator: what it can't read counts as no match. Whether packets are dropped is measured elsewhere; this only
-gives the rule its name.
+It reads the listing of ``nft list ruleset`` (nft(8)), which also shows the rules of a current iptables. It does not
+evaluate everything: an expression that it can't read counts as no match. Other modules measure whether packets are
+dropped; this one only names the rule.
 """
 
 from __future__ import annotations
@@ -38,39 +38,39 @@ _MATCHES: dict[str, re.Pattern[str]] = {
 
 
 class Packet(Struct, frozen=True):
-    """A packet as rules see it."""
+    """The parts of a packet that rules match."""
 
     protocol: Literal["udp", "tcp"]
     port: int
-    """Its destination port."""
+    """The destination port."""
     destination: str = ""
-    """An address; empty: this host's."""
+    """The destination address; empty for this host's own."""
     interface: str = ""
 
     @property
     def multicast(self) -> bool:
-        """Whether it is addressed to a group."""
+        """Whether the destination is a multicast group."""
         return bool(self.destination) and ipaddress.ip_address(self.destination).is_multicast
 
 
 class Chain(Struct):
-    """One chain of the ruleset."""
+    """A chain of the ruleset."""
 
     family: str
     table: str
     name: str
     hook: str = ""
-    """``input`` and so on; empty: others jump to it."""
+    """``input``, ``output`` or another hook; empty for a chain that others jump to."""
     policy: str = "accept"
     rules: list[str] = field(default_factory=list)
 
 
 class Block(Struct, frozen=True):
-    """What drops a packet."""
+    """The rule or the policy that drops a packet."""
 
     chain: Chain
     rule: str
-    """Empty: the chain's policy."""
+    """Empty for the chain's policy."""
 
     def __str__(self) -> str:
         where = f"chain {self.chain.family} {self.chain.table} {self.chain.name}"
@@ -78,7 +78,7 @@ class Block(Struct, frozen=True):
 
 
 def parse(listing: str) -> list[Chain]:
-    """Returns the chains in the output of ``nft list ruleset``; what is no chain or rule is skipped."""
+    """Return the chains in the output of ``nft list ruleset``; other objects are skipped."""
     chains: list[Chain] = []
     family = table = ""
     inside: Chain | None = None
@@ -102,7 +102,7 @@ def parse(listing: str) -> list[Chain]:
 
 
 def blocked(chains: Sequence[Chain], packet: Packet, hook: str = "input") -> Block | None:
-    """Returns what drops a packet at a hook, or None: each base chain may, whatever the others accept."""
+    """Return what drops a packet at a hook, or None. Each base chain can drop what the others accept."""
     by_name = {(chain.family, chain.table, chain.name): chain for chain in chains}
     for chain in chains:
         if chain.hook == hook and chain.family in {"inet", "ip", "ip6"} and _meets(chain.family, packet):
@@ -122,7 +122,7 @@ def _meets(family: str, packet: Packet) -> bool:
 def _walk(
     chain: Chain, packet: Packet, by_name: Mapping[tuple[str, str, str], Chain], depth: int
 ) -> Block | Literal["accept"] | None:
-    """Returns what a chain decides; None: nothing."""
+    """Return the verdict of a chain; None if no rule has one."""
     if depth > 16:  # the kernel's own limit of jumps (NFT_JUMP_STACK_SIZE)
         return None
     for rule in chain.rules:
@@ -141,7 +141,7 @@ def _walk(
 
 
 def _matches(rule: str, packet: Packet) -> bool:
-    """Whether a rule surely matches the first packet of a conversation."""
+    """Return whether a rule certainly matches the first packet of a connection."""
     rest = _NOISE.sub("", rule)
     for name, pattern in _MATCHES.items():
         for found in pattern.finditer(rest):
@@ -190,7 +190,7 @@ def _within(address: str, text: str) -> bool:
 
 
 def allow_udp(port: int, *, manager: Manager = "nft", block: Block | None = None) -> str:
-    """Returns the line that lets the discovery's UDP port in."""
+    """Return the command that allows the UDP port of the discovery."""
     chain = _place(block)
     return {
         "ufw": f"ufw allow {port}/udp",
@@ -201,7 +201,7 @@ def allow_udp(port: int, *, manager: Manager = "nft", block: Block | None = None
 
 
 def allow_tcp(networks: Sequence[str], *, manager: Manager = "nft", block: Block | None = None) -> str:
-    """Returns the line that lets TCP in from the hosts of a job: their ports are chosen by the system."""
+    """Return the command that allows TCP from the hosts of a job, on all ports: the system chooses them."""
     chain = _place(block)
     network = networks[0] if networks else "SUBNET-OF-THE-JOB"
     family = "ip6" if ":" in network else "ip"

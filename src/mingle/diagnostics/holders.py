@@ -1,6 +1,6 @@
-"""Who else holds the UDP port: this host's sockets as /proc tells them, with their processes where permitted.
+"""Find the other processes that hold the UDP port, from the sockets in /proc.
 
-Linux alone; elsewhere nobody is found. proc(5) and proc_net(5) are the source of the formats.
+It works on Linux alone; elsewhere it finds none. proc(5) and proc_net(5) describe the formats.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-# A process that discovers has both of these libraries in memory: so mingle's own are told from strangers.
+# A process that uses mingle has both of these libraries in memory.
 _MINGLE_LIBRARIES = ("netifaces", "msgspec")
 
 LOOK_SECONDS = 1.0
@@ -22,14 +22,14 @@ LOOK_SECONDS = 1.0
 
 
 class Holder(Struct, frozen=True):
-    """A process that has opened the port, or a socket whose process may not be seen."""
+    """A process that has opened the port, or a socket whose process this one can't see."""
 
     pid: int | None
-    """None: it belongs to another user, or to a container."""
+    """None if it belongs to another user or to a container."""
     command: str = ""
     user: int | None = None
     mingle: bool = False
-    """Whether it is one that discovers, too: those share the port with each other."""
+    """Whether the process uses mingle: such processes share the port."""
     cut_short: bool = False
     """Whether the search for the holder's process ran out of time."""
 
@@ -42,7 +42,7 @@ class Holder(Struct, frozen=True):
 
 
 def sockets_on(port: int, *tables: str) -> dict[int, int]:
-    """Returns the sockets bound to a port in tables as /proc/net/udp is one: inode to user id."""
+    """Return the sockets bound to a port in tables like /proc/net/udp: inode to user id."""
     found: dict[int, int] = {}
     for table in tables:
         for line in table.splitlines()[1:]:
@@ -53,7 +53,7 @@ def sockets_on(port: int, *tables: str) -> dict[int, int]:
 
 
 def holders(port: int, proc: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic) -> tuple[Holder, ...]:
-    """Returns who else holds a UDP port in this network namespace; this process is left out.
+    """Return the other processes that hold a UDP port in this network namespace.
 
     The search ends after `LOOK_SECONDS` and returns what it has found so far.
     """
@@ -68,7 +68,7 @@ def holders(port: int, proc: Path = Path("/proc"), clock: Callable[[], float] = 
         return clock() >= deadline
 
     owners, cut_short = _owners(frozenset(inodes), proc, late)
-    # A process that ended meanwhile is no riddle: its sockets are gone from the table, too.
+    # The sockets of a process that has ended meanwhile are gone from the table as well.
     inodes = {inode: user for inode, user in _sockets(port, proc).items() if inode in inodes}
     siblings = _siblings(port, proc)
     found: dict[int | None, Holder] = {}
@@ -82,7 +82,7 @@ def holders(port: int, proc: Path = Path("/proc"), clock: Callable[[], float] = 
             found.setdefault(None, Holder(None, user=user, cut_short=cut_short))
     known = sum(holder.mingle for holder in found.values()) + any(os.getpid() in pids for pids in owners.values())
     if None in found and siblings > known:
-        # Another user's, or another container's, ranks: they may not be seen, but their names can.
+        # Ranks of another user or container: their processes can't be seen, but the names of their sockets can.
         found[None] = structs.replace(found[None], mingle=True)
     return tuple(found.values())
 
@@ -92,7 +92,7 @@ def _sockets(port: int, proc: Path) -> dict[int, int]:
 
 
 def _siblings(port: int, proc: Path) -> int:
-    """How many processes that discover have a name for each other (:mod:`mingle.network.local_relay`)."""
+    """Return how many processes that discover have a name for each other (:mod:`mingle.network.local_relay`)."""
     names = (line.rpartition(" ")[2] for line in _read(proc / "self" / "net" / "unix").splitlines())
     return len({name for name in names if name.startswith(f"@mingle/udp-{port}/")})
 

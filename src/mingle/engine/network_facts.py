@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from mingle.config.settings import Network
-from mingle.diagnostics.findings import Finding
+from mingle.diagnostics import Finding
 from mingle.network import inspection
 from mingle.network.inspection import Observed
 from mingle.network.interfaces import Interface

@@ -304,8 +304,7 @@ class Transport:
         endpoint.stack.close()
 
     def _nothing_opened(self) -> InterfaceError:
-        from mingle.diagnostics import diagnosis
-        from mingle.diagnostics.findings import Status
+        from mingle.diagnostics import CheckStatus, diagnosis
         from mingle.diagnostics.holders import holders
         from mingle.network import inspection
 
@@ -318,7 +317,7 @@ class Transport:
             memberships=inspection.membership_limit(),
         )
         for finding in diagnosis.troubles(facts):
-            if finding.status is Status.FAIL:
+            if finding.status is CheckStatus.FAIL:
                 return InterfaceError.explain(observation, cause=finding.observation, remedy=finding.remedy)
         return InterfaceError.explain(
             observation,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from mingle.diagnostics import CheckStatus, Finding
 from mingle.diagnostics.diagnosis import ANY_TCP_PORT, Facts
-from mingle.diagnostics.findings import Finding, Status
 from mingle.diagnostics.firewall import Packet, allow_tcp, allow_udp, blocked
 from mingle.observe.figures import Peer, Row
 from mingle.observe.pinging import Pinging
@@ -32,7 +32,7 @@ def judge(pinging: Pinging, facts: Facts, *, closed: Collection[str] = ()) -> li
     findings += [
         Finding(
             "secret",
-            Status.FAIL,
+            CheckStatus.FAIL,
             f"{who} pings with another secret than ours, or one side has none",
             "give both the same MINGLE_SECRET or MINGLE_SECRET_FILE, or none of them any",
         )
@@ -46,7 +46,7 @@ def judge(pinging: Pinging, facts: Facts, *, closed: Collection[str] = ()) -> li
         findings.append(
             Finding(
                 "job",
-                Status.WARN,
+                CheckStatus.WARN,
                 f"{address} pings about {repr(job) if job else 'no job in particular'}, and not with us",
                 "give `mingle-discover ping` the same JOB on every host",
             )
@@ -81,7 +81,7 @@ class _Judge:
         return [
             Finding(
                 str(peer),
-                Status.PASS,
+                CheckStatus.PASS,
                 f"{peer}: {', '.join(ways)} pass, round trips from {best * 1000:.2f} ms",
             )
         ]
@@ -91,7 +91,7 @@ class _Judge:
         if peer.interface and peer.interface not in self.used:
             yield Finding(
                 str(peer),
-                Status.FAIL,
+                CheckStatus.FAIL,
                 f"{peer} is reached by {peer.interface}, and {', '.join(self.used)} is all that is used here: "
                 "the hosts do not share the network that was chosen",
                 f"MINGLE_INTERFACE={peer.interface}, or unset it to use every suitable interface",
@@ -107,7 +107,7 @@ class _Judge:
             if row.received and row.loss > LOSS_WARNED:
                 yield Finding(
                     str(peer),
-                    Status.WARN,
+                    CheckStatus.WARN,
                     f"{peer}: {row.loss:.0%} of the {way} pings are lost ({row.sent - row.received} of {row.sent})",
                     "look for a full queue, a weak radio link, or a rate limit between the two",
                 )
@@ -115,7 +115,7 @@ class _Judge:
     def _deaf(self, peer: Peer) -> Finding:
         return Finding(
             str(peer),
-            Status.FAIL,
+            CheckStatus.FAIL,
             f"{peer} is heard and hears nothing of us, neither by multicast nor by unicast nor by TCP",
             f"on {peer.hostname or peer.address} run `mingle-discover doctor`: its firewall drops what comes from "
             f"{self.me}, or it has no route back",
@@ -126,7 +126,7 @@ class _Judge:
         if _lost(multicast) and link.received:
             yield Finding(
                 str(peer),
-                Status.FAIL,
+                CheckStatus.FAIL,
                 f"multicast to {peer} is lost on 239.x and passes on 224.0.0.x{fine}: a switch or bridge between "
                 "filters multicast (IGMP snooping that does not learn the members, or unknown multicast not flooded)",
                 "enable an IGMP querier on the switch or switch snooping off (Linux bridge: ip link set dev BRIDGE "
@@ -140,7 +140,7 @@ class _Judge:
             )
             yield Finding(
                 str(peer),
-                Status.FAIL,
+                CheckStatus.FAIL,
                 f"multicast to {peer} is lost, unicast fine: {where}",
                 f"on {peer.hostname or peer.address}: {allow_udp(self.port, manager=self.manager)}; "
                 f"or {self._peers(peer)}",
@@ -148,7 +148,7 @@ class _Judge:
         elif _lost(multicast):
             yield Finding(
                 str(peer),
-                Status.FAIL,
+                CheckStatus.FAIL,
                 f"multicast and unicast UDP to {peer} are lost: the firewall of {peer.hostname or peer.address} "
                 f"drops UDP port {self.port}",
                 f"on {peer.hostname or peer.address}: {allow_udp(self.port, manager=self.manager)}",
@@ -157,7 +157,7 @@ class _Judge:
             why = "" if self.multicast_comes else ", and our own does not come back"
             yield Finding(
                 str(peer),
-                Status.FAIL,
+                CheckStatus.FAIL,
                 f"multicast from {peer} does not arrive here, though ours arrives there{why}: "
                 "this host's firewall drops it",
                 allow_udp(self.port, manager=self.manager, block=self.udp_block),
@@ -167,7 +167,7 @@ class _Judge:
         if _lost(unicast) and multicast.received:
             yield Finding(
                 str(peer),
-                Status.FAIL,
+                CheckStatus.FAIL,
                 f"unicast to UDP port {self.port} of {peer} is lost, multicast fine: another program there holds the "
                 "port as well and swallows it, or a firewall drops it",
                 f"on {peer.hostname or peer.address} run `mingle-discover doctor`, which names the program; "
@@ -179,14 +179,14 @@ class _Judge:
             why = f" ({tcp.reason})" if tcp.reason else ""
             yield Finding(
                 str(peer),
-                Status.FAIL,
+                CheckStatus.FAIL,
                 f"TCP from {self.me} to {peer} is filtered{why}, though UDP passes",
                 f"on {peer.hostname or peer.address}: {allow_tcp(self.networks, manager=self.manager)}",
             )
         elif tcp.received and _tries(peer) and not tcp.arrived:
             yield Finding(
                 str(peer),
-                Status.FAIL,
+                CheckStatus.FAIL,
                 f"TCP from {peer} to {self.me} does not arrive, the other way round it does",
                 allow_tcp(self.networks, manager=self.manager, block=self.tcp_block),
             )
@@ -196,14 +196,14 @@ class _Judge:
         if closed:
             return Finding(
                 address,
-                Status.FAIL,
+                CheckStatus.FAIL,
                 f"nobody serves on {address}: the host is reached, and no program there has UDP port {port} open "
                 "(or its firewall rejects it)",
                 f"start `mingle-discover doctor --serve` on {address}, and keep it running while this runs",
             )
         return Finding(
             address,
-            Status.FAIL,
+            CheckStatus.FAIL,
             f"{address} did not answer on UDP port {port}: no `mingle-discover ping` (or `doctor --serve`) runs there, "
             "or a firewall or a missing route keeps them apart",
             f"start it on {address} while this runs; there: {allow_udp(port, manager=self.manager)}",

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, field
 
-from mingle.diagnostics.findings import Finding
+from mingle.diagnostics import Finding
 from mingle.protocol.claims import DialBudget
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mingle.diagnostics import findings
-from mingle.diagnostics.findings import Finding
+from mingle.diagnostics import CheckStatus, Finding
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, InterfaceError, MingleError
 from mingle.protocol.machine import Diagnostics, Identity, NetworkFacts
 from mingle.wire.frames import ProcessInfo, Refused, Running, Status
@@ -228,7 +227,7 @@ def _outside(identity: Identity, diagnostics: Diagnostics, status: Status) -> li
 
 def failing(facts: NetworkFacts) -> Finding | None:
     """Returns what is surely wrong with this machine, or None."""
-    return next((finding for finding in facts.findings if finding.status is findings.Status.FAIL), None)
+    return next((finding for finding in facts.findings if finding.status is CheckStatus.FAIL), None)
 
 
 def suspect(facts: NetworkFacts, diagnostics: Diagnostics, *, alone: bool) -> Finding | None:
