@@ -9,6 +9,7 @@ import pytest
 
 from mingle.config.values import Peer
 from mingle.elastic import settings as agent_settings
+from mingle.elastic.quorum import Nodes
 from mingle.elastic.settings import AgentSettings
 from mingle.errors import ConfigurationError
 
@@ -23,18 +24,15 @@ def test_without_options_everything_is_at_its_default() -> None:
     found = resolve()
     assert found.settings.job_id == "resnet"
     assert (found.settings.rank, found.settings.world_size) == (None, 4)
-    assert (found.minimum, found.maximum, found.local_addr, found.allow_minority) == (2, 4, None, False)
+    assert (found.nodes, found.local_addr, found.allow_minority) == (Nodes(minimum=2, maximum=4), None, False)
     assert (found.settings.port, found.settings.ttl, found.settings.discovery_timeout) == (29499, 1, 300)
-    assert (found.last_call, found.read_timeout, found.close_timeout) == (30, 60, 30)
-    assert found.torch == {"timeout": 900}
+    assert found.torch == {"last_call_timeout": 30, "read_timeout": 60, "timeout": 900}
 
 
 def test_the_defaults_are_those_of_torch() -> None:
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
 
-    theirs = RendezvousTimeout()
-    assert timedelta(seconds=agent_settings.DEFAULT_LAST_CALL) == theirs.last_call
-    assert timedelta(seconds=agent_settings.DEFAULT_CLOSE_TIMEOUT) == theirs.close
+    assert timedelta(seconds=agent_settings.TORCH_DEFAULTS["last_call_timeout"]) == RendezvousTimeout().last_call
 
 
 def test_every_key_of_the_rendezvous_configuration(tmp_path: Path) -> None:
@@ -65,7 +63,6 @@ def test_every_key_of_the_rendezvous_configuration(tmp_path: Path) -> None:
     assert settings.secret == b"s3cret"
     assert (settings.port, settings.ttl, settings.family, settings.discovery_timeout) == (7777, 3, "6", 12.5)
     assert found.allow_minority
-    assert (found.last_call, found.read_timeout, found.close_timeout) == (3, 8, 4)
     assert found.torch == {
         "join_timeout": 100,
         "last_call_timeout": 3,

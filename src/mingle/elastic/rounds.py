@@ -114,8 +114,8 @@ class Rounds:
             backend=BACKEND,
             endpoint="",
             run_id=self._wanted.settings.job_id,
-            min_nodes=self._wanted.minimum,
-            max_nodes=self._wanted.maximum,
+            min_nodes=self._wanted.nodes.minimum,
+            max_nodes=self._wanted.nodes.maximum,
             # Torch would name the node by its host name. It never resolves this name.
             local_addr=node_name(self._wanted.local_addr or self._gathered.address, self._gathering.member),
             **dict(self._wanted.torch),
@@ -128,7 +128,7 @@ class Rounds:
 
     def _connect(self) -> TCPStore:
         client = store.connect(self._gathered.store_address, self._gathered.store_port).hand_over()
-        client.set_timeout(timedelta(seconds=self._wanted.read_timeout))
+        client.set_timeout(timedelta(seconds=self._wanted.torch["read_timeout"]))
         return client
 
     def nodes_waiting(self) -> int:

@@ -1,25 +1,22 @@
-"""What a torchrun agent was told: torchrun's options, ``--rdzv-conf`` and the ``MINGLE_*`` variables, checked at once.
+"""The settings of a torchrun agent: torchrun's options, ``--rdzv-conf`` and the ``MINGLE_*`` variables, all checked.
 
-An option comes before a variable. What torch itself wants to know by ``--rdzv-conf`` is checked here as well and handed
-on: torch would find a mistake in it only after the whole wait for the other nodes.
+Options take precedence over variables. Torch's own keys of ``--rdzv-conf`` are checked here as well and passed on:
+torch would find a mistake in them only after the wait for the other nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import structs
 
 from mingle.config import settings, values
-from mingle.config.settings import Network, Settings
+from mingle.config.settings import Settings
+from mingle.elastic.quorum import Nodes
 from mingle.errors import ConfigurationError
-
-DEFAULT_LAST_CALL = 30
-DEFAULT_READ_TIMEOUT = 60
-DEFAULT_CLOSE_TIMEOUT = 30
-"""Torch's own defaults (dynamic_rendezvous.py, c10d_rendezvous_backend.py), which stay as they are."""
 
 OWN_KEYS = {
     "interface": "interfaces to use, names or addresses (default: mingle chooses)",
@@ -43,10 +40,12 @@ TORCH_KEYS = (
     "read_timeout",
     "timeout",
 )
-"""The keys that are torch's; all hold whole seconds, or a count. ``timeout`` is always there, torch adds it."""
+"""Torch's keys: whole seconds, or a count. Torch always adds ``timeout``."""
+TORCH_DEFAULTS = {"last_call_timeout": 30, "read_timeout": 60}
+"""Torch's own defaults of the keys that are also used here (dynamic_rendezvous.py, c10d_rendezvous_backend.py)."""
 
-_YES = frozenset({"1", "true", "t", "yes", "y"})
-_NO = frozenset({"0", "false", "f", "no", "n"})
+CONF = "--rdzv-conf"
+_FLAGS = {**dict.fromkeys(("1", "true", "t", "yes", "y"), True), **dict.fromkeys(("0", "false", "f", "no", "n"), False)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,34 +54,17 @@ class AgentSettings:
 
     Attributes:
         settings: how to discover the other agents; ``world_size`` is the most nodes there may be.
-        minimum: the fewest nodes that train.
-        maximum: the most nodes that train.
+        nodes: how many nodes train.
         local_addr: the value of ``--local-addr``; None selects the address that the gathering finds.
         allow_minority: whether MIN nodes can start and continue alone.
-        torch: options for c10d's rendezvous, under its own keys.
+        torch: the options of c10d's rendezvous that are given or used here, under torch's keys.
     """
 
     settings: Settings
-    minimum: int
-    maximum: int
-    local_addr: str | None = None
-    allow_minority: bool = False
-    torch: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def last_call(self) -> float:
-        """How long, in seconds, those who are enough wait for one more."""
-        return float(self.torch.get("last_call_timeout", DEFAULT_LAST_CALL))
-
-    @property
-    def read_timeout(self) -> float:
-        """How long, in seconds, an operation on the agents' store may take."""
-        return float(self.torch.get("read_timeout", DEFAULT_READ_TIMEOUT))
-
-    @property
-    def close_timeout(self) -> float:
-        """How long, in seconds, closing the rendezvous may take."""
-        return float(self.torch.get("close_timeout", DEFAULT_CLOSE_TIMEOUT))
+    nodes: Nodes
+    local_addr: str | None
+    allow_minority: bool
+    torch: Mapping[str, int]
 
 
 def resolve(
@@ -95,7 +77,7 @@ def resolve(
     local_addr: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> AgentSettings:
-    """Returns the settings of this agent. A launcher's ranks in the environment are not an agent's, so none is read.
+    """Return the settings of this agent. A launcher's ranks in the environment are not an agent's, so none is read.
 
     Args:
         environ: the environment.
@@ -104,7 +86,7 @@ def resolve(
         minimum: the first number of ``--nnodes``.
         maximum: its second number, or the first again.
         local_addr: ``--local-addr``.
-        config: ``--rdzv-conf``; values are texts, or numbers where a program calls torch's ``elastic_launch``.
+        config: ``--rdzv-conf``; values are texts, or numbers if a program calls torch's ``elastic_launch``.
 
     Raises:
         ConfigurationError: one of them can't be used.
@@ -112,24 +94,22 @@ def resolve(
     _check_place(run_id, endpoint, minimum, maximum)
     given = {key: str(value).strip() for key, value in (config or {}).items() if value is not None}
     _check_known(given)
-    numbers = {key: values.parse_whole(given[key], _named(key), minimum=1) for key in TORCH_KEYS if key in given}
-    network = _network(environ, given)
     store_port = values.text_of(environ, "MINGLE_MASTER_PORT")
     return AgentSettings(
         settings=Settings(
-            **structs.asdict(network),
+            **structs.asdict(settings.resolve_network(environ, **_network_options(given))),
             job_id=settings.check_job_id(run_id, "--rdzv-id"),
             rank=None,
             world_size=maximum,
-            master_port=None
-            if store_port is None
-            else values.parse_whole(store_port, "MINGLE_MASTER_PORT", minimum=1, maximum=values.MAX_PORT),
+            master_port=None if store_port is None else _port(store_port, "MINGLE_MASTER_PORT"),
         ),
-        minimum=minimum,
-        maximum=maximum,
+        nodes=Nodes(minimum=minimum, maximum=maximum),
         local_addr=local_addr or None,
-        allow_minority=_flag(given, "allow_minority"),
-        torch=numbers,
+        allow_minority=_flag(given.get("allow_minority", "0"), f"{CONF} allow_minority"),
+        torch={
+            **TORCH_DEFAULTS,
+            **{key: values.parse_whole(given[key], f"{CONF} {key}", minimum=1) for key in TORCH_KEYS if key in given},
+        },
     )
 
 
@@ -161,31 +141,29 @@ def _check_known(given: Mapping[str, str]) -> None:
         )
 
 
-def _network(environ: Mapping[str, str], given: Mapping[str, str]) -> Network:
-    port = given.get("port")
-    ttl = given.get("ttl")
-    timeout = given.get("discovery_timeout")
-    secret_file = given.get("secret_file")
-    return settings.resolve_network(
-        environ,
-        discovery_timeout=None if timeout is None else values.seconds(timeout, _named("discovery_timeout")),
-        interface=given.get("interface"),
-        peers=given.get("peers"),
-        secret=None if secret_file is None else values.read_secret_file(secret_file, _named("secret_file")),
-        port=None if port is None else values.parse_whole(port, _named("port"), minimum=1, maximum=values.MAX_PORT),
-        ttl=None if ttl is None else values.parse_whole(ttl, _named("ttl"), maximum=255),
-        family=given.get("family"),
-    )
+def _network_options(given: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of `settings.resolve_network` that ``--rdzv-conf`` gives."""
+    parsers: dict[str, Callable[[str, str], Any]] = {
+        "discovery_timeout": values.seconds,
+        "secret_file": values.read_secret_file,
+        "port": _port,
+        "ttl": functools.partial(values.parse_whole, maximum=255),
+    }
+    options: dict[str, Any] = {key: given[key] for key in ("interface", "peers", "family") if key in given}
+    options |= {key: parse(given[key], f"{CONF} {key}") for key, parse in parsers.items() if key in given}
+    if "secret_file" in options:
+        options["secret"] = options.pop("secret_file")
+    return options
 
 
-def _flag(given: Mapping[str, str], key: str) -> bool:
-    text = given.get(key, "0").lower()
-    if text in _YES or text in _NO:
-        return text in _YES
-    raise ConfigurationError.explain(
-        f"{_named(key)}={given[key]!r} is neither yes nor no", cause="a mistyped value", remedy="give 1 or 0"
-    )
+def _port(text: str, source: str) -> int:
+    return values.parse_whole(text, source, minimum=1, maximum=values.MAX_PORT)
 
 
-def _named(key: str) -> str:
-    return f"--rdzv-conf {key}"
+def _flag(text: str, source: str) -> bool:
+    meaning = _FLAGS.get(text.lower())
+    if meaning is None:
+        raise ConfigurationError.explain(
+            f"{source}={text!r} is neither yes nor no", cause="a mistyped value", remedy="give 1 or 0"
+        )
+    return meaning

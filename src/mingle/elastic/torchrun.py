@@ -1,7 +1,7 @@
-"""The door for ``torchrun --rdzv-backend=mingle``: what torch finds under the entry point group ``torchrun.handlers``.
+"""The entry point of ``torchrun --rdzv-backend=mingle``, in the group ``torchrun.handlers``.
 
-Torch loads it (from 2.6 on, pytorch#132633) while its own rendezvous package is half imported, so nothing here, nor
-what it imports, may need torch before a handler is really asked for.
+Every torchrun loads this module, whatever its backend, while torch's rendezvous package is half imported (from torch
+2.6 on, pytorch#132633). So it imports neither torch nor the rest of mingle before a handler is requested.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 def backend() -> Callable[[RendezvousParameters], RendezvousHandler]:
-    """Returns what makes a handler; torch registers it under the entry point's name."""
+    """Return the function that makes a handler; torch registers it under the entry point's name."""
     return create
 
 
 def create(params: RendezvousParameters) -> RendezvousHandler:
-    """Returns the handler for one run of torchrun; not a packet has been sent by then.
+    """Return the handler for one run of torchrun; it has not sent a packet yet.
 
     Raises:
         ConfigurationError: a torchrun option or a ``MINGLE_*`` variable can't be used.
     """
     from mingle.distributed.environment import process_environment
     from mingle.elastic import settings as agent_settings
-    from mingle.elastic.gathering import Gathering, Nodes
+    from mingle.elastic.gathering import Gathering
     from mingle.elastic.handler import AgentHandler
     from mingle.engine import progress
 
@@ -43,8 +43,8 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
     )
     gathering = Gathering(
         wanted.settings,
-        Nodes(minimum=wanted.minimum, maximum=wanted.maximum),
-        last_call=wanted.last_call,
+        wanted.nodes,
+        last_call=wanted.torch["last_call_timeout"],
         allow_minority=wanted.allow_minority,
     )
     return AgentHandler(wanted, gathering)
