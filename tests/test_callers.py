@@ -37,6 +37,7 @@ class Called:
             gone=self.gone.append,
             expected=expected,
             free_files=lambda: self.free - len(self.callers.connections()),
+            unsent=lambda _: 0,
         )
         self.members: dict[int, MemberConversation] = {}
         self.said: dict[int, list[frames.AnyFrame]] = {}
@@ -85,7 +86,7 @@ def test_what_is_said_in_one_round_is_written_in_one_piece_and_in_order_of_conne
     called.carry()
     for number in (7, 8):
         for conn in (2, 1):
-            called.callers.tell(conn, frames.Pong(number=number))
+            called.callers.send(conn, frames.Pong(number=number))
     assert [(type(effect), effect.conn) for effect in called.carry() if isinstance(effect, Write)] == [
         (Write, 1),
         (Write, 2),
@@ -236,7 +237,7 @@ def test_what_was_said_is_written_before_the_hangup() -> None:
     called.call(1)
     called.prove(1)
     called.carry()
-    called.callers.tell(1, frames.Pong(number=5))
+    called.callers.send(1, frames.Pong(number=5))
     called.callers.hang_up(1)
     assert [type(effect) for effect in called.carry()] == [Write, Hangup]
     assert called.said[1] == [frames.Pong(number=5)]
@@ -246,7 +247,7 @@ def test_to_say_something_to_who_is_gone_or_to_hang_up_again_does_nothing() -> N
     called = Called()
     called.call(1)
     called.callers.forget(1)
-    called.callers.tell(1, frames.Ping())
+    called.callers.send(1, frames.Ping())
     called.callers.hang_up(1)
     assert called.carry() == []
     assert 1 not in called.callers

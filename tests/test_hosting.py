@@ -12,12 +12,14 @@ import pytest
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, InterfaceError
 from mingle.protocol.callers import MAX_UNPROVED, PROOF_SECONDS, SOURCE_SHARE
 from mingle.protocol.handshake import Call, HandshakeFailed, MemberConversation
-from mingle.protocol.host import Host
+from mingle.protocol.host import MAX_SIGHTINGS, SEATS_PER_FRAME, Host
+from mingle.protocol.lobby import UNICAST_ANSWERS_AT_ONCE
 from mingle.protocol.machine import (
     Address,
     Answer,
     CloseStore,
     Context,
+    Dial,
     Effect,
     Endpoints,
     Hangup,
@@ -29,11 +31,13 @@ from mingle.protocol.machine import (
     Source,
     Write,
 )
-from mingle.protocol.registrar import RETURN_SECONDS, Phase, Registrar
+from mingle.protocol.registrar import RETURN_SECONDS, Phase, Registrar, Seated, roster_digest
+from mingle.protocol.seating import Place
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import Bye, List, Offer, Seek
+from mingle.wire.datagrams import MAX_ADDRESSES, Bye, List, Offer, Seek
 from mingle.wire.frames import Path, ProcessInfo
+from mingle.wire.framing import MAX_FRAME_BYTES, encode_frame
 
 SESSION, OWN = b"S" * 16, b"H" * 16
 HERE = Source(interface="eth0", address="10.0.0.9")
@@ -42,16 +46,32 @@ HERE = Source(interface="eth0", address="10.0.0.9")
 class Alone:
     """A host and what its callers make of what it says."""
 
-    def __init__(self, size: int = 2, *, key: JobKey | None = None) -> None:
+    def __init__(
+        self,
+        size: int = 2,
+        *,
+        key: JobKey | None = None,
+        addresses: int = 2,
+        advertised: tuple[str, ...] = (),
+        attempt: str = "",
+    ) -> None:
         identity = Identity(
-            job="job", attempt="", member=OWN, rank=0, world_size=size, node="n0", who=ProcessInfo(hostname="h0", pid=1)
+            job="job",
+            attempt=attempt,
+            member=OWN,
+            rank=0,
+            world_size=size,
+            node="n0",
+            who=ProcessInfo(hostname="h0", pid=1),
+            node_rank=0,
         )
         self.key = key
         self.unsent: Counter[int] = Counter()
+        own = tuple(Address(f"10.{each}.0.1", f"eth{each}", 24) for each in range(addresses))
         self.host = Host(
             identity,
             SESSION,
-            Endpoints(addresses=(Address("10.0.0.1", "eth0", 24), Address("10.1.0.1", "eth1", 24)), port=4000),
+            Endpoints(addresses=own, advertised=advertised, port=4000),
             Context(
                 key=key,
                 new_id=itertools.count(1000).__next__,
@@ -438,3 +458,265 @@ def test_addresses_stay_once_a_store_may_stand_on_one(phase: Phase) -> None:
     alone.host.readdress((NEW,), 5.0)
     assert alone.host.endpoints.addresses == before
     assert alone.host.offer().addresses == ("10.0.0.1", "10.1.0.1")
+
+
+# --- how it describes itself ----------------------------------------------------------------------------------------
+
+
+def test_advertised_addresses_are_named_first_and_lead_to_the_first_own_one() -> None:
+    alone = Alone(advertised=("203.0.113.9",))
+    assert alone.host.offer().addresses == ("203.0.113.9", "10.0.0.1", "10.1.0.1")
+    seat = alone.host.registrar.host
+    assert [(path.host_address, path.local_address, path.interface) for path in seat.applicant.paths] == [
+        ("10.0.0.1", "10.0.0.1", "eth0"),
+        ("10.1.0.1", "10.1.0.1", "eth1"),
+        ("203.0.113.9", "10.0.0.1", "eth0"),
+    ]
+    assert seat.prefix_lengths == {"203.0.113.9": 0, "10.0.0.1": 24, "10.1.0.1": 24}
+    assert seat.applicant.who == ProcessInfo(hostname="h0", pid=1, address="10.0.0.1", rank=0)
+
+
+def test_an_address_that_is_advertised_and_its_own_keeps_its_subnet() -> None:
+    assert Alone(advertised=("10.1.0.1",)).host.registrar.host.prefix_lengths["10.1.0.1"] == 24
+
+
+def test_an_offer_holds_no_more_addresses_than_fit() -> None:
+    alone = Alone(addresses=2 * MAX_ADDRESSES, advertised=("203.0.113.9",))
+    assert len(alone.host.offer().addresses) == MAX_ADDRESSES
+    assert alone.host.offer().addresses[0] == "203.0.113.9"
+
+
+def test_its_store_listens_on_its_own_address_for_an_advertised_one() -> None:
+    alone = Alone(addresses=1, advertised=("203.0.113.9",))
+    alone.call(1)
+    paths = (Path(host_address="203.0.113.9", local_address="192.168.0.2", interface="eth0"),)
+    alone.say(1, frames.Join(world_size=2, rank=1, node="n1", paths=paths))
+    assert OpenStore(1, "10.0.0.1") in alone.confirm(1, paths)
+    alone.host.store_opened(1, 5000, "token", 2.0)
+    alone.say(1, frames.Ack(session=SESSION, epoch=1), now=3.0)
+    (sealed,) = [frame for frame in alone.said[1] if isinstance(frame, frames.Sealed)]
+    assert sealed.store_address == "203.0.113.9"
+    outcome = alone.host.outcome
+    assert outcome is not None
+    assert (outcome.store_address, outcome.store_port, outcome.interface) == ("10.0.0.1", 5000, "eth0")
+    assert outcome.roster_digest == sealed.roster_digest == roster_digest(alone.host.registrar.roster())
+
+
+@pytest.mark.parametrize(
+    ("phase", "offered", "told", "seconds", "port"),
+    [
+        (Phase.OPEN, "open", "open", 30.0, 0),
+        (Phase.CONFIRMING, "open", "open", 30.0, 0),
+        (Phase.SEALING, "sealed", "sealed", 29.0, 0),
+        (Phase.SEALED, "sealed", "sealed", 29.0, 5000),
+        (Phase.RUNNING, "sealed", "running", 29.0, 5000),
+    ],
+)
+def test_the_state_is_told_by_phase(phase: Phase, offered: str, told: str, seconds: float, port: int) -> None:
+    alone = Alone()
+    for step in (
+        lambda: alone.join(1, 1),
+        lambda: alone.confirm(1),
+        lambda: alone.host.store_opened(1, 5000, "token", 2.0),
+        lambda: alone.say(1, frames.Ack(session=SESSION, epoch=1), now=3.0),
+    ):
+        if alone.phase() is not phase:
+            step()
+    assert alone.host.offer().state == offered
+    running = alone.host.describe_running(ProcessInfo(), 30.0)
+    assert (running.state, running.seconds, running.store_port) == (told, seconds, port)
+    assert running.store_address == ("10.0.0.1" if port else "")
+    assert running.joined == ((0,) if phase is Phase.OPEN else (0, 1))
+
+
+def test_good_bye_names_the_job_and_the_attempt() -> None:
+    alone = Alone(attempt="2")
+    alone.host.close("done")
+    assert Multicast(Bye(job="job", attempt="2", session=SESSION)) in alone.done()
+
+
+def test_a_large_roster_comes_in_parts_that_fit() -> None:
+    alone = Alone()
+    registrar = alone.host.registrar
+    for rank in range(1, 2 * SEATS_PER_FRAME + 1):
+        name, who = rank.to_bytes(16, "big"), ProcessInfo(hostname="ü" * 126, pid=2**31, address="10.0.255.255")
+        registrar.seats[name] = Seated(name, rank, frames.Join(world_size=2, rank=rank, node=f"n{rank}", who=who))
+    assert list(alone.host._roster()) == [], "there is none before the seal"
+    registrar.phase = Phase.RUNNING
+    for rank, name in enumerate(registrar.seats):
+        registrar.places[name] = Place(rank=rank, local_rank=0, local_world_size=1, node_rank=rank, num_nodes=2)
+    parts = [part for part in alone.host._roster() if isinstance(part, frames.Roster)]
+    assert [part.first for part in parts] == [0, SEATS_PER_FRAME, 2 * SEATS_PER_FRAME]
+    assert {part.total for part in parts} == {len(registrar.seats)}
+    assert [seat for part in parts for seat in part.seats] == registrar.roster()
+    assert max(len(encode_frame(part)) for part in parts) <= MAX_FRAME_BYTES
+
+
+# --- datagrams ------------------------------------------------------------------------------------------------------
+
+OTHER = b"T" * 16
+BY_UNICAST = Source(interface="eth0", address="10.0.0.9", multicast=False)
+
+
+def other_offer(**more: Any) -> Offer:
+    fields = {"job": "job", "session": OTHER, "host": OTHER, "addresses": ("10.0.0.9",), "port": 1, "world_size": 2}
+    return Offer(**{**fields, **more})
+
+
+def due(alone: Alone, *, before: float = 59.0) -> list[Effect]:
+    """What it sends at its next timer."""
+    at = alone.host.next_timer()
+    if at is None or at >= before:
+        return []
+    alone.host.handle_timer(at)
+    return [effect for effect in alone.done() if isinstance(effect, Answer | Multicast)]
+
+
+def formed() -> Alone:
+    """A host whose job of two has formed, and that has said what it had to say."""
+    alone = Alone()
+    alone.form()
+    alone.done()
+    return alone
+
+
+def test_it_offers_at_once_and_again_when_it_takes_members_again() -> None:
+    alone = Alone()
+    assert due(alone) == [Multicast(alone.host.offer())]
+    alone.join(1, 1)
+    alone.confirm(1)
+    alone.done()
+    assert due(alone, before=3.0) == [], "sealed it speaks only when asked"
+    alone.host.disconnected(1, "reset", 3.0)
+    assert alone.host.next_timer() == 3.0
+    alone.done()
+    assert Multicast(alone.host.offer()) in due(alone)
+
+
+def test_stepping_down_it_offers_nothing_until_it_stays() -> None:
+    alone = Alone()
+    alone.host.step_down(0.0)
+    assert due(alone) == []
+    alone.host.stay_host(1.0)
+    assert due(alone) == [Multicast(alone.host.offer())]
+
+
+def test_a_question_by_unicast_is_answered_to_the_asker_also_when_sealed() -> None:
+    alone = formed()
+    alone.host.heard(Seek(job="job", member=b"M" * 16, world_size=2, rank=1, hostname="h1"), BY_UNICAST, 4.0)
+    assert alone.done() == [Answer(BY_UNICAST, alone.host.offer())]
+    assert list(alone.host.diagnostics.seekers) == [b"M" * 16]
+
+
+@pytest.mark.parametrize(
+    ("message", "lobby"),
+    [(Seek(job="job", member=b"M" * 16, world_size=2), False), (List(job="jbo", member=b"M" * 16), True)],
+)
+def test_a_question_by_multicast_is_answered_where_it_was_asked(message: Seek | List, lobby: bool) -> None:
+    alone = formed()
+    alone.host.heard(message, HERE, 4.0)
+    assert due(alone) == [Multicast(alone.host.offer(), lobby=lobby)]
+
+
+def test_a_flood_of_questions_to_the_lobby_by_unicast_is_answered_rarely() -> None:
+    alone = formed()
+    for _ in range(1000):
+        alone.host.heard(List(job="jbo", member=b"M" * 16), BY_UNICAST, 4.0)
+    assert alone.done() == [Answer(BY_UNICAST, alone.host.offer())] * int(UNICAST_ANSWERS_AT_ONCE)
+
+
+def test_its_own_questions_from_before_it_was_a_host_are_no_other_seekers() -> None:
+    alone = formed()
+    alone.host.heard(alone.host.identity.seek(), HERE, 4.0)
+    assert alone.host.diagnostics.seekers == {}
+    alone.done()
+    due(alone)
+    alone.host.heard(alone.host.identity.list(), HERE, 9.0)
+    assert alone.host.diagnostics.seekers == {}
+    assert alone.host.next_timer() is None
+
+
+def test_only_an_offer_of_another_session_of_this_job_is_looked_into() -> None:
+    alone = Alone()
+    for message in (
+        alone.host.offer(),
+        other_offer(job="jbo"),
+        other_offer(attempt="2"),
+        other_offer(kind="announcement", hostname="h9"),
+        Bye(job="job", session=OTHER),
+    ):
+        alone.host.heard(message, HERE, 1.0)
+        assert not any(isinstance(effect, Dial) for effect in alone.done())
+    alone.host.heard(other_offer(), HERE, 1.0)
+    assert any(isinstance(effect, Dial) for effect in alone.done())
+    assert "jbo" in alone.host.diagnostics.other_jobs
+    assert alone.host.diagnostics.other_attempts == {"2": "10.0.0.9"}
+    assert any("h9" in name for name in alone.host.diagnostics.announcements)
+
+
+@pytest.mark.parametrize(("secured", "counted"), [(False, 1), (True, 0)])
+def test_a_signature_is_a_hint_for_a_host_without_a_secret(secured: bool, counted: int) -> None:
+    alone = Alone(key=JobKey(b"one", "job") if secured else None)
+    source = Source(interface="eth0", signed=True)
+    alone.host.heard(Seek(job="job", member=b"M" * 16, world_size=2), source, 1.0)
+    assert alone.host.diagnostics.signed_without_secret == counted
+
+
+def test_what_is_not_verified_counts_if_it_is_of_this_job_and_a_ranks() -> None:
+    alone = Alone()
+    for message in (other_offer(), other_offer(job="jbo"), other_offer(attempt="2")):
+        alone.host.heard_unverified(message)
+    alone.host.heard_unverified(Seek(job="job", member=b"M" * 16, world_size=2, kind="announcement"))
+    assert alone.host.diagnostics.secret_signs == 1
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_it_asks_in_the_lobby_only_until_the_job_has_formed(finished: bool) -> None:
+    alone = formed() if finished else Alone()
+    asked: list[Effect] = []
+    while (at := alone.host.next_timer()) is not None and at < 55.0:
+        alone.host.handle_timer(at)
+        asked += alone.done()
+    assert (Multicast(alone.host.identity.list(), lobby=True) in asked) is not finished
+
+
+# --- stepping down for another host ---------------------------------------------------------------------------------
+
+
+def test_reports_of_other_hosts_are_handed_out_once_and_bounded() -> None:
+    alone = formed()
+    alone.say(1, frames.HostSeen(offer=other_offer()), frames.HostSeen(offer=other_offer(host=OWN), stands=True))
+    assert alone.host.take_sightings() == [(other_offer(), False), (other_offer(host=OWN), True)]
+    assert alone.host.take_sightings() == []
+    alone.say(1, *[frames.HostSeen(offer=other_offer())] * (MAX_SIGHTINGS + 1))
+    assert len(alone.host.take_sightings()) == MAX_SIGHTINGS
+
+
+def test_members_and_all_that_still_come_are_redirected() -> None:
+    alone = Alone(size=3)
+    alone.join(1, 1)
+    alone.host.step_down(1.0)
+    alone.host.redirect_members(other_offer())
+    alone.done()
+    alone.join(2, 2)
+    for conn in (1, 2):
+        assert frames.Redirect(offer=other_offer()) in alone.said[conn]
+    assert alone.phase() is Phase.OPEN, "it confirms nothing meanwhile"
+    alone.host.stay_host(2.0)
+    assert alone.phase() is Phase.CONFIRMING
+
+
+def test_a_member_that_can_not_follow_is_noted_until_all_are_sent_elsewhere() -> None:
+    alone = Alone(size=3)
+    alone.join(1, 1)
+    alone.say(1, frames.Unreachable(session=OTHER))
+    alone.host.redirect_members(other_offer())
+    alone.say(1, frames.Unreachable(session=OWN))
+    assert not alone.host.redirect_failed, "it speaks of another session"
+    alone.say(1, frames.Unreachable(session=OTHER))
+    assert alone.host.redirect_failed
+    assert any("pid 1" in reason for reason in alone.host.diagnostics.hosts.values())
+    alone.host.redirect_members(other_offer(session=OWN))
+    assert not alone.host.redirect_failed
+    alone.host.stay_host(2.0)
+    assert (alone.host.stepping_down, alone.host.redirect) == (False, None)

@@ -68,9 +68,9 @@ class ElectionInvariants(Invariants):
         self.hosted.setdefault(registrar.session, process)
         if isinstance(process.core, Elector):
             self._epoch_never_returns(host)
-        if host.making_way.moved is not self._moved.get(registrar.session):
-            self._moved[registrar.session] = host.making_way.moved
-            there = host.making_way.moved.offer.session if host.making_way.moved is not None else None
+        if host.redirect is not self._moved.get(registrar.session):
+            self._moved[registrar.session] = host.redirect
+            there = host.redirect.offer.session if host.redirect is not None else None
             assert there in (None, process.joiner.seat), f"{process.name} sends its members where it has no seat"
 
     def _look_for_faults(self) -> None:

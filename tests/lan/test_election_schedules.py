@@ -44,7 +44,7 @@ class MovesBeforeItHasJoined(Elector):
 
     def _make_way(self, host: Host, offer: Offer, source: Source, now: float) -> None:
         super()._make_way(host, offer, source, now)
-        host.send_after(offer)
+        host.redirect_members(offer)
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,12 @@ holds the reason.
 
 from __future__ import annotations
 
-import msgspec
-
 from mingle.elastic import reports as elastic_reports
 from mingle.elastic.leases import PING_SECONDS
 from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Policy, Quorum
 from mingle.elastic.reports import Attendance
 from mingle.errors import MingleError
-from mingle.protocol import reports
 from mingle.protocol.callers import Caller
 from mingle.protocol.connection_race import named
 from mingle.protocol.host import Host
@@ -96,11 +93,6 @@ class ElasticHost(Host):
         """The datagram for unicast peers now; a running host looks for other sessions of its job."""
         return self.identity.seek() if self.running else super().calling()
 
-    def describe_running(self, caller: frames.ProcessInfo, now: float) -> frames.Running:
-        """The answer to a caller that only asks."""
-        surplus = self.registrar.is_surplus(caller, now)
-        return msgspec.structs.replace(super().describe_running(caller, now), surplus=surplus)
-
     # --- what happens ----------------------------------------------------------------------------------------------
 
     def check(self, now: float) -> None:
@@ -109,18 +101,11 @@ class ElasticHost(Host):
             present = len(self.quorum.counting(now))
             self._dissolve(elastic_reports.too_few(self.identity, present, self.quorum.wanted), None)
 
-    def heard(self, message: Datagram, source: Source, now: float) -> None:
-        """Handle a valid datagram."""
-        if not self.running:
-            super().heard(message, source, now)
-            return
-        other = self._presence.heard(message, source, now)
-        if other is not None:
-            self._sighted(other, source, now)
-
     def _sighted(self, offer: Offer, source: Source, now: float) -> None:
-        """Probe another session of this job if it takes precedence over ours."""
-        if offer.kind == "agents" and offer.state == "sealed" and self._comes_first(offer):
+        """Probe another session of this job; a running host probes only sessions that take precedence."""
+        if not self.running:
+            super()._sighted(offer, source, now)
+        elif offer.kind == "agents" and offer.state == "sealed" and self._comes_first(offer):
             self.conflicts.heard(offer, named(offer, source.interface, source.address), now, sender=source.address)
 
     def _comes_first(self, offer: Offer) -> bool:
@@ -164,7 +149,7 @@ class ElasticHost(Host):
             self._begin(now)
         self.quorum.note_quorum(now)
         self._tell_members()
-        for offer, _ in self.making_way.take_sightings():
+        for offer, _ in self.take_sightings():
             self._sighted(offer, Source(interface=""), now)
         self.check(now)
         for offer, running in [] if self.closed else self.conflicts.proved():
@@ -190,7 +175,7 @@ class ElasticHost(Host):
         memory.generation, memory.companions = members.generation, members.present
         memory.had_quorum |= members.quorum
         for conn in self.registrar.member_connections():
-            self._callers.tell(conn, members)
+            self._callers.send(conn, members)
 
     def _members(self) -> list[tuple[bytes, int]]:
         """Return the members other than this agent, each with its connection."""
@@ -205,7 +190,7 @@ class ElasticHost(Host):
                 self._callers.forget(conn)
                 self._effects.append(Reset(conn))
             elif now >= self._ping_at:
-                self._callers.tell(conn, frames.Ping(number=leases.ask(member, now)))
+                self._callers.send(conn, frames.Ping(number=leases.ask(member, now)))
         if now >= self._ping_at:
             self._ping_at = now + PING_SECONDS
         if now >= self._look_at:
@@ -219,27 +204,18 @@ class ElasticHost(Host):
         self.dissolved, self.moved_to = reason, moved_to
         if moved_to is not None:
             for conn in self.registrar.member_connections():
-                self._callers.tell(conn, frames.Redirect(offer=moved_to))
+                self._callers.send(conn, frames.Redirect(offer=moved_to))
         self._effects.append(CloseStore(reason))
         self._end(reason, conflict=False, regather=True)
 
-    def give_up(self, facts: NetworkFacts) -> None:
-        """End at the deadline with the error that explains it."""
-        blockers = self.conflicts.blockers(self._deadline)
-        failure: MingleError | None = None
-        if blockers:
-            failure = reports.running(self.identity, *blockers[0][:2])
-        elif not self.had_members:
-            failure = reports.authentication(self.identity, self.diagnostics, facts, secured=self.secured)
-        if failure is None:
-            failure = elastic_reports.incomplete(
-                self.identity,
-                self._policy,
-                self._memory,
-                self.registrar.status(),
-                self.timeout,
-                self._attendance,
-                self.diagnostics,
-                facts,
-            )
-        self._fail(failure, conflict=False)
+    def _incomplete(self, facts: NetworkFacts) -> MingleError:
+        return elastic_reports.incomplete(
+            self.identity,
+            self._policy,
+            self._memory,
+            self.registrar.status(),
+            self.timeout,
+            self._attendance,
+            self.diagnostics,
+            facts,
+        )

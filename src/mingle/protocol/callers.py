@@ -1,13 +1,16 @@
-"""Those who called the control port: their conversations, their time to say what they want, and hanging up on them.
+"""The callers of a host's control port: their conversations, deadlines and answers.
 
-What is said to a caller gathers in its conversation and is written when :meth:`Callers.flush` is called, so several
-frames go out in one piece.
+Frames to a caller gather in its conversation and are written by :meth:`Callers.flush`, so several frames go out in one
+piece. Answers to questions are encoded once per change for all callers, and a caller gets each answer only when it has
+taken the last one: a question is a few bytes and the roster of a large job is many thousands, so a caller that asks
+repeatedly, or does not read, would otherwise occupy the host and fill its memory.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -15,6 +18,9 @@ from msgspec import Struct
 from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Effect, Hangup, Write
 from mingle.wire import frames
+from mingle.wire.framing import body_of
+
+Question: TypeAlias = Literal["status", "roster"]
 
 PROOF_SECONDS = 2.0
 """How long a caller may take until it has proved itself, and after that, if it called to join, until it asks to …"""
@@ -111,6 +117,7 @@ class Callers:
         gone: called for each connection that ended, on either side.
         expected: how many ranks the job has.
         free_files: returns how many more connections the process can hold.
+        unsent: returns how many bytes a connection has not taken yet.
     """
 
     def __init__(
@@ -121,6 +128,7 @@ class Callers:
         gone: Callable[[int], None],
         expected: int = 0,
         free_files: Callable[[], int],
+        unsent: Callable[[int], int],
     ) -> None:
         self._converse = converse
         self._effects = effects
@@ -130,6 +138,11 @@ class Callers:
         self._expected = self._awaited = expected
         self._sealed = False
         self._free_files = free_files
+        self._unsent = unsent
+        self._encoded: dict[Question, tuple[object, list[bytes]]] = {}
+        """The last answer to each question, with the version of what it says."""
+        self._outstanding: dict[int, set[Question]] = {}
+        """For each connection, the answers given since its buffer was last empty."""
         self._room = 0
         """The measured number of free descriptors, plus those held by callers without a seat."""
         self._measure_at = float("-inf")
@@ -202,16 +215,35 @@ class Callers:
         self._onlookers.discard(conn)
         self._deadlines.pop(conn, None)
 
-    def tell(self, conn: int, frame: frames.AnyFrame) -> None:
-        """Says something to a caller, if it is still on the line."""
+    def send(self, conn: int, frame: frames.AnyFrame) -> None:
+        """Send a frame to a caller, if its connection still stands."""
         if conn in self._callers:
             self._callers[conn].conversation.send(frame)
             self._to_write.add(conn)
 
-    def answer(self, conn: int, bodies: Sequence[bytes]) -> None:
-        """Send a caller frames that were encoded once for several callers."""
-        for body in bodies:
-            self._callers[conn].conversation.send_body(body)
+    def answer(
+        self, conn: int, what: Question, version: object, build: Callable[[], Iterable[frames.AnyFrame]]
+    ) -> None:
+        """Answer a caller's question, unless the answer to the same one is still on its way to that caller.
+
+        Args:
+            conn: the caller's connection.
+            what: the question.
+            version: changes whenever the answer changes.
+            build: makes the frames of the answer.
+        """
+        outstanding = self._outstanding.setdefault(conn, set())
+        conversation = self._callers[conn].conversation
+        if not conversation.has_data_to_send and self._unsent(conn) == 0:
+            outstanding.clear()
+        if what in outstanding:
+            return
+        outstanding.add(what)
+        known = self._encoded.get(what)
+        if known is None or known[0] != version:
+            known = self._encoded[what] = version, [body_of(frame) for frame in build()]
+        for body in known[1]:
+            conversation.send_body(body)
         self._to_write.add(conn)
 
     def forget(self, conn: int) -> None:
@@ -219,6 +251,7 @@ class Callers:
         self._expect_nothing(conn)
         self._to_write.discard(conn)
         self._callers.pop(conn, None)
+        self._outstanding.pop(conn, None)
         self._gone(conn)
 
     def hang_up(self, conn: int) -> None:

@@ -224,7 +224,7 @@ class Elector:
 
     def _make_way(self, host: Host, offer: Offer, source: Source, now: float) -> None:
         self._yield = _Yield(offer.session, offer.host, now + YIELD_SECONDS)
-        host.make_way(now)
+        host.step_down(now)
         self.joiner.make_for(offer, source.interface, now, sender=source.address)
 
     def _own_offer(self) -> Offer | None:
@@ -332,7 +332,7 @@ class Elector:
                 self._end_host("it has joined another host")
             return
         if self.host is not None:
-            for offer, stands in self.host.making_way.take_sightings():
+            for offer, stands in self.host.take_sightings():
                 if self._candidacy.competes(offer):
                     self._compete(offer, Source(interface=""), stands=stands, now=now)
         if self._yield is not None:
@@ -358,8 +358,8 @@ class Elector:
             assert winner is not None
             making.session, making.host = seat, winner.host
             making.seated, making.empty_by = True, now + EMPTY_SECONDS
-            host.send_after(winner)
-        elif host.making_way.stranded:
+            host.redirect_members(winner)
+        elif host.redirect_failed:
             self._open_again(making, now, stand=True)
         elif now >= making.empty_by or not host.has_members:
             self._end_host("its members were sent to another host")
@@ -376,7 +376,7 @@ class Elector:
         for offer, targets in self.joiner.sealed():
             # Perhaps the very one that we went to: it may run without us, and then no other shall.
             self.host.conflicts.heard(offer, targets, now)
-        self.host.open_again(now)
+        self.host.stay_host(now)
         self.host.handle_timer(now)
 
     def _end_host(self, reason: str) -> None:

@@ -1,27 +1,31 @@
-"""The rank that hosts the gathering: a pure machine around the registrar.
+"""The host of a session: the machine around the registrar. Pure.
 
-It carries frames from its callers (:class:`~mingle.protocol.callers.Callers`) to the registrar, the decisions back, and
-lets the network know of the session (:class:`~mingle.protocol.presence.Presence`). Two things hold the registrar up:
-another live host of the same job (*rival*), and another run of the job that is sealed already (*blocker*). Neither is
-believed from a datagram; both are proved over TCP (:class:`~mingle.protocol.conflicts.ConflictingHosts`).
+The host answers datagrams, carries its callers' frames (:class:`~mingle.protocol.callers.Callers`) to the registrar,
+and is the port through which the registrar speaks. The registrar waits while another host of the same job is alive, or
+while another run of the job is sealed. Neither is believed from a datagram: both have to prove themselves over TCP
+(:class:`~mingle.protocol.conflicts.ConflictingHosts`).
+
+Where ranks are assigned, :mod:`mingle.protocol.election` can have a host *step down* for another one: it then takes no
+members and confirms nothing while it joins the other host, and sends its members there afterwards.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 import msgspec
 
 from mingle.errors import InterfaceError, MingleError
 from mingle.protocol import reports
-from mingle.protocol.answers import Answers
 from mingle.protocol.callers import Caller, Callers
 from mingle.protocol.conflicts import ConflictingHosts
 from mingle.protocol.connection_race import address_seconds, named
-from mingle.protocol.handshake import HandshakeFailed
-from mingle.protocol.introduction import Introduction
+from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation
+from mingle.protocol.lobby import BrowseGroup
 from mingle.protocol.machine import (
     Address,
+    Answer,
     CloseStore,
     Context,
     Diagnostics,
@@ -36,14 +40,21 @@ from mingle.protocol.machine import (
     PrepareStore,
     Snapshot,
     Source,
+    note,
     note_name,
+    scoped,
 )
-from mingle.protocol.making_way import MakingWay
-from mingle.protocol.presence import Presence
-from mingle.protocol.registrar import Admission, Phase, Registrar
+from mingle.protocol.pacing import Announcer
+from mingle.protocol.registrar import Admission, HostSeat, Phase, Registrar, roster_digest
 from mingle.protocol.seating import contiguous
 from mingle.wire import frames
-from mingle.wire.datagrams import Datagram, Offer, Rejected
+from mingle.wire.authentication import JobKey
+from mingle.wire.datagrams import MAX_ADDRESSES, Bye, Datagram, List, Offer, Rejected, Seek
+
+SEATS_PER_FRAME = 128
+"""The seats in one ROSTER: with the longest names (four bytes a character) they still fit into one frame."""
+MAX_SIGHTINGS = 64
+"""Reports of other hosts between two events; bounded against a member that sends many."""
 
 
 class Host:
@@ -61,6 +72,8 @@ class Host:
     ) -> None:
         self.identity = identity
         self.session = session
+        self.endpoints = endpoints
+        """Where others can connect to this host."""
         self.rng = context.rng
         self.timeout = context.timeout
         self.secured = context.key is not None
@@ -71,26 +84,23 @@ class Host:
         self.diagnostics = Diagnostics() if diagnostics is None else diagnostics
         self.closed = False
         self.store_port = 0
-        self.making_way = MakingWay(self.diagnostics)
-        """For another host, where ranks are assigned."""
+        self.stepping_down = False
+        """Whether this host takes no members and confirms nothing, because it joins another host."""
+        self.redirect: frames.Redirect | None = None
+        """The host to which the members, and all that still come, are sent."""
+        self.redirect_failed = False
+        """Whether a member can't reach that host."""
         self._deadline = started + context.timeout
         self._effects: list[Effect] = []
         self._sealed_since = 0.0
-        self._introduction = introduction = Introduction(
-            identity=identity, session=session, endpoints=endpoints, started=started
-        )
-        self.registrar = Registrar(session, introduction.seat(), self, self._admission())
-        self._presence = Presence(
-            introduction,
-            self.offer,
-            secured=self.secured,
-            diagnostics=self.diagnostics,
-            effects=self._effects,
-            rng=context.rng,
-            deadline=self._deadline,
-        )
+        self._sightings: list[tuple[Offer, bool]] = []
+        self._description: tuple[tuple[object, ...], tuple[int, ...], str] = ((), (), "")
+        """A version of the status, with the ranks and the description of the members at that version."""
+        self._announcer = Announcer(started)
+        self._browse_group = BrowseGroup(started, self._deadline, context.rng)
+        self.registrar = Registrar(session, self._seat(), self, self._admission())
         self.conflicts = ConflictingHosts(
-            introduction.call,
+            self._call,
             context.key,
             context.new_id,
             self._effects,
@@ -98,15 +108,14 @@ class Host:
             competes=identity.rank is None,
             dials=context.dials,
         )
-        converse = functools.partial(introduction.conversation, context.key)
         self._callers = Callers(
-            converse,
+            functools.partial(self._conversation, context.key),
             self._effects,
-            gone=self._caller_gone,
+            gone=self.conflicts.caller_gone,
             expected=identity.world_size,
             free_files=context.free_files,
+            unsent=context.unsent,
         )
-        self._answers = Answers(self.registrar, self._callers, context.unsent)
 
     def _admission(self) -> Admission:
         """Return the rules for the members of the session."""
@@ -114,97 +123,246 @@ class Host:
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 
-    @property
-    def endpoints(self) -> Endpoints:
-        """Where others can connect to it; what it announces."""
-        return self._introduction.endpoints
-
     def effects(self) -> list[Effect]:
-        """Hands out what is to be done."""
+        """Return what the driver has to do now, once."""
         self._callers.flush()
         done, self._effects[:] = list(self._effects), []
         return done
 
     @property
     def finished(self) -> bool:
-        """Whether the gathering has come to an end, good or bad."""
+        """Whether the gathering has ended, by success or failure."""
         return self.outcome is not None or self.failure is not None
 
+    @property
+    def has_members(self) -> bool:
+        """Whether any process but the host itself has a seat."""
+        return len(self.registrar.seats) > 1
+
+    @property
+    def had_members(self) -> bool:
+        """Whether any process but the host itself has, or had, a seat: it has proved the secret, if there is one."""
+        return self.has_members or bool(self.registrar.departures)
+
     def next_timer(self) -> float | None:
-        """When :meth:`handle_timer` has something to do."""
+        """Return the time of the next call to :meth:`handle_timer`."""
         if self.closed:
             return None
-        times = [each.next_timer() for each in (self.registrar, self.conflicts, self._callers)]
-        times.append(self._presence.next_timer(finished=self.finished))
-        times += [] if self.finished else [self._deadline, self.conflicts.verdict_timer(self.timeout)]
+        times = [each.next_timer() for each in (self.registrar, self.conflicts, self._callers, self._announcer)]
+        if self.finished:
+            times.append(self._browse_group.answer_timer())
+        else:
+            times += [self._browse_group.next_timer(), self._deadline, self.conflicts.verdict_timer(self.timeout)]
         return min((time for time in times if time is not None), default=None)
 
     def stage(self) -> str:
-        """How far it has come, in a word, for the log."""
+        """Return the phase and the number of members, for the log."""
         return f"{self.registrar.phase.value}, {len(self.registrar.seats)}/{self.identity.world_size} joined"
 
     def snapshot(self) -> Snapshot:
-        """How it stands, for the progress line."""
+        """Return the state for the progress line."""
         status = self.registrar.status()
         running = self.conflicts.running
         text = f"the job runs already, hosted by {running[0].host}" if running else ""
         return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, text)
 
     def ask_status(self) -> None:
-        """The host knows how it stands."""
+        """Do nothing: the host knows the status."""
 
     def calling(self) -> Datagram | None:
-        """What to tell unicast peers now."""
+        """Return the datagram to send to unicast peers now."""
         return None if self.finished else self.offer()
 
+    # --- the host's description of itself --------------------------------------------------------------------------
+
+    def _announced(self) -> tuple[str, ...]:
+        """Every address at which the control port can be reached."""
+        own = tuple(each.address for each in self.endpoints.addresses)
+        return (*self.endpoints.advertised, *own)[:MAX_ADDRESSES]
+
+    def _process(self) -> frames.ProcessInfo:
+        address, rank = self.endpoints.addresses[0].address, self.identity.rank
+        return msgspec.structs.replace(self.identity.who, address=address, rank=rank)
+
+    def _paths(self) -> tuple[frames.Path, ...]:
+        """The path from each announced address to a local one. NAT leads the advertised ones to our first address."""
+        own, advertised = self.endpoints.addresses, self.endpoints.advertised
+        paths = [(each.address, each) for each in own] + [(each, own[0]) for each in advertised]
+        return tuple(
+            frames.Path(host_address=announced, local_address=each.address, interface=each.interface[:64])
+            for announced, each in paths
+        )
+
+    def _path(self, announced: str) -> frames.Path:
+        return next(each for each in self._paths() if each.host_address == announced)
+
+    def _listens_at(self, announced: str) -> str:
+        """Return the local address, with its zone, that serves one announced address."""
+        path = self._path(announced)
+        return scoped(path.local_address, path.interface)
+
+    def _seat(self) -> HostSeat:
+        own = self.endpoints.addresses
+        lengths = {each.address: each.prefix_length for each in own}
+        return HostSeat(
+            member=self.identity.member,
+            applicant=self.identity.join(self._process(), self._paths()),
+            # No member is on the subnet of an advertised address.
+            prefix_lengths={**dict.fromkeys(self.endpoints.advertised, 0), **lengths},
+            last_resort=frozenset(each.address for each in own if each.last_resort),
+            named=self.endpoints.named,
+        )
+
+    def _conversation(self, key: JobKey | None) -> HostConversation:
+        """Begin the host's side of a conversation with a caller."""
+        return HostConversation(
+            job=self.identity.job,
+            attempt=self.identity.attempt,
+            session=self.session,
+            addresses=self._announced(),
+            port=self.endpoints.port,
+            key=key,
+        )
+
+    def _call(self, session: bytes, purpose: frames.Purpose) -> Call:
+        """Return the HELLO to the host of another session."""
+        return Call(
+            job=self.identity.job,
+            attempt=self.identity.attempt,
+            member=self.identity.member,
+            session=session,
+            purpose=purpose,
+            who=self._process(),
+        )
+
     def offer(self) -> Offer:
-        """What this host says of itself."""
-        return self._introduction.offer(self.registrar)
+        """Return the OFFER of this session."""
+        registrar = self.registrar
+        return Offer(
+            job=self.identity.job,
+            attempt=self.identity.attempt,
+            session=self.session,
+            host=self.identity.member,
+            addresses=self._announced(),
+            port=self.endpoints.port,
+            world_size=self.identity.world_size,
+            joined=len(registrar.seats) + len(registrar.latecomers),
+            state="sealed" if registrar.phase.sealed else "open",
+            kind=self.identity.kind,
+            assigned=registrar.assigned,
+            hostname=self.identity.who.hostname,
+            pid=self.identity.who.pid,
+            quorum=registrar.admission.had_quorum,
+        )
 
     def describe_running(self, caller: frames.ProcessInfo, now: float) -> frames.Running:
-        """The answer to a caller that only asks."""
-        since, port = self._sealed_since, self.store_port
-        return self._introduction.running(self.registrar, now, sealed_since=since, store_port=port)
+        """Return the answer to a caller that only asks for the state of the session."""
+        registrar, phase = self.registrar, self.registrar.phase
+        version = registrar.status_version()
+        if self._description[0] != version:  # callers can ask often
+            ranks = tuple(sorted(who.rank for who in registrar.whos() if who.rank is not None))[:4096]
+            self._description = version, ranks, registrar.describe_members()
+        store_stands = phase in (Phase.SEALED, Phase.RUNNING)
+        return frames.Running(
+            state="running" if phase is Phase.RUNNING else "sealed" if phase.sealed else "open",
+            world_size=self.identity.world_size,
+            seconds=max(0.0, now - (self._sealed_since if phase.sealed else self.started)),
+            host=self._process(),
+            joined=self._description[1],
+            missing=registrar.missing[:4096],
+            roster=self._description[2],
+            store_address=registrar.store_address if store_stands else "",
+            store_port=self.store_port if store_stands else 0,
+            surplus=registrar.is_surplus(caller, now),
+        )
 
     def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
-        """Its interfaces have changed: it listens at these addresses. They stay once a store may stand on one."""
-        if self.registrar.phase in (Phase.OPEN, Phase.CONFIRMING):
-            self._introduction.readdress(addresses, self.registrar)
-            self._presence.burst(now)
+        """Take new addresses, unless a store can already listen on an old one."""
+        if not self.registrar.phase.sealed:
+            self.endpoints = msgspec.structs.replace(self.endpoints, addresses=addresses)
+            self.registrar.readdress(self._seat())
+            self._announcer.burst(now)
 
     # --- datagrams -------------------------------------------------------------------------------------------------
 
     def heard(self, message: Datagram, source: Source, now: float) -> None:
-        """A valid datagram came in."""
+        """Handle a valid datagram."""
         if self.closed:
             return
-        other = self._presence.heard(message, source, now)
-        if other is not None and not self.finished:
-            self.conflicts.heard(other, named(other, source.interface, source.address), now, sender=source.address)
+        if isinstance(message, List):
+            self._heard_list(message, source, now)
+        elif message.job != self.identity.job:
+            self.diagnostics.other(message, source)
+        elif message.attempt != self.identity.attempt:
+            note(self.diagnostics.other_attempts, message.attempt, source.address)
+        else:
+            if source.signed and not self.secured:
+                self.diagnostics.signed_without_secret += 1
+            if isinstance(message, Seek):
+                self._heard_seek(message, source)
+            elif isinstance(message, Offer) and message.session != self.session:
+                self._heard_offer(message, source, now)
+
+    def _heard_seek(self, message: Seek, source: Source) -> None:
+        if message.member != self.identity.member:  # else it is our own, from before this process was a host
+            self.diagnostics.seeker(message, source)
+        if source.multicast:
+            self._announcer.asked()
+        else:
+            self._effects.append(Answer(source, self.offer()))
+
+    def _heard_list(self, message: List, source: Source, now: float) -> None:
+        if message.member == self.identity.member:
+            return
+        if message.job != self.identity.job:
+            self.diagnostics.other(message, source)
+        else:
+            self.diagnostics.seeker(message, source)
+        if source.multicast:
+            self._browse_group.asked(now)
+        elif self._browse_group.may_answer_by_unicast(now):
+            self._effects.append(Answer(source, self.offer()))
+
+    def _heard_offer(self, offer: Offer, source: Source, now: float) -> None:
+        if offer.kind == "announcement":
+            who = f"host {offer.hostname} ({offer.addresses[0]}), pid {offer.pid}"
+            note_name(self.diagnostics.announcements, who)
+            return
+        if self._announcer.sealed and offer.state == "open":
+            # That host should hear that the job runs. Two open hosts dial each other, which tells both.
+            self._announcer.asked()
+        self._sighted(offer, source, now)
+
+    def _sighted(self, offer: Offer, source: Source, now: float) -> None:
+        """Have another session of this job probed."""
+        if not self.finished:
+            self.conflicts.heard(offer, named(offer, source.interface, source.address), now, sender=source.address)
 
     def heard_unverified(self, message: Datagram) -> None:
-        """A datagram came in whose signature is missing or wrong: a hint for the report, and no more than that."""
-        self._presence.heard_unverified(message)
+        """Note a datagram whose signature is missing or wrong: a hint for the report."""
+        onlooker = isinstance(message, Seek) and message.kind == "announcement"
+        ours = (message.job, message.attempt) == (self.identity.job, self.identity.attempt)
+        if ours and not onlooker:
+            self.diagnostics.secret_signs += 1
 
     # --- connections -----------------------------------------------------------------------------------------------
 
     def accepted(self, conn: int, address: str, now: float) -> None:
-        """Somebody has connected to the control port."""
-        seats = self.registrar
-        awaited = max(0, seats.world_size - len(seats.seats))
-        self._callers.expect(awaited, sealed=seats.phase not in (Phase.OPEN, Phase.CONFIRMING))
+        """Handle a new connection to the control port."""
+        awaited = max(0, self.registrar.world_size - len(self.registrar.seats))
+        self._callers.expect(awaited, sealed=self.registrar.phase.sealed)
         self._callers.accepted(conn, address, now)
 
     def owns(self, conn: int) -> bool:
-        """Tells whether a connection is this machine's."""
+        """Return whether a connection is this machine's."""
         return conn in self._callers or self.conflicts.owns(conn)
 
     def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
-        """A connection to another host stands."""
+        """Handle an established connection to another host."""
         self.conflicts.connected(conn, local_address, interface)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
-        """Bytes came in on a connection."""
+        """Handle bytes that came in on a connection."""
         if self.conflicts.owns(conn):
             self.conflicts.received(conn, untrusted, now)
             self._hold(now)
@@ -230,7 +388,7 @@ class Host:
         self._hold(now)
 
     def disconnected(self, conn: int, reason: str, now: float) -> None:
-        """A connection ended."""
+        """Handle the end of a connection."""
         if self.conflicts.owns(conn):
             self.conflicts.disconnected(conn, reason, now)
         else:
@@ -238,15 +396,11 @@ class Host:
             self.registrar.lost(conn, now, reason)
         self._hold(now)
 
-    def _caller_gone(self, conn: int) -> None:
-        self.conflicts.caller_gone(conn)
-        self._answers.forget(conn)
-
     def _greet(self, conn: int, caller: Caller, now: float) -> None:
-        """A caller has proved itself; the ones that only asked are answered."""
+        """Answer a caller that has just proved itself and only asks."""
         hello = caller.hello
         if hello.purpose in ("probe", "rival"):
-            self._callers.tell(conn, self.describe_running(hello.who, now))
+            self._callers.send(conn, self.describe_running(hello.who, now))
         elector = self.registrar.assigned and hello.who.rank is None
         if hello.purpose == "rival" and not elector and not self.finished:
             self.conflicts.caller(conn, hello.member, caller.as_seen(hello.who), now)
@@ -259,9 +413,10 @@ class Host:
         elif isinstance(frame, frames.Ack):
             self.registrar.acknowledged(conn, frame.epoch, now)
         elif isinstance(frame, frames.HostSeen):
-            self.making_way.sighted(frame)
+            if len(self._sightings) < MAX_SIGHTINGS:
+                self._sightings.append((frame.offer, frame.stands))
         elif isinstance(frame, frames.Unreachable):
-            self.making_way.strand(caller.as_seen(caller.hello.who), frame.session)
+            self._redirect_failed(caller.as_seen(caller.hello.who), frame.session)
         elif isinstance(frame, frames.Ready):
             self.registrar.ready(conn)
         elif isinstance(frame, frames.Leave):
@@ -270,26 +425,38 @@ class Host:
         elif isinstance(frame, frames.Pong):
             self.registrar.pong(conn)
         elif isinstance(frame, frames.Ping):
-            self._callers.tell(conn, frames.Pong(number=frame.number))
-        elif isinstance(frame, frames.Ask):
-            self._answers.asked(conn, frame.what)
+            self._callers.send(conn, frames.Pong(number=frame.number))
+        elif isinstance(frame, frames.Ask) and self.registrar.has_seat(conn):
+            if frame.what == "roster":
+                self._callers.answer(conn, "roster", self.registrar.version(), self._roster)
+            else:
+                self._callers.answer(conn, "status", self.registrar.status_version(), self._status)
 
     def _join(self, conn: int, caller: Caller, join: frames.Join, now: float) -> None:
         self.diagnostics.seekers.pop(caller.hello.member, None)
         self.registrar.join(conn, caller.hello.member, msgspec.structs.replace(join, who=caller.as_seen(join.who)), now)
-        if self.making_way.moved is not None:
-            self._callers.tell(conn, self.making_way.moved)
+        if self.redirect is not None:
+            self._callers.send(conn, self.redirect)
 
-    # --- decisions -------------------------------------------------------------------------------------------------
+    def _status(self) -> Iterator[frames.AnyFrame]:
+        yield self.registrar.status()
+
+    def _roster(self) -> Iterator[frames.AnyFrame]:
+        """Yield the roster in frames that are short enough; nothing before the seal."""
+        roster = self.registrar.roster() if self.registrar.phase.sealed else []
+        for first in range(0, len(roster), SEATS_PER_FRAME):
+            part = tuple(roster[first : first + SEATS_PER_FRAME])
+            yield frames.Roster(first=first, total=len(roster), seats=part)
 
     def _hold(self, now: float) -> None:
-        self.registrar.hold(self.conflicts.any_alive or self.making_way.begun, now)
+        """Tell the registrar, after every event, whether it can go on."""
+        self.registrar.hold(self.conflicts.any_alive or self.stepping_down, now)
 
     # --- what the registrar calls ----------------------------------------------------------------------------------
 
     def send(self, conn: int, frame: frames.AnyFrame) -> None:
         """Send a frame to a caller."""
-        self._callers.tell(conn, frame)
+        self._callers.send(conn, frame)
 
     def hang_up(self, conn: int) -> None:
         """Close a caller's connection after what is still to be sent."""
@@ -298,13 +465,12 @@ class Host:
     def prepare_store(self, address: str) -> None:
         """Have the store opened ahead."""
         self._callers.flush()  # the members first
-        self._effects.append(PrepareStore(self._introduction.listens_at(address)))
+        self._effects.append(PrepareStore(self._listens_at(address)))
 
     def open_store(self, epoch: int, address: str, now: float) -> None:
-        """Have the store opened."""
-        self._presence.seal()
-        self._sealed_since = now
-        self._effects.append(OpenStore(epoch, self._introduction.listens_at(address)))
+        """Have the store opened, and announce the session only to those that ask."""
+        self._announcer.sealed, self._sealed_since = True, now
+        self._effects.append(OpenStore(epoch, self._listens_at(address)))
 
     def no_common_network(self, matrix: str) -> None:
         """Fail: no address of this host was reached by every member."""
@@ -312,81 +478,103 @@ class Host:
 
     def reopened(self, reason: str, now: float) -> None:
         """Announce that the session takes members again."""
-        self._presence.reopen(now)
+        self._announcer.sealed = False
+        self._announcer.burst(now)
         self._effects.append(Notice(reports.reopened(self.identity, reason)))
 
     def formed(self) -> None:
-        """Take note of GO."""
+        """Take the host's own place in the job."""
+        registrar = self.registrar
+        where, roster = registrar.places[self.identity.member], registrar.roster()
+        path = self._path(registrar.store_address)
         self.conflicts.abandon()
-        self.outcome = self._introduction.formation(self.registrar, self.store_port)
-        if not contiguous(list(self.registrar.places.values())):
+        self.outcome = Formation(
+            session=self.session,
+            rank=where.rank,
+            world_size=self.identity.world_size,
+            local_rank=where.local_rank,
+            local_world_size=where.local_world_size,
+            node_rank=where.node_rank,
+            num_nodes=where.num_nodes,
+            store_address=scoped(path.local_address, path.interface),
+            store_port=self.store_port,
+            interface=path.interface,
+            address=next(seat.address for seat in roster if seat.rank == where.rank),
+            roster_digest=roster_digest(roster),
+        )
+        if not contiguous(list(registrar.places.values())):
             self._effects.append(Notice(reports.not_contiguous(self.identity)))
 
     def member_lost(self, who: frames.ProcessInfo) -> None:
         """Close the store: the other members can't go on without this one."""
-        self._effects.append(CloseStore(reports.deserted(self.identity, who)))
+        self._effects.append(CloseStore(reports.member_lost(self.identity, who)))
 
     # --- the store -------------------------------------------------------------------------------------------------
 
     def store_prepared(self, port: int, now: float) -> None:
-        """The store listens already, where it was to be prepared."""
+        """Take note that the store that was asked for ahead listens."""
         self.registrar.store_prepared(port)
 
     def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
-        """The store listens."""
+        """Take note that the store listens."""
         self.store_port = port
         self.registrar.store_opened(epoch, self.registrar.store_address, port, token, now)
 
     def store_failed(self, epoch: int, error: MingleError, now: float) -> None:
-        """The store could not be opened, and trying again would not help."""
+        """Fail: the store could not be opened, and another attempt would not help."""
         if self.registrar.awaits_store(epoch):
             self._fail(error, conflict=False)
 
-    # --- making way for another host (when ranks are assigned) -------------------------------------------------------
+    # --- stepping down for another host (when ranks are assigned) ----------------------------------------------------
 
-    @property
-    def has_members(self) -> bool:
-        """Whether anybody but the host itself has a seat."""
-        return len(self.registrar.seats) > 1
-
-    @property
-    def had_members(self) -> bool:
-        """Whether any process but the host itself has, or had, a seat: it has proved the secret, if there is one."""
-        return self.has_members or bool(self.registrar.departures)
-
-    def make_way(self, now: float) -> None:
-        """Stops taking members and confirming, for the time that it takes to join another host."""
-        self.making_way.begin()
+    def step_down(self, now: float) -> None:
+        """Take no members and confirm nothing, for the time that it takes to join another host."""
+        self.stepping_down = True
         self._hold(now)
 
-    def send_after(self, offer: Offer) -> None:
-        """Sends the members to that host, and everybody who still comes."""
-        moved = self.making_way.send_after(offer)
+    def redirect_members(self, offer: Offer) -> None:
+        """Send the members to that host, and all processes that still come."""
+        self.redirect, self.redirect_failed = frames.Redirect(offer=offer), False
         for conn in self.registrar.member_connections():
-            self._callers.tell(conn, moved)
+            self._callers.send(conn, self.redirect)
 
-    def open_again(self, now: float) -> None:
-        """Takes members again: the other host is gone, or not reached by all."""
-        self.making_way.end()
-        self._presence.burst(now)
+    def _redirect_failed(self, who: frames.ProcessInfo, session: bytes) -> None:
+        if self.redirect is not None and self.redirect.offer.session == session:
+            self.redirect_failed = True
+            note(self.diagnostics.hosts, self.redirect.offer.host_name, f"not reached by {who}")
+
+    def stay_host(self, now: float) -> None:
+        """Take members again: the other host is gone, or some members can't reach it."""
+        self.stepping_down, self.redirect, self.redirect_failed = False, None, False
+        self._announcer.burst(now)
         self._hold(now)
+
+    def take_sightings(self) -> list[tuple[Offer, bool]]:
+        """Return, once, the other hosts that members reported, each with whether it stays a candidate."""
+        seen, self._sightings = self._sightings, []
+        return seen
 
     # --- time ------------------------------------------------------------------------------------------------------
 
     def handle_timer(self, now: float) -> None:
-        """Does what the clock demands."""
+        """Do everything that is due."""
         if self.closed:
             return
         self._callers.handle_timer(now)
         self.registrar.handle_timer(now)
         self.conflicts.handle_timer(now)
-        self._presence.handle_timer(now, finished=self.finished, mute=self.making_way.begun)
+        if self._announcer.should_speak(now) and not self.stepping_down:
+            self._effects.append(Multicast(self.offer()))
+        if not self.finished and self._browse_group.should_ask(now):
+            self._effects.append(Multicast(self.identity.list(), lobby=True))
+        if self._browse_group.should_answer(now):
+            self._effects.append(Multicast(self.offer(), lobby=True))
         self._hold(now)
         if not self.finished:
             self._judge(now)
 
     def _judge(self, now: float) -> None:
-        """Looks whether another host of this job stays."""
+        """Fail if another host of this job stays."""
         if conflicts := self.conflicts.lasting(now):
             self._fail(reports.two_hosts(self.identity, conflicts), conflict=True)
             return
@@ -398,19 +586,23 @@ class Host:
                 return
 
     def expired(self, now: float) -> bool:
-        """Tells whether the deadline has passed without an end."""
+        """Return whether the deadline has passed without an end."""
         return not self.finished and now >= self._deadline
 
     def give_up(self, facts: NetworkFacts) -> None:
-        """Ends at the deadline with the error that explains it."""
-        identity, diagnostics, blockers = self.identity, self.diagnostics, self.conflicts.blockers(self._deadline)
+        """End at the deadline with the error that explains it."""
+        identity, blockers = self.identity, self.conflicts.blockers(self._deadline)
         failure = reports.running(identity, *blockers[0][:2]) if blockers else None
         if failure is None and not self.had_members:
-            failure = reports.authentication(identity, diagnostics, facts, secured=self.secured)
-        if failure is None:
-            status = self.registrar.status()
-            failure = reports.timeout(identity, diagnostics, facts, seconds=self.timeout, status=status, connected=True)
-        self._fail(failure, conflict=False)
+            failure = reports.authentication(identity, self.diagnostics, facts, secured=self.secured)
+        self._fail(failure or self._incomplete(facts), conflict=False)
+
+    def _incomplete(self, facts: NetworkFacts) -> MingleError:
+        """Return the error that says who is missing."""
+        status = self.registrar.status()
+        return reports.timeout(
+            self.identity, self.diagnostics, facts, seconds=self.timeout, status=status, connected=True
+        )
 
     def _fail(self, error: MingleError, *, conflict: bool) -> None:
         if self.failure is None:
@@ -419,7 +611,7 @@ class Host:
             self._end(reason, conflict=conflict, network=isinstance(error, InterfaceError))
 
     def close(self, reason: str) -> None:
-        """Ends the session on purpose: says so to everybody and hangs up."""
+        """End the session on purpose: tell all callers and hang up."""
         if not self.closed:
             self._end(reason, conflict=False)
 
@@ -432,9 +624,10 @@ class Host:
         for conn in self._callers.connections():
             if self._callers[conn].conversation.proved:
                 if status is not None:
-                    # So that every rank can name the ranks that were missing.
-                    self._callers.tell(conn, status)
-                self._callers.tell(conn, farewell)
+                    # Every rank can then name the ranks that were missing.
+                    self._callers.send(conn, status)
+                self._callers.send(conn, farewell)
             self._callers.hang_up(conn)
         self.conflicts.abandon()
-        self._effects.append(Multicast(self._introduction.bye()))
+        bye = Bye(job=self.identity.job, attempt=self.identity.attempt, session=self.session)
+        self._effects.append(Multicast(bye))

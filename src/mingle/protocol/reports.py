@@ -381,7 +381,7 @@ def reopened(identity: Identity, reason: str) -> str:
     return f"job {identity.job!r}: forming it was interrupted and starts again: {reason}"
 
 
-def deserted(identity: Identity, who: ProcessInfo) -> str:
+def member_lost(identity: Identity, who: ProcessInfo) -> str:
     """Why the store is closed: nobody shall wait there for a rank that is gone."""
     return f"job {identity.job!r}: {who} was lost before its process group stood"
 
