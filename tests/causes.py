@@ -29,7 +29,7 @@ from mingle.wire.echo import Ping
 from mingle.wire.frames import ProcessInfo, Status
 from tests.bystanders import Wire, a_finder
 from tests.test_finding import an_offer
-from tests.test_pinging import Lan
+from tests.test_ping import Lan
 
 HEALTHY = Facts(port=29499, used=["eth0 10.0.0.5/24"], used_names=["eth0"], networks=["10.0.0.0/24"])
 NO_ROUTE = Facts(port=29499, used=["eth0 10.0.0.5/24"], used_names=["eth0"], default_route=False)
@@ -117,11 +117,11 @@ def list_names(row: Row) -> str:
 def ping_names(row: Row) -> str:
     """The same, of `mingle-discover ping`."""
     machine = replace(row.machine, versions=dict.fromkeys(row.rejected, "192.0.2.66"))
-    pinging = Lan().add("10.0.0.1")
+    pings = Lan().add("10.0.0.1")
     if "job" in row.heard:
         hello = Ping(job=row.heard["job"], pinger=b"P" * 16, number=1, way="multicast")
-        pinging.heard(hello, "192.0.2.66", "eth0", 100.0, trusted=True, size=640, handle="")
-    return why_nobody(findings_from(pinging, machine))[0]
+        pings.heard(hello, "192.0.2.66", "eth0", 100.0, trusted=True, size=640, handle="")
+    return why_nobody(findings_from(pings, machine))[0]
 
 
 SEEKER = {b"A" * 16: "rank 2 on host node2 (10.0.0.2), pid 9"}

@@ -13,7 +13,7 @@ from rich.console import Console
 from mingle.cli import checks, main, output
 from mingle.config.settings import Network
 from mingle.diagnostics import CheckStatus, Finding
-from mingle.observe.figures import Peer, Row
+from mingle.observe.ping import Figures, Peer
 from tests.bystanders import free_udp_port
 from tests.pingers import answering
 
@@ -22,7 +22,7 @@ FINDINGS = [
     Finding("tcp", CheckStatus.FAIL, "filtered\x1b[2J", "nft [bold] insert"),
 ]
 PEER = Peer(b"P" * 16, "node2", 7, "10.0.0.2", "eth0", 4000)
-PEER.rows["multicast"] = Row(sent=3, received=2, total=0.004, shortest=0.001, longest=0.003, arrived=2)
+PEER.figures["multicast"] = Figures(sent=3, received=2, total=0.004, shortest=0.001, longest=0.003, arrived=2)
 
 
 def drawn(table: object) -> str:
@@ -110,7 +110,7 @@ def test_a_peer_that_serves() -> None:
 def test_a_peer_that_does_not_answer() -> None:
     result = doctor("--check", "127.0.0.9", port=free_udp_port())
     assert result.exit_code == 1
-    assert "FAIL\t127.0.0.9\tnobody serves on 127.0.0.9" in result.stdout
+    assert "FAIL\t127.0.0.9\tnothing serves on 127.0.0.9" in result.stdout
     assert "start `mingle-discover doctor --serve` on 127.0.0.9" in result.stdout
 
 
@@ -120,7 +120,7 @@ def test_a_program_that_does_not_serve_is_told_from_a_port_that_is_closed() -> N
         result = doctor("--check", f"127.0.0.9:{deaf.getsockname()[1]}", port=free_udp_port())
     assert result.exit_code == 1
     assert "FAIL\t127.0.0.9\t127.0.0.9 did not answer" in result.stdout
-    assert "nobody serves" not in result.stdout
+    assert "nothing serves" not in result.stdout
 
 
 def test_a_peer_that_does_not_resolve_is_wrong_usage() -> None:

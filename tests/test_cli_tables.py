@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 
 from mingle.cli import checks, jobs, local, output
 from mingle.diagnostics import CheckStatus, Finding
-from mingle.observe.figures import Peer
+from mingle.observe.ping import Peer
 from mingle.wire.echo import WAYS
 
 WIDTHS = pytest.mark.parametrize("width", [80, 100, 200])
@@ -91,7 +91,7 @@ def test_without_rows_there_is_the_heading() -> None:
 def a_peer(number: int) -> Peer:
     peer = Peer(bytes([number]) * 16, f"trainer-node-{number:04}", 7, f"192.168.100.{number}", "eth0", 4000)
     for way in WAYS:
-        row = peer.rows[way]
+        row = peer.figures[way]
         for ping in range(1000):
             row.pending[ping] = 0.0
             row.answered(ping, 1.23456)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingle.observe.pinging import ANSWERS_PER_SECOND
+from mingle.observe.ping import ANSWERS_PER_SECOND
 from mingle.wire import datagrams, echo
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Rejected

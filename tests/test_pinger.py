@@ -38,12 +38,12 @@ def test_two_processes_of_one_host_hear_each_other() -> None:
     assert one.interfaces == ("lo",)
     assert "lo" in one.seen.multicasts_on
     for pinger in (one, other):
-        (peer,) = pinger.pinging.peers.values()
+        (peer,) = pinger.pings.peers.values()
         assert peer.address == "127.0.0.1"
         for way in ("multicast", "link", "tcp"):
-            assert peer.rows[way].received == peer.rows[way].sent > 0, way
-            assert peer.rows[way].arrived > 0
-        assert peer.rows["unicast"].sent == 0
+            assert peer.figures[way].received == peer.figures[way].sent > 0, way
+            assert peer.figures[way].arrived > 0
+        assert peer.figures["unicast"].sent == 0
 
 
 def test_a_secret_keeps_strangers_out() -> None:
@@ -51,8 +51,8 @@ def test_a_secret_keeps_strangers_out() -> None:
     one, other = run_two(
         (Network(interfaces=("lo",), port=port, secret=b"a"), Network(interfaces=("lo",), port=port, secret=b"b"))
     )
-    assert one.pinging.peers == other.pinging.peers == {}
-    assert "127.0.0.1" in one.pinging.strangers
+    assert one.pings.peers == other.pings.peers == {}
+    assert "127.0.0.1" in one.pings.strangers
 
 
 def test_another_version_is_noted() -> None:
@@ -73,7 +73,7 @@ def test_a_host_that_does_not_answer() -> None:
     network = Network(interfaces=("lo",), port=free_udp_port(), peers=(Peer("127.0.0.9"),))
     with Pinger(network, interval=0.05, count=3) as pinger:
         pinger.run(until=time.monotonic() + 5)
-    assert list(pinger.pinging.asked.values()) == [False]
+    assert list(pinger.pings.asked.values()) == [False]
 
 
 def test_a_unicast_that_another_process_gets_is_handed_on() -> None:
@@ -119,9 +119,9 @@ def test_a_machine_that_fails_is_an_error_with_its_cause(farewell: str, monkeypa
         raise ZeroDivisionError("a riddle")
 
     with Pinger(Network(interfaces=("lo",), port=free_udp_port())) as pinger:
-        monkeypatch.setattr(pinger.pinging, "handle_timer", fail)
+        monkeypatch.setattr(pinger.pings, "handle_timer", fail)
         if farewell == "fails":
-            monkeypatch.setattr(pinger.pinging, "close", fail)
+            monkeypatch.setattr(pinger.pings, "close", fail)
         with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError: a riddle") as caught:
             pinger.run(until=time.monotonic() + 10)
         assert isinstance(caught.value.__cause__, ZeroDivisionError)

@@ -10,10 +10,10 @@ from typing import Any
 
 from mingle.cli import checks, jobs, output
 from mingle.diagnostics.diagnosis import Facts
-from mingle.observe import pathways
+from mingle.observe import path_checks
 from mingle.observe.finding import Finder
 from mingle.observe.lookup import not_formed, not_found, several_hosts
-from mingle.observe.pinging import Pinging
+from mingle.observe.ping import PingMachine
 from mingle.protocol.machine import Dial, NetworkFacts, Source
 from mingle.wire import datagrams, echo
 from mingle.wire.datagrams import Rejected
@@ -104,7 +104,7 @@ def told(untrusted: bytes) -> None:
 
 def pinged(untrusted: bytes) -> None:
     """An echo reaches who pings, by UDP and over TCP; what is printed of its sender is JSON."""
-    pinging = Pinging(
+    pings = PingMachine(
         "",
         pinger=_OWN,
         who=ProcessInfo(hostname="node", pid=1),
@@ -118,16 +118,16 @@ def pinged(untrusted: bytes) -> None:
     with contextlib.suppress(Rejected):
         message = echo.decode(untrusted)
         for trusted in (True, False):
-            pinging.heard(message, "192.0.2.66", "eth0", _NOW, trusted=trusted, size=len(untrusted), handle=None)
-    pinging.handle_timer(_NOW + 1)
-    pinging.accepted(99, "192.0.2.67", _NOW)
-    pinging.received(99, echo.framed(untrusted[: datagrams.MAX_BYTES]), _NOW)
-    for effect in pinging.effects():
+            pings.heard(message, "192.0.2.66", "eth0", _NOW, trusted=trusted, size=len(untrusted), handle=None)
+    pings.handle_timer(_NOW + 1)
+    pings.accepted(99, "192.0.2.67", _NOW)
+    pings.received(99, echo.framed(untrusted[: datagrams.MAX_BYTES]), _NOW)
+    for effect in pings.effects():
         if isinstance(effect, Dial):
-            pinging.connected(effect.conn, "192.0.2.13", "eth0", _NOW)
-            pinging.received(effect.conn, echo.framed(untrusted[: datagrams.MAX_BYTES]), _NOW + 1.1)
-    pinging.handle_timer(_NOW + 9)
-    peers = list(pinging.peers.values())
-    findings = [checks.finding_record(finding) for finding in pathways.judge(pinging, _FACTS)]
+            pings.connected(effect.conn, "192.0.2.13", "eth0", _NOW)
+            pings.received(effect.conn, echo.framed(untrusted[: datagrams.MAX_BYTES]), _NOW + 1.1)
+    pings.handle_timer(_NOW + 9)
+    peers = list(pings.peers.values())
+    findings = [checks.finding_record(finding) for finding in path_checks.judge(pings, _FACTS)]
     _check("ping", job=None, rounds=1, peers=[checks.peer_record(peer) for peer in peers], findings=findings)
     assert all(output.printable(cell).isprintable() for peer in peers for row in checks.ping_rows(peer) for cell in row)

@@ -57,7 +57,7 @@ def test_nothing_is_wrong(lab: Lab, make: Callable[[Lab], Sequence[Host]]) -> No
 def test_a_host_on_which_nobody_serves_is_told_from_one_that_is_not_reached(lab: Lab, seed: int) -> None:
     lan = lab.network()
     one, other = lab.host(lan), lab.host(lan)
-    assert f"FAIL\t{other.address()}\tnobody serves on {other.address()}" in run(
+    assert f"FAIL\t{other.address()}\tnothing serves on {other.address()}" in run(
         one, f"doctor --check {other.address()}"
     )
     other.drop("meta l4proto udp")

@@ -21,10 +21,9 @@ from mingle.diagnostics.diagnosis import Facts
 from mingle.engine.network_facts import observed
 from mingle.errors import ConfigurationError, InterfaceError
 from mingle.network import inspection
-from mingle.observe import pathways
-from mingle.observe.figures import Peer, Row
+from mingle.observe import path_checks
+from mingle.observe.ping import Figures, Peer, PingMachine
 from mingle.observe.pinger import Pinger, refuses
-from mingle.observe.pinging import Pinging
 from mingle.wire.echo import WAYS
 
 DOCTOR_ROUNDS = 4
@@ -92,10 +91,10 @@ def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], li
         seen = inspection.Observed(port=network.port, interface_problem=error, unresolved=unresolved)
         return diagnosis.examine(inspection.gather(seen, os.environ)), []
     facts = inspection.gather(seen, os.environ)
-    silent = [each for each, answered in pinger.pinging.asked.items() if not answered]
+    silent = [each for each, answered in pinger.pings.asked.items() if not answered]
     closed = [address for address, port in silent if refuses(address, port)]
-    findings = diagnosis.examine(facts) + pathways.judge(pinger.pinging, facts, closed=closed)
-    return findings, [peer_record(peer) for peer in pinger.pinging.peers.values()]
+    findings = diagnosis.examine(facts) + path_checks.judge(pinger.pings, facts, closed=closed)
+    return findings, [peer_record(peer) for peer in pinger.pings.peers.values()]
 
 
 def _resolve(network: Network, hosts: tuple[str, ...]) -> tuple[tuple[Address, ...], dict[str, str]]:
@@ -153,23 +152,23 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
             shown: dict[bytes, bool] = {}
 
             def print_changes() -> None:
-                for name, peer in pinger.pinging.peers.items():
+                for name, peer in pinger.pings.peers.items():
                     if not shared.json and shown.get(name) != peer.gone:
                         shown[name] = peer.gone
                         output.line(("-" if peer.gone else "+", str(peer), f"pid {peer.pid}"))
 
             update = print_changes
             if output.is_terminal() and not shared.json:
-                draw = output.live(lambda: ping_table(pinger.pinging.peers.values(), wide=shared.wide), transient=True)
+                draw = output.live(lambda: ping_table(pinger.pings.peers.values(), wide=shared.wide), transient=True)
                 update = stack.enter_context(draw)
             with contextlib.suppress(KeyboardInterrupt):
                 pinger.run(until=until, each=update)
             update()
         findings = findings_of(pinger)
-    peers = list(pinger.pinging.peers.values())
+    peers = list(pinger.pings.peers.values())
     fields = {
         "job": job or None,
-        "rounds": pinger.pinging.cast,
+        "rounds": pinger.pings.rounds,
         "peers": [peer_record(peer) for peer in peers],
         "findings": [finding_record(finding) for finding in findings],
     }
@@ -187,13 +186,13 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
 
 def findings_of(pinger: Pinger) -> list[Finding]:
     """Return the verdicts on the figures, and if pings are lost the troubles of this machine."""
-    return findings_from(pinger.pinging, inspection.gather(observed(pinger.seen, pinger.versions)))
+    return findings_from(pinger.pings, inspection.gather(observed(pinger.seen, pinger.versions)))
 
 
-def findings_from(pinging: Pinging, facts: Facts) -> list[Finding]:
+def findings_from(pings: PingMachine, facts: Facts) -> list[Finding]:
     """Judge the figures with the facts about this machine."""
-    found = pathways.judge(pinging, facts)
-    if not pinging.peers or any(finding.status is not CheckStatus.PASS for finding in found):
+    found = path_checks.judge(pings, facts)
+    if not pings.peers or any(finding.status is not CheckStatus.PASS for finding in found):
         found += diagnosis.troubles(facts)
     return found + [finding for finding in diagnosis.examine(facts) if finding.name == "version"]
 
@@ -247,36 +246,36 @@ def peer_record(peer: Peer) -> dict[str, Any]:
         "pid": peer.pid,
         "interface": peer.interface or None,
         "gone": peer.gone,
-        "ways": {way: _row_record(peer.rows[way]) for way in WAYS},
+        "ways": {way: _figures_record(peer.figures[way]) for way in WAYS},
     }
 
 
-def _row_record(row: Row) -> dict[str, Any]:
-    shortest, mean, longest = row.figures or (None, None, None)
+def _figures_record(figures: Figures) -> dict[str, Any]:
+    shortest, mean, longest = figures.round_trips or (None, None, None)
     return {
-        "sent": row.sent,
-        "received": row.received,
-        "loss": round(row.loss, 4),
+        "sent": figures.sent,
+        "received": figures.received,
+        "loss": round(figures.loss, 4),
         "min": shortest,
         "avg": mean,
         "max": longest,
-        "arrived": row.arrived,
-        "reason": row.reason or None,
+        "arrived": figures.arrived,
+        "reason": figures.reason or None,
     }
 
 
 def ping_rows(peer: Peer) -> list[tuple[str, ...]]:
     """Return the cells of each path to a peer, by :data:`PING_COLUMNS`."""
-    return [(str(peer), _WAY_NAMES[way], *_cells(peer.rows[way])) for way in WAYS]
+    return [(str(peer), _WAY_NAMES[way], *_cells(peer.figures[way])) for way in WAYS]
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(figures: Figures) -> tuple[str, ...]:
     return (
-        str(row.sent),
-        str(row.received),
-        f"{row.loss:.0%}" if row.sent else "-",
-        *([f"{figure * 1000:.2f}" for figure in row.figures] if row.figures else ("-", "-", "-")),
-        str(row.arrived),
+        str(figures.sent),
+        str(figures.received),
+        f"{figures.loss:.0%}" if figures.sent else "-",
+        *([f"{each * 1000:.2f}" for each in figures.round_trips] if figures.round_trips else ("-", "-", "-")),
+        str(figures.arrived),
     )
 
 

@@ -1,4 +1,4 @@
-"""The sockets and the clock of :class:`~mingle.observe.pinging.Pinging`: what ``ping`` and ``doctor`` run."""
+"""The sockets and the clock of :class:`~mingle.observe.ping.PingMachine`: what ``ping`` and ``doctor`` run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mingle.engine.loop import Loop
 from mingle.network.connections import bare_address
 from mingle.network.transport import Received
 from mingle.observe.observer import new_name, this_process
-from mingle.observe.pinging import Cast, Pinging, Post, Reply
+from mingle.observe.ping import Cast, PingMachine, Post, Reply
 from mingle.protocol.machine import Effect
 from mingle.wire import datagrams, echo
 from mingle.wire.authentication import JobKey
@@ -72,7 +72,7 @@ class Pinger(Loop):
             ]
             self._connections.listen(own)
             self.own = frozenset(address for address, _ in own)
-            self.pinging = self._machine = Pinging(
+            self.pings = self._machine = PingMachine(
                 job,
                 pinger=new_name(),
                 who=this_process(),
@@ -110,14 +110,14 @@ class Pinger(Loop):
         try:
             with self._failures_explained():
                 self._carry_out()
-            while not self.pinging.done and (until is None or time.monotonic() < until):
+            while not self.pings.done and (until is None or time.monotonic() < until):
                 with self._failures_explained():
                     self._turn()
                 if time.monotonic() >= self._call_due:
                     self._call_due = time.monotonic() + LISTENED_SECONDS
                     each()
         finally:
-            self._part(self.pinging.close)
+            self._part(self.pings.close)
 
     @property
     def interfaces(self) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ class Pinger(Loop):
         return (self._until, self._call_due)
 
     def _ask_peers(self, now: float) -> None:
-        self.pinging.learn([each for each in self._peers.take() if each[0] not in self.own])
+        self.pings.learn([each for each in self._peers.take() if each[0] not in self.own])
 
     def _datagram(self, received: Received) -> None:
         self._note_multicast(received)
@@ -139,7 +139,7 @@ class Pinger(Loop):
             return
         host = bare_address(received.source[0])
         address = f"{host}%{received.interface}" if host.startswith("fe80:") else host
-        self.pinging.heard(
+        self.pings.heard(
             message,
             address,
             received.interface,
@@ -161,10 +161,10 @@ class Pinger(Loop):
             self.versions.setdefault(reason, bare_address(received.source[0]))
 
     def _accepted(self, conn: int, address: str, now: float) -> None:
-        self.pinging.accepted(conn, address, now)
+        self.pings.accepted(conn, address, now)
 
     def _ended(self, conn: int, reason: str, now: float) -> None:
-        self.pinging.disconnected(conn, reason, now)
+        self.pings.disconnected(conn, reason, now)
 
     def _perform_more(self, effect: Effect | Cast | Post | Reply) -> None:
         try:

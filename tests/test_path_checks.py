@@ -9,36 +9,37 @@ import pytest
 from mingle.diagnostics import CheckStatus, Finding
 from mingle.diagnostics.diagnosis import Facts
 from mingle.diagnostics.firewall import parse
-from mingle.observe import pathways
-from mingle.observe.figures import Peer, Row
-from mingle.observe.pinging import Pinging
+from mingle.observe import path_checks
+from mingle.observe.ping import Figures, Peer, PingMachine
 from mingle.wire.echo import Way
 from mingle.wire.frames import ProcessInfo
 
 FINE = (8, 8, 8)
 
 
-Figures = tuple[int, int, int]
+Counts = tuple[int, int, int]
 
 
 def a_peer(
     interface: str = "eth0",
     *,
-    multicast: Figures = FINE,
-    link: Figures = FINE,
-    unicast: Figures = FINE,
-    tcp: Figures = FINE,
+    multicast: Counts = FINE,
+    link: Counts = FINE,
+    unicast: Counts = FINE,
+    tcp: Counts = FINE,
 ) -> Peer:
-    figures: dict[Way, Figures] = {"multicast": multicast, "link": link, "unicast": unicast, "tcp": tcp}
+    figures: dict[Way, Counts] = {"multicast": multicast, "link": link, "unicast": unicast, "tcp": tcp}
     rows = {
-        way: Row(sent=sent, received=received, total=0.001 * received, shortest=0.001, longest=0.001, arrived=arrived)
+        way: Figures(
+            sent=sent, received=received, total=0.001 * received, shortest=0.001, longest=0.001, arrived=arrived
+        )
         for way, (sent, received, arrived) in figures.items()
     }
     return Peer(b"P" * 16, "node2", 2, "10.0.0.2", interface, 4000, rows)
 
 
-def pinging(*peers: Peer) -> Pinging:
-    machine = Pinging(
+def pings(*peers: Peer) -> PingMachine:
+    machine = PingMachine(
         "",
         pinger=b"M" * 16,
         who=ProcessInfo(hostname="node1", pid=1),
@@ -53,7 +54,7 @@ def pinging(*peers: Peer) -> Pinging:
     return machine
 
 
-def judge(machine: Pinging, multicasts_on: tuple[str, ...] = ("eth0",), listing: str = "") -> list[Finding]:
+def judge(machine: PingMachine, multicasts_on: tuple[str, ...] = ("eth0",), listing: str = "") -> list[Finding]:
     facts = Facts(
         port=29499,
         group="239.192.1.1",
@@ -63,11 +64,11 @@ def judge(machine: Pinging, multicasts_on: tuple[str, ...] = ("eth0",), listing:
         multicasts_on=frozenset(multicasts_on),
         chains=parse(listing),
     )
-    return pathways.judge(machine, facts)
+    return path_checks.judge(machine, facts)
 
 
 def test_a_healthy_peer() -> None:
-    (finding,) = judge(pinging(a_peer()))
+    (finding,) = judge(pings(a_peer()))
     assert finding.status is CheckStatus.PASS
     assert finding.observation == "node2 (10.0.0.2): multicast, unicast, TCP pass, round trips from 1.00 ms"
 
@@ -83,7 +84,7 @@ def test_a_healthy_peer() -> None:
     ],
 )
 def test_no_wolf_is_cried(peer: Peer) -> None:
-    assert all(finding.status is CheckStatus.PASS for finding in judge(pinging(peer)))
+    assert all(finding.status is CheckStatus.PASS for finding in judge(pings(peer)))
 
 
 OUT, LOST = (8, 0, 8), (8, 0, 0)
@@ -106,30 +107,30 @@ OUT, LOST = (8, 0, 8), (8, 0, 0)
         (a_peer(tcp=LOST), ("TCP from node1 to node2 (10.0.0.2) is filtered", "saddr 10.0.0.0/24")),
         (a_peer(tcp=(8, 8, 0)), ("TCP from node2 (10.0.0.2) to node1 does not arrive",)),
         (a_peer(multicast=(8, 8, 0), link=(8, 8, 0)), ("multicast from node2 (10.0.0.2) does not arrive here",)),
-        (a_peer(multicast=OUT, link=OUT, unicast=OUT, tcp=OUT), ("is heard and hears nothing of us",)),
-        (a_peer(interface="eth1"), ("reached by eth1, and eth0 is all", "MINGLE_INTERFACE=eth1")),
+        (a_peer(multicast=OUT, link=OUT, unicast=OUT, tcp=OUT), ("is heard and hears nothing from this host",)),
+        (a_peer(interface="eth1"), ("reached by eth1, but only eth0 is used", "MINGLE_INTERFACE=eth1")),
     ],
 )
 def test_a_broken_way_is_named(peer: Peer, words: tuple[str, ...]) -> None:
-    found = judge(pinging(peer))
+    found = judge(pings(peer))
     assert [finding.status for finding in found] == [CheckStatus.FAIL]
     for word in words:
         assert word in str(found[0])
 
 
 def test_our_own_that_does_not_come_back_is_said() -> None:
-    (finding,) = judge(pinging(a_peer(multicast=(8, 8, 0), link=(8, 8, 0))), multicasts_on=())
+    (finding,) = judge(pings(a_peer(multicast=(8, 8, 0), link=(8, 8, 0))), multicasts_on=())
     assert "our own does not come back" in finding.observation
 
 
 def test_loss_is_a_warning() -> None:
-    (finding,) = judge(pinging(a_peer(multicast=(10, 7, 10))))
+    (finding,) = judge(pings(a_peer(multicast=(10, 7, 10))))
     assert finding.status is CheckStatus.WARN
     assert "30% of the multicast pings are lost (3 of 10)" in finding.observation
 
 
 def test_who_is_no_peer() -> None:
-    machine = pinging()
+    machine = pings()
     machine.learn([("10.0.0.7", 29499), ("10.0.0.8", 29499)])
     machine.asked["10.0.0.8", 29499] = True
     machine.strangers["10.0.0.9"] = "node9 (10.0.0.9), pid 9"
@@ -144,9 +145,9 @@ def test_who_is_no_peer() -> None:
 
 def test_the_rule_is_named_where_it_is_ours() -> None:
     listing = "table ip own {\nchain first {\ntype filter hook input priority filter; policy drop;\n}\n}\n"
-    (finding,) = judge(pinging(a_peer(tcp=(8, 8, 0))), listing=listing)
+    (finding,) = judge(pings(a_peer(tcp=(8, 8, 0))), listing=listing)
     assert finding.remedy == "nft insert rule ip own first ip saddr 10.0.0.0/24 meta l4proto tcp accept"
 
 
 def test_two_processes_of_one_host_are_one_finding() -> None:
-    assert len(judge(pinging(a_peer(tcp=LOST), a_peer(tcp=LOST)))) == 1
+    assert len(judge(pings(a_peer(tcp=LOST), a_peer(tcp=LOST)))) == 1

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import fields
 
 import msgspec
 
-from mingle.observe.pinging import ANSWERS_PER_SECOND, MAX_ACCEPTED, MAX_PEERS, Cast, Pinging, Post, Reply
+from mingle.observe.ping import (
+    ANSWERS_PER_SECOND,
+    MAX_ACCEPTED,
+    MAX_PEERS,
+    Cast,
+    Figures,
+    Peer,
+    PingMachine,
+    Post,
+    Reply,
+)
 from mingle.protocol.machine import Dial, Hangup, Write
 from mingle.wire import echo
 from mingle.wire.authentication import JobKey
-from mingle.wire.echo import Gone, Message, Ping, Way
+from mingle.wire.echo import WAYS, Gone, Message, Ping, Way
 from mingle.wire.frames import ProcessInfo
 
 PORT = 29499
@@ -23,15 +34,15 @@ class Lan:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.machines: dict[str, Pinging] = {}
+        self.machines: dict[str, PingMachine] = {}
         self.lost: Lost = lambda *_: False
         self.sent: list[tuple[str, object]] = []
         self._ids = itertools.count(1)
         self._ends: dict[tuple[str, int], tuple[str, int]] = {}
 
-    def add(self, address: str, *, count: int | None = 5, key: JobKey | None = None, job: str = "") -> Pinging:
+    def add(self, address: str, *, count: int | None = 5, key: JobKey | None = None, job: str = "") -> PingMachine:
         number = len(self.machines) + 1
-        machine = Pinging(
+        machine = PingMachine(
             job,
             pinger=bytes([number]) * 16,
             who=ProcessInfo(hostname=f"node{number}", pid=number),
@@ -111,9 +122,9 @@ class Lan:
         )
 
 
-def figures(machine: Pinging) -> dict[str, dict[Way, tuple[int, int, int]]]:
+def figures(machine: PingMachine) -> dict[str, dict[Way, tuple[int, int, int]]]:
     return {
-        peer.address: {way: (row.sent, row.received, row.arrived) for way, row in peer.rows.items()}
+        peer.address: {way: (row.sent, row.received, row.arrived) for way, row in peer.figures.items()}
         for peer in machine.peers.values()
     }
 
@@ -170,7 +181,7 @@ def test_one_that_ends_is_not_counted_as_loss() -> None:
     lan.run(10)
     (peer,) = one.peers.values()
     assert peer.gone
-    for row in peer.rows.values():
+    for row in peer.figures.values():
         assert row.sent == row.received > 0
 
 
@@ -233,7 +244,7 @@ def test_something_else_on_the_port() -> None:
     dialled = [each for each in one.effects() if isinstance(each, Dial)]
     one.connected(dialled[0].conn, "10.0.0.1", "eth0", lan.now)
     one.received(dialled[0].conn, b"\xff\xffHTTP/1.1", lan.now)
-    assert "something else answers there" in peer.rows["tcp"].reason
+    assert "something else answers there" in peer.figures["tcp"].reason
     assert not one.owns(dialled[0].conn)
     assert other.done is False
 
@@ -245,10 +256,10 @@ def test_what_is_no_answer_to_us_counts_for_nothing() -> None:
     machine.heard(pong, "10.0.0.9", "eth0", lan.now, trusted=True, size=100, handle="x")
     machine.heard(Gone(pinger=b"V" * 16), "10.0.0.7", "eth0", lan.now, trusted=True, size=100, handle="x")
     (peer,) = machine.peers.values()
-    assert peer.rows["multicast"].received == 0
+    assert peer.figures["multicast"].received == 0
     forged = msgspec.structs.replace(pong, way="tcp", asker=b"\x01" * 16)
     machine.heard(forged, "10.0.0.9", "eth0", lan.now, trusted=True, size=100, handle="x")
-    assert peer.rows["tcp"].received == 0
+    assert peer.figures["tcp"].received == 0
 
 
 def test_a_ping_without_end_sees_whoever_comes_last() -> None:
@@ -263,4 +274,43 @@ def test_a_ping_without_end_sees_whoever_comes_last() -> None:
     lan.add("10.0.0.2", count=None)
     lan.run(3)
     (last,) = [peer for peer in watching.peers.values() if not peer.gone]
-    assert (last.hostname, last.rows["multicast"].received > 0) == ("node2", True)
+    assert (last.hostname, last.figures["multicast"].received > 0) == ("node2", True)
+
+
+# --- figures ---
+
+
+def test_figures() -> None:
+    figures = Figures(pending={1: 10.0, 2: 11.0, 3: 12.0, 4: 13.0})
+    figures.answered(1, 10.25)
+    figures.answered(1, 10.5)
+    figures.answered(9, 10.5)
+    assert (figures.sent, figures.received, figures.round_trips, figures.loss) == (1, 1, (0.25, 0.25, 0.25), 0.0)
+    figures.expire(11.0)
+    figures.failed(3, "refused")
+    figures.failed(3, "refused twice")
+    assert (figures.sent, figures.received, figures.reason) == (3, 1, "refused")
+    assert round(figures.loss, 3) == 0.667
+    assert figures.pending == {4: 13.0}
+    figures.answered(4, 13.75)
+    assert figures.round_trips == (0.25, 0.5, 0.75)
+    assert (Figures().loss, Figures().round_trips) == (0, None)
+
+
+def test_figures_grow_no_larger_however_long_it_goes_on() -> None:
+    figures = Figures()
+    for number in range(1000):
+        figures.pending[number] = number
+        figures.answered(number, number + 0.5)
+    assert (figures.received, figures.round_trips) == (1000, (0.5, 0.5, 0.5))
+    assert not [each for each in vars_of(figures) if isinstance(each, list | dict) and each]
+
+
+def vars_of(figures: Figures) -> list[object]:
+    return [getattr(figures, each.name) for each in fields(figures)]
+
+
+def test_a_peer() -> None:
+    peer = Peer(b"P" * 16, "", 3, "10.0.0.1", "eth0", 4000)
+    assert tuple(peer.figures) == WAYS
+    assert str(peer) == "unknown (10.0.0.1)"
