@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mingle.config.settings import Network
-from mingle.observe.announcing import Announced, Announcement
+from mingle.observe.announcement import Announcement
 from mingle.observe.finding import Finder
 from mingle.observe.observer import Machine, Observer
 from mingle.protocol.host import Host
@@ -162,7 +162,7 @@ def _signature(speaker: object, hearer: object) -> dict[str, bool]:
     secret = hearer._secret if isinstance(hearer, Finder) else None
     if key is None or secret is None or not isinstance(speaker, Announcement):
         return {"signed": key is not None}
-    ours = JobKey(secret, speaker.announced.job)
+    ours = JobKey(secret, speaker.offer.job)
     return {"signed": True, "verified": ours.verify(b"", b"", key.mac(b"", b""))}
 
 
@@ -199,12 +199,21 @@ def an_announcement(
     port: int = 5000,
 ) -> Announcement:
     return Announcement(
-        Announced(job=job, master_addr=master_addr, master_port=29500, world_size=world_size),
-        session=name * 16,
-        member=name * 16,
+        datagrams.Offer(
+            job=job,
+            session=name * 16,
+            host=name * 16,
+            addresses=(address,),
+            port=port,
+            world_size=world_size or 1,
+            state="sealed",
+            kind="announcement",
+            hostname="announcer",
+            pid=1,
+        ),
         who=frames.ProcessInfo(hostname="announcer", pid=1),
-        addresses=[address],
-        port=port,
+        master_addr=master_addr,
+        master_port=29500,
         key=None if secret is None else JobKey(secret, job),
         rng=random.Random(8),
         now=wire.now,

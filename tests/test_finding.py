@@ -171,11 +171,11 @@ def test_a_good_bye_is_looked_into() -> None:
     finder = a_finder(wire, "resnet")
     wire.add("10.0.0.2", finder)
     wire.run(2)
-    wire.hear("10.0.0.2", Bye(job="resnet", session=announcement.session), "10.0.0.66")
+    wire.hear("10.0.0.2", Bye(job="resnet", session=announcement.offer.session), "10.0.0.66")
     assert len(finder.alive) == 1, "somebody lied"
     wire.run(1)
     wire.remove("10.0.0.1")
-    wire.hear("10.0.0.2", Bye(job="resnet", session=announcement.session), "10.0.0.1")
+    wire.hear("10.0.0.2", Bye(job="resnet", session=announcement.offer.session), "10.0.0.1")
     assert finder.alive == []
 
 

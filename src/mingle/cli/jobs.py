@@ -20,13 +20,14 @@ from mingle.cli.output import Table
 from mingle.config import settings
 from mingle.errors import ConfigurationError
 from mingle.observe import lookup
-from mingle.observe.announcing import Announced, Announcement
+from mingle.observe.announcement import Announcement
 from mingle.observe.finding import Finder
 from mingle.observe.observer import Observer, new_name, this_process
 from mingle.observe.sighting import Seeking, Sighting, Target, endpoint_text, is_host, ranks_seeking
 from mingle.protocol import reports
 from mingle.protocol.machine import Diagnostics, NetworkFacts
 from mingle.wire.authentication import JobKey
+from mingle.wire.datagrams import Offer
 
 LIST_SECONDS = 2.0
 """The default time limit of ``list``: hosts answer within 0.1 s, and an address that does not answer costs 1 s."""
@@ -195,13 +196,24 @@ def announce(shared: Shared, job: str, master_port: int, master_addr: str | None
     signal.signal(signal.SIGTERM, _terminate)
     with Observer(network, job, key) as observer:
         addresses, port = observer.listen()
-        announcement = Announcement(
-            Announced(job=job, master_addr=master_addr or "", master_port=master_port, world_size=world_size),
+        who = this_process()
+        offer = Offer(
+            job=job,
             session=new_name(),
-            member=new_name(),
-            who=this_process(),
+            host=new_name(),
             addresses=addresses,
             port=port,
+            world_size=world_size or 1,
+            state="sealed",
+            kind="announcement",
+            hostname=who.hostname,
+            pid=who.pid,
+        )
+        announcement = Announcement(
+            offer,
+            who=who,
+            master_addr=master_addr or "",
+            master_port=master_port,
             key=key,
             rng=observer.rng,
             now=time.monotonic(),
@@ -210,7 +222,7 @@ def announce(shared: Shared, job: str, master_port: int, master_addr: str | None
         if shared.json:
             fields = {
                 "job": job,
-                "session": announcement.session.hex(),
+                "session": offer.session.hex(),
                 "address": shown,
                 "port": master_port,
                 "world_size": world_size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mingle.observe.announcing import MAX_CALLERS, PROOF_SECONDS, Announcement
+from mingle.observe.announcement import MAX_CALLERS, PROOF_SECONDS, Announcement
 from mingle.protocol.handshake import Call, MemberConversation
 from mingle.protocol.lobby import UNICAST_ANSWERS_AT_ONCE
 from mingle.protocol.machine import Answer, Effect, Hangup, Multicast, Notice, Source, Write
@@ -64,7 +64,7 @@ def test_it_answers_everybody_together_twice_a_second_at_most(announcement: Anno
 @pytest.mark.parametrize("question", [SEEK, List(member=b"L" * 16)], ids=["seek", "list"])
 def test_who_asks_by_unicast_is_answered_by_unicast(announcement: Announcement, question: Seek | List) -> None:
     announcement.heard(question, UNICAST, START)
-    assert Answer(UNICAST, announcement.offer()) in announcement.effects()
+    assert Answer(UNICAST, announcement.offer) in announcement.effects()
 
 
 def test_a_flood_of_questions_to_the_lobby_by_unicast_is_answered_rarely(announcement: Announcement) -> None:
@@ -95,7 +95,7 @@ def test_it_says_once_that_ranks_look_for_it_and_that_somebody_else_speaks_for_t
     for _ in range(3):
         announcement.heard(SEEK, MULTICAST, START)
         announcement.heard(rival, MULTICAST, START)
-        announcement.heard(announcement.offer(), MULTICAST, START)
+        announcement.heard(announcement.offer, MULTICAST, START)
     texts = [effect.text for effect in announcement.effects() if isinstance(effect, Notice)]
     assert len(texts) == 2
     assert "rank 1 on host worker (10.0.0.7), pid 5" in texts[0]
@@ -107,7 +107,7 @@ def call(announcement: Announcement, purpose: frames.Purpose, *more: frames.AnyF
     wanted = Call(
         job="resnet",
         member=b"M" * 16,
-        session=announcement.session,
+        session=announcement.offer.session,
         purpose=purpose,
     )
     caller = MemberConversation(wanted, ("10.0.0.1", 5000))
@@ -163,5 +163,5 @@ def test_it_says_good_bye(announcement: Announcement) -> None:
     call(announcement, "probe")
     announcement.close("interrupted")
     effects = announcement.effects()
-    assert Multicast(Bye(job="resnet", session=announcement.session)) in effects
+    assert Multicast(Bye(job="resnet", session=announcement.offer.session)) in effects
     assert Hangup(1) in effects
