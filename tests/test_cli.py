@@ -82,7 +82,7 @@ def test_a_wrong_variable_is_wrong_usage_too() -> None:
     assert "fix:" in result.stderr
 
 
-def test_neither_help_nor_a_look_round_loads_torch() -> None:
+def test_neither_help_nor_a_list_loads_torch() -> None:
     code = (
         "import sys; from mingle.cli import main; main(ARGUMENTS, standalone_mode=False); "
         "assert {'torch', 'numpy'}.isdisjoint(sys.modules), sorted(sys.modules)"

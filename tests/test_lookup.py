@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from mingle.config.settings import Network
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError
-from mingle.observe.lookup import find, look_round, not_found
+from mingle.observe.lookup import find, list_jobs, not_found
 from mingle.protocol.machine import NetworkFacts
 from tests.bystanders import Wire, a_finder, announcing, free_udp_port, gathering
 
@@ -30,7 +30,7 @@ def test_a_job_that_gathers_is_waited_for_and_has_a_control_port(network: Networ
         hurried = replace(network, discovery_timeout=1.0)
         with pytest.raises(DiscoveryTimeoutError, match=r"2 of 4 ranks joined, missing ranks: 1, 3"):
             find("half there", hurried)
-        finder, _ = look_round(hurried)
+        finder, _ = list_jobs(hurried)
         (seen,) = finder.sessions
         assert (seen.offer.job, seen.joined, seen.running and seen.running.missing) == (
             "half there",
@@ -41,7 +41,7 @@ def test_a_job_that_gathers_is_waited_for_and_has_a_control_port(network: Networ
 
 def test_ranks_that_only_seek_are_seen(network: Network) -> None:
     with gathering("no host", network.port, (1,), world_size=2):
-        finder, _ = look_round(replace(network, discovery_timeout=1.0))
+        finder, _ = list_jobs(replace(network, discovery_timeout=1.0))
         (seeker,) = finder.seekers.values()
         assert (seeker.seek.job, seeker.seek.rank) == ("no host", 1)
         with pytest.raises(DiscoveryTimeoutError, match=r"looking for it: rank 1[\s\S]*rank 0 was not started"):

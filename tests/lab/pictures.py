@@ -17,7 +17,7 @@ from rich.terminal_theme import MONOKAI
 
 from mingle.cli import checks, jobs
 from mingle.config.settings import Network
-from mingle.observe.lookup import look_round
+from mingle.observe.lookup import list_jobs
 from mingle.observe.pinger import Pinger
 
 from . import Host, Lab
@@ -39,7 +39,7 @@ def picture(command: str, *shown: RenderableType) -> str:
 
 
 def watch_picture() -> str:
-    finder, _ = look_round(Network(discovery_timeout=3.0))
+    finder, _ = list_jobs(Network(discovery_timeout=3.0))
     records = jobs.records(finder.sessions, finder.seekers.values())
     return picture("mingle-discover watch", jobs.jobs_table(records))
 

@@ -42,7 +42,7 @@ _LOSS_STYLES = {"-": "", "0%": "green", "100%": "red"}
 _WAY_NAMES = {"multicast": "multicast", "link": "224.0.0.x", "unicast": "unicast", "tcp": "TCP"}
 
 
-@click.command("doctor")
+@click.command("doctor", epilog="Example: mingle-discover doctor --check node-2")
 @click.option(
     "--check",
     "hosts",
@@ -118,7 +118,7 @@ def _resolve(network: Network, hosts: tuple[str, ...]) -> tuple[tuple[Address, .
     return tuple(asked), {host: problem for host, problem in problems.items() if problem}
 
 
-@click.command("ping")
+@click.command("ping", epilog="Example: mingle-discover ping $USER-resnet")
 @click.argument("job", required=False, default="")
 @click.option("--count", type=click.IntRange(1, 1_000_000), metavar="N", help="Number of rounds. Default: no limit.")
 @click.option(

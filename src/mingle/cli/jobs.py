@@ -51,7 +51,7 @@ def list_(shared: Shared, fail_if_empty: bool) -> None:
     further host of a job is a line of its own. It takes 2 seconds, or as long as --timeout says. The state of a job
     with a secret needs --secret-file.
     """
-    finder, facts = lookup.look_round(shared.network(LIST_SECONDS))
+    finder, facts = lookup.list_jobs(shared.network(LIST_SECONDS))
     jobs = records(finder.sessions, finder.seekers.values())
     _log_facts(shared, facts)
     shared.answer({"jobs": jobs}, jobs_table(jobs, wide=shared.wide))
@@ -134,7 +134,7 @@ def _records_by_session(finder: Finder) -> dict[_Key, dict[str, Any]]:
     return {(record["job"], record["session"]): record for record in records(tried, finder.seekers.values())}
 
 
-@click.command("find")
+@click.command("find", epilog='Example: eval "$(mingle-discover find $USER-resnet --export)"')
 @click.argument("job")
 @click.option("--export", is_flag=True, help="Print `export MASTER_ADDR=… MASTER_PORT=…`, quoted for a shell's eval.")
 @click.option("--control", is_flag=True, help="Print rank 0's control port, which is open before the store is.")
@@ -170,7 +170,7 @@ def _log_facts(shared: Shared, facts: NetworkFacts) -> None:
         )
 
 
-@click.command("announce")
+@click.command("announce", epilog="Example: mingle-discover announce $USER-resnet --master-port 29500")
 @click.argument("job")
 @click.option(
     "--master-port", type=click.IntRange(1, 65535), required=True, metavar="PORT", help="The port to announce."

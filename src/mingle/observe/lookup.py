@@ -1,4 +1,4 @@
-"""Finding one job, or looking round for all: observer and finder put together, and what they report."""
+"""Find one job, or list all jobs on the network: an observer that runs a finder, and the errors of `find`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mingle.protocol.machine import NetworkFacts
 from mingle.wire.authentication import JobKey
 
 REFRESH_SECONDS = 0.5
-"""How often a job that has not formed is asked how it stands, while its store is waited for."""
+"""How often a job that has not formed is asked for its state, while `find` waits for its store."""
 _SHOWN = 8
 
 
@@ -42,8 +42,8 @@ def make_finder(
     )
 
 
-def look_round(network: Network) -> tuple[Finder, NetworkFacts]:
-    """Asks everybody who is there, for ``network.discovery_timeout`` seconds.
+def list_jobs(network: Network) -> tuple[Finder, NetworkFacts]:
+    """Ask for all jobs, for ``network.discovery_timeout`` seconds.
 
     Raises:
         InterfaceError: no interface can be used.
@@ -56,11 +56,11 @@ def look_round(network: Network) -> tuple[Finder, NetworkFacts]:
 
 
 def find(job: str, network: Network, *, control: bool = False) -> tuple[Sighting, NetworkFacts]:
-    """Finds a job's host as a rank would, proves it, waits for its store, and joins nothing.
+    """Find a job's host as a rank does, let it prove itself, and wait for its store, without joining the job.
 
     Args:
         job: the job id.
-        network: how to discover; it gives up after ``discovery_timeout`` seconds.
+        network: the network settings; the search ends after ``discovery_timeout`` seconds.
         control: whether to return rank 0's control port; else wait for rank 0's store, which opens once every rank has
             joined.
 
@@ -94,7 +94,7 @@ def find(job: str, network: Network, *, control: bool = False) -> tuple[Sighting
 
 
 def several_hosts(job: str, alive: Sequence[Sighting]) -> ConflictError:
-    """Returns the error for a job that more than one live host speaks for."""
+    """Return the error for a job with more than one live host."""
     hosts = "; ".join(f"{_what(each)} by {each.host()} at {each.target()}" for each in alive)
     return ConflictError.explain(
         f"job {job!r} has {len(alive)} live hosts: {hosts}.",
@@ -108,26 +108,26 @@ def _what(sighting: Sighting) -> str:
 
 
 def not_formed(job: str, sighting: Sighting, seconds: float) -> DiscoveryTimeoutError:
-    """Returns the error for a job whose host was found and whose store is not open yet."""
+    """Return the error for a job whose host was found and whose store is not open yet."""
     running = sighting.running
     assert running is not None
     missing = f", missing ranks: {reports.ranks_text(running.missing)}" if running.missing else ""
     return DiscoveryTimeoutError.explain(
         f"job {job!r} is hosted by {running.host}, but has no store after {seconds:g} s: "
         f"{sighting.joined} of {running.world_size} ranks joined{missing}.",
-        cause="rank 0 opens its store when all ranks have joined; some were not started or do not reach it",
+        cause="rank 0 opens its store once all ranks have joined; some were not started or do not reach it",
         remedy="start the missing ranks, or wait longer (--timeout); --control prints rank 0's control port meanwhile.",
     )
 
 
 def not_found(job: str, finder: Finder, facts: NetworkFacts, seconds: float) -> MingleError:
-    """Returns the error for a job of which no live host was found."""
+    """Return the error for a job without a live host."""
     observation = f"job {job!r}: no live host was found within {seconds:g} s."
     detail = f"{_heard(finder)}\n{reports.tried(facts)}"
     if any(why.startswith("secret") for each in finder.sessions for why in each.failures.values()):
         return AuthenticationError.explain(
             f"{observation}\n{detail}",
-            cause="its host has a secret and we have none, or the other way round, or the secrets differ",
+            cause="only one of its host and this command has a secret, or their secrets differ",
             remedy="give the job's secret with --secret-file, MINGLE_SECRET_FILE or MINGLE_SECRET.",
         )
     cause, remedy = _why_not_found(job, finder, facts)
