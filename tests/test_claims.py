@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 import pytest
 
 from mingle.protocol import claims
@@ -11,7 +9,6 @@ from mingle.protocol.claims import (
     SENDER_DIALS_AT_ONCE,
     SENDER_DIALS_PER_SECOND,
     DialBudget,
-    is_on_link,
     without_traps,
 )
 from mingle.wire.datagrams import Offer
@@ -56,12 +53,6 @@ def test_loopback_counts_only_from_loopback(address: str) -> None:
 def test_every_other_address_may_be_a_host(address: str) -> None:
     for on_loopback in (False, True):
         assert without_traps(offer(address), on_loopback=on_loopback) == offer(address)
-
-
-def test_who_is_on_link() -> None:
-    networks = [ipaddress.ip_network("10.0.0.0/24"), ipaddress.ip_network("fd00::/64")]
-    assert [is_on_link(each, networks) for each in ("10.0.0.7", "fd00::7", "fe80::7")] == [True] * 3
-    assert [is_on_link(each, networks) for each in ("10.0.1.7", "fd01::7", "203.0.113.1")] == [False] * 3
 
 
 def dials(budget: DialBudget, *, seconds: float, per_second: int, target: str, sender: str) -> int:

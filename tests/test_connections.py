@@ -32,6 +32,7 @@ from mingle.network.connections import (
     Data,
     Event,
     bare_address,
+    canonical_address,
     counter,
 )
 from mingle.network.interfaces import scan
@@ -495,6 +496,19 @@ def test_a_forked_child_holds_none_of_the_sockets(loop: Loop) -> None:
 )
 def test_bare_addresses(host: str, bare: str) -> None:
     assert bare_address(host) == bare
+
+
+@pytest.mark.parametrize(
+    ("written", "canonical"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:127.0.0.1", "127.0.0.1"),
+        ("fe80::1%eth0", "fe80::1"),
+        ("2001:DB8:0:0::1", "2001:db8::1"),
+    ],
+)
+def test_an_address_is_one_however_it_is_written(written: str, canonical: str) -> None:
+    assert canonical_address(written) == canonical
 
 
 def test_connections_are_numbered_apart() -> None:

@@ -20,14 +20,14 @@ import pytest
 
 from mingle.config import values
 from mingle.config.values import Peer
-from mingle.engine import loop, progress, store
+from mingle.engine import driver, progress, store
 from mingle.engine.discovery import Discovery
 from mingle.engine.store import StoreServer
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, InterfaceError, MingleError
 from mingle.network import interfaces
 from mingle.network.transport import Change
 from mingle.protocol.host import Host
-from mingle.protocol.machine import Formation, ReachStore, Source
+from mingle.protocol.machine import CloseStore, Formation, ReachStore, Source
 from mingle.protocol.member import Joiner
 from mingle.protocol.registrar import Phase
 from mingle.wire import datagrams
@@ -97,12 +97,12 @@ def test_a_rank_that_waits_for_others_is_at_the_store_before_they_come(monkeypat
     host, member, late = (discovery_of(settings_of(job_id, rank, 3, port)) for rank in range(3))
     with ThreadPoolExecutor(3) as pool:
         forming = [pool.submit(rank.run) for rank in (host, member)]
-        until(lambda: member._store_client is not None)
+        until(lambda: member.stores.client is not None)
         formations = [pool.submit(late.run).result(), *(each.result() for each in forming)]
     assert len({each.store_port for each in formations}) == 1
     # The one that waited is proved by the connection that it had; the late one makes its own.
     assert sorted(connected) == ["mingle-abandoned-store-ahead", "mingle-abandoned-store-proof"]
-    assert member._store_client is None
+    assert member.stores.client is None
     for rank in (member, late, host):
         rank.close("the test is over")
 
@@ -119,12 +119,12 @@ def test_a_host_that_names_one_store_after_the_other_occupies_one_thread(monkeyp
     monkeypatch.setattr(store, "connect", blocks)
     rank = alone(1)
     for port in range(1, 100):
-        rank._perform_more(ReachStore("127.0.0.1", port))
+        rank._perform(ReachStore("127.0.0.1", port))
     until(lambda: reached)
     release.set()
-    until(lambda: rank._calls)
-    rank._run_calls(0)
-    rank._perform_more(ReachStore("127.0.0.1", 100))
+    until(lambda: rank.driver._calls)
+    rank.driver.run_calls()
+    rank._perform(ReachStore("127.0.0.1", 100))
     until(lambda: len(reached) > 1)
     assert reached == [1, 100]
     rank.close("the test is over")
@@ -135,14 +135,14 @@ def test_what_waits_at_the_store_goes_with_the_rank() -> None:
     ranks = [discovery_of(settings_of(job_id, rank, 3, port)) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(rank.run) for rank in ranks]
-        until(lambda: ranks[1]._store_client is not None)
+        until(lambda: ranks[1].stores.client is not None)
         server = ranks[0].store_server
         assert server is not None
         for rank in ranks:  # time is up now, however long the connection has taken
             rank.machine._deadline = time.monotonic()
             rank.call(lambda: None)
         assert all(isinstance(each.exception(), DiscoveryTimeoutError) for each in running)
-    assert ranks[1]._store_client is None
+    assert ranks[1].stores.client is None
     assert not server.held
     until(lambda: not answers(server.port))
 
@@ -158,10 +158,10 @@ def test_a_member_that_has_formed_hears_no_datagrams_any_more() -> None:
     with formed(2) as ranks:
         host, member = (discovery for discovery, _ in ranks)
         member.serve()
-        until(lambda: member._transport is None)
-        assert host._transport is not None
-        assert member.facts().sent == 0
-        assert host.facts().sent > 0
+        until(lambda: member.driver.transport is None)
+        assert host.driver.transport is not None
+        assert member.driver.facts().sent == 0
+        assert host.driver.facts().sent > 0
 
 
 # --- what cannot be -------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_what_was_opened_is_closed_when_the_rest_cannot_be(monkeypatch: pytest.M
     def fail(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loop, step, fail)
+    monkeypatch.setattr(driver, step, fail)
     with pytest.raises(KeyboardInterrupt):
         alone(0)
 
@@ -244,7 +244,7 @@ def test_an_interrupt_while_waiting_closes_all(rank: int) -> None:
     waiting.call(interrupt)
     with pytest.raises(KeyboardInterrupt):
         waiting.run()
-    assert waiting._transport is None
+    assert waiting.driver.transport is None
     waiting.close("a second time")
 
 
@@ -260,9 +260,9 @@ def test_an_unforeseen_exception_while_waiting_is_an_error_with_its_cause(
     with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError: a riddle") as caught:
         waiting.run()
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert waiting._transport is None
-    assert waiting._connections._connections == {}
-    assert not waiting._connections._listeners
+    assert waiting.driver.transport is None
+    assert waiting.driver.connections._connections == {}
+    assert not waiting.driver.connections._listeners
     waiting.close("a second time")
 
 
@@ -280,7 +280,7 @@ def test_what_a_signal_handler_raises_while_waiting_is_the_callers() -> None:
             waiting.run()
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert waiting._transport is None
+    assert waiting.driver.transport is None
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -307,7 +307,7 @@ def test_a_serving_thread_that_dies_closes_store_and_sockets_and_tells_who_waits
             assert "ended by an unforeseen ZeroDivisionError: a riddle" in str(error)
             assert isinstance(error.__cause__, ZeroDivisionError)
         assert str(discovery.failure) == str(told[0])
-        until(lambda: discovery._transport is None and not discovery._connections._connections)
+        until(lambda: discovery.driver.transport is None and not discovery.driver.connections._connections)
         with client:
             client.settimeout(10)
             if rank == 0:
@@ -334,7 +334,7 @@ def test_a_store_that_a_process_group_has_taken_over_outlives_the_serving_thread
         server.release()
         discovery.serve()
         discovery.call(riddle)
-        until(lambda: discovery.failure is not None and discovery._transport is None)
+        until(lambda: discovery.failure is not None and discovery.driver.transport is None)
         with client:
             client.setblocking(False)
             with pytest.raises(BlockingIOError):
@@ -361,21 +361,21 @@ def test_what_went_wrong_is_said_also_where_nobody_configured_logging(
         discovery.say("the thread has failed", ZeroDivisionError("a riddle"))
         assert capfd.readouterr().err == "mingle: the thread has failed\nZeroDivisionError: a riddle\n"
     else:
-        discovery._close_store("rank 1 was lost")
+        discovery._perform(CloseStore("rank 1 was lost"))
         assert capfd.readouterr().err.startswith("mingle: rank 1 was lost; its store is closed")
 
 
 def test_a_host_whose_job_runs_renews_its_memberships(ranks: list[Formed], monkeypatch: pytest.MonkeyPatch) -> None:
     discovery, renewed = ranks[0].discovery, threading.Event()
-    assert discovery._transport is not None
-    real = discovery._transport.refresh
+    assert discovery.driver.transport is not None
+    real = discovery.driver.transport.refresh
 
     def refresh() -> Change:
         renewed.set()
         return real()
 
-    monkeypatch.setattr(discovery._transport, "refresh", refresh)
-    discovery._refresh_due = time.monotonic()
+    monkeypatch.setattr(discovery.driver.transport, "refresh", refresh)
+    discovery.driver._refresh_due = time.monotonic()
     discovery.serve()
     assert renewed.wait(10)
 
@@ -531,7 +531,7 @@ def test_peers_are_asked_by_unicast_in_padded_questions() -> None:
             message = datagrams.decode(asked)
             assert isinstance(message, datagrams.Seek)
             assert (message.job, message.rank) == (seeker.settings.job_id, 1)
-            assert len(asked) >= loop.UNICAST_QUESTION_BYTES, "no answer is longer: a forged source gains nothing"
+            assert len(asked) >= driver.UNICAST_QUESTION_BYTES, "no answer is longer: a forged source gains nothing"
             assert source[0] == "127.0.0.1"
             seeker.call(interrupt)
             with pytest.raises(KeyboardInterrupt):
@@ -569,7 +569,7 @@ def test_a_rank_whose_process_has_no_descriptor_left_waits_on(
         monkeypatch.setattr(progress, name, 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     waiting = alone(rank, progress="auto")
-    own = [each.address for each in waiting.listening_addresses]
+    own = [each.address for each in waiting.driver.addresses]
     offer = datagrams.Offer(
         job=waiting.settings.job_id,
         session=b"S" * 16,
@@ -581,23 +581,24 @@ def test_a_rank_whose_process_has_no_descriptor_left_waits_on(
     )
     with contextlib.ExitStack() as stack:
         stack.callback(waiting.close, "the test is over")
-        waiting._turn()
+        waiting.driver.turn()
         callers = []
-        if waiting._connections.port:
-            callers = [stack.enter_context(socket.create_connection((own[0], waiting._connections.port)))]
+        if waiting.driver.connections.port:
+            callers = [stack.enter_context(socket.create_connection((own[0], waiting.driver.connections.port)))]
         with no_descriptor_left():
             for _ in range(5):
-                waiting._nics.scan_due = waiting._slow_from = waiting._refresh_due = 0.0
-                waiting._rp_drops = None
+                waiting.driver.interfaces.scan_due = 0.0
+                waiting.driver._slow_from = waiting.driver._refresh_due = 0.0
+                waiting.driver._rp_drops = None
                 waiting._machine.heard(offer, Source(interface="lo", address="127.0.0.1"), time.monotonic())
-                waiting._turn()
-            facts = waiting.facts(diagnosed=True)
+                waiting.driver.turn()
+            facts = waiting.driver.facts(diagnosed=True)
         assert facts.sent > 0
-        assert [each.address for each in waiting.listening_addresses] == own
-        assert waiting._connections.starved is bool(callers)
-        while waiting._connections.starved:
-            waiting._turn()
-        waiting._turn()
+        assert [each.address for each in waiting.driver.addresses] == own
+        assert waiting.driver.connections.starved is bool(callers)
+        while waiting.driver.connections.starved:
+            waiting.driver.turn()
+        waiting.driver.turn()
         for caller in callers:
             caller.settimeout(5)
             assert rank is None or caller.recv(4) == datagrams.MAGIC, "it waited, and is taken now"

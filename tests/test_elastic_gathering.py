@@ -72,12 +72,12 @@ def kill(agent: Gathering) -> None:
     assert loop is not None
 
     def die() -> None:
-        loop._connections.close()
+        loop.driver.connections.close()
         loop._machine.closed = True
         loop._machine.part = None
         loop._stopping = True
 
-    loop.call(die)
+    loop.driver.call(die)
 
 
 def test_without_torch_it_can_be_imported() -> None:
@@ -187,7 +187,7 @@ def test_a_thread_that_died_is_an_error(job: Job) -> None:
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(waiting.gather)
         until(lambda: waiting._loop)
-        waiting._loop.call(lambda: 1 // 0)
+        waiting._loop.driver.call(lambda: 1 // 0)
         with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError") as caught:
             call.result(timeout=10)
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
@@ -203,7 +203,7 @@ def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(job: Job, part:
     loop = mine._loop
     assert loop is not None
     control = loop.agent.endpoints.port
-    loop.call(lambda: 1 // 0)
+    loop.driver.call(lambda: 1 // 0)
     assert mine.disturbed.wait(5)
     assert "unforeseen ZeroDivisionError" in (mine.lost or "")
     assert (mine.store, mine.present) == (None, None)

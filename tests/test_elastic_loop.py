@@ -32,7 +32,7 @@ def test_an_agent_alone_opens_its_store_and_closes_it() -> None:
     loop = loop_of(turns.set)
     assert turns.wait(10)
     until(lambda: loop.agent.outcome)
-    server = loop.store_server
+    server = loop.stores.server
     assert server is not None
     assert server.handle is not None
     assert answers(server.port)
@@ -65,20 +65,20 @@ def test_a_store_that_cannot_be_opened_ends_the_gathering(monkeypatch: pytest.Mo
 def test_a_fault_in_the_thread_is_logged_and_ends_the_session(caplog: pytest.LogCaptureFixture) -> None:
     told = threading.Event()
     loop = loop_of()
-    until(lambda: loop.store_server)
-    server = loop.store_server
+    until(lambda: loop.stores.server)
+    server = loop.stores.server
     assert server is not None
 
-    loop._changed = lambda: told.set() if loop.failure is not None else None
+    loop._changed = lambda: told.set() if loop.driver.failure is not None else None
 
     def fail() -> None:
         raise ZeroDivisionError("a fault")
 
     with caplog.at_level(logging.ERROR, logger="mingle"):
-        loop.call(fail)
+        loop.driver.call(fail)
         until(lambda: not loop.alive)
     assert "its loop was ended by an unforeseen ZeroDivisionError: a fault" in caplog.text
-    assert isinstance(loop.failure, MingleError)
+    assert isinstance(loop.driver.failure, MingleError)
     assert told.is_set()
     assert not answers(loop.agent.endpoints.port)
     assert not answers(server.port), "a store without its host would hold the others in a lost session"

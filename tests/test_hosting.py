@@ -720,3 +720,11 @@ def test_a_member_that_can_not_follow_is_noted_until_all_are_sent_elsewhere() ->
     assert not alone.host.redirect_failed
     alone.host.stay_host(2.0)
     assert (alone.host.stepping_down, alone.host.redirect) == (False, None)
+
+
+def test_a_host_that_has_ended_its_session_hangs_up_on_callers() -> None:
+    alone = Alone()
+    alone.host.close("the test is over")
+    alone.host.effects()
+    alone.host.accepted(7, "10.0.0.2", 5.0)
+    assert alone.host.effects() == [Hangup(7)]

@@ -15,7 +15,7 @@ from ipaddress import ip_interface
 import pytest
 from msgspec.structs import replace
 
-from mingle.engine.loop import listening_addresses
+from mingle.engine.driver import listening_addresses
 from mingle.errors import InterfaceError
 from mingle.network import interfaces
 from mingle.network.interfaces import (
@@ -153,6 +153,16 @@ def test_who_owns_an_address(machine: Machine) -> None:
     assert (monitor.index("eth1"), monitor.index("eth7"), monitor.index("")) == (3, 0, 0)
     machine.found = (LO, ETH0)
     assert monitored().index("") == 2, "only one can be meant"
+
+
+def test_which_addresses_are_on_link(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interfaces, "has_direct_route", lambda address: address == "192.0.2.9")
+    on_link = {
+        each
+        for each in ("10.0.0.7", "fd00::7", "fe80::7", "192.0.2.9", "10.0.1.7", "fd01::7", "203.0.113.1")
+        if monitored().is_on_link(each)
+    }
+    assert on_link == {"10.0.0.7", "fd00::7", "fe80::7", "192.0.2.9"}
 
 
 def test_without_news_it_is_looked_every_two_seconds(machine: Machine) -> None:

@@ -237,7 +237,7 @@ def every_sort_of_interface() -> None:
 def test_what_is_reached_over_another_network(
     monkeypatch: pytest.MonkeyPatch, local: str, remote: str, on_link: bool, weak: bool
 ) -> None:
-    monkeypatch.setattr(interfaces, "is_on_link", lambda address: on_link)
+    monkeypatch.setattr(interfaces, "has_direct_route", lambda address: on_link)
     found = [LO, nic("eth0", 2, "10.0.0.1/24", "10.0.5.1/24", "fd00::1/64"), nic("wg0", 4, "10.8.0.1/32")]
     assert interfaces.reached_weakly(found, local, remote) is weak
 

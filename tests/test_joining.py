@@ -398,3 +398,10 @@ def test_who_answers_for_another_job_is_kept_for_the_report() -> None:
         stranger.receive_data(write.data)
     alone.joiner.received(conn, stranger.data_to_send(), 1.0)
     assert any("session" in text for text in alone.joiner.diagnostics.hosts.values())
+
+
+def test_a_member_hangs_up_on_callers() -> None:
+    alone = Alone()
+    alone.joiner.effects()
+    alone.joiner.accepted(7, "10.0.0.2", 5.0)
+    assert alone.joiner.effects() == [Hangup(7)]

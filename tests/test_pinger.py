@@ -36,7 +36,7 @@ def test_two_processes_of_one_host_hear_each_other() -> None:
     with no_descriptor_leaks():
         one, other = run_two((network, network))
     assert one.interfaces == ("lo",)
-    assert "lo" in one.seen.multicasts_on
+    assert "lo" in one.driver.multicasts_on
     for pinger in (one, other):
         (peer,) = pinger.pings.peers.values()
         assert peer.address == "127.0.0.1"
@@ -91,7 +91,7 @@ def test_a_unicast_that_another_process_gets_is_handed_on() -> None:
             pinger.run(until=time.monotonic() + 1)
             answer = echo.decode(asker.recv(2000))
         looking.join()
-        assert rank.facts().rejected == {}
+        assert rank.driver.rejected == {}
     assert isinstance(answer, Pong)
     assert answer.asker == b"s" * 16
 

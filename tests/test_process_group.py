@@ -24,7 +24,7 @@ from mingle.config.settings import Settings
 from mingle.distributed import process_group, rendezvous, torch_threads
 from mingle.distributed.process_group import check_options, parse_url, register, rendezvous_handler
 from mingle.distributed.session import LoneSession
-from mingle.engine import loop, progress, store
+from mingle.engine import driver, progress, store
 from mingle.errors import ConfigurationError, ConflictError, DiscoveryTimeoutError, MingleError
 from tests.bystanders import free_udp_port
 from tests.in_process import discovery_of, settings_of
@@ -48,7 +48,7 @@ def no_packet(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("a socket was opened")
 
-    monkeypatch.setattr(loop, "Transport", forbidden)
+    monkeypatch.setattr(driver, "Transport", forbidden)
     monkeypatch.setattr(store, "open_server", forbidden)
 
 

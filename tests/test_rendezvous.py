@@ -27,7 +27,7 @@ from mingle.distributed import gloo, rendezvous
 from mingle.distributed.environment import process_environment
 from mingle.distributed.process_group import rendezvous_handler
 from mingle.distributed.session import LoneSession
-from mingle.engine import file_limit, loop, progress, store
+from mingle.engine import driver, file_limit, progress, store
 from mingle.engine.discovery import Discovery
 from mingle.errors import (
     ConfigurationError,
@@ -73,8 +73,8 @@ def no_packet(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("a socket of the discovery was opened")
 
-    monkeypatch.setattr(loop, "Transport", forbidden)
-    monkeypatch.setattr(loop, "Connections", forbidden)
+    monkeypatch.setattr(driver, "Transport", forbidden)
+    monkeypatch.setattr(driver, "Connections", forbidden)
 
 
 def refused(kind: type[MingleError], match: str, **arguments: Any) -> MingleError:

@@ -237,7 +237,7 @@ def test_a_thread_that_dies_while_it_is_asked_fails_that_call(
     def die() -> None:
         discovery.call(lambda: 1 // 0)
         dying.set()
-        until(lambda: len(discovery._calls) == 2)
+        until(lambda: len(discovery.driver._calls) == 2)
 
     discovery.call(die)
     assert dying.wait(10)
@@ -288,7 +288,7 @@ def test_what_is_blocked_in_the_store_fails_when_the_thread_of_a_member_dies(
             until(lambda: discovery.group_stands)
         blocked = pool.submit(handle.get, "a key")
         discovery.call(lambda: 1 // 0)
-        until(lambda: discovery.failure is not None and discovery._transport is None)
+        until(lambda: discovery.failure is not None and discovery.driver.transport is None)
         if stands:
             held.set("a key", "a value")
             assert blocked.result(10) == b"a value"
@@ -323,7 +323,7 @@ def test_torch_is_handed_the_connection_by_which_the_store_was_proved(monkeypatc
 def test_where_nobody_wants_a_process_group_no_connection_is_kept(
     ranks: list[Formed], sessions: list[RunningSession]
 ) -> None:
-    assert ranks[1].discovery._store_client is None
+    assert ranks[1].discovery.stores.client is None
     assert sessions[1].entry(5) is None
 
 

@@ -18,7 +18,6 @@ from mingle.config.settings import Network
 from mingle.config.values import Peer as Address
 from mingle.diagnostics import CheckStatus, Finding, diagnosis, worst
 from mingle.diagnostics.diagnosis import Facts
-from mingle.engine.network_facts import observed
 from mingle.errors import ConfigurationError, InterfaceError
 from mingle.network import inspection
 from mingle.observe import path_checks
@@ -86,7 +85,7 @@ def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], li
             overheard=os.environ.get("MINGLE_JOB_ID", ""),
         ) as pinger:
             pinger.run()
-            seen = structs.replace(observed(pinger.seen, pinger.versions), unresolved=unresolved)
+            seen = structs.replace(pinger.observed(), unresolved=unresolved)
     except InterfaceError as error:
         seen = inspection.Observed(port=network.port, interface_problem=error, unresolved=unresolved)
         return diagnosis.examine(inspection.gather(seen, os.environ)), []
@@ -186,7 +185,7 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
 
 def findings_of(pinger: Pinger) -> list[Finding]:
     """Return the verdicts on the figures, and if pings are lost the troubles of this machine."""
-    return findings_from(pinger.pings, inspection.gather(observed(pinger.seen, pinger.versions)))
+    return findings_from(pinger.pings, inspection.gather(pinger.observed()))
 
 
 def findings_from(pings: PingMachine, facts: Facts) -> list[Finding]:

@@ -147,15 +147,15 @@ class Gathering:
             with self._lock:
                 self._lost = self._failure = None
                 self.disturbed.clear()
-            loop.agent.gather(loop.clock())
+            loop.agent.gather(boot_time())
             self._publish()
             began.set()
 
-        loop.call(begin, lambda _: began.set())
+        loop.driver.call(begin, lambda _: began.set())
         while not began.wait(1.0) and loop.alive:
             pass
-        if loop.failure is not None:
-            raise loop.failure.copied()
+        if loop.driver.failure is not None:
+            raise loop.driver.failure.copied()
         with self._lock:
             while self._gathered is None and self._ended is None and self._failure is None and not self._closed:
                 self._lock.wait()
@@ -170,7 +170,7 @@ class Gathering:
         with self._lock:
             loop = self._loop
         if loop is not None:
-            loop.call(loop.agent.rest)
+            loop.driver.call(loop.agent.rest)
 
     def close(self, reason: str) -> None:
         """Ends this agent's part in the job on purpose: the others hear the reason and take nobody for lost.
@@ -207,9 +207,9 @@ class Gathering:
         with self._lock:
             if self._closed:
                 return
-            if loop.failure is not None:
+            if loop.driver.failure is not None:
                 # The machine's state is void after the failure, and no other session follows.
-                self._failure, self._lost = loop.failure, loop.failure.observation
+                self._failure, self._lost = loop.driver.failure, loop.driver.failure.observation
                 self._gathered = self._store = self._present = None
                 self.disturbed.set()
                 self._lock.notify_all()
@@ -229,7 +229,7 @@ class Gathering:
             if outcome is None:
                 self._gathered = self._store = None
             elif self._gathered is None or self._gathered.session != outcome.session:
-                server = loop.store_server
+                server = loop.stores.server
                 self._store = server.handle if hosting is not None and server is not None else None
                 self._gathered = Gathered(
                     session=outcome.session,

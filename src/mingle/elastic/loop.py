@@ -6,17 +6,21 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
 
 from mingle.config.settings import Settings
 from mingle.elastic.agent import Agent
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.quorum import Policy
-from mingle.engine import file_limit, progress, store
+from mingle.engine import file_limit, progress
+from mingle.engine.discovery import job_key, machine_context
+from mingle.engine.driver import Driver
 from mingle.engine.progress import Progress
-from mingle.engine.store_loop import StoreLoop
-from mingle.protocol.machine import CloseStore, Effect, Identity, OpenStore, PrepareStore, ProveStore
+from mingle.engine.spare_thread import SpareThread
+from mingle.engine.store import StoreKeeper, StoreServer
+from mingle.errors import MingleError
+from mingle.protocol.host import Host
+from mingle.protocol.machine import CloseStore, Effect, Identity
 
 logger = logging.getLogger("mingle")
 
@@ -27,8 +31,8 @@ def boot_time() -> float:
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
-class AgentLoop(StoreLoop):
-    """The sockets and the clock of one agent.
+class AgentLoop:
+    """The thread of one agent, with its driver.
 
     Args:
         settings: how to discover; the job's id and secret.
@@ -38,10 +42,8 @@ class AgentLoop(StoreLoop):
 
     Raises:
         InterfaceError: no interface can be used.
+        MingleError: no file descriptor is free.
     """
-
-    _machine: Agent
-    clock = staticmethod(boot_time)
 
     def __init__(
         self,
@@ -51,25 +53,33 @@ class AgentLoop(StoreLoop):
         *,
         changed: Callable[[], None],
     ) -> None:
+        self.settings = settings
         self._changed = changed
         self._stopping = False
-        self._first_port = settings.master_port
         self._progress: Progress | None = None
         quiet = settings.progress == "off"
         file_limit.make_room(policy.nodes.maximum, file_limit.FILES_PER_NODE, what="nodes", quiet=quiet)
         with contextlib.ExitStack() as stack:
-            super().__init__(settings, stack)
-            self._machine = Agent(identity, self._listen(), self._context(), self.clock(), policy=policy)
+            worker = SpareThread()
+            stack.callback(worker.end)
+            key = job_key(settings)
+            self.driver = driver = Driver(
+                settings,
+                settings.job_id,
+                key,
+                stack,
+                clock=boot_time,
+                perform=self._perform,
+                scanned=self._scanned,
+                say=self._say,
+            )
+            self.stores = StoreKeeper(self, driver.call, worker.run, port=settings.master_port)
+            context = machine_context(settings, key, driver)
+            self._machine = Agent(identity, driver.listen(), context, boot_time(), policy=policy)
+            driver.drive(self._machine, unverified=self._machine.heard_unverified)
             self._stack = stack.pop_all()
         self._thread = threading.Thread(target=self._serve, name="mingle-agent", daemon=True)
         self._thread.start()
-
-    def _interfaces_looked_at(self, now: float, *, changed: bool) -> None:
-        if changed:
-            self._machine.rewired(now)
-        addresses = self._listen_also()
-        if addresses and addresses != self._machine.endpoints.addresses:
-            self._machine.readdress(addresses, now)
 
     @property
     def agent(self) -> Agent:
@@ -84,121 +94,111 @@ class AgentLoop(StoreLoop):
     # --- running ---------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        driver, machine = self.driver, self._machine
         try:
-            self._carry_out()
+            driver.carry_out()
             while not self._stopping:
-                self._turn()
-                now = self.clock()
-                if self._machine.deadline_passed(now):
-                    self._machine.give_up(self.facts(diagnosed=True), now)
-                    self._carry_out()
+                driver.turn(None if self._progress is None else self._progress.next_timer())
+                now = boot_time()
+                if machine.deadline_passed(now):
+                    machine.give_up(driver.facts(diagnosed=True), now)
+                    driver.carry_out()
+                self._show_progress(now)
                 self._changed()
-            self._closed = True
+            self.stores.close()
             with contextlib.suppress(OSError):
-                self._carry_out()
-            self._show_no_progress()
+                driver.carry_out()
+            self._end_progress()
             self._stack.close()
-            while self._calls:
-                self._calls.popleft()[0]()
-            self._release_store()
+            driver.run_calls()
+            self.stores.release()
         except BaseException as error:
-            self._closed = True
-            self._die(error, self._close_store, self._stack.close, self._show_no_progress, self._changed)
-
-    def _complain(self, text: str, error: BaseException) -> None:
-        progress.say(logging.ERROR, text, quiet=self.settings.progress == "off", error=error)
+            self.stores.close()
+            driver.die(error, self._end_store, self._stack.close, self._end_progress, self._changed)
 
     def stop(self, reason: str) -> None:
-        """Ends the agent's part in the job and returns when every socket is closed. Not for the loop's own thread."""
+        """End the agent's part in the job, and return when every socket is closed. Not for the loop's own thread."""
 
         def end() -> None:
             self._machine.close(reason)
             self._stopping = True
 
-        self.call(end)
+        self.driver.call(end)
         self._thread.join()
 
-    def _seeks(self) -> bool:
-        return self._transport is not None
-
-    def _more_timers(self) -> Iterable[float | None]:
-        return (self._progress.next_timer() if self._progress is not None else None,)
-
-    def _house_keeping(self, now: float) -> None:
-        super()._house_keeping(now)
+    def _show_progress(self, now: float) -> None:
         if self._machine.outcome is not None or self._machine.part is None:
-            self._show_no_progress()
+            self._end_progress()
             return
         if self._progress is None:
-            settings = self.settings
-            self._progress = Progress(
-                settings.job_id, self._machine.identity.world_size, None, off=settings.progress == "off", now=now
-            )
-        if self._progress.wants_status(now):
-            self._machine.ask_status()
-        due = self._progress.next_timer()
-        if due is not None and now >= due:
-            self._progress.tick(self._machine.snapshot(), now)
+            settings, nodes = self.settings, self._machine.identity.world_size
+            self._progress = Progress(settings.job_id, nodes, None, off=settings.progress == "off", now=now)
+        self._progress.show(self._machine, now)
 
-    def _show_no_progress(self) -> None:
+    def _end_progress(self) -> None:
         if self._progress is not None:
             self._progress.close()
             self._progress = None
 
-    # --- what comes in and goes out --------------------------------------------------------------------------------
+    # --- what the driver calls -------------------------------------------------------------------------------------
 
-    def _accepted(self, conn: int, address: str, now: float) -> None:
-        self._machine.accepted(conn, address, now)
+    def _scanned(self, now: float, changed: bool) -> None:
+        if changed:
+            self._machine.rewired(now)
+        self.driver.relisten(self._machine, now)
 
-    def _ended(self, conn: int, reason: str, now: float) -> None:
-        self._machine.disconnected(conn, reason, now)
-
-    def _say(self, level: int, text: str) -> None:
-        if self._progress is not None:
-            self._progress.say(level, text)
+    def _say(self, level: int, text: str, error: BaseException | None = None) -> None:
+        if self._progress is not None or error is not None:
+            progress.say(level, text, quiet=self.settings.progress == "off", error=error)
         else:
             logger.log(level, "%s", text)
 
-    def _perform_more(self, effect: Effect) -> None:
-        match effect:
-            case PrepareStore():
-                pass  # a round of torchrun takes seconds: it is early enough when the session is sealed
-            case OpenStore(epoch, address):
-                host = self._machine.host
-                assert host is not None
-                self._open_in_turn(partial(self._open_store, host, epoch, address), (address, host.session))
-            case ProveStore():
-                self._in_thread("store-proof", partial(self._prove_store, self._machine.part, effect))
-            case CloseStore(reason):
-                logger.debug("job %s: the store is closed: %s", self.settings.job_id, reason)
-                self._close_store()
+    def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, CloseStore):
+            logger.debug("job %s: the store is closed: %s", self.settings.job_id, effect.reason)
+            self._end_store()
+        else:
+            self.stores.perform(effect)
 
-    # --- the store -------------------------------------------------------------------------------------------------
+    def _end_store(self) -> None:
+        self.stores.abort()
+        self.stores.release()
 
-    def _open_store(self, host: ElasticHost, epoch: int, address: str) -> Callable[[], None]:
-        # Whoever still uses the store of an earlier session may hold its port.
-        server = self._server(address, self._first_port, host.session)
-        if isinstance(server, store.StoreServer):
-            return partial(self._store_opened, host, epoch, server)
-        error = server
-        return lambda: self._machine.store_failed(host, epoch, error, self.clock())
+    # --- what the keeper of the store calls ------------------------------------------------------------------------
 
-    def _store_opened(self, host: ElasticHost, epoch: int, server: store.StoreServer) -> None:
-        if self._closed or host.closed or host is not self._machine.host:
-            server.release()
-            return
-        self.store_server, self._first_port = server, None
-        self._machine.store_opened(host, epoch, server.port, server.token, self.clock())
+    @property
+    def hosting(self) -> ElasticHost | None:
+        """The machine that hosts now."""
+        return self._machine.host
 
-    def _prove_store(self, part: object, wanted: ProveStore) -> Callable[[], None]:
-        try:
-            store.prove(wanted.address, wanted.port, wanted.session, wanted.token)
-        except OSError as error:
-            reason = str(error)
-            return lambda: self._machine.store_unreachable(part, wanted.epoch, reason, self.clock())
-        return lambda: self._machine.store_proved(part, wanted.epoch, self.clock())
+    @property
+    def part(self) -> object:
+        """The machine of the present session, or of the search for the next one."""
+        return self._machine.part
 
-    def _close_store(self) -> None:
-        if self.store_server is not None:
-            self.store_server.abort()
-            self.store_server = None
+    @property
+    def finished(self) -> bool:
+        """Whether this agent is in a session."""
+        return self._machine.outcome is not None
+
+    def store_prepared(self, _host: Host, _server: StoreServer) -> None:
+        """Do nothing: a round of torchrun takes seconds, so the store is opened when the session is sealed."""
+
+    def store_opened(self, host: Host, epoch: int, server: StoreServer) -> None:
+        """Tell the machine that its store listens."""
+        assert isinstance(host, ElasticHost)
+        self.stores.port = None  # a client of this session's store may still hold the port in the next session
+        self._machine.store_opened(host, epoch, server.port, server.token, boot_time())
+
+    def store_failed(self, host: Host, epoch: int, error: MingleError) -> None:
+        """Tell the machine that its store could not be opened."""
+        assert isinstance(host, ElasticHost)
+        self._machine.store_failed(host, epoch, error, boot_time())
+
+    def store_proved(self, part: object, epoch: int) -> None:
+        """Tell the machine that the host's store was proved."""
+        self._machine.store_proved(part, epoch, boot_time())
+
+    def store_unreachable(self, part: object, epoch: int, reason: str) -> None:
+        """Tell the machine that the host's store could not be proved."""
+        self._machine.store_unreachable(part, epoch, reason, boot_time())

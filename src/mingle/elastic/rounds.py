@@ -158,7 +158,7 @@ class Rounds:
         in a rendezvous that this agent has left.
         """
         self._ended.set()
-        store.cut_off(self._gathered.store_address, self._gathered.store_port)
+        store.shut_down_connections(self._gathered.store_address, self._gathered.store_port)
         self._release()
 
     def _release(self) -> None:

@@ -14,7 +14,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from mingle import forksafe
 from mingle.config import settings
@@ -91,8 +91,21 @@ def _logging_shows(level: int) -> bool:
     return False
 
 
+class Shown(Protocol):
+    """A machine whose progress is shown."""
+
+    def stage(self) -> str:
+        """Return how far it has come, for the log."""
+
+    def ask_status(self) -> None:
+        """Ask the host how the job stands."""
+
+    def snapshot(self) -> Snapshot:
+        """Return how the job stands."""
+
+
 class Progress:
-    """Shows how a discovery stands. ``tick`` is called by the loop; it never blocks."""
+    """Shows how a discovery stands. The loop calls ``show`` after each turn; it never blocks."""
 
     def __init__(self, job: str, world_size: int, rank: int | None, *, off: bool, now: float) -> None:
         self._job = job
@@ -104,46 +117,56 @@ class Progress:
         self._terminal = not off and sys.stderr is not None and sys.stderr.isatty()
         self._due = now + (TERMINAL_AFTER_SECONDS if self._terminal else LOG_AFTER_SECONDS)
         self._ask_due = self._due - 1.0
+        self._stage = ""
         self._speaker: socket.socket | None = None
         self._status: Status | None = None
 
     def next_timer(self) -> float | None:
-        """When :meth:`tick` has something to do."""
+        """Return when to call :meth:`show`."""
         return None if self._off else min(self._due, self._ask_due)
 
+    def show(self, machine: Shown, now: float) -> None:
+        """Show how a machine stands, when that is due; ask its host once a second while this process shows the line."""
+        stage = machine.stage()
+        if stage != self._stage:
+            self._stage = stage
+            logger.debug("job %s: %s", self._job, stage)
+        if self.wants_status(now):
+            machine.ask_status()
+        if not self._off and now >= self._due:
+            self.tick(machine.snapshot(), now)
+
     def wants_status(self, now: float) -> bool:
-        """Tells, once a second while this process speaks for its node, to ask the host how it stands."""
+        """Return, once a second while this process shows the line, whether to ask the host how the job stands."""
         if self._off or now < self._ask_due:
             return False
         self._ask_due = now + 1.0
         return self._speaks()
 
     def tick(self, snapshot: Snapshot, now: float) -> None:
-        """Shows the line when it is due."""
+        """Show the line when it is due."""
         if self._off or now < self._due:
             return
         self._due = now + (TERMINAL_EVERY_SECONDS if self._terminal else LOG_EVERY_SECONDS)
-        if not self._speaks():
-            return
-        text = line(self._job, self._world_size, self._rank, snapshot, now - self._started)
-        if self._terminal:
-            with contextlib.suppress(OSError, ImportError):  # EMFILE: rich can't be loaded now
-                self._show(text)
-        else:
-            say(logging.INFO, text)
+        if self._speaks():
+            self._show(line(self._job, self._world_size, self._rank, snapshot, now - self._started))
 
     def say(self, level: int, text: str, error: BaseException | None = None) -> None:
         """Says something beside the line; see `say`."""
         say(level, text, quiet=self._quiet, error=error)
 
     def _show(self, text: str) -> None:
-        from rich.console import Console
-        from rich.text import Text
+        if not self._terminal:
+            say(logging.INFO, text)
+            return
+        with contextlib.suppress(OSError, ImportError):  # EMFILE: rich can't be loaded now
+            from rich.console import Console
+            from rich.text import Text
 
-        if self._status is None:
-            self._status = Console(stderr=True).status(Text(text))
-            self._status.start()
-        self._status.update(Text(text))
+            if self._status is None:
+                self._status = Console(stderr=True).status(Text(text))
+                self._status.start()
+            self._status.update(Text(text))
 
     def close(self) -> None:
         """Takes the line away."""

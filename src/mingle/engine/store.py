@@ -1,5 +1,7 @@
 """The TCPStore: opened on the address chosen at the seal, proved by every rank, handed to torch.
 
+`StoreKeeper` does so for a machine, in threads, because every call of torch can block.
+
 Facts this file stands on were found by running torch; where it matters the version is named. TCPStore has neither
 authentication nor encryption: whoever can open TCP to its port can read and change everything in it.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import math
 import os
 import secrets
@@ -16,18 +19,27 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from msgspec import Struct
 
 from mingle import forksafe
 from mingle.abandonable import AbandonedError
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError
-from mingle.network.connections import bare_address, tune, untune
+from mingle.network.connections import bare_address, canonical_address, tune, untune
+from mingle.protocol.machine import Effect, OpenStore, PrepareStore, ProveStore, ReachStore
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
+
+    from mingle.protocol.host import Host
+
+logger = logging.getLogger("mingle")
+
+_Work: TypeAlias = Callable[[], Callable[[], None]]
+"""What can block; it returns a call for the driver."""
 
 BACKLOG = 4096
 CONNECT_SECONDS = 2.0
@@ -125,8 +137,12 @@ class StoreClient(Struct):
         self._tuned = True
 
 
-def cut_off(address: str, port: int) -> None:
-    """Shut down this process's connections to a store, so that a torch call blocked in one fails now."""
+def shut_down_connections(address: str, port: int) -> None:
+    """Shut down this process's connections to a store, so that a torch call blocked in one fails now.
+
+    Torch has no call for it. A call that was given up would otherwise go on once the link is back, and an agent would
+    take a seat in a rendezvous that it has left.
+    """
     for own in _connections_to(address, port):
         with contextlib.suppress(OSError):
             own.shutdown(socket.SHUT_RDWR)
@@ -148,17 +164,18 @@ def _own_sockets(end: Callable[[socket.socket], Any], port: int, address: str) -
         port: its port.
         address: its address; the unspecified address matches every address.
     """
-    for number in own_descriptors():
-        with contextlib.suppress(OSError), own_socket(number) as own:
+    wanted = canonical_address(address)
+    for number in _own_descriptors():
+        with contextlib.suppress(OSError), _own_socket(number) as own:
             found = None if own is None else _tcp_end(own, end)
             if own is None or found is None or found[1] != port:
                 continue
-            if address in _EVERY_ADDRESS or found[0] == bare_address(address):
+            if address in _EVERY_ADDRESS or found[0] == wanted:
                 yield own
 
 
 @contextlib.contextmanager
-def own_socket(number: int) -> Iterator[socket.socket | None]:
+def _own_socket(number: int) -> Iterator[socket.socket | None]:
     """Return a socket for a descriptor, a copy if one is free; None if the descriptor is not a socket."""
     if not stat.S_ISSOCK(os.fstat(number).st_mode):
         yield None
@@ -178,7 +195,7 @@ def own_socket(number: int) -> Iterator[socket.socket | None]:
         yield copy
 
 
-def own_descriptors() -> Sequence[int]:
+def _own_descriptors() -> Sequence[int]:
     """Return the numbers of this process's open files; empty where the system does not list them."""
     try:
         return [int(entry.name) for entry in Path("/dev/fd").iterdir()]  # Linux and macOS
@@ -425,3 +442,232 @@ def torch_version() -> tuple[int, int]:
 
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
     return major, minor
+
+
+# --- the store as a machine wants it --------------------------------------------------------------------------------
+
+
+class StoreUser(Protocol):
+    """The owner of a machine that hosts a store or joins one; the keeper calls it in the driver's thread."""
+
+    @property
+    def hosting(self) -> Host | None:
+        """The machine that hosts now; an election may change it."""
+
+    @property
+    def part(self) -> object:
+        """The machine that joins now; an agent has a new one in each session."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job has formed or failed."""
+
+    def store_prepared(self, host: Host, server: StoreServer) -> None:
+        """Process a store that was opened ahead."""
+
+    def store_opened(self, host: Host, epoch: int, server: StoreServer) -> None:
+        """Process a store that listens."""
+
+    def store_failed(self, host: Host, epoch: int, error: MingleError) -> None:
+        """Process the failure to open a store."""
+
+    def store_proved(self, part: object, epoch: int) -> None:
+        """Process the proof of a store that the host named."""
+
+    def store_unreachable(self, part: object, epoch: int, reason: str) -> None:
+        """Process the failure to prove it."""
+
+
+class StoreKeeper:
+    """Opens, reaches and proves stores for one machine. Each can block, so it runs in a thread; the result is a call.
+
+    Args:
+        user: whose machine it is.
+        call: runs a function in the driver's thread.
+        in_thread: runs a function in a daemon thread of a name.
+        port: the fixed port of the store; None: any free one.
+        ahead: whether a store is opened and reached before the seal.
+        workers: for how many workers a rank 0 waits that makes its process group by torch's own ``env://``, if this
+            member's connection serves a process group; None: it does not.
+    """
+
+    def __init__(
+        self,
+        user: StoreUser,
+        call: Callable[[Callable[[], None]], object],
+        in_thread: Callable[[str, Callable[[], object]], object],
+        *,
+        port: int | None,
+        ahead: bool = False,
+        workers: int | None = None,
+    ) -> None:
+        self.port = port
+        self.server: StoreServer | None = None
+        """The store that this process hosts."""
+        self.client: StoreClient | None = None
+        """The connection of a member, before the proof and, if it serves a process group, after."""
+        self._user = user
+        self._call = call
+        self._in_thread = in_thread
+        self._ahead = ahead
+        self._workers = workers
+        self._closed = False
+        self._reaching = False
+        self._opening = False
+        self._waiting: tuple[_Work, tuple[str, bytes]] | None = None
+        """The opening of a store that waits for the one in progress."""
+
+    def perform(self, effect: Effect) -> None:
+        """Begin to carry out an effect that concerns a store."""
+        host = self._user.hosting
+        match effect:
+            case PrepareStore(address):
+                if self._ahead and host is not None:
+                    self._open_in_turn(partial(self._prepare, host, address), (address, host.session))
+            case OpenStore(epoch, address):
+                if host is not None:
+                    self._open_in_turn(partial(self._open, host, epoch, address), (address, host.session))
+            case ReachStore(address, port):
+                if self._ahead and not self._reaching:  # a host can name stores without limit, and each blocks
+                    self._reaching = True
+                    self._run("store-ahead", partial(self._reach, address, port))
+            case ProveStore():
+                client, self.client = self.client, None
+                self._run("store-proof", partial(self._prove, self._user.part, effect, client))
+            case _:
+                raise AssertionError(f"not an effect of a store: {effect}")
+
+    def _run(self, what: str, work: _Work) -> None:
+        """Run what can block in a daemon thread; its result is a call for the driver."""
+
+        def run() -> None:
+            try:
+                result = work()
+            except BaseException as error:
+                result = partial(self._raise, error)  # the loop waits for the result and cannot go on without it
+            if self._closed:
+                result()  # the loop has ended: this only releases what was opened
+            else:
+                self._call(result)
+
+        self._in_thread(f"mingle-abandoned-{what}", run)
+
+    def _raise(self, error: BaseException) -> None:
+        if not self._closed:
+            raise error
+
+    # --- on the host -----------------------------------------------------------------------------------------------
+
+    def _open_in_turn(self, opening: _Work, place: tuple[str, bytes]) -> None:
+        """Open a store in a thread, one at a time; of those that wait, the last one replaces the others.
+
+        A store that stands at that place (an address, for a session) is there at once. A seal can be voided and come
+        again while its store is still being opened: two openings at once would contend for a fixed port, and the
+        slower one would replace the store whose port the ranks were told.
+        """
+        if self._opening:
+            self._waiting = opening, place
+        elif self.server is not None and self.server.stands_at(*place):
+            opening()()
+        else:
+            self._opening = True
+            self._run("store", lambda: partial(self._opening_done, opening()))
+
+    def _opening_done(self, result: Callable[[], None]) -> None:
+        self._opening = False
+        waiting, self._waiting = self._waiting, None
+        result()
+        if waiting is not None and not self._closed:
+            self._open_in_turn(*waiting)
+
+    def _prepare(self, host: Host, address: str) -> Callable[[], None]:
+        return partial(self._prepared, host, self._opened_server(address, host.session))
+
+    def _prepared(self, host: Host, server: StoreServer | MingleError) -> None:
+        if isinstance(server, MingleError):
+            logger.debug("the store can't be opened ahead: %s", server)  # the opening at the seal reports it
+        elif self._accept(host, server):
+            self._user.store_prepared(host, server)
+
+    def _open(self, host: Host, epoch: int, address: str) -> Callable[[], None]:
+        return partial(self._opened, host, epoch, self._opened_server(address, host.session))
+
+    def _opened(self, host: Host, epoch: int, server: StoreServer | MingleError) -> None:
+        if not isinstance(server, MingleError):
+            if self._accept(host, server):
+                self._user.store_opened(host, epoch, server)
+        elif not host.closed:
+            self._user.store_failed(host, epoch, server)
+
+    def _accept(self, host: Host, server: StoreServer) -> bool:
+        """Keep an opened store if its session still exists, else release it."""
+        if self._closed or host.closed or host is not self._user.hosting:
+            server.release()
+            return False
+        self.server = server
+        return True
+
+    def _opened_server(self, address: str, session: bytes) -> StoreServer | MingleError:
+        """Return the store of a session, the one that stands or a new one, or why there is none."""
+        server = self.server
+        if server is not None and server.stands_at(address, session):
+            return server
+        if server is not None:
+            server.release()  # torch knows a store by its port: on another address it would be the old one
+        try:
+            return open_server(address, self.port, session)
+        except MingleError as error:
+            return error
+        except RuntimeError as error:  # every error of torch's C++ side is one
+            return MingleError.explain(
+                f"torch could not open its store at {address}: {error}",
+                cause="torch's TCPStore refused the listening socket",
+                remedy="set MINGLE_MASTER_PORT to a free port, or report this with the version of torch.",
+            )
+
+    # --- on a member -----------------------------------------------------------------------------------------------
+
+    def _reach(self, address: str, port: int) -> Callable[[], None]:
+        client = None
+        try:
+            client = connect(address, port, self._workers)
+            client.tune()
+        except OSError as error:
+            logger.debug("the store can't be reached ahead: %s", error)  # the proof reports it
+        return partial(self._reached, client)
+
+    def _reached(self, client: StoreClient | None) -> None:
+        self._reaching = False
+        if not self._closed and not self._user.finished:
+            self.client = client
+
+    def _prove(self, part: object, wanted: ProveStore, client: StoreClient | None) -> Callable[[], None]:
+        place = wanted.address, wanted.port
+        try:
+            client = prove(*place, wanted.session, wanted.token, ahead=client, workers=self._workers)
+        except OSError as error:
+            return partial(self._user.store_unreachable, part, wanted.epoch, str(error))
+        return partial(self._proved, part, wanted.epoch, client)
+
+    def _proved(self, part: object, epoch: int, client: StoreClient) -> None:
+        if self._workers is not None and not self._closed and not self._user.finished:
+            self.client = client
+        self._user.store_proved(part, epoch)
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """Cut every connection to the store that this process hosts."""
+        if self.server is not None:
+            self.server.abort()
+
+    def release(self) -> None:
+        """Let go of the store that this process hosts."""
+        if self.server is not None:
+            self.server.release()
+            self.server = None
+
+    def close(self) -> None:
+        """Let go of a member's connection, and keep no result of a thread any more: the driver's loop has ended."""
+        self._closed = True
+        self.client = None

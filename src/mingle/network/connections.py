@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import itertools
 import os
 import selectors
@@ -408,6 +409,17 @@ def bare_address(host: str) -> str:
     """Returns an address without its zone, IPv4 in its own notation."""
     bare = host.partition("%")[0]
     return bare[7:] if bare.startswith("::ffff:") and "." in bare else bare
+
+
+def canonical_address(text: str) -> str:
+    """Return a written address as the kernel writes it, without its zone: IPv6 has many spellings (RFC 5952).
+
+    Raises:
+        ValueError: the text is not an address.
+    """
+    address = ipaddress.ip_address(text.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(address if mapped is None else mapped)
 
 
 def tune(sock: socket.socket) -> None:

@@ -324,11 +324,14 @@ def reached_weakly(interfaces: Iterable[Interface], local: str, remote: str) -> 
     # Without a subnet (a tunnel's end, a cloud's /32) everything is reached through somebody else.
     if all(subnet.prefixlen == 32 for subnet in subnets) or any(wanted in subnet for subnet in subnets):
         return False
-    return is_on_link(remote)
+    return has_direct_route(remote)
 
 
-def is_on_link(address: str) -> bool:
-    """Whether packets to this IPv4 address need no router. Connecting a UDP socket looks it up and sends nothing."""
+def has_direct_route(address: str) -> bool:
+    """Return whether the kernel sends packets to this IPv4 address without a router.
+
+    Connecting a UDP socket looks the route up and sends nothing.
+    """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_DONTROUTE, 1)
@@ -435,6 +438,12 @@ class InterfaceMonitor:
     def addresses(self) -> frozenset[str]:
         """Return every address of this machine, in use or not."""
         return frozenset(str(each.ip) for interface in self.found for each in interface.addresses)
+
+    def is_on_link(self, address: str) -> bool:
+        """Return whether an address is link-local, in one of our subnets, or routed directly: no router is between."""
+        parsed = _literal(address)
+        networks = (each.network for interface in self.found for each in interface.addresses)
+        return parsed.is_link_local or any(parsed in each for each in networks) or has_direct_route(address)
 
     def index(self, name: str) -> int:
         """Return an interface's number; without a name that of the only interface in use; else 0."""

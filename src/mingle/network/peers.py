@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from mingle import forksafe
 from mingle.config.values import Peer
+from mingle.network.connections import canonical_address
 
 FIRST_INTERVAL_SECONDS = 0.1
 GROWTH = 1.6
@@ -167,7 +168,7 @@ class Peers:
             return []
         found = self._resolver.take()
         self._schedule.learn(found, now)
-        self._hosts.update(_bare(host) for host, _ in found)
+        self._hosts.update(canonical_address(host) for host, _ in found)
         if silent != self._silent:
             self._silent = silent
             self._schedule.restart(now)
@@ -197,13 +198,6 @@ def _literal(answer: tuple[Any, ...]) -> str:
     """Returns the address in one of getaddrinfo's answers; a link-local one with its zone, useless without."""
     scope = answer[3] if len(answer) == 4 else 0
     return f"{answer[0]}%{scope}" if scope and "%" not in answer[0] else str(answer[0])
-
-
-def _bare(host: str) -> str:
-    """Returns an address as the kernel writes where a datagram came from: people write IPv6 in many ways (RFC 5952)."""
-    address = ipaddress.ip_address(host.partition("%")[0])
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return str(address if mapped is None else mapped)
 
 
 def _is_literal(host: str) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from mingle.config.settings import Network
-from mingle.engine.loop import Loop
+from mingle.engine.driver import Driver, Machine
 from mingle.network.connections import bare_address
+from mingle.network.inspection import Observed
 from mingle.network.transport import Received
 from mingle.observe.observer import new_name, this_process
 from mingle.observe.ping import Cast, PingMachine, Post, Reply
@@ -30,7 +31,7 @@ REFUSAL_SECONDS = 0.5
 """How long each try waits: Linux sends one host at most one ICMP error a second (icmp(7), icmp_ratelimit)."""
 
 
-class Pinger(Loop):
+class Pinger:
     """Pings on every interface that a rank would use. Use it in a ``with`` statement.
 
     Args:
@@ -42,9 +43,8 @@ class Pinger(Loop):
 
     Raises:
         InterfaceError: no interface can be used.
+        MingleError: no file descriptor is free.
     """
-
-    _machine: Any  # a Pinging, whose messages and effects are not those of a rank
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Pinger(Loop):
         count: int | None = None,
         overheard: str = "",
     ) -> None:
-        key = None if network.secret is None else JobKey(network.secret, job)
+        self._key = None if network.secret is None else JobKey(network.secret, job)
         self.versions: dict[str, str] = {}
         """Other major versions of mingle that were heard, each with the address of a speaker."""
         self._cast_group = echo.ping_group(job)
@@ -63,28 +63,30 @@ class Pinger(Loop):
         if overheard:
             groups.append(job_group(overheard))
         with contextlib.ExitStack() as stack:
-            super().__init__(network, job or None, key, stack, groups=groups)
-            # On link-local addresses, too: a PING may come from one, and its source is what is dialled.
+            self.driver = driver = Driver(network, job or None, self._key, stack, groups=groups, perform=self._perform)
+            driver.on_datagram, driver.ask_peers = self._heard, self._learn_peers
+            # On link-local addresses, too: a PING may come from one, and its source is what is dialed.
             own = [
                 (str(address.ip), each.index)
-                for each in self._nics.usable
+                for each in driver.interfaces.usable
                 for address in each.of_family(network.family)
             ]
-            self._connections.listen(own)
+            driver.connections.listen(own)
             self.own = frozenset(address for address, _ in own)
-            self.pings = self._machine = PingMachine(
+            self.pings = PingMachine(
                 job,
                 pinger=new_name(),
                 who=this_process(),
-                port=self._connections.port,
+                port=driver.connections.port,
                 shared_port=network.port,
                 interval=interval,
                 count=count,
-                new_id=self.new_id,
+                new_id=driver.new_id,
                 now=time.monotonic(),
-                key=key,
+                key=self._key,
                 own=self.own,
             )
+            driver.drive(cast("Machine", self.pings))  # its messages and effects are not those of a rank
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -105,33 +107,32 @@ class Pinger(Loop):
         Raises:
             MingleError: an unforeseen exception ended the loop; its ``__cause__`` is that exception.
         """
-        self._call_due = time.monotonic()
-        self._until = until
+        driver, call_due = self.driver, time.monotonic()
         try:
-            with self._failures_explained():
-                self._carry_out()
+            with driver.failures_explained():
+                driver.carry_out()
             while not self.pings.done and (until is None or time.monotonic() < until):
-                with self._failures_explained():
-                    self._turn()
-                if time.monotonic() >= self._call_due:
-                    self._call_due = time.monotonic() + LISTENED_SECONDS
+                with driver.failures_explained():
+                    driver.turn(call_due if until is None else min(until, call_due))
+                if time.monotonic() >= call_due:
+                    call_due = time.monotonic() + LISTENED_SECONDS
                     each()
         finally:
-            self._part(self.pings.close)
+            driver.part(self.pings.close)
 
     @property
     def interfaces(self) -> tuple[str, ...]:
         """The names of those that are used."""
-        return tuple(each.name for each in self._nics.usable)
+        return tuple(each.name for each in self.driver.interfaces.usable)
 
-    def _more_timers(self) -> Iterable[float | None]:
-        return (self._until, self._call_due)
+    def observed(self) -> Observed:
+        """Return what the checks of this machine need to know of the sockets."""
+        return self.driver.observed(self.versions)
 
-    def _ask_peers(self, now: float) -> None:
-        self.pings.learn([each for each in self._peers.take() if each[0] not in self.own])
+    def _learn_peers(self, _now: float) -> None:
+        self.pings.learn([each for each in self.driver.peers.take() if each[0] not in self.own])
 
-    def _datagram(self, received: Received) -> None:
-        self._note_multicast(received)
+    def _heard(self, received: Received, now: float) -> None:
         try:
             message = echo.decode(received.data)
         except datagrams.Rejected as rejected:
@@ -143,37 +144,31 @@ class Pinger(Loop):
             message,
             address,
             received.interface,
-            time.monotonic(),
+            now,
             trusted=echo.is_trusted(received.data, self._key),
             size=len(received.data),
             handle=received,
         )
 
     def _note_rejected(self, received: Received, rejected: datagrams.Rejected) -> None:
-        """Counts what is no echo. Ranks' datagrams are none, and only their version says anything here."""
+        """Count a datagram that is no echo. A rank's datagram is expected, and only its version matters here."""
         reason = rejected.reason
         if reason == "magic" and received.data[:4] == datagrams.MAGIC:
             if received.data[4:5] == bytes((datagrams.MAJOR_VERSION,)):
                 return
             reason = f"version {received.data[4]}"
-        self._rejected[reason] += 1
+        self.driver.rejected[reason] += 1
         if reason.startswith("version "):
             self.versions.setdefault(reason, bare_address(received.source[0]))
 
-    def _accepted(self, conn: int, address: str, now: float) -> None:
-        self.pings.accepted(conn, address, now)
-
-    def _ended(self, conn: int, reason: str, now: float) -> None:
-        self.pings.disconnected(conn, reason, now)
-
-    def _perform_more(self, effect: Effect | Cast | Post | Reply) -> None:
+    def _perform(self, effect: Effect | Cast | Post | Reply) -> None:
         try:
             self._send(effect)
-        except Exception as error:  # where it goes to was named by somebody else
-            self._note_fault(error, "a ping or its answer")
+        except Exception as error:  # another host chose the address
+            self.driver.note_fault(error, "a ping or its answer")
 
     def _send(self, effect: Effect | Cast | Post | Reply) -> None:
-        transport = self._transport
+        transport = self.driver.transport
         if transport is None:
             return
         match effect:

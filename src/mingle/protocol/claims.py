@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import ipaddress
-from collections.abc import Iterable
 
 import msgspec
 from msgspec import Struct, field
@@ -133,9 +132,3 @@ def _bucket(buckets: dict[str, _Bucket], name: str, per_second: float, at_once: 
             del buckets[next(iter(buckets))]
     buckets[name] = bucket  # at the end: it was used last
     return bucket
-
-
-def is_on_link(address: str, networks: Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
-    """Tell whether an address is in one of these subnets, or is link-local, so that no router was in between."""
-    parsed = ipaddress.ip_address(address)
-    return parsed.is_link_local or any(parsed in each for each in networks)

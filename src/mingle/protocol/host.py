@@ -32,6 +32,7 @@ from mingle.protocol.machine import (
     Effect,
     Endpoints,
     Formation,
+    Hangup,
     Identity,
     Multicast,
     NetworkFacts,
@@ -349,6 +350,9 @@ class Host:
 
     def accepted(self, conn: int, address: str, now: float) -> None:
         """Handle a new connection to the control port."""
+        if self.closed:
+            self._effects.append(Hangup(conn))
+            return
         awaited = max(0, self.registrar.world_size - len(self.registrar.seats))
         self._callers.expect(awaited, sealed=self.registrar.phase.sealed)
         self._callers.accepted(conn, address, now)

@@ -146,6 +146,10 @@ class Joiner:
 
     # --- connections -----------------------------------------------------------------------------------------------
 
+    def accepted(self, conn: int, _address: str, _now: float) -> None:
+        """Hang up: a member takes no callers, although the port of its candidacy may still be open."""
+        self._effects.append(Hangup(conn))
+
     def owns(self, conn: int) -> bool:
         """Tells whether a connection is this machine's."""
         return self._sessions.owns(conn)

@@ -1,0 +1,764 @@
+"""The driver: the only place where a machine, sockets and the clock meet.
+
+One selector serves datagrams, control connections and the calls of other threads. Nothing in it blocks, and it waits on
+sockets with deadlines, so it can be interrupted at any moment. A `Discovery` drives a rank's machine with it, an
+`AgentLoop` an agent's, an `Observer` or a `Pinger` the machine of a command: each owns a driver and runs its turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import selectors
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from mingle import forksafe
+from mingle.config.settings import Network
+from mingle.engine import progress
+from mingle.errors import MingleError
+from mingle.network import connections, inspection
+from mingle.network.connections import Connections
+from mingle.network.interfaces import Family, Interface, InterfaceMonitor, Kind, reached_weakly
+from mingle.network.local_relay import LocalRelay
+from mingle.network.peers import Peers
+from mingle.network.transport import Received, Transport
+from mingle.protocol import claims
+from mingle.protocol.machine import (
+    Address,
+    Answer,
+    Dial,
+    Effect,
+    Endpoints,
+    Hangup,
+    Multicast,
+    NetworkFacts,
+    Notice,
+    Reset,
+    Source,
+    Write,
+)
+from mingle.wire import datagrams, echo
+from mingle.wire.authentication import JobKey
+from mingle.wire.datagrams import Datagram, List, Offer, Seek
+from mingle.wire.groups import LOBBY, Group, job_group
+
+if TYPE_CHECKING:
+    from mingle.diagnostics import Finding
+
+logger = logging.getLogger("mingle")
+
+QUICK_SECONDS = 0.2
+"""Counters that only a report shows are read after this time: a rank that finds the others sooner reports nothing."""
+REFRESH_SECONDS = 30.0
+"""How often memberships are renewed, also while the job runs: a switch that snoops without a querier forgets them."""
+LONGEST_WAIT_SECONDS = 60.0
+LOGGED_FAULTS = 16
+"""The number of places in the code whose failures on input are logged, once each."""
+LOOKED_AT_UNVERIFIED = 256
+"""The number of wrongly signed datagrams that are parsed for the report; bounded against a flood of them."""
+UNICAST_QUESTION_BYTES = datagrams.MAX_BYTES
+"""The size to which a unicast question is padded. A question that is shorter than its answer gets none."""
+
+FailedCall: TypeAlias = Callable[[MingleError], object]
+
+
+class Machine(Protocol):
+    """What every machine offers its driver."""
+
+    def effects(self) -> list[Effect]:
+        """Hand out what the driver must do."""
+
+    def next_timer(self) -> float | None:
+        """Return when to call :meth:`handle_timer`."""
+
+    def handle_timer(self, now: float, /) -> None:
+        """Act on the time."""
+
+    def calling(self) -> Datagram | None:
+        """Return what to send to unicast peers now."""
+
+    def heard(self, message: Datagram, source: Source, now: float, /) -> None:
+        """Process a valid datagram."""
+
+    def owns(self, conn: int, /) -> bool:
+        """Return whether a connection is this machine's."""
+
+    def accepted(self, conn: int, address: str, now: float, /) -> None:
+        """Process a connection to the control port."""
+
+    def connected(self, conn: int, local_address: str, interface: str, now: float, /, *, weak: bool = False) -> None:
+        """Process an established outgoing connection; ``weak``: it says nothing about the peer's network."""
+
+    def received(self, conn: int, untrusted: bytes, now: float, /) -> None:
+        """Process bytes from a connection."""
+
+    def disconnected(self, conn: int, reason: str, now: float, /) -> None:
+        """Process the end of a connection, or the failure to make one."""
+
+
+class Listening(Protocol):
+    """A machine whose control port others connect to."""
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """What the machine announces."""
+
+    def readdress(self, addresses: tuple[Address, ...], now: float, /) -> None:
+        """Announce these addresses."""
+
+
+def _no_effect(effect: Effect) -> None:
+    raise AssertionError(f"this machine opens no store: {effect}")
+
+
+def say(level: int, text: str, error: BaseException | None = None) -> None:
+    """Log a notice; show a failure also where the application has not configured logging."""
+    if error is None:
+        logger.log(level, "%s", text)
+    else:
+        progress.say(level, text, error=error)
+
+
+class Driver:
+    """The sockets and the clock of one process, for one machine at a time: call `drive` before the first turn.
+
+    Args:
+        network: how to discover.
+        job: the job whose group to join beside the lobby; None: only the lobby.
+        key: signs what is sent.
+        stack: closes what is opened here, also if this constructor fails.
+        groups: the multicast groups to join in place of the job's and the lobby.
+        clock: the time; agents also count the time of a suspend.
+        perform: carries out the effects that concern a store.
+        scanned: called after each scan of the interfaces, with the time and whether those in use have changed.
+        say: shows a notice or a failure to people.
+
+    Raises:
+        InterfaceError: no interface can be used.
+        MingleError: no file descriptor is free.
+    """
+
+    machine: Machine
+
+    def __init__(
+        self,
+        network: Network,
+        job: str | None,
+        key: JobKey | None,
+        stack: contextlib.ExitStack,
+        *,
+        groups: Sequence[Group] = (),
+        clock: Callable[[], float] = time.monotonic,
+        perform: Callable[[Effect], None] = _no_effect,
+        scanned: Callable[[float, bool], None] | None = None,
+        say: Callable[[int, str, BaseException | None], None] = say,
+    ) -> None:
+        self.network = network
+        self.clock = clock
+        self.failure: MingleError | None = None
+        """The error that ended the driver's thread, with the unforeseen exception as its ``__cause__``; else None."""
+        self.new_id = connections.counter()
+        self.rng = random.Random()
+        self.rejected: Counter[str] = Counter()
+        """Datagrams that were dropped, by reason."""
+        self.multicasts_on: set[str] = set()
+        """The interfaces on which multicasts arrive."""
+        self.on_datagram: Callable[[Received, float], Datagram | None] = self._datagram
+        """Processes a datagram, and returns the message in it, if any. The pinger, which has datagrams of its own, …"""
+        self.ask_peers: Callable[[float], None] = self._ask_peers
+        """… replaces this and what is sent to unicast peers."""
+        self._job = job
+        self._key = key
+        self._group: Group | None = None if job is None else job_group(job)
+        self._perform_more, self._scanned, self._say = perform, scanned, say
+        self._unverified: Callable[[Datagram], None] | None = None
+        self._settled = False
+        self._rp_drops: int | None = None
+        self._faults: set[tuple[str, int]] = set()
+        self._dialed: dict[int, Dial] = {}
+        self._calls: deque[tuple[Callable[[], None], FailedCall | None]] = deque()
+        now = self.clock()
+        self.interfaces = InterfaceMonitor(network.interfaces, network.family, now, stack)
+        self._selector = forksafe.register(selectors.DefaultSelector())
+        stack.callback(self._selector.close)
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        for end in (self._wake_reader, self._wake_writer):
+            stack.callback(end.close)
+            forksafe.register(end).setblocking(False)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ)
+        if self.interfaces.netlink is not None:
+            self._selector.register(self.interfaces.netlink, selectors.EVENT_READ, self._read_netlink)
+        self._relay = LocalRelay(network.port, self.rejected)
+        stack.callback(self._relay.close)
+        if self._relay.socket is not None:
+            self._selector.register(self._relay.socket, selectors.EVENT_READ, self._read_relay)
+        groups = groups or ((LOBBY,) if self._group is None else (self._group, LOBBY))
+        self.transport: Transport | None = Transport(
+            self.interfaces.usable, groups=groups, port=network.port, ttl=network.ttl, family=network.family
+        )
+        """The UDP sockets; None once they are closed."""
+        stack.callback(self.close_transport)
+        self._watch_sockets(self.transport.sockets())
+        self.connections = Connections(self._selector, self.new_id)
+        stack.callback(self.connections.close)
+        self.peers = Peers(network.peers, network.port, network.family, self.rng)
+        stack.callback(self.peers.stop)
+        self._slow_from, self._refresh_due = now + QUICK_SECONDS, now + REFRESH_SECONDS
+
+    def drive(self, machine: Machine, *, unverified: Callable[[Datagram], None] | None = None) -> None:
+        """Serve a machine from now on.
+
+        Args:
+            machine: the machine.
+            unverified: processes datagrams whose signature is missing or wrong; None: the machine hears them, too.
+        """
+        self.machine, self._unverified = machine, unverified
+
+    # --- turns -----------------------------------------------------------------------------------------------------
+
+    def turn(self, until: float | None = None) -> None:
+        """Wait for input or a timer, at most until a time; serve the input, then the timers.
+
+        The input comes first: after a pause (SIGSTOP, a suspend) the answers lie in the sockets, and a deadline that
+        passed meanwhile must not be judged without them.
+        """
+        due = self.machine.next_timer()
+        ready = self._selector.select(self._wait(due, until))
+        if self.connections.starved:
+            self.connections.listen_again()
+        for key, mask in ready:
+            if key.data is None:
+                self.run_calls()
+            else:
+                self._serve_input(key.data, mask)
+            self.carry_out()
+        now = self.clock()
+        if ready and due is not None and now >= due:
+            due = self.machine.next_timer()  # the input may have settled it
+        if due is not None and now >= due:
+            self.machine.handle_timer(now)
+        if not self._settled and self.transport is not None:
+            self._look_for_others(now)
+        if self.transport is not None and now >= self._refresh_due:
+            self._refresh_due = now + REFRESH_SECONDS
+            change = self.transport.refresh()
+            self._change_sockets(change.added, change.removed)
+        self.carry_out()
+
+    def _wait(self, due: float | None, until: float | None) -> float:
+        now = self.clock()
+        times = [due, until, now + LONGEST_WAIT_SECONDS]
+        if self.connections.starved:
+            times.append(now + connections.STARVED_SECONDS)
+        if self.transport is not None:
+            times.append(self._refresh_due)
+            times += [] if self._settled else [self.interfaces.scan_due, self.peers.next_timer(now)]
+        return max(0.0, min(time for time in times if time is not None) - now)
+
+    def settle(self) -> None:
+        """Stop looking for others: ask no peers any more, and scan no interfaces."""
+        self._settled = True
+        self.peers.stop()
+
+    def _look_for_others(self, now: float) -> None:
+        self.ask_peers(now)
+        if self._rp_drops is None and now >= self._slow_from:
+            self._rp_drops = inspection.reverse_path_drops()
+        if now >= self.interfaces.scan_due:
+            self._rescan(now)
+
+    def call(self, function: Callable[[], None], failed: FailedCall | None = None) -> None:
+        """Run a function in the driver's thread; callable from any thread.
+
+        Args:
+            function: what to run.
+            failed: called instead of the function, in any thread, if the driver's thread has failed.
+        """
+        self._calls.append((function, failed))
+        if self.failure is not None:
+            self._fail_calls()
+        with contextlib.suppress(OSError):  # full: it will wake up anyway; closed: there is no thread to wake
+            self._wake_writer.send(b"\0")
+
+    def run_calls(self) -> None:
+        """Run the functions that other threads have passed to :meth:`call`."""
+        with contextlib.suppress(OSError):  # empty, or closed at the end
+            while self._wake_reader.recv(4096):
+                pass
+        while self._calls:
+            self._calls.popleft()[0]()
+
+    # --- failures --------------------------------------------------------------------------------------------------
+
+    def _serve_input(self, serve: Callable[[int], Iterable[connections.Event]], mask: int) -> None:
+        """Serve a socket that the selector found ready. No input from outside ends the loop."""
+        try:
+            events = serve(mask)
+        except Exception as error:
+            self.note_fault(error, "what came in on a socket")
+        else:
+            for event in events:
+                self._tcp_event(event)
+
+    def note_fault(self, error: Exception, what: str) -> None:
+        """Count input that was dropped because its handler raised; log it once for each place in the code.
+
+        Raises:
+            Exception: the error itself, if a signal handler of the application raised it for the caller.
+        """
+        if _comes_from_a_signal_handler(error):
+            raise error
+        self.rejected["fault"] += 1
+        frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
+        place = (frame.f_code.co_filename, line)
+        if place in self._faults or len(self._faults) >= LOGGED_FAULTS:
+            return
+        self._faults.add(place)
+        explained = MingleError.explain(
+            f"{what} could not be handled and was dropped ({type(error).__name__}: {error}); "
+            "the discovery goes on, and further failures at the same place are only counted",
+            cause="a defect in mingle, which somebody on the network or on this machine may have provoked",
+            remedy="report the traceback.",
+        )
+        self._say(logging.ERROR, str(explained), error)
+
+    @contextlib.contextmanager
+    def failures_explained(self) -> Iterator[None]:
+        """Wrap an unforeseen exception in a MingleError; return an exception of a signal handler unchanged."""
+        try:
+            yield
+        except MingleError:
+            raise
+        except Exception as error:
+            if _comes_from_a_signal_handler(error):
+                raise
+            logger.info("the traceback of what ended the loop", exc_info=error)
+            raise self._failure_of(error) from error
+
+    def _failure_of(self, error: BaseException) -> MingleError:
+        """Return the error for the callers that wait for this driver."""
+        if isinstance(error, MingleError):
+            return error
+        whose = "the loop" if self._job is None else f"job {self._job!r}: its loop"
+        failure = MingleError.explain(
+            f"{whose} was ended by an unforeseen {type(error).__name__}: {error}",
+            cause="the system refused what it needs" if isinstance(error, OSError) else "a defect in mingle",
+            remedy="start it again, and report the traceback: that of `__cause__` (`mingle-discover -v` shows it).",
+        )
+        failure.__cause__ = error
+        return failure
+
+    def die(self, error: BaseException, *endings: Callable[[], object]) -> None:
+        """End the driver's thread: run all endings, even if some fail, and fail the waiting calls. Raises nothing.
+
+        Args:
+            error: the exception that ended the thread.
+            endings: the functions that shut down the store and the sockets, in their order.
+        """
+        self.failure = failure = self._failure_of(error)
+        show: Callable[[], object] = partial(self._say, logging.ERROR, str(failure), error)
+        for ending in (*endings, self._fail_calls, show):
+            try:
+                ending()
+            except Exception as problem:
+                logger.debug("shutting the loop failed in part: %r", problem)
+
+    def part(self, farewell: Callable[[], None]) -> None:
+        """Send the good-byes. A failure here does not replace the exception that ended the loop."""
+        try:
+            farewell()
+            self.carry_out()
+        except Exception as error:
+            if _comes_from_a_signal_handler(error):
+                raise
+            logger.debug("the good-bye failed: %r", error)
+
+    def _fail_calls(self) -> None:
+        """Fail the calls that the ended loop will not run; only one thread takes each call out."""
+        assert self.failure is not None
+        with contextlib.suppress(IndexError):
+            while True:
+                _, failed = self._calls.popleft()
+                if failed is not None:
+                    failed(self.failure.copied())
+
+    # --- interfaces ------------------------------------------------------------------------------------------------
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """The addresses to listen on, best first."""
+        return listening_addresses(self.interfaces.usable, self.network.family)
+
+    def listen(self) -> Endpoints:
+        """Open the control port, and return where it listens.
+
+        Raises:
+            InterfaceError: no address can be bound.
+        """
+        network = self.network
+        return Endpoints(
+            addresses=self._bound(self.connections.listen),
+            port=self.connections.port,
+            advertised=(network.advertise,) if network.advertise else (),
+            named=bool(network.interfaces),
+        )
+
+    def relisten(self, machine: Listening, now: float) -> None:
+        """Open the control port on new addresses, and have the machine announce all of them."""
+        addresses = self._bound(self.connections.listen_also)
+        if addresses and addresses != machine.endpoints.addresses:
+            machine.readdress(addresses, now)
+
+    def _bound(self, listen: Callable[[Sequence[tuple[str, int]]], frozenset[tuple[str, int]]]) -> tuple[Address, ...]:
+        wanted = self.addresses
+        bound = listen([(each.address, each.index) for each in wanted])
+        return tuple(each for each in wanted if (each.address, each.index) in bound)
+
+    def _rescan(self, now: float) -> None:
+        if self.transport is None:
+            return
+        if changed := self.interfaces.rescan(now):
+            change = self.transport.update(self.interfaces.usable)
+            self._change_sockets(change.added, change.removed)
+            self.peers.restart(now)
+            for event in self.connections.drop_strays(self.interfaces.addresses()):
+                self._tcp_event(event)
+        if self._scanned is not None:
+            self._scanned(now, changed)
+
+    def _read_netlink(self, _mask: int) -> Iterable[connections.Event]:
+        self.interfaces.drain_netlink()
+        return ()
+
+    def _change_sockets(self, added: Iterable[socket.socket], removed: Sequence[socket.socket]) -> None:
+        # The removed ones are closed, so the kernel has forgotten them; the selector's own table has not.
+        for key in list(self._selector.get_map().values()):
+            if any(key.fileobj is sock for sock in removed):
+                self._selector.unregister(key.fileobj)
+        self._watch_sockets(added)
+
+    def _watch_sockets(self, sockets: Iterable[socket.socket]) -> None:
+        for sock in sockets:
+            self._selector.register(sock, selectors.EVENT_READ, partial(self._read_datagrams, sock))
+
+    def close_transport(self) -> None:
+        """Close the UDP sockets and leave the local relay. A second call does nothing."""
+        if self.transport is None:
+            return
+        for sock in self.transport.sockets():
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(sock)
+        self.transport.close()
+        self.transport = None
+        if self._relay.socket is not None:
+            self._selector.unregister(self._relay.socket)
+            self._relay.close()
+
+    # --- datagrams -------------------------------------------------------------------------------------------------
+
+    def _read_datagrams(self, sock: socket.socket, _mask: int) -> Iterable[connections.Event]:
+        if self.transport is not None:
+            for received in self.transport.receive(sock):
+                self._take(received, relayed=False)
+        return ()
+
+    def _read_relay(self, _mask: int) -> Iterable[connections.Event]:
+        for received in self._relay.receive():
+            self._take(received, relayed=True)
+        return ()
+
+    def _take(self, received: Received, *, relayed: bool) -> None:
+        """Process a datagram, and relay it to the other processes of this machine if it concerns them as well."""
+        if received.multicast:  # our own come back, too, unless this host's firewall drops them
+            self.multicasts_on.add(received.interface)
+        try:
+            message = self.on_datagram(received, self.clock())
+            # This process answers a question for its own job; other processes can answer any other datagram.
+            if not relayed and received.shared and not (isinstance(message, Seek) and self._hosts(message.job)):
+                self._relay.relay(received, self.clock())
+        except Exception as error:
+            self.note_fault(error, f"a datagram from {received.source[0]}")
+
+    def _hosts(self, job: str) -> bool:
+        """Return whether this process hosts a job that is forming."""
+        offer = self.machine.calling()
+        return isinstance(offer, Offer) and offer.job == job
+
+    def _datagram(self, received: Received, now: float) -> Datagram | None:
+        if echo.is_one(received.data):  # a ping is for another process of this machine
+            return None
+        message = self._decode(received.data)
+        verified = isinstance(message, Offer) and self._verified(received.data, message)
+        address = connections.bare_address(received.source[0])
+        if isinstance(message, Offer):
+            message = self._admitted(message, received, address, verified=verified)
+        if message is not None:
+            source = Source(
+                interface=received.interface,
+                multicast=received.multicast,
+                signed=datagrams.is_signed(received.data),
+                verified=verified,
+                address=address,
+                reply_to=received,
+            )
+            self.machine.heard(message, source, now)
+        return message
+
+    def _decode(self, untrusted: bytes) -> Datagram | None:
+        """Return the message in a datagram; None if it was rejected and counted."""
+        try:
+            return datagrams.decode(untrusted, None if self._unverified is None else self._key)
+        except datagrams.Rejected as rejected:
+            self.rejected[rejected.reason] += 1
+            if self._unverified is None or rejected.reason not in ("unsigned", "signature"):
+                return None
+        if self.rejected["unsigned"] + self.rejected["signature"] > LOOKED_AT_UNVERIFIED:
+            return None
+        try:
+            message = datagrams.decode(untrusted)
+        except datagrams.Rejected:
+            return None
+        if isinstance(message, List):
+            return message  # every host hears what an answer to the lobby contains
+        self._unverified(message)
+        return None
+
+    def _verified(self, untrusted: bytes, offer: Offer) -> bool:
+        """Return whether our secret signed an OFFER that was decoded."""
+        if self._unverified is not None:
+            return self._key is not None
+        secret = self.network.secret
+        if secret is None:
+            return False
+        try:
+            datagrams.decode(untrusted, JobKey(secret, offer.job))
+        except datagrams.Rejected:
+            return False
+        return True
+
+    def _admitted(self, offer: Offer, received: Received, address: str, *, verified: bool) -> Offer | None:
+        """Return the usable part of an OFFER; count it and return None if nothing is usable."""
+        # A host answers by unicast only if it was asked as a peer, or is on one of our networks.
+        expected = received.multicast or received.local or verified or self.peers.knows(address)
+        if not expected and not self.interfaces.is_on_link(address):
+            self.rejected["unsolicited"] += 1
+            return None
+        on_loopback = any(each.name == received.interface and each.loopback for each in self.interfaces.found)
+        admitted = claims.without_traps(offer, on_loopback=on_loopback)
+        if admitted is None:
+            self.rejected["addresses"] += 1
+        return admitted
+
+    def _ask_peers(self, now: float) -> None:
+        message = self.machine.calling()
+        for address in self.peers.turn(silent=message is None, now=now):
+            assert message is not None
+            if isinstance(message, Seek | List):
+                data = datagrams.padded(message, UNICAST_QUESTION_BYTES, self._key)
+            else:
+                data = datagrams.encode(message, self._key)
+            if self.transport is not None:
+                self.transport.unicast(data, address)
+
+    # --- connections -----------------------------------------------------------------------------------------------
+
+    def _tcp_event(self, event: connections.Event) -> None:
+        try:
+            self._handle_tcp_event(event)
+        except Exception as error:
+            self.note_fault(error, "what came in on a connection")
+            self._give_up(event.conn)
+
+    def _handle_tcp_event(self, event: connections.Event) -> None:
+        machine, now = self.machine, self.clock()
+        if isinstance(event, connections.Accepted):
+            machine.accepted(event.conn, event.address, now)
+        elif not machine.owns(event.conn):
+            return
+        elif isinstance(event, connections.Connected):
+            self._connected(event, now)
+        elif isinstance(event, connections.Data):
+            machine.received(event.conn, event.data, now)
+        else:
+            self._dialed.pop(event.conn, None)
+            machine.disconnected(event.conn, event.reason, now)
+
+    def _give_up(self, conn: int) -> None:
+        """Close a connection whose input could not be handled, and tell the machine."""
+        self._dialed.pop(conn, None)
+        self.connections.hang_up(conn)
+        try:
+            if self.machine.owns(conn):
+                self.machine.disconnected(conn, "what came in on it could not be handled", self.clock())
+        except Exception as error:
+            self.note_fault(error, "the end of a connection")
+
+    def _connected(self, event: connections.Connected, now: float) -> None:
+        dialed = self._dialed.pop(event.conn)
+        if event.local_address not in self.interfaces.addresses():
+            self._rescan(now)  # the interface is newer than the last scan
+            if not self.machine.owns(event.conn):
+                return
+        owner = self.interfaces.owner(event.local_address, dialed.interface)
+        if not self.interfaces.in_use(owner):
+            self.connections.hang_up(event.conn)
+            reason = f"is reached through {owner}, and other interfaces were named"
+            self.machine.disconnected(event.conn, reason, now)
+            return
+        weak = reached_weakly(self.interfaces.found, event.local_address, dialed.address)
+        self.machine.connected(event.conn, event.local_address, owner, now, weak=weak)
+
+    # --- effects ---------------------------------------------------------------------------------------------------
+
+    def carry_out(self) -> None:
+        """Carry out what the machine wants done."""
+        while effects := self.machine.effects():
+            for effect in effects:
+                self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        events: list[connections.Event] = []
+        match effect:
+            case Multicast(message, lobby):
+                self._multicast(message, LOBBY if lobby else self._group)
+            case Answer(source, message):
+                try:
+                    self._answer(source, message)
+                except Exception as error:  # the asker chose the address
+                    self.note_fault(error, f"a question from {source.address}")
+            case Dial(conn, address, port, interface):
+                self._dialed[conn] = effect
+                try:
+                    events = self.connections.dial(conn, address, port, self.interfaces.index(interface))
+                except Exception as error:  # another host chose the address
+                    self.note_fault(error, f"the address {address}")
+                    events = [connections.Closed(conn, f"can't be dialed: {error}")]
+            case Write(conn, data):
+                events = self.connections.write(conn, data)
+            case Hangup(conn) | Reset(conn):
+                self._dialed.pop(conn, None)
+                (self.connections.reset if isinstance(effect, Reset) else self.connections.hang_up)(conn)
+            case Notice(text, warning):
+                self._say(logging.WARNING if warning else logging.INFO, text, None)
+            case _:
+                self._perform_more(effect)
+        for event in events:
+            self._tcp_event(event)
+
+    def _answer(self, source: Source, message: Datagram) -> None:
+        """Answer by unicast with no more bytes than the question has: a forged source gains nothing by asking us."""
+        if self.transport is None or not isinstance(source.reply_to, Received):
+            return
+        data = datagrams.encode(datagrams.with_first(message, {source.reply_to.destination}), self._key)
+        if len(data) > len(source.reply_to.data):
+            self.rejected["unpadded"] += 1
+            return
+        self.transport.reply(source.reply_to, data)
+
+    def _multicast(self, message: Datagram, group: Group | None) -> None:
+        if self.transport is None or group is None:
+            return
+        for interface in self.transport.interfaces:
+            toward = datagrams.with_first(message, {str(each.ip) for each in interface.addresses})
+            self.transport.multicast(interface.name, datagrams.encode(toward, self._key), group)
+
+    # --- what a report says ----------------------------------------------------------------------------------------
+
+    def observed(self, versions: Mapping[str, str] | None = None) -> inspection.Observed:
+        """Return what the checks of this machine need to know of its sockets.
+
+        Args:
+            versions: other major versions of mingle that were heard, each with the address of a speaker.
+        """
+        network, transport = self.network, self.transport
+        ipv4 = any(each.of_family("4") for each in self.interfaces.usable) and network.family != "6"
+        return inspection.Observed(
+            port=network.port,
+            group=(self._group or LOBBY).ipv4 if ipv4 else "",
+            used=self.interfaces.usable,
+            found=self.interfaces.found,
+            named_by=network.interfaces_from if network.interfaces else "",
+            multicasts_on=frozenset(self.multicasts_on) if transport and transport.sent else None,
+            failures=dict(transport.failures) if transport else {},
+            send_errors=dict(transport.send_errors) if transport else {},
+            unresolved=self.peers.failures,
+            versions=versions or {},
+            rp_drops_before=self._rp_drops,
+        )
+
+    def facts(self, *, diagnosed: bool = False) -> NetworkFacts:
+        """Return what a report says of the network.
+
+        Args:
+            diagnosed: whether to examine this machine as well, which takes a moment.
+        """
+        network, transport, group = self.network, self.transport, self._group or LOBBY
+        groups = [] if network.family == "6" else [group.ipv4]
+        if network.family != "4" and any(each.of_family("6") for each in self.interfaces.usable):
+            groups.append(group.ipv6(network.ttl))
+        failures = [f"{what}: {why}" for what, why in transport.failures.items()] if transport else []
+        failures += [f"{host} did not resolve: {why}" for host, why in self.peers.failures.items()]
+        findings: Sequence[Finding] = ()
+        if diagnosed:
+            with contextlib.suppress(OSError, ImportError):  # EMFILE: without a descriptor no module can be loaded
+                from mingle.diagnostics import diagnosis  # only a rank that has failed needs it
+
+                findings = diagnosis.troubles(inspection.gather(self.observed()))
+        return NetworkFacts(
+            interfaces=[str(each) for each in self.interfaces.usable],
+            groups=groups,
+            port=network.port,
+            peers=[str(peer) for peer in network.peers],
+            sent=transport.sent if transport else 0,
+            received=transport.received if transport else 0,
+            rejected=self.rejected,
+            send_errors=transport.send_errors if transport else Counter(),
+            failures=failures,
+            findings=findings,
+        )
+
+
+def listening_addresses(usable: Iterable[Interface], family: Family) -> tuple[Address, ...]:
+    """Return the addresses to listen on, best first: a link-local one only if its interface has no other address."""
+    found: list[Address] = []
+    for interface in usable:
+        addresses = interface.of_family(family)
+        routable = [each for each in addresses if not each.is_link_local]
+        found += [
+            Address(
+                str(each.ip),
+                interface.name,
+                each.network.prefixlen,
+                interface.index,
+                last_resort=interface.kind in (Kind.VPN, Kind.VIRTUAL),
+            )
+            for each in routable or addresses[:1]
+        ]
+    return tuple(found[: datagrams.MAX_ADDRESSES])
+
+
+def _comes_from_a_signal_handler(error: BaseException) -> bool:
+    """Return whether a signal handler raised an exception; Python runs handlers between any two lines."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {code for code in map(_code, handlers) if code is not None}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code(handler: object) -> object:
+    """Return the code object that runs when a handler (a function, a method or a callable object) is called."""
+    while (inner := getattr(handler, "func", None)) is not None:  # functools.partial
+        handler = inner
+    if callable(handler) and not hasattr(handler, "__code__"):
+        handler = handler.__call__
+    return getattr(handler, "__code__", None)
