@@ -108,7 +108,7 @@ test-torch: ## run the tests of all that touches torch on another one: make test
 		--disable-pip-version-check --quiet torch==$(TORCH) --editable '.[dev]'
 	$(TORCH_VENV)/bin/python -m pytest -n $(JOBS) tests/test_discovery.py tests/test_gloo.py tests/test_process_group.py \
 		tests/test_rendezvous.py tests/test_session.py tests/test_store.py tests/test_store_keeper.py \
-		tests/test_torch_threads.py tests/test_url_scheme.py tests/lab/test_forming.py tests/lab/test_lifecycle.py \
+		tests/test_url_scheme.py tests/lab/test_forming.py tests/lab/test_lifecycle.py \
 		tests/test_torchrun*.py tests/test_elastic*.py tests/lab/test_agents.py tests/lab/test_torchrun.py \
 		tests/lab/test_torchrun_faults.py tests/lab/test_torchrun_partitions.py $(PYTEST_ARGS)
 

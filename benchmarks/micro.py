@@ -33,7 +33,7 @@ def run(rounds: int) -> Comparison:
 def _measure() -> None:
     import pyperf
 
-    from mingle.wire import datagrams, frames, framing
+    from mingle.wire import datagrams, frames
     from mingle.wire.authentication import JobKey
 
     key = JobKey(b"a secret of some length", "bench")
@@ -51,10 +51,10 @@ def _measure() -> None:
     path = frames.Path(host_address="192.0.2.10", local_address="192.0.2.13", interface="eth0")
     join = frames.Join(world_size=8, rank=3, node="boot:9a3f/net:4026531840/pid:4026531836", who=who, paths=(path,))
     plain, signed = datagrams.encode(offer), datagrams.encode(offer, key)
-    frame = framing.PREFACE + framing.encode_frame(join)
+    frame = frames.PREFACE + frames.encode_frame(join)
 
     def read_frame() -> None:
-        reader = framing.FrameReader()
+        reader = frames.FrameReader()
         reader.feed(frame)
         if reader.next_frame() is None:
             raise RuntimeError("no frame was read")
@@ -64,7 +64,7 @@ def _measure() -> None:
     runner.bench_func("OFFER read", datagrams.decode, plain)
     runner.bench_func("OFFER written, signed", datagrams.encode, offer, key)
     runner.bench_func("OFFER read, signed", datagrams.decode, signed, key)
-    runner.bench_func("JOIN written", framing.encode_frame, join)
+    runner.bench_func("JOIN written", frames.encode_frame, join)
     runner.bench_func("JOIN read", read_frame)
 
 

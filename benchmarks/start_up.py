@@ -18,7 +18,7 @@ loads what the first call of `mingle.init` loads, but for torch; more than half 
 and ssl, which it imports (and torch as well: where torch is loaded already they are as good as free); the rest are
 msgspec and the modules of mingle itself."""
 
-EVERYTHING = "import mingle, mingle.distributed.process_group"
+EVERYTHING = "import mingle, mingle.distributed.rendezvous"
 
 
 def run(rounds: int) -> Comparison:

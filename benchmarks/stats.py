@@ -1,9 +1,9 @@
 """``python benchmarks/stats.py [ROOT] [--against OTHER_ROOT]``: how large mingle is, and what one discovery costs.
 
 The way out is the files of mingle in which a function of rank 1 is called with the job id, or with an object that
-directly holds it (as an attribute or an item), before the first datagram leaves. The way back is the files in which a
-function of rank 1 is called with, or returns, the port of the store (or an object that directly holds it), from the
-first function that handles SEALED until ``MASTER_PORT`` is exported.
+directly holds it (as an attribute or an item), before its first datagram leaves; rank 0 starts after that. The way back
+is the files in which a function of rank 1 is called with, or returns, the port of the store (or an object that directly
+holds it), from the first function that handles SEALED until ``MASTER_PORT`` is exported.
 
 All figures of time are medians of fresh interpreters that have imported torch before. With ``--against`` the runs of
 the two trees alternate, so that their ratio holds also on a machine that is not idle.
@@ -129,10 +129,12 @@ def _job(root: Path, *, world_size: int, traced: bool = False) -> dict[int, dict
             )
         for process in ranks:  # all have imported torch and mingle before the first one discovers
             _line(process)
-        for process in ranks:
+        for process in reversed(ranks):
             assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
+            if traced and process is ranks[1]:
+                _line(process)  # it has asked
         figures = {rank: json.loads(_line(process)) for rank, process in enumerate(ranks)}
         for process in ranks:
             process.communicate("end\n", timeout=TIMEOUT)
@@ -169,7 +171,9 @@ def _be_a_rank(about: Mapping[str, Any]) -> None:
     print(flush=True)
     sys.stdin.readline()
     port = about["store"] if about["traced"] and about["rank"] == 0 else None
-    tracer = Tracer(Path(mingle.__file__).parent, about["job"], about["store"]) if about["traced"] else None
+    tracer = None
+    if about["traced"]:
+        tracer = Tracer(Path(mingle.__file__).parent, about["job"], about["store"], announces=about["rank"] == 1)
     spent = time.process_time()
     with mingle.discover(about["job"], rank=about["rank"], world_size=about["world_size"], master_port=port):
         figures["first discover, ms of CPU"] = (time.process_time() - spent) * 1e3
@@ -193,9 +197,16 @@ class Tracer:
     """Notes which files of a package the job id passes on its way out, and the store's port on its way back.
 
     The audit events of the interpreter mark the ends of both ways: the first datagram, and the export of the port.
+
+    Args:
+        package: the folder of the package.
+        job: the job id.
+        port: the store's.
+        announces: whether a line on stdout tells of the first datagram.
     """
 
-    def __init__(self, package: Path, job: str, port: int) -> None:
+    def __init__(self, package: Path, job: str, port: int, *, announces: bool) -> None:
+        self._announces = announces
         self.way_out: dict[str, None] = {}
         self.way_back: dict[str, None] = {}
         self._package, self._job, self._port = str(package) + os.sep, job, port
@@ -208,6 +219,8 @@ class Tracer:
         if event in {"socket.sendto", "socket.sendmsg"}:
             sender = arguments[0]
             if sender.type == socket.SOCK_DGRAM and sender.family in {socket.AF_INET, socket.AF_INET6}:
+                if not self._sent and self._announces:
+                    print(flush=True)
                 self._sent = True
         elif event == "os.putenv" and bytes(arguments[0]) == b"MASTER_PORT":
             self._exported = True

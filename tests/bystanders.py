@@ -37,7 +37,7 @@ from mingle.protocol.machine import (
 from mingle.protocol.member import Joiner
 from mingle.wire import datagrams, frames
 from mingle.wire.authentication import JobKey
-from mingle.wire.groups import LOBBY
+from mingle.wire.datagrams import LOBBY
 
 ROOT = Path(__file__).parents[1]
 WHO = frames.ProcessInfo(hostname="bench", pid=4321)

@@ -25,7 +25,7 @@ from mingle.observe.lookup import not_found
 from mingle.protocol import reports
 from mingle.protocol.machine import Diagnostics, Identity, NetworkFacts
 from mingle.wire.datagrams import Seek
-from mingle.wire.echo import Ping
+from mingle.wire.echo import EchoRequest
 from mingle.wire.frames import ProcessInfo, Status
 from tests.bystanders import Wire, a_finder
 from tests.test_finding import an_offer
@@ -119,7 +119,7 @@ def ping_names(row: Row) -> str:
     machine = replace(row.machine, versions=dict.fromkeys(row.rejected, "192.0.2.66"))
     pings = Lan().add("10.0.0.1")
     if "job" in row.heard:
-        hello = Ping(job=row.heard["job"], pinger=b"P" * 16, number=1, way="multicast")
+        hello = EchoRequest(job=row.heard["job"], pinger=b"P" * 16, number=1, way="multicast")
         pings.heard(hello, "192.0.2.66", "eth0", 100.0, trusted=True, size=640, handle="")
     return why_nobody(findings_from(pings, machine))[0]
 

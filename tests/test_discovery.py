@@ -74,9 +74,11 @@ def ranks() -> Iterator[list[Formed]]:
 def test_ranks_form_and_hold_one_store(secret: bytes | None) -> None:
     with formed(3, secret=secret) as ranks:
         found = [formation for _, formation in ranks]
-        assert [each.rank for each in found] == [0, 1, 2]
+        assert [each.place.rank for each in found] == [0, 1, 2]
         assert len({(each.session, each.store_address, each.store_port, each.roster_digest) for each in found}) == 1
-        assert {(each.address, each.interface, each.local_world_size) for each in found} == {("127.0.0.1", "lo", 3)}
+        assert {(each.address, each.interface, each.place.local_world_size) for each in found} == {
+            ("127.0.0.1", "lo", 3)
+        }
         server = ranks[0].discovery.store_server
         assert server is not None
         assert (server.address, server.port, server.held) == ("127.0.0.1", found[0].store_port, True)
@@ -231,7 +233,7 @@ def test_a_store_that_is_not_reached_is_tried_again(monkeypatch: pytest.MonkeyPa
         return prove(*arguments, **others)
 
     monkeypatch.setattr(store, "prove", refused_at_first)
-    assert [each.rank for each in outcomes(pair()) if isinstance(each, Formation)] == [0, 1]
+    assert [each.place.rank for each in outcomes(pair()) if isinstance(each, Formation)] == [0, 1]
     assert not failures
 
 
@@ -514,8 +516,8 @@ def test_an_interface_that_goes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
         before = len(scans)
         until(lambda: len(scans) >= before + 2)
         gone.clear()
-        assert pool.submit(member.run).result(20).rank == 1
-        assert waiting.result(20).rank == 0
+        assert pool.submit(member.run).result(20).place.rank == 1
+        assert waiting.result(20).place.rank == 0
     for each in (member, host):
         each.close("the test is over")
 

@@ -12,33 +12,32 @@ from hypothesis import strategies as st
 from mingle.observe.ping import ANSWERS_PER_SECOND
 from mingle.wire import datagrams, echo
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import Rejected
-from mingle.wire.echo import Echo, Gone, Message, Ping, Pong
-from mingle.wire.groups import LOBBY, job_group
+from mingle.wire.datagrams import LOBBY, Rejected, job_group
+from mingle.wire.echo import Echo, EchoEnd, EchoMessage, EchoReply, EchoRequest
 
 EXAMPLES = settings(derandomize=True, database=None, deadline=None)
 KEY, OTHER = JobKey(b"s3cret", "resnet"), JobKey(b"another", "resnet")
-PING = Ping(job="resnet", pinger=b"P" * 16, hostname="node1", pid=7, port=4000, number=3, way="multicast")
-LONGEST = Ping(
+PING = EchoRequest(job="resnet", pinger=b"P" * 16, hostname="node1", pid=7, port=4000, number=3, way="multicast")
+LONGEST = EchoRequest(
     job="ж" * 128, pinger=b"P" * 16, hostname="h" * 64, pid=2**32 - 1, port=65535, number=2**31 - 1, way="multicast"
 )
-MESSAGES: list[Message] = [
+MESSAGES: list[EchoMessage] = [
     PING,
-    Pong(job="resnet", pinger=b"Q" * 16, asker=b"P" * 16, number=3, way="unicast"),
-    Gone(pinger=b"Q" * 16),
+    EchoReply(job="resnet", pinger=b"Q" * 16, asker=b"P" * 16, number=3, way="unicast"),
+    EchoEnd(pinger=b"Q" * 16),
 ]
 
 
-def bare(message: Message) -> Message:
+def bare(message: EchoMessage) -> EchoMessage:
     """Without what fills it up."""
     import msgspec
 
-    return msgspec.structs.replace(message, padding=b"") if isinstance(message, Ping) else message
+    return msgspec.structs.replace(message, padding=b"") if isinstance(message, EchoRequest) else message
 
 
 @pytest.mark.parametrize("key", [None, KEY])
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_round_trip(message: Message, key: JobKey | None) -> None:
+def test_round_trip(message: EchoMessage, key: JobKey | None) -> None:
     data = echo.encode(message, key)
     assert bare(echo.decode(data)) == message
     assert echo.is_trusted(data, key)
@@ -50,10 +49,10 @@ def test_round_trip(message: Message, key: JobKey | None) -> None:
 
 @pytest.mark.parametrize("key", [None, KEY])
 @pytest.mark.parametrize("message", [PING, LONGEST])
-def test_no_answer_is_longer_than_its_question(message: Ping, key: JobKey | None) -> None:
+def test_no_answer_is_longer_than_its_question(message: EchoRequest, key: JobKey | None) -> None:
     asked = echo.encode(message, key)
     assert echo.PING_BYTES <= len(asked) <= echo.PING_BYTES + 1
-    answer = Pong(
+    answer = EchoReply(
         job=message.job,
         pinger=b"Q" * 16,
         hostname="h" * 64,
@@ -107,7 +106,7 @@ def test_the_document_says_so() -> None:
     text = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text(encoding="utf-8").partition("\n## Pings\n")[2]
     for name in Echo.__struct_fields__:
         assert f"`{name}`" in text
-    for kind in (Ping, Pong, Gone):
+    for kind in (EchoRequest, EchoReply, EchoEnd):
         (row,) = re.findall(rf"^\| `{kind.__struct_config__.tag}` \| (.*) \|$", text, re.MULTILINE)
         own = set(kind.__struct_fields__) - set(Echo.__struct_fields__)
         assert own <= set(re.findall(r"`(\w+)`", row))

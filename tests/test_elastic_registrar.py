@@ -326,7 +326,7 @@ def test_a_running_session_admits_latecomers_by_themselves() -> None:
     members, sealed = registry.said()[late]
     assert isinstance(members, frames.Members)
     assert isinstance(sealed, frames.Sealed)
-    assert (sealed.rank, sealed.store_port) == (3, 5000)
+    assert (sealed.place.rank, sealed.store_port) == (3, 5000)
     assert member("D") not in registry.registrar.seats
     registry.acknowledge(late)
     told = registry.said()

@@ -6,17 +6,14 @@ import threading
 import pytest
 
 from mingle.distributed.environment import Environment, process_environment, variables
+from mingle.wire.frames import Place
 
 PAIR = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 
 
 def job(**changes: object) -> dict[str, str]:
     values: dict[str, object] = {
-        "rank": 5,
-        "world_size": 8,
-        "local_rank": 1,
-        "local_world_size": 4,
-        "node_rank": 1,
+        "place": Place(rank=5, world_size=8, local_rank=1, local_world_size=4, node_rank=1, num_nodes=2),
         "master_addr": "10.0.0.1",
         "master_port": 29500,
         "interface": "eth1",
@@ -97,8 +94,9 @@ def test_a_second_export_replaces_the_first_and_remembers_the_original() -> None
     target = {"MASTER_ADDR": "old"}
     environment = Environment(target)
     environment.export(job(interface_was_named=True))
-    environment.export(job(rank=6, master_addr="10.0.0.2"))
-    assert target == job(rank=6, master_addr="10.0.0.2")
+    place = Place(rank=6, world_size=8, local_rank=2, local_world_size=4, node_rank=1, num_nodes=2)
+    environment.export(job(place=place, master_addr="10.0.0.2"))
+    assert target == job(place=place, master_addr="10.0.0.2")
     environment.restore()
     assert target == {"MASTER_ADDR": "old"}
 

@@ -14,7 +14,7 @@ from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation, M
 from mingle.wire import authentication, frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Rejected
-from mingle.wire.framing import MAX_HANDSHAKE_BYTES, PREFACE, FrameReader, encode_frame
+from mingle.wire.frames import MAX_HANDSHAKE_BYTES, PREFACE, FrameReader, encode_frame
 from tests import golden
 from tests.golden.examples import (
     ADDRESSES,

@@ -32,12 +32,10 @@ from mingle.protocol.machine import (
     Write,
 )
 from mingle.protocol.registrar import RETURN_SECONDS, Phase, Registrar, Seated, roster_digest
-from mingle.protocol.seating import Place
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_ADDRESSES, Bye, List, Offer, Seek
-from mingle.wire.frames import Path, ProcessInfo
-from mingle.wire.framing import MAX_FRAME_BYTES, encode_frame
+from mingle.wire.frames import MAX_FRAME_BYTES, Path, Place, ProcessInfo, encode_frame
 
 SESSION, OWN = b"S" * 16, b"H" * 16
 HERE = Source(interface="eth0", address="10.0.0.9")
@@ -170,7 +168,12 @@ def test_the_way_to_its_outcome() -> None:
     assert [type(frame) for frame in alone.said[1][2:]] == [frames.Sealed, frames.Go]
     outcome = alone.host.outcome
     assert outcome is not None
-    assert (outcome.rank, outcome.store_address, outcome.store_port, outcome.interface) == (0, "10.0.0.1", 5000, "eth0")
+    assert (outcome.place.rank, outcome.store_address, outcome.store_port, outcome.interface) == (
+        0,
+        "10.0.0.1",
+        5000,
+        "eth0",
+    )
 
 
 def test_only_the_store_of_the_present_seal_fails_the_job() -> None:
@@ -544,7 +547,9 @@ def test_a_large_roster_comes_in_parts_that_fit() -> None:
     assert list(alone.host._roster()) == [], "there is none before the seal"
     registrar.phase = Phase.RUNNING
     for rank, name in enumerate(registrar.seats):
-        registrar.places[name] = Place(rank=rank, local_rank=0, local_world_size=1, node_rank=rank, num_nodes=2)
+        registrar.places[name] = Place(
+            rank=rank, world_size=2, local_rank=0, local_world_size=1, node_rank=rank, num_nodes=2
+        )
     parts = [part for part in alone.host._roster() if isinstance(part, frames.Roster)]
     assert [part.first for part in parts] == [0, SEATS_PER_FRAME, 2 * SEATS_PER_FRAME]
     assert {part.total for part in parts} == {len(registrar.seats)}

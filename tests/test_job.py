@@ -14,7 +14,7 @@ from typing import cast
 import pytest
 
 from mingle.errors import MingleError
-from mingle.job import Job, Member, Session
+from mingle.job import Job, Member
 
 MEMBERS = tuple(
     Member(rank=rank, local_rank=0, node_rank=rank, hostname=f"node{rank}", address=f"10.0.0.{rank}", pid=7)
@@ -39,7 +39,7 @@ class PlayedSession:
 
 
 def a_job(
-    _session: Session | None = None,
+    _session: PlayedSession | None = None,
     _members: tuple[Member, ...] | None = None,
     _destroy_group: Callable[[bool], None] | None = None,
 ) -> Job:

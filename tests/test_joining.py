@@ -100,12 +100,7 @@ def sealed(epoch: int = 1) -> frames.Sealed:
     return frames.Sealed(
         session=SESSION,
         epoch=epoch,
-        rank=1,
-        world_size=2,
-        local_rank=0,
-        local_world_size=1,
-        node_rank=1,
-        num_nodes=2,
+        place=frames.Place(rank=1, world_size=2, local_rank=0, local_world_size=1, node_rank=1, num_nodes=2),
         store_address=ADDRESS,
         store_port=5000,
         store_token="token",
@@ -143,7 +138,7 @@ def test_the_way_to_its_outcome() -> None:
     alone.hear(conn, 3.0, frames.Go(session=SESSION, epoch=1))
     outcome = alone.joiner.outcome
     assert outcome is not None
-    assert (outcome.rank, outcome.store_port, outcome.interface, outcome.address) == (1, 5000, "eth0", "10.0.0.2")
+    assert (outcome.place.rank, outcome.store_port, outcome.interface, outcome.address) == (1, 5000, "eth0", "10.0.0.2")
 
 
 @pytest.mark.parametrize("when", ["before its ack", "of another epoch"])

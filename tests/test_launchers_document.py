@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 
-from mingle.config.launcher import Launcher
-from mingle.config.launchers import LAUNCHERS
+from mingle.config.launchers import LAUNCHERS, Launcher
 from tests.test_docs import ROOT, UPDATE, read
 
 DOCUMENT = ROOT / "docs" / "launchers.md"

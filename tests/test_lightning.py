@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mingle.distributed import process_group
+from mingle.distributed import rendezvous
 from mingle.errors import ConfigurationError, LauncherError
 from mingle.job import Job
 
@@ -55,7 +55,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, dict[str, A
         made.append((job_id, options))
         return job()
 
-    monkeypatch.setattr(process_group, "discover", discover)
+    monkeypatch.setattr(rendezvous, "discover", discover)
     return made
 
 
@@ -108,7 +108,7 @@ def test_what_discovery_raises_comes_through_and_is_tried_again(
             raise outcome
         return outcome
 
-    monkeypatch.setattr(process_group, "discover", discover)
+    monkeypatch.setattr(rendezvous, "discover", discover)
     environment = plugin.MingleEnvironment()
     with pytest.raises(LauncherError, match="no rank"):
         environment.world_size()

@@ -153,10 +153,10 @@ def test_another_users_process_may_relay_questions_alone(family: list[LocalRelay
     offer = Offer(job="a job", session=b"s" * 16, host=b"h" * 16, addresses=("192.0.2.9",), port=9, world_size=2)
     asked = [
         datagrams.encode(List(member=b"m" * 16)),
-        echo.encode(echo.Ping(pinger=b"p" * 16, number=1, way="unicast")),
+        echo.encode(echo.EchoRequest(pinger=b"p" * 16, number=1, way="unicast")),
     ]
     told = [datagrams.encode(offer), datagrams.encode(Bye(job="a job", session=b"s" * 16))]
-    told.append(echo.encode(echo.Gone(pinger=b"p" * 16)))
+    told.append(echo.encode(echo.EchoEnd(pinger=b"p" * 16)))
     messages = [local_message(data=data) for data in (QUESTION, *asked, *told, datagrams.MAGIC + b"garbage")]
     os.setresuid(65534, 0, 0)
     try:

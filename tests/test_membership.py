@@ -53,19 +53,14 @@ class Joined:
 
 
 def sealed(epoch: int = 1, **other: Any) -> frames.Sealed:
-    place: dict[str, Any] = {
-        "rank": 1,
-        "world_size": 2,
-        "local_rank": 0,
-        "local_world_size": 1,
-        "node_rank": 1,
-        "num_nodes": 2,
+    told: dict[str, Any] = {
+        "place": frames.Place(rank=1, world_size=2, local_rank=0, local_world_size=1, node_rank=1, num_nodes=2),
         "store_address": ADDRESS,
         "store_port": 5000,
         "store_token": "token",
         "roster_digest": b"d" * 32,
     }
-    return frames.Sealed(session=SESSION, epoch=epoch, **{**place, **other})
+    return frames.Sealed(session=SESSION, epoch=epoch, **{**told, **other})
 
 
 def test_step_by_step() -> None:

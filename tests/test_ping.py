@@ -22,7 +22,7 @@ from mingle.observe.ping import (
 from mingle.protocol.machine import Dial, Hangup, Write
 from mingle.wire import echo
 from mingle.wire.authentication import JobKey
-from mingle.wire.echo import WAYS, Gone, Message, Ping, Way
+from mingle.wire.echo import WAYS, EchoEnd, EchoMessage, EchoRequest, Way
 from mingle.wire.frames import ProcessInfo
 
 PORT = 29499
@@ -106,7 +106,7 @@ class Lan:
                 if other and self.machines[other].owns(far):
                     self.machines[other].disconnected(far, "closed", self.now)
 
-    def deliver(self, sender: str, receiver: str, message: Message, way: Way, *, reply: bool = False) -> None:
+    def deliver(self, sender: str, receiver: str, message: EchoMessage, way: Way, *, reply: bool = False) -> None:
         if receiver not in self.machines or (sender != receiver and not reply and self.lost(sender, receiver, way)):
             return
         machine = self.machines[receiver]
@@ -203,8 +203,8 @@ def test_another_job() -> None:
     assert one.other_jobs == {"b": "10.0.0.2"}
 
 
-def stranger(number: int, way: Way = "multicast", pinger: int = 9) -> Ping:
-    return Ping(pinger=pinger.to_bytes(16, "big"), number=number, way=way, hostname="stranger")
+def stranger(number: int, way: Way = "multicast", pinger: int = 9) -> EchoRequest:
+    return EchoRequest(pinger=pinger.to_bytes(16, "big"), number=number, way=way, hostname="stranger")
 
 
 def test_answers_are_limited_and_never_longer() -> None:
@@ -252,9 +252,9 @@ def test_something_else_on_the_port() -> None:
 def test_what_is_no_answer_to_us_counts_for_nothing() -> None:
     lan = Lan()
     machine = lan.add("10.0.0.1", count=0)
-    pong = echo.Pong(pinger=b"Z" * 16, asker=b"Y" * 16, number=1, way="multicast")
+    pong = echo.EchoReply(pinger=b"Z" * 16, asker=b"Y" * 16, number=1, way="multicast")
     machine.heard(pong, "10.0.0.9", "eth0", lan.now, trusted=True, size=100, handle="x")
-    machine.heard(Gone(pinger=b"V" * 16), "10.0.0.7", "eth0", lan.now, trusted=True, size=100, handle="x")
+    machine.heard(EchoEnd(pinger=b"V" * 16), "10.0.0.7", "eth0", lan.now, trusted=True, size=100, handle="x")
     (peer,) = machine.peers.values()
     assert peer.figures["multicast"].received == 0
     forged = msgspec.structs.replace(pong, way="tcp", asker=b"\x01" * 16)
@@ -268,7 +268,7 @@ def test_a_ping_without_end_sees_whoever_comes_last() -> None:
     watching = lan.add("10.0.0.1", count=None)
     for number in range(1, MAX_PEERS + 50):
         name = number.to_bytes(16, "big")
-        for message in (Ping(pinger=name, number=1, way="multicast"), Gone(pinger=name)):
+        for message in (EchoRequest(pinger=name, number=1, way="multicast"), EchoEnd(pinger=name)):
             watching.heard(message, "10.0.0.66", "eth0", lan.now, trusted=True, size=640, handle="10.0.0.66")
         assert len(watching.peers) <= MAX_PEERS
     lan.add("10.0.0.2", count=None)

@@ -15,8 +15,8 @@ from mingle.observe.finding import Finder
 from mingle.observe.observer import Observer, new_name, this_process
 from mingle.observe.pinger import Pinger
 from mingle.wire import datagrams, echo
-from mingle.wire.echo import Ping, Pong
-from mingle.wire.groups import LOBBY
+from mingle.wire.datagrams import LOBBY
+from mingle.wire.echo import EchoReply, EchoRequest
 from tests.bystanders import free_udp_port
 from tests.receiving import no_descriptor_leaks
 
@@ -79,7 +79,7 @@ def test_a_host_that_does_not_answer() -> None:
 def test_a_unicast_that_another_process_gets_is_handed_on() -> None:
     """Whoever opens the port last gets what is sent to it; a rank hands a ping to the process that waits for it."""
     network = Network(interfaces=("lo",), port=free_udp_port())
-    ping = Ping(pinger=b"s" * 16, number=1, way="unicast")
+    ping = EchoRequest(pinger=b"s" * 16, number=1, way="unicast")
     with Pinger(network) as pinger, Observer(network) as rank:
         finder = a_finder(rank)
         looking = threading.Thread(target=rank.run, args=(finder,), kwargs={"until": time.monotonic() + 2})
@@ -92,7 +92,7 @@ def test_a_unicast_that_another_process_gets_is_handed_on() -> None:
             answer = echo.decode(asker.recv(2000))
         looking.join()
         assert rank.driver.rejected == {}
-    assert isinstance(answer, Pong)
+    assert isinstance(answer, EchoReply)
     assert answer.asker == b"s" * 16
 
 

@@ -21,9 +21,10 @@ import torch.distributed as dist
 
 import mingle
 from mingle.config.settings import Settings
-from mingle.distributed import process_group, rendezvous, torch_threads
-from mingle.distributed.process_group import check_options, parse_url, register, rendezvous_handler
+from mingle.distributed import gloo, process_group, rendezvous
+from mingle.distributed.process_group import check_options
 from mingle.distributed.session import LoneSession
+from mingle.distributed.url_scheme import install, parse_url, rendezvous_handler
 from mingle.engine import driver, progress, store
 from mingle.errors import ConfigurationError, ConflictError, DiscoveryTimeoutError, MingleError
 from tests.bystanders import free_udp_port
@@ -63,7 +64,7 @@ def foreign_group() -> Iterator[Any]:
 
 def destroy_group() -> None:
     """As a user would, but safe with torch before 2.8, too: there a group that has just worked may hang at its end."""
-    torch_threads.settle()
+    gloo.settle()
     dist.destroy_process_group()
 
 
@@ -200,8 +201,8 @@ def test_the_block_ends_the_process_group_and_restores_the_environment() -> None
 def test_the_group_is_ended_when_gloos_threads_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """With torch before 2.8 the process hangs for ever if one of them wants the interpreter's lock just then."""
     calls: list[str] = []
-    settle, destroy = torch_threads.settle, dist.destroy_process_group
-    monkeypatch.setattr(torch_threads, "settle", lambda: (calls.append("settle"), settle()))
+    settle, destroy = gloo.settle, dist.destroy_process_group
+    monkeypatch.setattr(gloo, "settle", lambda: (calls.append("settle"), settle()))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: (calls.append("destroy"), destroy()))
     with mingle.init(job_name("settles"), rank=0, world_size=1, backend="gloo"):
         assert reduced() == 1
@@ -576,9 +577,9 @@ def test_torchs_own_timeout_bounds_the_waiting(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_mingles_timeout_counts_when_it_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = settings_of("x", 1, 2, 29499, timeout=5.0)
-    assert process_group._bounded(wanted, timedelta(minutes=30)).discovery_timeout == 5.0
-    assert process_group._bounded(wanted, timedelta(seconds=2)).discovery_timeout == 2.0
+    wanted = partial(rendezvous.resolve, {"job_id": "x", "rank": 1, "world_size": 2, "discovery_timeout": 5.0})
+    assert wanted(timedelta(minutes=30)).discovery_timeout == 5.0
+    assert wanted(timedelta(seconds=2)).discovery_timeout == 2.0
 
 
 def test_the_store_has_the_patience_that_torch_was_told() -> None:
@@ -610,7 +611,7 @@ def test_an_error_of_the_discovery_comes_through_torch_as_it_is(monkeypatch: pyt
 
 def test_a_loss_of_rank_zero_tells_more_than_what_torch_says(monkeypatch: pytest.MonkeyPatch) -> None:
     lost: list[MingleError | None] = [None, MingleError("rank 0 was lost")]
-    monkeypatch.setattr(rendezvous, "loss", lambda: lost.pop())
+    monkeypatch.setattr(rendezvous, "_loss", lambda: lost.pop())
 
     def fail(*_: object, **__: object) -> None:
         raise dist.DistNetworkError("Connection reset by peer")
@@ -626,5 +627,5 @@ def test_a_loss_of_rank_zero_tells_more_than_what_torch_says(monkeypatch: pytest
 
 def test_registering_twice_is_once() -> None:
     before = torch_rendezvous._rendezvous_handlers["mingle"]
-    register()
+    install()
     assert torch_rendezvous._rendezvous_handlers["mingle"] is before is rendezvous_handler

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from mingle.protocol.membership import Step
 from mingle.protocol.registrar import Phase, roster_digest
-from mingle.wire import datagrams, frames, framing, groups
+from mingle.wire import datagrams, frames
 from tests import golden
 from tests.golden.examples import ADDRESSES, HOST_NONCE, JOB, MEMBER_NONCE, PORT, SECRET, SESSION, render
 
@@ -181,7 +181,7 @@ def test_all_frames_and_their_fields_are_described() -> None:
 
 def test_types_of_who_and_path_are_described() -> None:
     introduction = section("Frame types").partition("The handshake:")[0]
-    for kind in (frames.ProcessInfo, frames.Path, frames.Seat):
+    for kind in (frames.ProcessInfo, frames.Path, frames.Place, frames.Seat):
         where = section("Frame types") if kind is frames.Seat else introduction
         assert set(fields_of(kind)) <= set(quoted(where))
 
@@ -227,9 +227,9 @@ def test_every_timer_is_documented(module: str) -> None:
 
 def test_sizes_in_the_text_are_those_of_the_code() -> None:
     assert f"{datagrams.MAX_BYTES} bytes, so it is never fragmented" in TEXT
-    assert f"1 to {framing.MAX_FRAME_BYTES:,}".replace(",", " ") in TEXT
-    assert f"at most {framing.MAX_HANDSHAKE_BYTES} until the handshake is over" in TEXT
-    assert f"(`{framing.PREFACE.hex(' ', -4)}`)" in TEXT
+    assert f"1 to {frames.MAX_FRAME_BYTES:,}".replace(",", " ") in TEXT
+    assert f"at most {frames.MAX_HANDSHAKE_BYTES} until the handshake is over" in TEXT
+    assert f"(`{frames.PREFACE.hex(' ', -4)}`)" in TEXT
 
 
 # --- groups -------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_sizes_in_the_text_are_those_of_the_code() -> None:
 
 def test_groups_in_the_table() -> None:
     for name, *addresses in rows(section("Groups and ports")):
-        group = groups.LOBBY if name == "lobby" else groups.job_group(quoted(name)[0])
+        group = datagrams.LOBBY if name == "lobby" else datagrams.job_group(quoted(name)[0])
         assert addresses == [group.ipv4, group.ipv6_link, group.ipv6_site]
 
 
@@ -247,7 +247,7 @@ def test_groups_by_the_document(job: str) -> None:
     digest = hashlib.sha256(b"mingle multicast group 1\0" + job.encode()).digest()
     ipv4 = ipaddress.ip_address("239.192.0.0") + int.from_bytes(digest[:16], "big") % 261_887
     ipv6 = 0x8000_0001 + int.from_bytes(digest[16:], "big") % (2**31 - 1)
-    group = groups.job_group(job)
+    group = datagrams.job_group(job)
     assert group.ipv4 == str(ipv4)
     assert group.ipv6_link == str(ipaddress.ip_address("ff12::") + ipv6)
     assert group.ipv6_site == str(ipaddress.ip_address("ff15::") + ipv6)

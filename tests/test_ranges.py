@@ -13,7 +13,9 @@ from msgspec import inspect
 
 from mingle.wire import datagrams, echo, frames
 
-MESSAGES = [each for union in (datagrams.Datagram, frames.AnyFrame, echo.Message) for each in typing.get_args(union)]
+MESSAGES = [
+    each for union in (datagrams.Datagram, frames.AnyFrame, echo.EchoMessage) for each in typing.get_args(union)
+]
 
 
 def numbers(kind: Any, path: str) -> Iterator[tuple[str, Any]]:

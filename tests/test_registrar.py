@@ -21,8 +21,7 @@ from mingle.protocol.registrar import (
 )
 from mingle.protocol.seating import Applicant
 from mingle.wire import frames
-from mingle.wire.frames import Path, ProcessInfo
-from mingle.wire.framing import MAX_FRAME_BYTES, encode_frame
+from mingle.wire.frames import MAX_FRAME_BYTES, Path, ProcessInfo, encode_frame
 
 from .registrar_port import RecordingPort, of, told
 
@@ -102,7 +101,7 @@ def test_the_way_to_go() -> None:
     assert of(registrar.port.take(), "open_store") == [("open_store", 1, "10.0.0.1")]
     registrar.store_opened(1, "10.0.0.1", 4000, "token", 3.0)
     sealed = {conn: told(decided, conn, frames.Sealed)[0] for decided in [registrar.port.take()] for conn in (1, 2)}
-    assert {conn: frame.rank for conn, frame in sealed.items()} == {1: 1, 2: 2}
+    assert {conn: frame.place.rank for conn, frame in sealed.items()} == {1: 1, 2: 2}
     assert sealed[1].roster_digest == roster_digest(registrar.roster())
     registrar.acknowledged(1, 1, 4.0)
     assert phase_of(registrar) is Phase.SEALED

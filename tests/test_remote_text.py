@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from mingle.wire import datagrams, echo, frames
-from mingle.wire.framing import PREFACE, FrameReader
+from mingle.wire.frames import PREFACE, FrameReader
 from tests.test_joining import HERE, Alone, offer
 from tests.wire_strategies import messages
 
@@ -22,7 +22,7 @@ VERBATIM = {"job", "attempt", "node", "store_token"}
 
 DATAGRAMS = typing.get_args(datagrams.Datagram)
 FRAMES = typing.get_args(frames.AnyFrame)
-ECHOES = typing.get_args(echo.Message)
+ECHOES = typing.get_args(echo.EchoMessage)
 
 
 def decode(kind: type[msgspec.Struct], body: bytes) -> Any:

@@ -25,8 +25,8 @@ import mingle
 from mingle.config.settings import Settings
 from mingle.distributed import gloo, rendezvous
 from mingle.distributed.environment import process_environment
-from mingle.distributed.process_group import rendezvous_handler
 from mingle.distributed.session import LoneSession
+from mingle.distributed.url_scheme import rendezvous_handler
 from mingle.engine import driver, file_limit, progress, store
 from mingle.engine.discovery import Discovery
 from mingle.errors import (
@@ -40,6 +40,7 @@ from mingle.forksafe import Closable
 from mingle.network import interfaces
 from mingle.network.interfaces import Interface
 from mingle.protocol.machine import Formation
+from mingle.wire.frames import Place
 from tests.bystanders import free_udp_port
 from tests.in_process import discovery_of, settings_of
 from tests.loopback import answers, busy_port, job_name, until
@@ -337,10 +338,10 @@ def test_members_for_the_first_time_after_rank_zero_has_gone() -> None:
 def test_two_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     inside, go_on, form = threading.Event(), threading.Event(), rendezvous.form
 
-    def slow(wanted: Settings) -> mingle.Job:
+    def slow(wanted: Settings, **more: Any) -> mingle.Job:
         inside.set()
         assert go_on.wait(10)
-        return form(wanted)
+        return form(wanted, **more)
 
     monkeypatch.setattr(rendezvous, "form", slow)
     with ThreadPoolExecutor(1) as pool:
@@ -631,12 +632,7 @@ def test_gloo_is_told_the_address_where_it_would_take_another(
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
     formation = Formation(
         session=bytes(16),
-        rank=1,
-        world_size=2,
-        local_rank=0,
-        local_world_size=1,
-        node_rank=1,
-        num_nodes=2,
+        place=Place(rank=1, world_size=2, local_rank=0, local_world_size=1, node_rank=1, num_nodes=2),
         store_address="fd00::7",
         store_port=1,
         interface="eth0",

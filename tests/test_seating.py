@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingle.protocol.seating import Applicant, Place, common_address, contiguous, place, reach_matrix
-from mingle.wire.frames import Path
+from mingle.protocol.seating import Applicant, common_address, contiguous, place, reach_matrix
+from mingle.wire.frames import Path, Place
 
 EXAMPLES = settings(derandomize=True, database=None, deadline=None)
 
@@ -52,6 +52,7 @@ def test_assigned_ranks_are_one_block_per_node_and_the_host_is_0(nodes: list[str
     places = place([on(node) for node in nodes])
     assert places[0] == Place(
         rank=0,
+        world_size=len(nodes),
         local_rank=0,
         local_world_size=nodes.count(nodes[0]),
         node_rank=0,

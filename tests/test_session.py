@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from mingle.distributed import session
-from mingle.distributed.session import LoneSession, RunningSession, group_stands
+from mingle.distributed import process_group, session
+from mingle.distributed.session import LoneSession, RunningSession
 from mingle.engine import store
 from mingle.errors import MingleError
 from mingle.job import Member
@@ -44,7 +44,7 @@ class Group:
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Group:
     group = Group()
-    monkeypatch.setattr(session, "group_stands", group)
+    monkeypatch.setattr(process_group, "stands", group)
     return group
 
 
@@ -146,11 +146,11 @@ def test_a_job_ends_with_its_process_group(ranks: list[Formed], sessions: list[R
 
 
 def test_whether_a_process_group_stands_is_told_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert group_stands() is False
+    assert process_group.stands() is False
     monkeypatch.delitem(sys.modules, "torch.distributed")
-    assert group_stands() is False
+    assert process_group.stands() is False
     monkeypatch.setitem(sys.modules, "torch.distributed", type(sys)("a torch built without it"))
-    assert group_stands() is False
+    assert process_group.stands() is False
 
 
 # --- rank 0 is lost before there is a process group -------------------------------------------------------------------
@@ -426,7 +426,7 @@ def test_a_rank_alone_holds_its_store_until_torch_does(lone: LoneSession) -> Non
 def test_a_rank_alone_sees_that_torch_holds_its_store(lone: LoneSession, monkeypatch: pytest.MonkeyPatch) -> None:
     server, stands = lone.server, threading.Event()
     assert server is not None
-    monkeypatch.setattr(session, "group_stands", stands.is_set)
+    monkeypatch.setattr(process_group, "stands", stands.is_set)
     assert server.held
     stands.set()
     until(lambda: not server.held)

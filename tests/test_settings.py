@@ -396,7 +396,7 @@ def test_errors_have_their_three_parts() -> None:
 
 def test_the_settings_side_loads_no_heavy_module() -> None:
     heavy = {"torch", "click", "rich", "netifaces", "multicast_expert"}
-    modules = [f"config.{name}" for name in ("values", "launchers", "placement", "settings", "node")]
+    modules = [f"config.{name}" for name in ("values", "launchers", "placement", "settings")]
     imports = ", ".join(f"mingle.{name}" for name in ("errors", "distributed.environment", *modules))
     code = f"import sys, {imports}; print(*{heavy} & set(sys.modules))"
     done = subprocess.run(

@@ -15,7 +15,7 @@ from mingle.errors import InterfaceError
 from mingle.network import transport as sockets
 from mingle.network.interfaces import Family, Interface, scan
 from mingle.network.transport import MAX_DATAGRAM, Transport
-from mingle.wire.groups import LOBBY, job_group
+from mingle.wire.datagrams import LOBBY, job_group
 from tests.receiving import gather, no_descriptor_leaks, nothing_more
 
 LO = next(interface for interface in scan() if interface.loopback)

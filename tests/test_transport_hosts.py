@@ -13,7 +13,7 @@ from mingle.errors import InterfaceError
 from mingle.network import transport as sockets
 from mingle.network.interfaces import Family, Interface, scan
 from mingle.network.transport import Transport
-from mingle.wire.groups import LOBBY, job_group
+from mingle.wire.datagrams import LOBBY, job_group
 from tests.isolation import cable, host, inside, ip, needs_namespaces, nft, run_isolated
 from tests.receiving import gather, no_descriptor_leaks, nothing_more
 

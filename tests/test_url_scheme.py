@@ -40,8 +40,8 @@ print(json.dumps({
 }))
 """
 REGISTERED = {
-    "mingle": "mingle.distributed.process_group.rendezvous_handler",
-    "mingle+formed": "mingle.distributed.process_group.formed_handler",
+    "mingle": "mingle.distributed.url_scheme.rendezvous_handler",
+    "mingle+formed": "mingle.distributed.url_scheme.formed_handler",
 }
 
 

@@ -126,12 +126,11 @@ def init(
 
     masked = Secret.of(secret)
     del secret  # a traceback that shows local variables must not show it
-    from mingle.distributed import process_group
+    from mingle.distributed import rendezvous
 
-    return process_group.init(
-        job_id,
-        backend=backend,
-        arguments={
+    return rendezvous.init(
+        {
+            "job_id": job_id,
             "rank": rank,
             "world_size": world_size,
             "discovery_timeout": discovery_timeout,
@@ -144,7 +143,8 @@ def init(
             "family": family,
             "advertise": advertise,
         },
-        options=process_group_options,
+        backend,
+        process_group_options,
     )
 
 
@@ -175,9 +175,9 @@ def discover(
 
     masked = Secret.of(secret)
     del secret  # a traceback that shows local variables must not show it
-    from mingle.distributed import process_group
+    from mingle.distributed import rendezvous
 
-    return process_group.discover(
+    return rendezvous.discover(
         job_id,
         rank=rank,
         world_size=world_size,

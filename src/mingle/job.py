@@ -7,13 +7,24 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mingle import forksafe
 from mingle.errors import MingleError
 
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from typing_extensions import Self
+
+    class Held(Protocol):
+        """What a job needs of the session behind it."""
+
+        def roster(self) -> tuple[Member, ...]:
+            """Fetch the members; raise MingleError when rank 0 can't be asked any more."""
+
+        def close(self, *, failing: bool) -> None:
+            """End the session; ``failing``: nothing may block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,27 +48,17 @@ class Member:
     pid: int
 
 
-class Session(Protocol):
-    """What a job needs of the session behind it."""
-
-    def roster(self) -> tuple[Member, ...]:
-        """Fetches who is in the job; raises MingleError when rank 0 can't be asked any more."""
-
-    def close(self, *, failing: bool) -> None:
-        """Ends it; ``failing``: nothing may block."""
-
-
 class _Handle:
     """The state of a job outside its fields, because a copy of the fields must not hold or end the session."""
 
     __slots__ = ("_closing", "_destroy_group", "_fetching", "_is_record", "_members", "_session")
 
-    _session: Session | None
+    _session: Held | None
     _members: tuple[Member, ...] | None
     _destroy_group: Callable[[bool], None] | None
     _is_record: bool
 
-    def _hold(self, session: Session | None, members: tuple[Member, ...] | None = None) -> None:
+    def _hold(self, session: Held | None, members: tuple[Member, ...] | None = None) -> None:
         self._session, self._members, self._destroy_group = session, members, None
         self._is_record = session is None
         self._fetching = forksafe.register_lock(threading.Lock())
@@ -148,7 +149,7 @@ class Job(_Handle):
     def __post_init__(self) -> None:
         self._hold(None)
 
-    def _with(self, session: Session, members: tuple[Member, ...] | None = None) -> Self:
+    def _with(self, session: Held, members: tuple[Member, ...] | None = None) -> Self:
         """Attach the session, and the members if they are already known."""
         self._hold(session, members)
         return self

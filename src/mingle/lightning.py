@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mingle.config.values import Secret
-from mingle.distributed import process_group
+from mingle.distributed import rendezvous
 from mingle.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class MingleEnvironment(ClusterEnvironment):  # type: ignore[misc]
     def job(self) -> Job:
         """The job. The first one to ask waits until all ranks are there: Lightning, when it makes its Trainer."""
         if self._job is None:
-            self._job = process_group.discover(self._job_id, **self._options)
+            self._job = rendezvous.discover(self._job_id, **self._options)
         return self._job
 
     @property

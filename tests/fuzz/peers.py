@@ -11,7 +11,7 @@ import msgspec
 from mingle.protocol.handshake import Call, Conversation, HandshakeFailed, HostConversation, MemberConversation
 from mingle.wire import frames
 from mingle.wire.datagrams import Rejected
-from mingle.wire.framing import LENGTH_BYTES, PREFACE
+from mingle.wire.frames import LENGTH_BYTES, PREFACE
 from tests.golden.examples import ADDRESSES, JOB, PORT, SESSION, STORIES
 
 from . import mutation
@@ -112,12 +112,9 @@ class HostPeer(Peer):
             yield frames.Sealed(
                 session=SESSION,
                 epoch=frame.epoch,
-                rank=1,
-                world_size=WORLD_SIZE,
-                local_rank=0,
-                local_world_size=1,
-                node_rank=1,
-                num_nodes=2,
+                place=frames.Place(
+                    rank=1, world_size=WORLD_SIZE, local_rank=0, local_world_size=1, node_rank=1, num_nodes=2
+                ),
                 store_address=ADDRESSES[0],
                 store_port=4567,
                 store_token="token",

@@ -13,7 +13,7 @@ import msgspec
 from mingle.network import local_relay, transport
 from mingle.network.transport import Version
 from mingle.protocol.handshake import HandshakeFailed, HostConversation, MemberConversation
-from mingle.wire import datagrams, echo, framing
+from mingle.wire import datagrams, echo, frames
 from mingle.wire.authentication import DATAGRAM_MAC_BYTES
 from mingle.wire.datagrams import Rejected
 from tests.golden import load
@@ -25,9 +25,11 @@ _PACKETS = {name: bytes.fromhex(packet["hex"]) for name, packet in load().items(
 DATAGRAMS = [data for name, data in _PACKETS.items() if "/" not in name]
 _SIGNED = {data[:6] + data[7:-DATAGRAM_MAC_BYTES] for data in DATAGRAMS if datagrams.is_signed(data)}
 _ECHOES = (
-    echo.Ping(job="resnet", pinger=bytes(16), hostname="node-1", pid=1, port=4567, number=1, way="unicast"),
-    echo.Pong(job="resnet", pinger=bytes(16), hostname="node-2", pid=2, asker=bytes(16), number=1, way="multicast"),
-    echo.Gone(job="resnet", pinger=bytes(16)),
+    echo.EchoRequest(job="resnet", pinger=bytes(16), hostname="node-1", pid=1, port=4567, number=1, way="unicast"),
+    echo.EchoReply(
+        job="resnet", pinger=bytes(16), hostname="node-2", pid=2, asker=bytes(16), number=1, way="multicast"
+    ),
+    echo.EchoEnd(job="resnet", pinger=bytes(16)),
 )
 ECHOES = [echo.encode(message, key) for message in _ECHOES for key in (None, KEY)]
 _TRUSTED = {data[:6] + data[7:] for data in ECHOES[1::2]}
@@ -56,9 +58,9 @@ _NOWHERE: dict[Version, socket.socket] = {"4": _closed(socket.AF_INET), "6": _cl
 _ECHOES = tuple(
     echo.encode(each)
     for each in (
-        echo.Ping(pinger=b"P" * 16, hostname="node-3", pid=4711, port=40124, number=1, way="multicast"),
-        echo.Pong(pinger=b"P" * 16, hostname="node-3", pid=4711, port=40124, asker=b"F" * 16, number=1, way="tcp"),
-        echo.Gone(pinger=b"P" * 16, hostname="node-3", pid=4711, port=40124),
+        echo.EchoRequest(pinger=b"P" * 16, hostname="node-3", pid=4711, port=40124, number=1, way="multicast"),
+        echo.EchoReply(pinger=b"P" * 16, hostname="node-3", pid=4711, port=40124, asker=b"F" * 16, number=1, way="tcp"),
+        echo.EchoEnd(pinger=b"P" * 16, hostname="node-3", pid=4711, port=40124),
     )
 )
 
@@ -97,9 +99,9 @@ def signed_datagram(untrusted: bytes) -> None:
     assert untrusted[:6] + untrusted[7:-DATAGRAM_MAC_BYTES] in _SIGNED
 
 
-def frames(untrusted: bytes) -> None:
+def frame_stream(untrusted: bytes) -> None:
     """However a stream is cut, no more is kept than one frame and what was read with it."""
-    reader = framing.FrameReader()
+    reader = frames.FrameReader()
     half = len(untrusted) // 2
     with contextlib.suppress(Rejected):
         for piece in (untrusted[:half], untrusted[half:]):
@@ -107,7 +109,7 @@ def frames(untrusted: bytes) -> None:
             while (frame := reader.next_frame()) is not None:
                 for name in ("reason", "detail", "roster", "phase", "lacks"):
                     assert getattr(frame, name, "").isprintable()
-            assert reader.buffered <= framing.MAX_FRAME_BYTES + framing.LENGTH_BYTES
+            assert reader.buffered <= frames.MAX_FRAME_BYTES + frames.LENGTH_BYTES
 
 
 def called(untrusted: bytes) -> None:
@@ -117,7 +119,7 @@ def called(untrusted: bytes) -> None:
         with contextlib.suppress(Rejected, HandshakeFailed):
             host.receive_data(untrusted)
         assert key is None or not host.proved
-        assert len(host.data_to_send()) < 2 * framing.MAX_HANDSHAKE_BYTES
+        assert len(host.data_to_send()) < 2 * frames.MAX_HANDSHAKE_BYTES
 
 
 def calling(untrusted: bytes) -> None:
@@ -176,7 +178,7 @@ class Target:
             return self.datagrams
         parts = story(self.speaker)
         return tuple(
-            framing.PREFACE + b"".join(len(body).to_bytes(framing.LENGTH_BYTES, "big") + body for body in parts[:end])
+            frames.PREFACE + b"".join(len(body).to_bytes(frames.LENGTH_BYTES, "big") + body for body in parts[:end])
             for end in range(1, len(parts) + 1)
         )
 
@@ -188,7 +190,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     "echo": Target(echoes, datagrams=tuple(ECHOES)),
     "local-message": Target(local_message, datagrams=LOCAL_MESSAGES, mutate=mutation.local_message),
-    "frames": Target(frames, speaker="host"),
+    "frames": Target(frame_stream, speaker="host"),
     "called": Target(called, speaker="member"),
     "calling": Target(calling, speaker="host"),
     "json-seen": Target(observers.seen, datagrams=tuple(DATAGRAMS)),

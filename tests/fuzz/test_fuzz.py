@@ -11,7 +11,7 @@ import pytest
 
 from mingle.network import local_relay
 from mingle.protocol.registrar import Registrar
-from mingle.wire import frames, framing
+from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from tests.levels import soaking
 
@@ -57,12 +57,12 @@ def _take_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
         seconds: float = 0.0
 
     known = [each for each in typing.get_args(frames.AnyFrame) if each is not frames.Running]
-    monkeypatch.setattr(framing, "_decoder", msgspec.msgpack.Decoder(typing.Union[(*known, Boundless)]))
+    monkeypatch.setattr(frames, "_decoder", msgspec.msgpack.Decoder(typing.Union[(*known, Boundless)]))
 
 
 def _keep_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(framing.FrameReader, "_next_frame", lambda _: None)
-    monkeypatch.setattr(framing, "MAX_FRAME_BYTES", 100)
+    monkeypatch.setattr(frames.FrameReader, "_next_frame", lambda _: None)
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 100)
 
 
 def _hand_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:

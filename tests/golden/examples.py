@@ -92,12 +92,7 @@ _AGENT_JOIN = frames.Join(
 _SEALED = frames.Sealed(
     session=SESSION,
     epoch=1,
-    rank=3,
-    world_size=4,
-    local_rank=0,
-    local_world_size=1,
-    node_rank=3,
-    num_nodes=4,
+    place=frames.Place(rank=3, world_size=4, local_rank=0, local_world_size=1, node_rank=3, num_nodes=4),
     store_address="192.0.2.10",
     store_port=40124,
     store_token="a1b2c3d4",

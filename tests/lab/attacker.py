@@ -20,7 +20,7 @@ import msgspec
 
 from mingle.wire import datagrams
 from mingle.wire.authentication import DATAGRAM_MAC_BYTES
-from mingle.wire.groups import LOBBY, job_group
+from mingle.wire.datagrams import LOBBY, job_group
 
 from .rank import report
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import mingle
 from mingle.cli import main
 from mingle.wire import datagrams
-from mingle.wire.groups import LOBBY, job_group
+from mingle.wire.datagrams import LOBBY, job_group
 
 from . import report
 from .scenarios import report_log

@@ -15,7 +15,7 @@ import mingle
 from mingle.config.settings import Settings
 from mingle.distributed import rendezvous
 from mingle.wire import datagrams
-from mingle.wire.groups import job_group
+from mingle.wire.datagrams import job_group
 from tests.levels import chosen, repeated, soaking
 
 from . import Host, Lab, report

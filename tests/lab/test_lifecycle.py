@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 import mingle
-from mingle.distributed import torch_threads
+from mingle.distributed import gloo
 
 from . import Lab, leak_check, report
 from .scenarios import TIMEOUT, report_log, sum_of_ranks, wait_for_log
@@ -28,7 +28,7 @@ def again_and_again(rank: int, notebook: bool) -> list[int]:
             sums.append(sum_of_ranks())
             assert [member.rank for member in job.members] == [0, 1]
             if not notebook:
-                torch_threads.settle()  # torch before 2.8 may hang in the next line without it
+                gloo.settle()  # torch before 2.8 may hang in the next line without it
                 dist.destroy_process_group()
         assert job is not None
         job.__exit__(None, None, None)

@@ -92,14 +92,14 @@ class Invariants:
         theirs = host.outcome
         assert theirs is not None
         assert outcome.roster_digest == theirs.roster_digest
-        assert (outcome.world_size, outcome.num_nodes) == (theirs.world_size, theirs.num_nodes)
+        assert (outcome.place.world_size, outcome.place.num_nodes) == (theirs.place.world_size, theirs.place.num_nodes)
         assert outcome.store_port == theirs.store_port
         assert outcome.store_address == theirs.store_address
         seat = host.host.registrar.seats[process.identity.member]
         where = host.host.registrar.places[process.identity.member]
-        assert outcome.rank == where.rank
+        assert outcome.place.rank == where.rank
         if process.identity.rank is not None:
-            assert outcome.rank == process.identity.rank
+            assert outcome.place.rank == process.identity.rank
         assert process.machine.nic(outcome.address) is not None, "its own address is not its own"
         assert process.machine.nic(outcome.address).name == outcome.interface  # type: ignore[union-attr]
         assert seat.acked == host.host.registrar.epoch

@@ -43,12 +43,9 @@ def any_frame(rng: random.Random, session: bytes, job: str, member: bytes) -> fr
         lambda: frames.Sealed(
             session=name,
             epoch=epoch,
-            rank=number,
-            world_size=4,
-            local_rank=number,
-            local_world_size=7,
-            node_rank=number,
-            num_nodes=4,
+            place=frames.Place(
+                rank=number, world_size=4, local_rank=number, local_world_size=7, node_rank=number, num_nodes=4
+            ),
             store_address=address,
             store_port=1,
             store_token="?",

@@ -69,13 +69,13 @@ def test_ranks_are_contiguous_per_machine(machines: int) -> None:
         processes = everybody(gathering, machines=machines)
         gathering.run()
         gathering.expect_formed()
-        ranked = sorted(processes, key=lambda process: outcome_of(process).rank)
+        ranked = sorted(processes, key=lambda process: outcome_of(process).place.rank)
         nodes = [process.machine.name for process in ranked]
         assert nodes == sorted(nodes, key=nodes.index)
         for process in ranked:
             place, here = outcome_of(process), [each for each in ranked if each.machine is process.machine]
-            assert (place.local_rank, place.local_world_size) == (here.index(process), len(here))
-            assert place.num_nodes == machines
+            assert (place.place.local_rank, place.place.local_world_size) == (here.index(process), len(here))
+            assert place.place.num_nodes == machines
 
 
 def test_the_lowest_id_hosts_when_all_start_at_once() -> None:
@@ -84,7 +84,7 @@ def test_the_lowest_id_hosts_when_all_start_at_once() -> None:
         processes = everybody(gathering, longest=0.0)
         gathering.run()
         gathering.expect_formed()
-        assert outcome_of(by_id(processes)[0]).rank == 0
+        assert outcome_of(by_id(processes)[0]).place.rank == 0
 
 
 def test_halves_that_are_joined_later() -> None:
@@ -163,7 +163,7 @@ def test_the_loser_stands_where_its_member_does_not_reach_the_winner() -> None:
         gathering.run()
         # All of them reach the loser, so it hosts. Only the stranded one can't reach rank 0's rival.
         gathering.expect_formed(within=12.0)
-        assert outcome_of(loser).rank == 0
+        assert outcome_of(loser).place.rank == 0
 
 
 def test_two_that_make_way_for_each_other() -> None:
@@ -220,7 +220,7 @@ def test_a_winner_that_hangs_is_not_waited_for() -> None:
         gathering.world.run(5.0)
         gathering.elector("m5")
         gathering.run(5.0)
-        assert outcome_of(loser).world_size == 2
+        assert outcome_of(loser).place.world_size == 2
 
 
 # --- death ---------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def test_every_order_of_starts(order: tuple[int, ...]) -> None:
         gathering.everybody([gap * order.index(rank) for rank in range(4)])
         gathering.run()
         gathering.expect_formed(within=0.2)
-        assert [outcome_of(process).rank for process in gathering.processes] == [0, 1, 2, 3]
+        assert [outcome_of(process).place.rank for process in gathering.processes] == [0, 1, 2, 3]
 
 
 def test_those_that_wait_for_the_last_are_at_the_store_when_it_comes() -> None:
@@ -67,7 +67,7 @@ def test_one_rank_alone_is_a_job() -> None:
     gathering = Gathering(1, size=1)
     host = gathering.host()
     gathering.run()
-    assert outcome_of(host).num_nodes == 1
+    assert outcome_of(host).place.num_nodes == 1
 
 
 def test_several_ranks_per_machine_share_a_node() -> None:
@@ -78,7 +78,7 @@ def test_several_ranks_per_machine_share_a_node() -> None:
     gathering.run()
     gathering.expect_formed()
     places = [outcome_of(process) for process in gathering.processes]
-    assert [(each.node_rank, each.local_rank, each.local_world_size) for each in places] == [
+    assert [(each.place.node_rank, each.place.local_rank, each.place.local_world_size) for each in places] == [
         (node, local, 3) for node in range(2) for local in range(3)
     ]
 
@@ -90,9 +90,9 @@ def test_assigned_ranks_are_contiguous_per_node() -> None:
         gathering.member(None, f"m{number % 2}", at=0.1 * number)
     gathering.run()
     gathering.expect_formed()
-    assert outcome_of(gathering.processes[0]).rank == 0
+    assert outcome_of(gathering.processes[0]).place.rank == 0
     by_machine = {
-        name: sorted(outcome_of(each).rank for each in gathering.processes if each.machine.name == name)
+        name: sorted(outcome_of(each).place.rank for each in gathering.processes if each.machine.name == name)
         for name in ("m0", "m1")
     }
     assert by_machine == {"m1": [0, 1, 2, 3], "m0": [4, 5]}

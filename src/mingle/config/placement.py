@@ -1,38 +1,28 @@
-"""A process's place in its job: who says which rank it is and how many there are, and whether they agree.
+"""A process's place in its job: which rank it is, of how many, and on which node.
 
 The order: arguments, ``MINGLE_RANK`` and ``MINGLE_WORLD_SIZE``, one launcher's row, ``RANK`` and
-``WORLD_SIZE``. Arguments must not contradict the rest; ``MINGLE_*`` may: it is there to overrule a launcher.
+``WORLD_SIZE``. Arguments must not contradict the rest; ``MINGLE_*`` may, because they exist to overrule a launcher.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from mingle.config import launchers
+from mingle.config.launchers import Placement
 from mingle.config.values import check_whole, parse_whole, text_of
 from mingle.errors import ConfigurationError, LauncherError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mingle.config.launcher import Identity
-
-
-class Placement(Struct, frozen=True, kw_only=True):
-    """The place in the job. A rank of None means that ranks are assigned; other Nones, that nobody says."""
-
-    rank: int | None
-    world_size: int
-    local_rank: int | None = None
-    local_world_size: int | None = None
-    node_rank: int | None = None
-    num_nodes: int | None = None
-    node: str | None = None
-    job_id: str | None = None
-    attempt: str | None = None
-    launcher: str | None = None
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_NAMESPACES = "/proc/self/ns"
+_MACHINE_ID = "/etc/machine-id"
 
 
 class _Number(Struct, frozen=True):
@@ -93,19 +83,20 @@ def place(environ: Mapping[str, str], *, rank: int | None = None, world_size: in
     )
     own = _claim(environ, "MINGLE_RANK", "MINGLE_WORLD_SIZE")
     by_hand = argued.over(own)
-    identity = _identity(environ, argued, by_hand)
-    if identity is None:
+    launched = _launched(environ, argued, by_hand)
+    if launched is None:
         said = _claim(environ, "RANK", "WORLD_SIZE")
     else:
+        assert launched.rank is not None
         said = _Claim(
-            _Number(identity.rank, f"{identity.launcher}'s {identity.rank_from}={identity.rank}"),
-            _Number(identity.world_size, f"{identity.launcher}'s {identity.world_size_from}={identity.world_size}"),
+            _Number(launched.rank, f"{launched.launcher}'s {launched.rank_from}={launched.rank}"),
+            _Number(launched.world_size, f"{launched.launcher}'s {launched.world_size_from}={launched.world_size}"),
         )
-        if identity.launcher == launchers.TORCHRUN.name:
+        if launched.launcher == launchers.TORCHRUN.name:
             # torchrun's ranks have found each other already: there is no other job to ask for by MINGLE_*.
             own.check_against(said)
         else:
-            _refuse_to_be_alone(environ, identity, by_hand)
+            _refuse_to_be_alone(environ, launched, by_hand)
     environment = own.over(said)
     argued.check_against(environment)
     claim = argued.over(environment)
@@ -118,8 +109,11 @@ def place(environ: Mapping[str, str], *, rank: int | None = None, world_size: in
             remedy=f"give ranks from 0 to {claim.world_size.value - 1}, or a larger world size",
         )
     final_rank, final_size = None if claim.rank is None else claim.rank.value, claim.world_size.value
-    if identity is not None:
-        return _launched(identity, final_rank, final_size)
+    if launched is not None:
+        if (final_rank, final_size) == (launched.rank, launched.world_size):
+            return launched
+        # Overruled by MINGLE_*: the launcher's nodes and local ranks are those of another set of processes.
+        return Placement(rank=final_rank, world_size=final_size, job_id=launched.job_id, launcher=launched.launcher)
     if final_rank is None or not said.agrees(final_rank, final_size):
         return Placement(rank=final_rank, world_size=final_size)
     return _told(environ, final_rank, final_size)
@@ -135,8 +129,8 @@ def _claim(environ: Mapping[str, str], rank_variable: str, size_variable: str) -
     return _Claim(number(rank_variable, 0), number(size_variable, 1))
 
 
-def _identity(environ: Mapping[str, str], argued: _Claim, by_hand: _Claim) -> Identity | None:
-    """Returns the launcher's word; None also when that is incomplete and the place is given by hand."""
+def _launched(environ: Mapping[str, str], argued: _Claim, by_hand: _Claim) -> Placement | None:
+    """Return the launcher's word; None also when that is incomplete and the place is given by hand."""
     row = launchers.seen(environ)
     if row is None:
         return None
@@ -153,40 +147,22 @@ def _identity(environ: Mapping[str, str], argued: _Claim, by_hand: _Claim) -> Id
         return None
 
 
-def _refuse_to_be_alone(environ: Mapping[str, str], identity: Identity, by_hand: _Claim) -> None:
+def _refuse_to_be_alone(environ: Mapping[str, str], launched: Placement, by_hand: _Claim) -> None:
     """Refuses a launched task of one that was told of a larger world by ``WORLD_SIZE`` alone.
 
     Ranks that are started by hand in a shell of ``srun --pty`` are such: taken at the launcher's word, each
     would be rank 0 of 1 and train by itself without a sign.
     """
-    if identity.world_size > 1 or by_hand.world_size is not None:
+    if launched.world_size > 1 or by_hand.world_size is not None:
         return
     size = _claim({"WORLD_SIZE": environ.get("WORLD_SIZE", "")}, "RANK", "WORLD_SIZE").world_size
     if size is not None and size.value > 1:
         raise LauncherError.explain(
-            f"{identity.launcher} says {identity.world_size_from}={identity.world_size}, but {size.source}",
-            cause=f"ranks started by hand inside a single task of {identity.launcher}",
+            f"{launched.launcher} says {launched.world_size_from}={launched.world_size}, but {size.source}",
+            cause=f"ranks started by hand inside a single task of {launched.launcher}",
             remedy="start the ranks with the launcher and unset WORLD_SIZE, or give each rank its place with "
             "MINGLE_RANK and MINGLE_WORLD_SIZE",
         )
-
-
-def _launched(identity: Identity, rank: int | None, world_size: int) -> Placement:
-    if (rank, world_size) != (identity.rank, identity.world_size):
-        # Overruled by MINGLE_*: the launcher's nodes and local ranks are those of another set of processes.
-        return Placement(rank=rank, world_size=world_size, job_id=identity.job_id, launcher=identity.launcher)
-    return Placement(
-        rank=rank,
-        world_size=world_size,
-        local_rank=identity.local_rank,
-        local_world_size=identity.local_world_size,
-        node_rank=identity.node_rank,
-        num_nodes=identity.num_nodes,
-        node=identity.node,
-        job_id=identity.job_id,
-        attempt=identity.attempt,
-        launcher=identity.launcher,
-    )
 
 
 def _told(environ: Mapping[str, str], rank: int, world_size: int) -> Placement:
@@ -237,3 +213,74 @@ def _no_world_size(rank: _Number | None) -> ConfigurationError:
         cause="world_size= was not passed, MINGLE_WORLD_SIZE and WORLD_SIZE are unset, no launcher is seen",
         remedy="pass world_size= or set MINGLE_WORLD_SIZE, the same on all ranks; then ranks are assigned",
     )
+
+
+# --- the node ---------------------------------------------------------------------------------------------------
+
+
+def this_node() -> str:
+    """Returns a key that is equal in the processes of one node and different in those of others.
+
+    On Linux it is the kernel's boot id (random(4)) with the inode numbers of this process's network and pid
+    namespaces (namespaces(7)): containers of one machine share its boot id, and often its host name, but have
+    addresses of their own and so are nodes of their own. Elsewhere it is the host name with the machine's id.
+
+    It is read anew with each call, because a process may enter other namespaces.
+    """
+    boot_id = _read(_BOOT_ID)
+    return describe_node(
+        boot_id=boot_id,
+        network_namespace=_inode(f"{_NAMESPACES}/net"),
+        pid_namespace=_inode(f"{_NAMESPACES}/pid"),
+        hostname=socket.gethostname(),
+        # getnode may run a program such as ifconfig: only where nothing better is known.
+        machine_id=None if boot_id else _read(_MACHINE_ID) or _hardware_id(),
+    )
+
+
+def describe_node(
+    *,
+    boot_id: str | None,
+    network_namespace: int | None,
+    pid_namespace: int | None,
+    hostname: str,
+    machine_id: str | None,
+) -> str:
+    """Returns the key made of what is known; host name and machine id count only without a boot id."""
+    machine = f"boot:{boot_id}" if boot_id else f"host:{hostname}"
+    if not boot_id and machine_id:
+        machine += f"/machine:{machine_id}"
+    for label, inode in (("net", network_namespace), ("pid", pid_namespace)):
+        if inode is not None:
+            machine += f"/{label}:{inode}"
+    return machine
+
+
+def hardware_id(node: int) -> str | None:
+    """Returns the hardware address that `uuid.getnode` found, or None when it had made up a random one.
+
+    A made-up address differs from process to process. RFC 9562, section 6.10, marks it by the multicast bit.
+    """
+    return None if node >> 40 & 1 else f"{node:012x}"
+
+
+def _hardware_id() -> str | None:
+    import uuid  # loads half a dozen modules that are needed here only
+
+    return hardware_id(uuid.getnode())
+
+
+def _read(path: str | os.PathLike[str]) -> str | None:
+    """Returns a file's text, or None where there is no such file, as outside Linux and in some sandboxes."""
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a third of the time, in every call
+            return file.read().decode("ascii").strip() or None
+    except OSError:
+        return None
+
+
+def _inode(path: str | os.PathLike[str]) -> int | None:
+    try:
+        return os.stat(path).st_ino  # noqa: PTH116 - likewise
+    except OSError:
+        return None

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from msgspec import Struct, structs
 
 from mingle.config import launchers, values
-from mingle.config.placement import Placement, place
+from mingle.config.launchers import Placement
+from mingle.config.placement import place
 from mingle.config.values import Peer, Secret
 from mingle.errors import ConfigurationError, LauncherError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import timedelta
-
-__all__ = ["VARIABLES", "Network", "Peer", "Settings", "resolve", "resolve_network"]
 
 DEFAULT_PORT = 29499
 DEFAULT_DISCOVERY_TIMEOUT = 300.0
@@ -94,7 +93,7 @@ class Settings(Network, frozen=True, kw_only=True):
         local_world_size: likewise.
         node_rank: likewise.
         num_nodes: likewise.
-        node: the launcher's key of this node; None: `mingle.config.node.identity` tells.
+        node: the launcher's key of this node; None: `mingle.config.placement.this_node` tells.
         attempt: the launcher's count of the job's starts.
         master_port: the TCP port of rank 0's store; None: any free one.
         launcher: the name of the launcher that was detected.
@@ -154,19 +153,11 @@ def resolve(
     )
     placement = place(environ, rank=rank, world_size=world_size)
     passes = placement.launcher == launchers.TORCHRUN.name
+    own = {name: getattr(placement, name) for name in Settings.__struct_fields__ if hasattr(placement, name)}
     return Settings(
         **structs.asdict(network),
-        job_id=_job_id(environ, job_id, placement),
-        rank=placement.rank,
-        world_size=placement.world_size,
-        local_rank=placement.local_rank,
-        local_world_size=placement.local_world_size,
-        node_rank=placement.node_rank,
-        num_nodes=placement.num_nodes,
-        node=placement.node,
-        attempt=placement.attempt,
+        **own | {"job_id": _job_id(environ, job_id, placement)},
         master_port=store_port(environ, launcher=placement.launcher, master_port=master_port),
-        launcher=placement.launcher,
         pass_through=passes,
         master_addr=environ["MASTER_ADDR"].strip() if passes else None,
     )

@@ -15,6 +15,8 @@ from mingle import forksafe
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
+    from mingle.wire.frames import Place
+
 SOCKET_INTERFACES = frozenset({"GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"})
 """The variables by which torch's backends choose a network interface: a value that the user set stays."""
 
@@ -98,12 +100,8 @@ process_environment = Environment(os.environ)
 
 
 def variables(
+    place: Place,
     *,
-    rank: int,
-    world_size: int,
-    local_rank: int,
-    local_world_size: int,
-    node_rank: int,
     master_addr: str,
     master_port: int,
     interface: str | None,
@@ -112,23 +110,19 @@ def variables(
     """Returns what to export for a job. ``GROUP_RANK`` is torchrun's name for ``NODE_RANK``.
 
     Args:
-        rank: this process's rank in the job.
-        world_size: the number of ranks in the job.
-        local_rank: its rank among the ranks of its node.
-        local_world_size: the number of ranks on its node.
-        node_rank: its node's rank among the nodes.
+        place: this process's place in the job.
         master_addr: the address at which rank 0's store listens.
         master_port: the TCP port at which it listens.
         interface: the interface that reaches the other ranks; None leaves the backends their own choice.
         interface_was_named: whether the user named it.
     """
     exported = {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(local_world_size),
-        "NODE_RANK": str(node_rank),
-        "GROUP_RANK": str(node_rank),
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "NODE_RANK": str(place.node_rank),
+        "GROUP_RANK": str(place.node_rank),
         "MASTER_ADDR": master_addr,
         "MASTER_PORT": str(master_port),
     }

@@ -1,21 +1,36 @@
-"""Gloo on the address that was proved.
+"""Torch's Gloo: the address that it binds, and its threads, which must have finished before Python ends.
 
-``GLOO_SOCKET_IFNAME`` names an interface, and Gloo then takes the first address that getifaddrs(3) lists for it: IPv4
-before IPv6, and of several the one that was configured first (gloo/transport/tcp/device.cc). Where that is another
-one than all ranks have proved to each other, a group would hang although every rank has been found: on hosts whose
-IPv4 leads nowhere, with a second address on the interface, and with IPv6, where the first one is often link-local.
-No variable names an address, and ``init_process_group`` hands no options to Gloo. So its class is told.
+**The address.** ``GLOO_SOCKET_IFNAME`` names an interface, and Gloo then takes the first address that getifaddrs(3)
+lists for it: IPv4 before IPv6, and of several the one that was configured first (gloo/transport/tcp/device.cc). Where
+that is another one than all ranks have proved to each other, a group would hang although every rank has been found: on
+hosts whose IPv4 leads nowhere, with a second address on the interface, and with IPv6, where the first one is often
+link-local. No variable names an address, and ``init_process_group`` hands no options to Gloo. So its class is told.
 
 The workers of torchrun have never heard of mingle. Where theirs is the wrong address, the agent has torch itself call
 :func:`bind_as_told` in them: at the end of its import torch loads what it finds under the entry point group
 ``torch.backends`` (from 2.5 on, pytorch#122468), and an entry point is found wherever ``PYTHONPATH`` leads to.
+
+**The threads.** A thread of Gloo drops its tensors only after it has told the waiting Python thread that the work is
+done. Dropping the last reference to a tensor takes the interpreter's lock, from C++. So `settle` waits for these
+threads before two moments:
+
+* The end of a group. Torch before 2.8 waits in the group's destructor for these threads without releasing the lock
+  (pytorch/pytorch#154976 fixed it): if one of them wants it at that moment, the process hangs for ever.
+* The exit of the interpreter. CPython before 3.14 ends a thread that wants the lock then by unwinding its stack; the
+  stack has destructors that must not be unwound, so the C++ library calls ``std::terminate`` and the process, whose
+  work was done and right, ends with SIGABRT (status 134 in a shell). ``destroy_process_group`` does not prevent it: a
+  model in DistributedDataParallel keeps its group, and with it these threads, until the process is gone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
+import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +39,16 @@ import netifaces
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 """How Gloo is told an interface."""
+
+SETTLE_CPU_SECONDS = 1.0
+"""Threads that compute for longer than this hold no tensor of a finished work. Of CPU, since a machine may be busy."""
+SETTLE_SECONDS = 20.0
+"""The longest wait, however little of the CPU this process gets."""
+_LOOK_SECONDS = 0.002
+_QUIET_LOOKS = 2
+_NAME = "pt_gloo_runloop"
+"""What torch calls the threads that carry out Gloo's works; in 2.6 they have no name of their own yet."""
+_TASKS = Path("/proc/self/task")
 
 _ADDRESS = "_MINGLE_GLOO_ADDRESS"  # between an agent and its workers: no setting, so nothing that users are told of
 
@@ -95,3 +120,59 @@ def bind(address: str) -> Callable[[], None]:
 
 def _nothing() -> None:
     """There is nothing to undo."""
+
+
+# --- the threads ------------------------------------------------------------------------------------------------------
+
+
+def settle() -> None:
+    """Waits, with the interpreter's lock let go of, until no thread of Gloo is at work; a second of CPU at most.
+
+    A thread that wants the lock is runnable while this thread is in a system call, so it counts as one at work. Where
+    there is no proc(5) this does nothing.
+    """
+    deadline, cpu_deadline = time.monotonic() + SETTLE_SECONDS, time.process_time() + SETTLE_CPU_SECONDS
+    quiet = 0
+    while quiet < _QUIET_LOOKS and time.monotonic() < deadline and time.process_time() < cpu_deadline:
+        states = _states()
+        if not states:
+            return
+        quiet = 0 if "R" in states or "D" in states else quiet + 1
+        time.sleep(_LOOK_SECONDS)
+
+
+def _states() -> set[str]:
+    """The states of Gloo's threads, by the letters of proc(5).
+
+    Where torch is so old that they may have no name, and none has it: of all threads that are not Python's.
+    """
+    named, others = set[str](), set[str]()
+    try:
+        tasks = list(_TASKS.iterdir())
+    except OSError:
+        return named
+    nameless = "torch" in sys.modules and _torch_version() < (2, 8)
+    pythons = {str(thread.native_id) for thread in threading.enumerate()} if nameless else ()
+    for task in tasks:
+        with contextlib.suppress(OSError):  # it has just ended
+            # One read(2), whose time the kernel gives to whoever waits for the interpreter's lock.
+            name, _, rest = _read(task / "stat").partition("(")[2].rpartition(")")
+            if name == _NAME:
+                named.add(rest.split()[0])
+            elif nameless and task.name not in pythons:
+                others.add(rest.split()[0])
+    return named or others
+
+
+def _read(path: Path) -> str:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(descriptor, 4096).decode(errors="replace")
+    finally:
+        os.close(descriptor)
+
+
+def _torch_version() -> tuple[int, ...]:
+    from mingle.engine.store import torch_version  # not above: the workers of torchrun import this module, too
+
+    return torch_version()

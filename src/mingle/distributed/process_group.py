@@ -1,42 +1,28 @@
-"""The doors that end in a torch process group: :func:`mingle.init` and ``init_method="mingle://JOB"``.
+"""Torch's process group: the options of ``init``, and the group that mingle has made.
 
-Both hand torch the very connection by which this rank has proved the store. Torch's own ``env://`` road would make
-one more like it: the keys have the same prefix, and this rank has been counted among the workers already. So ranks that
-came through different doors, one of them plain ``env://`` after ``discover()``, meet there. Under torchrun the store
-is torchrun's, and that road is taken.
+The options are checked before the first packet: torch would refuse them only after the whole wait.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 import logging
 import os
-import re
 import sys
 import threading
-import urllib.parse
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from msgspec import structs
-
 from mingle.config import settings, values
-from mingle.config.settings import Settings
-from mingle.distributed import rendezvous, session, torch_threads
-from mingle.engine import progress
-from mingle.errors import ConfigurationError, MingleError
-from mingle.job import Job
+from mingle.distributed import gloo
+from mingle.errors import ConfigurationError
 
 logger = logging.getLogger("mingle")
 
-SCHEME = "mingle"
-FORMED = "mingle+formed"
-"""The scheme of ``init``, whose job has formed when torch calls."""
 DESTROY_SECONDS = 2.0
 _OURS = frozenset({"init_method", "store", "rank", "world_size", "backend"})
 
@@ -49,116 +35,42 @@ _own_job = ""
 _own_pid = 0
 
 
-def discover(job_id: str | None = None, **arguments: Any) -> Job:
-    """Carries :func:`mingle.discover` out; its arguments are documented there."""
-    begun = False
-    try:
-        with rendezvous.one_call():
-            wanted = rendezvous.resolve({"job_id": job_id, **arguments})
-            _make_way(wanted)
-            begun = True
-            return rendezvous.form(wanted)
-    except BaseException:
-        _undo(begun)
-        raise
-
-
-def init(
-    job_id: str | None,
-    *,
-    backend: str | None,
-    arguments: Mapping[str, Any],
-    options: Mapping[str, Any],
-) -> Job:
-    """Carries :func:`mingle.init` out; its arguments are documented there.
-
-    Raises:
-        MingleError: what discovery raises, or rank 0 was lost while torch made the process group.
-    """
-    global _own_group, _own_job, _own_pid
-    begun = False
-    try:
-        with rendezvous.one_call():
-            wanted = rendezvous.resolve({"job_id": job_id, **arguments})
-            check_options(backend, options)
-            if job_id is not None:
-                settings.refuse_backend(job_id, "job_id", _backends())
-            _make_way(wanted)
-            begun = True
-            job = rendezvous.form(wanted, enters=True)
-            distributed = importlib.import_module("torch.distributed")
-            with _loss_told():
-                distributed.init_process_group(backend, init_method=f"{FORMED}://", **options)
-            _own_group, _own_job, _own_pid = weakref.ref(_default_group()), wanted.job_id, os.getpid()
-            job._owns_group(partial(destroy, _own_group))
-            rendezvous.tell_group_stands()
-            return job
-    except BaseException:
-        _undo(begun)
-        raise
-
-
-def _undo(begun: bool) -> None:
-    """Clean up after a call that ends by an exception; Ctrl-C can come at any line of it.
-
-    Otherwise the session would stay open in its thread, and the group would count as the user's own: the next cell of a
-    notebook would wait for the session, or be refused because of the group.
-
-    Args:
-        begun: whether the call had already ended the earlier session, so that everything left is its own.
-    """
-    global _own_group
-    if not begun:
-        return
-    _own_group = None
-    try:
-        if _default_group() is not None:
-            _destroy_without_waiting()
-    finally:
-        rendezvous.end_session(failing=True)
-
-
-@contextlib.contextmanager
-def _loss_told() -> Iterator[None]:
-    """Where torch fails since rank 0 is lost, says so: that tells more than that its store is gone."""
-    try:
-        yield
-    except RuntimeError as error:  # every error of torch's C++ side is one
-        if (loss := rendezvous.loss()) is not None:
-            raise loss from (loss.__cause__ or error)
-        raise
-
-
-def _default_group() -> Any:
-    """Returns torch's default process group, or None."""
+def stands() -> bool:
+    """Tell whether torch's default process group exists, without importing torch."""
     distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not session.group_stands():
-        return None
-    return distributed.group.WORLD
+    if distributed is None or not hasattr(distributed, "is_initialized"):
+        return False
+    return bool(distributed.is_initialized())
 
 
-def _make_way(wanted: Settings) -> None:
+def current() -> Any:
+    """Return torch's default process group, or None."""
+    return sys.modules["torch.distributed"].group.WORLD if stands() else None
+
+
+def own(job_id: str) -> Callable[[bool], None]:
+    """Note that mingle has made the present group for this job; return what destroys it (see `destroy`)."""
+    global _own_group, _own_job, _own_pid
+    _own_group, _own_job, _own_pid = weakref.ref(current()), job_id, os.getpid()
+    return partial(destroy, _own_group)
+
+
+def end_earlier() -> str:
     """End the process group that an earlier ``init`` made, as when a notebook's cell is run again.
 
-    If the group was another job's, warn, because code that still uses that group fails.
+    Returns:
+        The job whose group it was; empty: there was no group.
 
     Raises:
         ConfigurationError: the process group was not made by mingle.
     """
-    group = _default_group()
+    group = current()
     if group is None:
-        return
+        return ""
     if _own_group is not None and _own_group() is group:
         if _own_pid == os.getpid():
-            if _own_job != wanted.job_id:
-                progress.say(
-                    logging.WARNING,
-                    f"job {wanted.job_id}: this call has destroyed the process group of job {_own_job}, which "
-                    "mingle.init had made; close() that job first to avoid this warning",
-                    quiet=wanted.progress == "off",
-                )
             destroy(_own_group, False)
-            return
+            return _own_job
         raise ConfigurationError.explain(
             "this process has a process group already.",
             cause="it is a fork of the process that made the group, and a fork can neither use nor end it",
@@ -180,25 +92,28 @@ def destroy(group: weakref.ref[Any], failing: bool) -> None:
             this waits a moment only, and leaves the rest to a thread that nobody waits for.
     """
     global _own_group
-    if group() is None or _default_group() is not group() or _own_pid != os.getpid():
+    if group() is None or current() is not group() or _own_pid != os.getpid():
         return
     if failing:
-        _own_group = None
-        _destroy_without_waiting()
+        abandon()
     else:
         _end()
         _own_group = None  # not before: after an interrupt the next call ends it
 
 
-def _destroy_without_waiting() -> None:
-    """Destroy the process group in a thread; wait for it briefly, then abandon it."""
+def abandon() -> None:
+    """Destroy the process group, if there is one, in a thread; wait for it briefly, then abandon it."""
+    global _own_group
+    _own_group = None
+    if current() is None:
+        return
     thread = threading.Thread(target=_end_quietly, name="mingle-abandoned-destroy", daemon=True)
     thread.start()
     thread.join(DESTROY_SECONDS)
 
 
 def _end() -> None:
-    torch_threads.settle()  # torch before 2.8 waits for its threads with the interpreter's lock, which they may want
+    gloo.settle()  # torch before 2.8 waits for its threads with the interpreter's lock, which they may want
     sys.modules["torch.distributed"].destroy_process_group()
 
 
@@ -267,7 +182,7 @@ def _check_backend(backend: str) -> None:
     # Before torch parses the whole: of a name that it does not know it would only warn.
     names = [part.rpartition(":")[2].lower() for part in backend.split(",")]
     for name in names:
-        if name not in _backends():
+        if name not in backends():
             meant = values.nearest(name, _available())
             hint = "" if meant is None else f"; did you mean {meant!r}?"
             raise _no_backend(backend, f"torch knows no {name!r}{hint}")
@@ -283,7 +198,7 @@ def _check_backend(backend: str) -> None:
         raise _no_backend(backend, problem)
 
 
-def _backends() -> list[str]:
+def backends() -> list[str]:
     """Return the backends that torch knows, available or not."""
     names = importlib.import_module("torch.distributed").Backend.backend_list
     return [name for name in names if name != "undefined"]
@@ -291,7 +206,7 @@ def _backends() -> list[str]:
 
 def _available() -> list[str]:
     distributed = importlib.import_module("torch.distributed")
-    return [name for name in _backends() if getattr(distributed, f"is_{name}_available", lambda: True)()]
+    return [name for name in backends() if getattr(distributed, f"is_{name}_available", lambda: True)()]
 
 
 def _no_backend(backend: object, why: str) -> ConfigurationError:
@@ -300,134 +215,3 @@ def _no_backend(backend: object, why: str) -> ConfigurationError:
         cause="a spelling mistake, or a build of torch without it",
         remedy=f"use one of {', '.join(_available())}, or leave backend= out.",
     )
-
-
-# --- mingle://JOB --------------------------------------------------------------------------------------------------
-
-
-def parse_url(url: str) -> tuple[str | None, dict[str, str]]:
-    """Returns the job id in ``mingle://JOB`` and what torch appended (``?rank=…&world_size=…``).
-
-    The id is percent-decoded: one with ``?`` or ``#`` in it is written with ``%3F`` and ``%23``. An empty one gives
-    None: then ``MINGLE_JOB_ID`` or the launcher says it.
-
-    Raises:
-        ConfigurationError: what is appended is neither.
-    """
-    # With nothing after them torch drops the slashes when it appends, and the scheme may be in capitals.
-    rest = url.partition(":")[2].removeprefix("//")
-    name, _, query = rest.partition("?")
-    options = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
-    unknown = sorted(set(options) - {"rank", "world_size"})
-    if unknown:
-        raise ConfigurationError.explain(
-            f"{url!r} carries {', '.join(unknown)}.",
-            cause="only the job id stands in the URL; a question mark in it is written %3F",
-            remedy="set the rest by MINGLE_… variables.",
-        )
-    job_id = urllib.parse.unquote(name, errors="strict") if "%" in name else name
-    return job_id or None, options
-
-
-def _doubt_about(name: str) -> str | None:
-    """Return the doubt about a URL's job id that looks like an address or a path, unless it is escaped; else None."""
-    if re.search(r":[0-9]+$", name):
-        return "looks like an address, and mingle needs none"
-    if "/" in name:
-        return "holds a slash"
-    return None
-
-
-def _warn_of_doubt(url: str, job_id: str | None) -> None:
-    name = url.partition(":")[2].removeprefix("//").partition("?")[0]
-    if (doubt := _doubt_about(name)) is not None:
-        progress.say(
-            logging.WARNING,
-            f"{url.partition('?')[0]!r} {doubt}: the whole of it is the job id, {job_id!r}; write %3A for "
-            "a colon or %2F for a slash to avoid this warning",
-            quiet=os.environ.get("MINGLE_PROGRESS", "").strip() == "off",
-        )
-
-
-def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """What torch calls for ``init_method="mingle://JOB"``; yields its store, rank and world size."""
-    try:
-        job_id, options = parse_url(url)
-        arguments: dict[str, Any] = {name: _integer(name, value) for name, value in options.items()}
-    except UnicodeDecodeError:
-        raise ConfigurationError.explain(
-            f"the job id in {url!r} is not UTF-8 once it is percent-decoded.",
-            cause="a percent sign that stands for itself",
-            remedy="write it as %25.",
-        ) from None
-    _warn_of_doubt(url, job_id)
-    begun = False
-    try:
-        with rendezvous.one_call():
-            wanted = rendezvous.resolve({"job_id": job_id, **arguments})
-            if timeout is not None:
-                wanted = _bounded(wanted, timeout)
-            begun = True
-            job = rendezvous.form(wanted, enters=True)
-        for entry in _entry(timeout, job.rank, job.world_size):
-            with _loss_told():
-                entry[0].check([])  # what fails later, in torch's own call, can't be told in our words
-            yield entry
-    except GeneratorExit:
-        raise  # torch takes one store and drops the generator: that is the good end
-    except BaseException:
-        if begun:
-            rendezvous.end_session(failing=True)
-        raise
-
-
-def formed_handler(_url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """What torch calls for ``init``; yields as `rendezvous_handler` does."""
-    return _entry(timeout)
-
-
-def _entry(timeout: timedelta | None, *place: int) -> Iterator[tuple[Any, int, int]]:
-    """Hands torch the store that this rank has proved, or goes torch's ``env://`` road to one that is torchrun's.
-
-    Raises:
-        MingleError: rank 0 is lost, or its store has not answered.
-    """
-    distributed_rendezvous = importlib.import_module("torch.distributed.rendezvous")
-    if timeout is None:
-        timeout = distributed_rendezvous.default_pg_timeout
-    if (entry := rendezvous.entry(timeout.total_seconds())) is not None:
-        entry[0].set_timeout(timeout)
-        yield entry
-        return
-    yield from distributed_rendezvous.rendezvous("env://", *place, timeout=timeout)
-
-
-def _bounded(wanted: Any, timeout: timedelta) -> Any:
-    seconds = min(wanted.discovery_timeout, timeout.total_seconds())
-    return structs.replace(wanted, discovery_timeout=seconds)
-
-
-def _integer(name: str, text: str) -> int | None:
-    try:
-        value = int(text)
-    except ValueError:
-        raise ConfigurationError.explain(
-            f"{name}={text} in the URL is not a number.",
-            cause="the URL was written by hand",
-            remedy="pass rank= and world_size= to init_process_group.",
-        ) from None
-    # torch appends -1 for an argument that was not given.
-    return None if value == -1 else value
-
-
-def register() -> None:
-    """Registers our schemes with torch; once is enough and twice is no error."""
-    distributed_rendezvous = importlib.import_module("torch.distributed.rendezvous")
-    handlers = getattr(distributed_rendezvous, "_rendezvous_handlers", {})
-    for scheme, handler in ((SCHEME, rendezvous_handler), (FORMED, formed_handler)):
-        if scheme not in handlers:
-            with contextlib.suppress(RuntimeError):  # somebody else has registered it in between
-                distributed_rendezvous.register_rendezvous_handler(scheme, handler)
-
-
-__all__ = ["MingleError", "check_options", "destroy", "discover", "init", "parse_url", "register"]

@@ -1,4 +1,8 @@
-"""From a call to a :class:`~mingle.job.Job`: settings, discovery, store, environment, and what goes on afterwards."""
+"""The calls :func:`mingle.discover` and :func:`mingle.init`, from their arguments to a :class:`~mingle.job.Job`.
+
+A call resolves the settings, discovers, exports the environment and, for ``init``, has torch make the process group.
+A process has one session at a time; it lives on behind its job until it is closed.
+"""
 
 from __future__ import annotations
 
@@ -13,34 +17,113 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+from msgspec import structs
 
 from mingle import forksafe
 from mingle._version import __version__
-from mingle.config import node, settings
+from mingle.config import settings
+from mingle.config.placement import this_node
 from mingle.config.settings import Settings
-from mingle.distributed import environment, gloo, torch_threads
+from mingle.distributed import environment, gloo, process_group
 from mingle.distributed.environment import process_environment
-from mingle.distributed.session import Entry, ForeignSession, LoneSession, RunningSession
+from mingle.distributed.session import Entry, LoneSession, RunningSession, Session
 from mingle.engine import file_limit, progress, store
 from mingle.engine.discovery import Discovery
 from mingle.errors import ConfigurationError, MingleError
 from mingle.job import Job, Member
 from mingle.protocol.machine import Formation, Identity, scoped
 from mingle.wire.datagrams import clip
-from mingle.wire.frames import ProcessInfo
+from mingle.wire.frames import Place, ProcessInfo
 
 logger = logging.getLogger("mingle")
 
-Session: TypeAlias = RunningSession | LoneSession | ForeignSession
+FORMED = "mingle+formed"
+"""The scheme by which torch asks for the store of a job that has formed (see `mingle.distributed.url_scheme`)."""
 
 _caller: threading.Thread | None = None
-"""Who is in a call of mingle's."""
+"""The thread that is in a call of mingle's."""
 _changing_caller = forksafe.register_lock(threading.Lock())
 _active: Session | None = None
 _bound_gloo: Callable[[], None] | None = None
 """Undoes what Gloo was told."""
+
+
+def discover(job_id: str | None = None, **arguments: Any) -> Job:
+    """Carry out :func:`mingle.discover`, which documents the arguments."""
+    return _call({"job_id": job_id, **arguments}, None)
+
+
+def init(arguments: Mapping[str, Any], backend: str | None, options: Mapping[str, Any]) -> Job:
+    """Carry out :func:`mingle.init`, which documents the arguments.
+
+    Args:
+        arguments: those that `discover` takes as well.
+        backend: torch's name for it; None: torch's choice.
+        options: the other options of ``init_process_group``.
+    """
+    return _call(arguments, (backend, options))
+
+
+def _call(arguments: Mapping[str, Any], group: tuple[str | None, Mapping[str, Any]] | None) -> Job:
+    """Discover and, if a backend and torch's options are given, make the process group.
+
+    Raises:
+        MingleError: what discovery raises; or rank 0 was lost while torch made the process group.
+    """
+    begun = False
+    try:
+        with one_call():
+            wanted = resolve(arguments)
+            if group is not None:
+                process_group.check_options(*group)
+                if (job_id := arguments.get("job_id")) is not None:
+                    settings.refuse_backend(job_id, "job_id", process_group.backends())
+            if earlier := process_group.end_earlier():
+                _warn_of_its_end(earlier, wanted)
+            begun = True
+            job = form(wanted, enters=group is not None)
+            if group is not None:
+                make = importlib.import_module("torch.distributed").init_process_group
+                with loss_explained():
+                    make(group[0], init_method=f"{FORMED}://", **group[1])
+                job._owns_group(process_group.own(wanted.job_id))
+                tell_group_stands()
+            return job
+    except BaseException:
+        # Ctrl-C can come at any line. A session that stayed open in its thread would keep the next cell of a notebook
+        # waiting, and the group would count as the user's own.
+        if begun:
+            try:
+                process_group.abandon()
+            finally:
+                end_session(failing=True)
+        raise
+
+
+def _warn_of_its_end(earlier: str, wanted: Settings) -> None:
+    """Warn that the process group of another job has ended: code that still uses it fails."""
+    if earlier != wanted.job_id:
+        progress.say(
+            logging.WARNING,
+            f"job {wanted.job_id}: this call has destroyed the process group of job {earlier}, which "
+            "mingle.init had made; close() that job first to avoid this warning",
+            quiet=wanted.progress == "off",
+        )
+
+
+@contextlib.contextmanager
+def loss_explained() -> Iterator[None]:
+    """Where torch fails because rank 0 is lost, raise that: it says more than that its store is gone."""
+    try:
+        yield
+    except RuntimeError as error:  # every error of torch's C++ side is one
+        if (loss := _loss()) is not None:
+            raise loss from (loss.__cause__ or error)
+        raise
 
 
 def _hold(session: Session) -> None:
@@ -102,8 +185,8 @@ def one_call() -> Iterator[None]:
             _caller = None
 
 
-def loss() -> MingleError | None:
-    """Returns that rank 0 of the present session is lost, if it is."""
+def _loss() -> MingleError | None:
+    """Return the error that rank 0 of the present session is lost, if it is."""
     return active.loss() if isinstance(active := _active, RunningSession) else None
 
 
@@ -117,8 +200,13 @@ def end_session(*, failing: bool = False) -> None:
         active.close(failing=failing)
 
 
-def resolve(arguments: dict[str, Any]) -> Settings:
-    """Returns the settings of a call; what mingle itself exported earlier does not count."""
+def resolve(arguments: Mapping[str, Any], longest: timedelta | None = None) -> Settings:
+    """Return the settings of a call; what mingle itself exported earlier does not count.
+
+    Args:
+        arguments: of the call.
+        longest: bounds the discovery timeout.
+    """
     if sys.platform == "win32":
         raise ConfigurationError.explain(
             "mingle does not run on Windows.",
@@ -127,7 +215,10 @@ def resolve(arguments: dict[str, Any]) -> Settings:
         )
     environ = process_environment.visible()
     progress.point_out_mistyped(environ)
-    return settings.resolve(environ, **arguments)
+    wanted = settings.resolve(environ, **arguments)
+    if longest is None or wanted.discovery_timeout <= longest.total_seconds():
+        return wanted
+    return structs.replace(wanted, discovery_timeout=longest.total_seconds())
 
 
 def form(wanted: Settings, *, enters: bool = False) -> Job:
@@ -155,20 +246,15 @@ def form(wanted: Settings, *, enters: bool = False) -> Job:
     logger.info(
         "job %s: rank %d of %d, rank 0 at %s:%d, own interface %s",
         wanted.job_id,
-        formation.rank,
-        formation.world_size,
+        formation.place.rank,
+        formation.place.world_size,
         formation.store_address,
         formation.store_port,
         formation.interface,
     )
     return Job(
         job_id=wanted.job_id,
-        rank=formation.rank,
-        world_size=formation.world_size,
-        local_rank=formation.local_rank,
-        local_world_size=formation.local_world_size,
-        node_rank=formation.node_rank,
-        num_nodes=formation.num_nodes,
+        **structs.asdict(formation.place),
         master_addr=formation.store_address,
         master_port=formation.store_port,
         interface=formation.interface,
@@ -199,7 +285,7 @@ def _discover(wanted: Settings, *, enters: bool) -> tuple[Formation, RunningSess
 
 def _identity(wanted: Settings) -> Identity:
     torch = sys.modules["torch"]
-    key = node.identity()
+    key = this_node()
     return Identity(
         job=wanted.job_id,
         attempt=clip(wanted.attempt or ""),
@@ -234,12 +320,7 @@ def _form_alone(wanted: Settings) -> tuple[Formation, LoneSession]:
     )
     formation = Formation(
         session=session,
-        rank=0,
-        world_size=1,
-        local_rank=local_rank,
-        local_world_size=1,
-        node_rank=0,
-        num_nodes=1,
+        place=Place(rank=0, world_size=1, local_rank=local_rank, local_world_size=1, node_rank=0, num_nodes=1),
         store_address="127.0.0.1",
         store_port=server.port,
         interface="lo" if sys.platform == "linux" else "lo0",
@@ -255,11 +336,7 @@ def _form_alone(wanted: Settings) -> tuple[Formation, LoneSession]:
 def _export(wanted: Settings, formation: Formation) -> None:
     notes = process_environment.export(
         environment.variables(
-            rank=formation.rank,
-            world_size=formation.world_size,
-            local_rank=formation.local_rank,
-            local_world_size=formation.local_world_size,
-            node_rank=formation.node_rank,
+            formation.place,
             master_addr=formation.store_address,
             master_port=formation.store_port,
             interface=formation.interface,
@@ -290,7 +367,7 @@ def _passed_through(wanted: Settings) -> Job:
     assert wanted.rank is not None
     assert wanted.master_addr is not None
     assert wanted.master_port is not None
-    session = ForeignSession()
+    session = Session()
     _hold(session)
     node_rank = wanted.node_rank or 0
     if "NODE_RANK" not in os.environ:
@@ -317,4 +394,4 @@ def _at_exit() -> None:
     """Says good-bye at the interpreter's exit, so that nobody takes a finished rank for a crashed one."""
     with contextlib.suppress(MingleError):
         end_session()
-    torch_threads.settle()
+    gloo.settle()

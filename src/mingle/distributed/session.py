@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +11,11 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from msgspec import structs
+
 from mingle import forksafe
 from mingle.abandonable import AbandonedError
+from mingle.distributed import process_group
 from mingle.engine import store
 from mingle.engine.discovery import Discovery
 from mingle.errors import MingleError
@@ -44,8 +46,11 @@ WATCH_SLOW_SECONDS = 0.5
 _T = TypeVar("_T")
 
 
-class _Closable:
-    """The base of sessions: a session ends once, and never in a forked child."""
+class Session:
+    """What mingle holds behind a job. It ends once, and never in a forked child.
+
+    This base is the session of a job whose ranks torchrun has brought together: mingle owns only a variable.
+    """
 
     def __init__(self) -> None:
         self.on_close: Callable[[], None] = _nothing
@@ -70,23 +75,19 @@ class _Closable:
     def _end(self, *, failing: bool) -> None:
         """End the resources behind the session."""
 
-
-class ForeignSession(_Closable):
-    """The session of a job whose ranks torchrun has brought together; mingle owns only a variable."""
-
     def roster(self) -> tuple[Member, ...]:
-        """Nobody: torchrun keeps its roster to itself."""
+        """Return the members of the job; none under torchrun, which keeps its roster to itself."""
         return ()
 
     def entry(self, _seconds: float) -> Entry | None:
-        """Nothing: the store is torchrun's."""
+        """Return what torch makes the process group of; None: the store is torchrun's."""
         return None
 
     def group_stands(self) -> None:
-        """The process group stands; the store is torchrun's."""
+        """Take note that the process group has taken the store over."""
 
 
-class LoneSession(_Closable):
+class LoneSession(Session):
     """The session of a job with one rank: a store, nobody to talk to, and a thread until torch has the store."""
 
     def __init__(self, member: Member, server: store.StoreServer) -> None:
@@ -103,7 +104,7 @@ class LoneSession(_Closable):
     def _await_group(self) -> None:
         """Lets go of the store once a process group uses it, also one that was made through no door of ours."""
         while not self._let_go.wait(WATCH_QUICK_SECONDS):
-            if group_stands():
+            if process_group.stands():
                 self.group_stands()
 
     def roster(self) -> tuple[Member, ...]:
@@ -128,7 +129,7 @@ class LoneSession(_Closable):
         self.server = None
 
 
-class RunningSession(_Closable):
+class RunningSession(Session):
     """A job that has formed: its loop goes on in a thread, answers others and sees the process group come and go.
 
     ``bereft``: rank 0 is gone for good, and there is no process group yet.
@@ -167,7 +168,7 @@ class RunningSession(_Closable):
             handle = client.hand_over()
         else:
             handle = None
-        return None if handle is None else (handle, self._formation.rank, self._formation.world_size)
+        return None if handle is None else (handle, self._formation.place.rank, self._formation.place.world_size)
 
     @property
     def _is_connected(self) -> bool:
@@ -205,7 +206,7 @@ class RunningSession(_Closable):
 
     def _watch(self) -> float:
         """Looks whether the process group has come or gone; torch has no hook for either. Runs in the loop."""
-        stands = group_stands()
+        stands = process_group.stands()
         if stands and not self._group_stood:
             self._note_group()
         elif self._group_stood and not stands and not self._group_ended:
@@ -226,7 +227,7 @@ class RunningSession(_Closable):
     def _look_after_host(self) -> None:
         """Notes that rank 0 is gone before there was a process group: torch would look for its store for half an hour.
 
-        Whoever waits there through a door of ours is told by an exception; who calls torch by himself, by this line.
+        Our entry points raise. Code that called torch directly gets only this log line.
         """
         machine = self._discovery.machine
         if isinstance(machine, Joiner) and (host_lost := machine.host_lost) is not None:
@@ -302,7 +303,7 @@ class RunningSession(_Closable):
             raise self._gone("rank 0 did not answer") from None
         if roster_digest(seats) != self._formation.roster_digest:
             raise self._gone("what came is not the roster that was sealed")
-        return tuple(_member(seat) for seat in seats)
+        return tuple(Member(**structs.asdict(seat)) for seat in seats)
 
     def _ask(self, joiner: Joiner) -> list[Seat]:
         def ask() -> bool:
@@ -317,7 +318,7 @@ class RunningSession(_Closable):
         arrived = threading.Event()
         while time.monotonic() < deadline:
             seats, stands = self._in_loop(lambda: (list(joiner.roster), joiner.connection_stands))
-            if len(seats) == self._formation.world_size:
+            if len(seats) == self._formation.place.world_size:
                 return list(seats)
             if not stands:
                 break
@@ -338,24 +339,5 @@ class RunningSession(_Closable):
         self._discovery.close("an exception ended it" if failing else "its job was closed")
 
 
-def _member(seat: Seat) -> Member:
-    return Member(
-        rank=seat.rank,
-        local_rank=seat.local_rank,
-        node_rank=seat.node_rank,
-        hostname=seat.hostname,
-        address=seat.address,
-        pid=seat.pid,
-    )
-
-
 def _nothing() -> None:
     """Stands for a callback until there is one."""
-
-
-def group_stands() -> bool:
-    """Tells whether torch's default process group exists, without importing torch."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not hasattr(distributed, "is_initialized"):
-        return False
-    return bool(distributed.is_initialized())

@@ -1,22 +1,35 @@
-"""Makes ``mingle://`` known to torch, whichever of the two is imported first.
+"""``init_method="mingle://JOB"``: the scheme, and its registration with torch, whichever of the two is imported first.
 
 ``import mingle`` must not load torch (it takes seconds). So when torch is there already the scheme is registered at
 once, else a finder waits in ``sys.meta_path`` for ``torch.distributed.rendezvous`` to be imported; right after that the
 scheme is registered and the finder gone.
+
+The handlers hand torch the very connection by which this rank has proved the store. Torch's own ``env://`` road would
+make one more like it: the keys have the same prefix, and this rank has been counted among the workers already. So ranks
+that came through different doors, one of them plain ``env://`` after ``discover()``, meet there. Under torchrun the
+store is torchrun's, and that road is taken.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import logging
+import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
+from mingle.errors import ConfigurationError
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+    from datetime import timedelta
     from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
+SCHEME = "mingle"
 _MODULE = "torch.distributed.rendezvous"
 
 
@@ -29,9 +42,15 @@ def install() -> None:
 
 
 def _register() -> None:
-    from mingle.distributed import process_group
+    # Torch is there, so this is a rank: it loads what it needs now, and not while the others wait for it.
+    from mingle.distributed.rendezvous import FORMED
 
-    process_group.register()
+    torch_rendezvous = importlib.import_module(_MODULE)
+    handlers = getattr(torch_rendezvous, "_rendezvous_handlers", {})
+    for scheme, handler in ((SCHEME, rendezvous_handler), (FORMED, formed_handler)):
+        if scheme not in handlers:
+            with contextlib.suppress(RuntimeError):  # another thread has registered it in between
+                torch_rendezvous.register_rendezvous_handler(scheme, handler)
 
 
 class _Finder:
@@ -75,3 +94,122 @@ class _Loader:
         with contextlib.suppress(ValueError):  # another thread was quicker
             sys.meta_path.remove(self._finder)
         _register()
+
+
+# --- what torch calls ----------------------------------------------------------------------------------------------
+
+
+def parse_url(url: str) -> tuple[str | None, dict[str, str]]:
+    """Returns the job id in ``mingle://JOB`` and what torch appended (``?rank=…&world_size=…``).
+
+    The id is percent-decoded: one with ``?`` or ``#`` in it is written with ``%3F`` and ``%23``. An empty one gives
+    None: then ``MINGLE_JOB_ID`` or the launcher says it.
+
+    Raises:
+        ConfigurationError: what is appended is neither.
+    """
+    from urllib import parse
+
+    # With nothing after them torch drops the slashes when it appends, and the scheme may be in capitals.
+    rest = url.partition(":")[2].removeprefix("//")
+    name, _, query = rest.partition("?")
+    options = dict(parse.parse_qsl(query, keep_blank_values=True))
+    unknown = sorted(set(options) - {"rank", "world_size"})
+    if unknown:
+        raise ConfigurationError.explain(
+            f"{url!r} carries {', '.join(unknown)}.",
+            cause="only the job id stands in the URL; a question mark in it is written %3F",
+            remedy="set the rest by MINGLE_… variables.",
+        )
+    job_id = parse.unquote(name, errors="strict") if "%" in name else name
+    return job_id or None, options
+
+
+def _doubt_about(name: str) -> str | None:
+    """Return the doubt about a URL's job id that looks like an address or a path, unless it is escaped; else None."""
+    if re.search(r":[0-9]+$", name):
+        return "looks like an address, and mingle needs none"
+    if "/" in name:
+        return "holds a slash"
+    return None
+
+
+def _warn_of_doubt(url: str, job_id: str | None) -> None:
+    from mingle.engine import progress
+
+    name = url.partition(":")[2].removeprefix("//").partition("?")[0]
+    if (doubt := _doubt_about(name)) is not None:
+        progress.say(
+            logging.WARNING,
+            f"{url.partition('?')[0]!r} {doubt}: the whole of it is the job id, {job_id!r}; write %3A for "
+            "a colon or %2F for a slash to avoid this warning",
+            quiet=os.environ.get("MINGLE_PROGRESS", "").strip() == "off",
+        )
+
+
+def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """What torch calls for ``init_method="mingle://JOB"``; yields its store, rank and world size."""
+    from mingle.distributed import rendezvous
+
+    try:
+        job_id, options = parse_url(url)
+        arguments: dict[str, Any] = {name: _integer(name, value) for name, value in options.items()}
+    except UnicodeDecodeError:
+        raise ConfigurationError.explain(
+            f"the job id in {url!r} is not UTF-8 once it is percent-decoded.",
+            cause="a percent sign that stands for itself",
+            remedy="write it as %25.",
+        ) from None
+    _warn_of_doubt(url, job_id)
+    begun = False
+    try:
+        with rendezvous.one_call():
+            wanted = rendezvous.resolve({"job_id": job_id, **arguments}, timeout)
+            begun = True
+            job = rendezvous.form(wanted, enters=True)
+        for entry in _entry(timeout, job.rank, job.world_size):
+            with rendezvous.loss_explained():
+                entry[0].check([])  # what fails later, in torch's own call, can't be told in our words
+            yield entry
+    except GeneratorExit:
+        raise  # torch takes one store and drops the generator: that is the good end
+    except BaseException:
+        if begun:
+            rendezvous.end_session(failing=True)
+        raise
+
+
+def formed_handler(_url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """What torch calls for ``init``; yields as `rendezvous_handler` does."""
+    return _entry(timeout)
+
+
+def _entry(timeout: timedelta | None, *place: int) -> Iterator[tuple[Any, int, int]]:
+    """Hands torch the store that this rank has proved, or goes torch's ``env://`` road to one that is torchrun's.
+
+    Raises:
+        MingleError: rank 0 is lost, or its store has not answered.
+    """
+    from mingle.distributed import rendezvous
+
+    torch_rendezvous = importlib.import_module(_MODULE)
+    if timeout is None:
+        timeout = torch_rendezvous.default_pg_timeout
+    if (entry := rendezvous.entry(timeout.total_seconds())) is not None:
+        entry[0].set_timeout(timeout)
+        yield entry
+        return
+    yield from torch_rendezvous.rendezvous("env://", *place, timeout=timeout)
+
+
+def _integer(name: str, text: str) -> int | None:
+    try:
+        value = int(text)
+    except ValueError:
+        raise ConfigurationError.explain(
+            f"{name}={text} in the URL is not a number.",
+            cause="the URL was written by hand",
+            remedy="pass rank= and world_size= to init_process_group.",
+        ) from None
+    # torch appends -1 for an argument that was not given.
+    return None if value == -1 else value

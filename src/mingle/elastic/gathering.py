@@ -17,7 +17,7 @@ from typing import Any
 
 from mingle import forksafe
 from mingle._version import __version__
-from mingle.config import node
+from mingle.config import placement
 from mingle.config.settings import Settings
 from mingle.elastic import reports as elastic_reports
 from mingle.elastic.host import ElasticHost
@@ -251,7 +251,7 @@ def _identity(settings: Settings, nodes: Nodes) -> Identity:
         member=secrets.token_bytes(16),
         rank=None,
         world_size=nodes.maximum,
-        node=node.identity()[:256],
+        node=placement.this_node()[:256],
         who=ProcessInfo(hostname=clip(socket.gethostname()), pid=os.getpid()),
         kind="agents",
         versions={

@@ -48,8 +48,7 @@ from mingle.protocol.machine import (
 )
 from mingle.wire import datagrams, echo
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import Datagram, List, Offer, Seek
-from mingle.wire.groups import LOBBY, Group, job_group
+from mingle.wire.datagrams import LOBBY, Datagram, Group, List, Offer, Seek, job_group
 
 if TYPE_CHECKING:
     from mingle.diagnostics import Finding

@@ -125,7 +125,7 @@ def _is_question(data: bytes) -> bool:
     try:
         if datagrams.is_one(data):
             return isinstance(datagrams.decode(data), Seek | List)
-        return isinstance(echo.decode(data), echo.Ping)
+        return isinstance(echo.decode(data), echo.EchoRequest)
     except Rejected:
         return False
 

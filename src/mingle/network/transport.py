@@ -33,7 +33,7 @@ from multicast_expert import IfaceInfo, McastRxSocket, McastTxSocket, os_multica
 from mingle import forksafe
 from mingle.errors import InterfaceError
 from mingle.network.interfaces import Family, Interface
-from mingle.wire.groups import Group
+from mingle.wire.datagrams import Group
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -17,7 +17,7 @@ from mingle.protocol.machine import Dial, Hangup, NewId, Write
 from mingle.wire import echo
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Rejected
-from mingle.wire.echo import WAYS, Gone, Message, Ping, Pong, Way
+from mingle.wire.echo import WAYS, EchoEnd, EchoMessage, EchoReply, EchoRequest, Way
 from mingle.wire.frames import ProcessInfo
 
 WAIT_SECONDS = 1.0
@@ -117,7 +117,7 @@ class Peer:
 class Cast:
     """Send to a group on every interface."""
 
-    message: Message
+    message: EchoMessage
     link: bool = False
     """To :data:`mingle.wire.echo.LINK_GROUP`, not to the group of the pings."""
 
@@ -128,7 +128,7 @@ class Post:
 
     address: str
     port: int
-    message: Message
+    message: EchoMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Reply:
     """Send to the source of a datagram; ``handle`` is the driver's own."""
 
     handle: object
-    message: Message
+    message: EchoMessage
 
 
 Effect: TypeAlias = Cast | Post | Reply | Dial | Write | Hangup
@@ -297,7 +297,7 @@ class PingMachine:
 
     def close(self, _reason: str = "") -> None:
         """Send good-byes on every path, and hang up."""
-        gone = Gone(**self._me)
+        gone = EchoEnd(**self._me)
         self._effects.append(Cast(gone))
         self._effects += [
             Post(peer.address, self._port_of(peer.address), gone) for peer in self.peers.values() if not peer.gone
@@ -307,14 +307,22 @@ class PingMachine:
 
     # --- datagrams -------------------------------------------------------------------------------------------------
 
-    def _ping(self, number: int, way: Way) -> Ping:
-        return Ping(**self._me, port=self._port, number=number, way=way)
+    def _ping(self, number: int, way: Way) -> EchoRequest:
+        return EchoRequest(**self._me, port=self._port, number=number, way=way)
 
-    def _pong(self, ping: Ping) -> Pong:
-        return Pong(**self._me, port=self._port, asker=ping.pinger, number=ping.number, way=ping.way)
+    def _pong(self, ping: EchoRequest) -> EchoReply:
+        return EchoReply(**self._me, port=self._port, asker=ping.pinger, number=ping.number, way=ping.way)
 
     def heard(
-        self, message: Message, address: str, interface: str, now: float, *, trusted: bool, size: int, handle: object
+        self,
+        message: EchoMessage,
+        address: str,
+        interface: str,
+        now: float,
+        *,
+        trusted: bool,
+        size: int,
+        handle: object,
     ) -> None:
         """Process a message that came by UDP.
 
@@ -328,15 +336,15 @@ class PingMachine:
             handle: for :class:`Reply`.
         """
         if message.pinger == self._pinger:
-            if isinstance(message, Ping) and message.way == "multicast":
+            if isinstance(message, EchoRequest) and message.way == "multicast":
                 self.echoed.add(interface)
             return
         peer = self._known(message, address, interface, now, trusted=trusted)
         if peer is None:
             return
-        if isinstance(message, Gone):
+        if isinstance(message, EchoEnd):
             self._leave(peer, now)
-        elif isinstance(message, Pong):
+        elif isinstance(message, EchoReply):
             if message.asker == self._pinger and message.way != "tcp":
                 peer.figures[message.way].answered(message.number, now)
         elif message.way != "tcp":
@@ -344,7 +352,7 @@ class PingMachine:
             if self._may_answer(address, now) and size >= echo.PING_BYTES:
                 self._effects.append(Reply(handle, self._pong(message)))
 
-    def _known(self, message: Message, address: str, interface: str, now: float, *, trusted: bool) -> Peer | None:
+    def _known(self, message: EchoMessage, address: str, interface: str, now: float, *, trusted: bool) -> Peer | None:
         """Return the sender of a message, or None if its secret or its job is not ours."""
         if not trusted:
             if len(self.strangers) < MAX_PEERS:
@@ -359,7 +367,7 @@ class PingMachine:
                 self.asked[asked] = True
         peer = self.peers.get(message.pinger)
         if peer is None:
-            if isinstance(message, Gone):
+            if isinstance(message, EchoEnd):
                 return None
             if len(self.peers) >= MAX_PEERS:
                 worst = min(self.peers.values(), key=lambda each: (not each.gone, each.answers, each.heard_at))
@@ -415,11 +423,11 @@ class PingMachine:
             self._fail(connection, f"something else answers there: {rejected}")
         self._hang_up(conn)
 
-    def _message(self, conn: int, connection: _Connection, message: Message, now: float, *, trusted: bool) -> None:
+    def _message(self, conn: int, connection: _Connection, message: EchoMessage, now: float, *, trusted: bool) -> None:
         if connection.peer is not None:
-            if trusted and isinstance(message, Pong) and message.asker == self._pinger:
+            if trusted and isinstance(message, EchoReply) and message.asker == self._pinger:
                 connection.peer.figures["tcp"].answered(message.number, now)
-        elif isinstance(message, Ping):
+        elif isinstance(message, EchoRequest):
             peer = self._known(message, connection.address, "", now, trusted=trusted)
             if peer is not None:
                 peer.figures["tcp"].arrived += 1
@@ -429,7 +437,7 @@ class PingMachine:
         """Process the end of a connection, or the failure to make one."""
         self._fail(self._connections.pop(conn), reason)
 
-    def _send(self, conn: int, message: Message) -> None:
+    def _send(self, conn: int, message: EchoMessage) -> None:
         self._effects.append(Write(conn, echo.framed(echo.encode(message, self._key))))
 
     @staticmethod

@@ -19,7 +19,7 @@ from mingle.observe.ping import Cast, PingMachine, Post, Reply
 from mingle.protocol.machine import Effect
 from mingle.wire import datagrams, echo
 from mingle.wire.authentication import JobKey
-from mingle.wire.groups import LOBBY, job_group
+from mingle.wire.datagrams import LOBBY, job_group
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -184,7 +184,7 @@ class Pinger:
 
 def refuses(address: str, port: int) -> bool:
     """Return whether a host reports by ICMP, on a connected socket, that no program has this UDP port open."""
-    good_bye = echo.encode(echo.Gone(pinger=new_name()))
+    good_bye = echo.encode(echo.EchoEnd(pinger=new_name()))
     try:
         family, *_, where = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Effect, Hangup, Write
 from mingle.wire import frames
-from mingle.wire.framing import body_of
+from mingle.wire.frames import body_of
 
 Question: TypeAlias = Literal["status", "roster"]
 

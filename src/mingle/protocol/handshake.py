@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import msgspec
 
-from mingle.wire import framing
+from mingle.wire import frames
 from mingle.wire.authentication import FrameKeys, JobKey, join_fields, new_nonce, session_hash
 from mingle.wire.datagrams import Rejected
-from mingle.wire.frames import AnyFrame, Hello, ProcessInfo, Prove, Purpose, Refused, Welcome
-from mingle.wire.framing import FrameReader, encode_frame
+from mingle.wire.frames import AnyFrame, FrameReader, Hello, ProcessInfo, Prove, Purpose, Refused, Welcome, encode_frame
 
 
 class HandshakeFailed(Exception):
@@ -89,8 +88,8 @@ class Conversation:
     def __init__(self, key: JobKey | None) -> None:
         self._key = key
         self._keys: FrameKeys | None = None
-        self._reader = FrameReader(framing.MAX_HANDSHAKE_BYTES)
-        self._outgoing = bytearray(framing.PREFACE)
+        self._reader = FrameReader(frames.MAX_HANDSHAKE_BYTES)
+        self._outgoing = bytearray(frames.PREFACE)
 
     def send(self, frame: AnyFrame) -> None:
         """Puts a frame into the outgoing buffer."""
@@ -98,7 +97,7 @@ class Conversation:
 
     def send_body(self, body: bytes) -> None:
         """Append a frame that was encoded once for several connections to the outgoing buffer."""
-        self._outgoing += framing.encode_body(body, self._keys)
+        self._outgoing += frames.encode_body(body, self._keys)
 
     @property
     def has_data_to_send(self) -> bool:
@@ -113,7 +112,7 @@ class Conversation:
 
     def _begin(self, transcript: bytes, *, host: bool) -> None:
         """Ends the handshake: from now on frames may be long and, with a secret, carry MACs."""
-        self._reader.max_bytes = framing.MAX_FRAME_BYTES
+        self._reader.max_bytes = frames.MAX_FRAME_BYTES
         if self._key is not None:
             self._keys = self._reader.keys = FrameKeys(self._key, transcript, host=host)
 
@@ -127,7 +126,7 @@ class MemberConversation(Conversation):
         self.welcome: Welcome | None = None
         self._endpoint = endpoint
         encoded = encode_frame(call.hello(key))
-        self._hello_body = encoded[framing.LENGTH_BYTES :]
+        self._hello_body = encoded[frames.LENGTH_BYTES :]
         self._outgoing += encoded
 
     def receive_data(self, untrusted: bytes) -> list[AnyFrame]:
@@ -156,7 +155,7 @@ class MemberConversation(Conversation):
             raise HandshakeFailed("order", f"{type(frame).__name__} instead of Welcome")
         if frame.session != self.call.session:
             raise HandshakeFailed("session", "another session answers at this address")
-        transcript = _transcript(framing.PREFACE, self._hello_body, self._reader.preface, frame)
+        transcript = _transcript(frames.PREFACE, self._hello_body, self._reader.preface, frame)
         if self._key is None:
             if frame.proof:
                 raise HandshakeFailed("secret", "the host has a secret and we have none")
@@ -226,7 +225,7 @@ class HostConversation(Conversation):
             raise HandshakeFailed("secret", "the caller did not prove the secret")
         self.hello = frame
         welcome = Welcome(session=self._session, nonce=new_nonce(), addresses=self._addresses, port=self._port)
-        self._transcript = _transcript(self._reader.preface, self._reader.body, framing.PREFACE, welcome)
+        self._transcript = _transcript(self._reader.preface, self._reader.body, frames.PREFACE, welcome)
         if self._key is not None:
             proof = self._key.mac(b"host proof", self._transcript)
             welcome = msgspec.structs.replace(welcome, proof=proof)

@@ -494,12 +494,7 @@ class Host:
         self.conflicts.abandon()
         self.outcome = Formation(
             session=self.session,
-            rank=where.rank,
-            world_size=self.identity.world_size,
-            local_rank=where.local_rank,
-            local_world_size=where.local_world_size,
-            node_rank=where.node_rank,
-            num_nodes=where.num_nodes,
+            place=where,
             store_address=scoped(path.local_address, path.interface),
             store_port=self.store_port,
             interface=path.interface,

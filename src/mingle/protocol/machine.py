@@ -20,7 +20,7 @@ from mingle.diagnostics import Finding
 from mingle.protocol.claims import DialBudget
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek
-from mingle.wire.frames import Join, Path, ProcessInfo
+from mingle.wire.frames import Join, Path, Place, ProcessInfo
 
 # Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
 REMEMBERED_PER_KIND = 64
@@ -163,15 +163,10 @@ class Source(Struct, frozen=True, kw_only=True):
 
 
 class Formation(Struct, frozen=True, kw_only=True):
-    """The end that everybody hopes for: a rank's place in a job that has formed."""
+    """A job that has formed, as one rank knows it."""
 
     session: bytes
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    num_nodes: int
+    place: Place
     store_address: str
     store_port: int
     interface: str

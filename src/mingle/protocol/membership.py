@@ -290,12 +290,7 @@ class Membership(Struct):
         self.sessions.keep_only(self.current)
         self.outcome = Formation(
             session=sealed.session,
-            rank=sealed.rank,
-            world_size=sealed.world_size,
-            local_rank=sealed.local_rank,
-            local_world_size=sealed.local_world_size,
-            node_rank=sealed.node_rank,
-            num_nodes=sealed.num_nodes,
+            place=sealed.place,
             store_address=scoped(sealed.store_address, path.interface),
             store_port=sealed.store_port,
             interface=path.interface,

@@ -32,7 +32,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
-from mingle.protocol.seating import Applicant, Place, common_address, place, reach_matrix
+from mingle.protocol.seating import Applicant, common_address, place, reach_matrix
 from mingle.wire import frames
 from mingle.wire.datagrams import Kind
 
@@ -247,7 +247,7 @@ class Registrar:
         self.seats = {host.member: Seated(host.member, None, host.applicant, host.applicant.paths)}
         self.latecomers: dict[bytes, Seated] = {}
         """Those that came when the session was already on its way to GO, or after that. They are not in the job yet."""
-        self.places: dict[bytes, Place] = {}
+        self.places: dict[bytes, frames.Place] = {}
         self.store_address = ""
         self.departures: deque[str] = deque(maxlen=REMEMBERED_DEPARTURES)
         self.refusals: deque[str] = deque(maxlen=REMEMBERED_DEPARTURES)
@@ -631,16 +631,11 @@ class Registrar:
         self._advance(now)
 
     def _sealed(self, member: bytes, digest: bytes) -> frames.Sealed:
-        where, (address, port, token) = self.places[member], self._store
+        address, port, token = self._store
         return frames.Sealed(
             session=self.session,
             epoch=self.epoch,
-            rank=where.rank,
-            world_size=self.world_size,
-            local_rank=where.local_rank,
-            local_world_size=where.local_world_size,
-            node_rank=where.node_rank,
-            num_nodes=where.num_nodes,
+            place=self.places[member],
             store_address=address,
             store_port=port,
             store_token=token,
@@ -720,7 +715,7 @@ class Registrar:
             return
         members = list(self.seats.values())
         self.phase, self.store_address = Phase.SEALING, address
-        where = place([_applicant(seat.applicant) for seat in members])
+        where = place([_applicant(seat.applicant) for seat in members], self.world_size)
         self.places = {seat.member: spot for seat, spot in zip(members, where, strict=True)}
         self._port.open_store(self.epoch, address, now)
 
@@ -789,8 +784,13 @@ class Registrar:
         self.places.pop(latecomer.member, None)
         taken = {where.rank for where in self.places.values()}
         free = next(rank for rank in range(self.world_size) if rank not in taken)
-        self.places[latecomer.member] = Place(
-            rank=free, local_rank=0, local_world_size=1, node_rank=free, num_nodes=self.world_size
+        self.places[latecomer.member] = frames.Place(
+            rank=free,
+            world_size=self.world_size,
+            local_rank=0,
+            local_world_size=1,
+            node_rank=free,
+            num_nodes=self.world_size,
         )
         self.admission.sealed(latecomer.member, now)
         members = self.admission.members(joining=1)

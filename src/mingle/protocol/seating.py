@@ -1,6 +1,6 @@
 """Who sits where once everybody is in, and which of the host's addresses all of them reach. Pure.
 
-A *node* is what its members say it is (:mod:`mingle.config.node`): the same key, the same node. The host is
+A *node* is what its members say it is (:mod:`mingle.config.placement`): the same key, the same node. The host is
 always the first applicant.
 """
 
@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from mingle.wire.frames import Path
+from mingle.wire.frames import Path, Place
 
 _Subnet: TypeAlias = IPv4Network | IPv6Network
 
@@ -29,23 +29,17 @@ class Applicant(Struct, frozen=True, kw_only=True):
     node_rank: int | None = None
 
 
-class Place(Struct, frozen=True, kw_only=True):
-    """A member's place in the job."""
-
-    rank: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    num_nodes: int
-
-
-def place(applicants: Sequence[Applicant]) -> list[Place]:
+def place(applicants: Sequence[Applicant], world_size: int | None = None) -> list[Place]:
     """Returns everybody's place, in the order of the applicants.
 
     Given ranks are kept. Assigned ones are contiguous per node, the host's node first and the host first on it,
     the others in the order in which they came. What a launcher says about local ranks and about node ranks is kept
     where it fits what is seen on every node; a half of it, or one that contradicts itself, is replaced for all. Where
     it fits only if containers of one machine are one node, by the node ranks that they were told, they are.
+
+    Args:
+        applicants: the members, the host first.
+        world_size: of the job; None: as many as there are applicants.
     """
     nodes = _grouped(each.node for each in applicants)
     if _told_local_ranks(applicants, nodes) is None:
@@ -67,6 +61,7 @@ def place(applicants: Sequence[Applicant]) -> list[Place]:
         for index in members:
             places[index] = Place(
                 rank=ranks[index],
+                world_size=len(applicants) if world_size is None else world_size,
                 local_rank=local_ranks[index],
                 local_world_size=len(members),
                 node_rank=node_rank,

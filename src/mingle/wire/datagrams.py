@@ -12,10 +12,23 @@ TCP (:mod:`mingle.protocol.handshake`). ``docs/protocol.md`` holds the same tabl
     …     32  with bit 0: HMAC-SHA256 over all that comes before, with bit 1 taken as zero
 
 At most :data:`MAX_BYTES` long, so that it is never fragmented (some clouds drop fragments).
+
+Each job has a multicast group, and all jobs share one lobby. The group only spares bystanders: the job id inside a
+message decides whom it concerns, so two jobs whose ids hash to one group disturb each other's sockets and nothing else.
+
+IPv4 groups come from 239.192.0.0/14, the organization-local scope (RFC 2365, section 6.2). The highest 256
+addresses of a scoped range are reserved for scope-relative assignments (section 9) and are not used.
+
+IPv6 group ids are 32 bits wide, because an Ethernet address keeps no more of them (RFC 2464, section 7), with
+the top bit set, the range for groups that no authority assigned (RFC 3307, section 4.3). The address carries
+the transient flag and the scope that suits the hop limit (RFC 4291, section 2.7): `ff12::` is link-local,
+which no router forwards whatever a packet's hop limit says, and which the kernel binds to one interface;
+`ff15::` is site-local, for a hop limit above 1, where a link-local group could never leave the link.
 """
 
 # No `from __future__ import annotations`: msgspec would have to compile each of them again, whenever this is imported.
 
+import hashlib
 import socket
 from typing import Annotated, Literal, TypeAlias
 
@@ -231,29 +244,46 @@ def decode(untrusted: bytes, key: JobKey | None = None) -> Datagram:
         Rejected: always this and nothing else; its reason is one of ``size``, ``magic``, ``version N``,
             ``unsigned``, ``signature`` and ``malformed``.
     """
-    if not HEADER_BYTES < len(untrusted) <= MAX_BYTES:
-        raise Rejected("size")
-    if untrusted[:4] != MAGIC:
-        raise Rejected("magic")
-    if untrusted[4] != MAJOR_VERSION:
-        raise Rejected(f"version {untrusted[4]}")
-    signed = is_signed(untrusted)
+    check_header(untrusted, MAGIC)
     if key is not None:
-        if not signed:
+        if not is_signed(untrusted):
             raise Rejected("unsigned")
-        covered = bytearray(untrusted[:-DATAGRAM_MAC_BYTES])
-        covered[6:7] = bytes((untrusted[6] & ~FLAG_REPEATED,))
-        if not key.verify(b"datagram", bytes(covered), untrusted[-DATAGRAM_MAC_BYTES:]):
+        if not is_signed_by(key, b"datagram", untrusted):
             raise Rejected("signature")
-    body = untrusted[HEADER_BYTES : -DATAGRAM_MAC_BYTES if signed else None]
     try:
-        message = _decoder.decode(body)
+        message = _decoder.decode(body_of(untrusted))
         # msgspec counts characters; the limit is in bytes. Surrogates can't occur: MessagePack text is UTF-8.
         if len(message.job.encode()) > MAX_JOB_ID_BYTES:
             raise Rejected("malformed")
     except (msgspec.DecodeError, ValueError, RecursionError):
         raise Rejected("malformed") from None
     return message
+
+
+def check_header(untrusted: bytes, magic: bytes) -> None:
+    """Check the length and the header of a datagram.
+
+    Raises:
+        Rejected: ``size``, ``magic`` or ``version N``.
+    """
+    if not HEADER_BYTES < len(untrusted) <= MAX_BYTES:
+        raise Rejected("size")
+    if untrusted[:4] != magic:
+        raise Rejected("magic")
+    if untrusted[4] != MAJOR_VERSION:
+        raise Rejected(f"version {untrusted[4]}")
+
+
+def body_of(untrusted: bytes) -> bytes:
+    """Return what lies between the header and the MAC, if it has one."""
+    return untrusted[HEADER_BYTES : -DATAGRAM_MAC_BYTES if is_signed(untrusted) else None]
+
+
+def is_signed_by(key: JobKey, purpose: bytes, untrusted: bytes) -> bool:
+    """Tell whether the MAC at the end of a signed datagram is the key's; it does not cover the repeated mark."""
+    covered = bytearray(untrusted[:-DATAGRAM_MAC_BYTES])
+    covered[6:7] = bytes((untrusted[6] & ~FLAG_REPEATED,))
+    return key.verify(purpose, bytes(covered), untrusted[-DATAGRAM_MAC_BYTES:])
 
 
 def is_signed(data: bytes) -> bool:
@@ -293,3 +323,54 @@ def with_first(message: Datagram, reached: set[str]) -> Datagram:
     return msgspec.structs.replace(
         message, addresses=tuple(sorted(message.addresses, key=lambda address: address not in reached))
     )
+
+
+# --- multicast groups -----------------------------------------------------------------------------------------------
+
+_IPV4_FIRST = 0xEFC0_0000  # 239.192.0.0/14
+_IPV4_SCOPE_RELATIVE = 256
+_IPV4_LOBBY = 2**18 - _IPV4_SCOPE_RELATIVE - 1
+_IPV6_LINK = 0xFF12 << 112
+_IPV6_SITE = 0xFF15 << 112
+_IPV6_FIRST_DYNAMIC = 0x8000_0000
+_IPV6_LOBBY = 0  # offset into the dynamic group ids; a job starts at 1
+_IPV6_DYNAMIC_IDS = 2**31
+# Separates this hash from every other use of a job id; a change of the mapping needs another text here.
+_DOMAIN = b"mingle multicast group 1\x00"
+
+
+class Group(Struct, frozen=True):
+    """One group in each family and scope, as address literals."""
+
+    ipv4: str
+    """In 239.192.0.0/14."""
+    ipv6_link: str
+    """In ff12::/96, for a hop limit of 1."""
+    ipv6_site: str
+    """In ff15::/96, for a hop limit above 1."""
+
+    def ipv6(self, ttl: int) -> str:
+        """The IPv6 address whose scope fits packets of hop limit `ttl`."""
+        return self.ipv6_site if ttl > 1 else self.ipv6_link
+
+
+def job_group(job_id: str) -> Group:
+    """The group of the job `job_id`, the same on every machine and never the lobby."""
+    digest = hashlib.sha256(_DOMAIN + job_id.encode("utf-8")).digest()
+    return _group(
+        ipv4_offset=int.from_bytes(digest[:16], "big") % _IPV4_LOBBY,
+        ipv6_offset=int.from_bytes(digest[16:], "big") % (_IPV6_DYNAMIC_IDS - 1) + 1,
+    )
+
+
+def _group(*, ipv4_offset: int, ipv6_offset: int) -> Group:
+    group_id = _IPV6_FIRST_DYNAMIC + ipv6_offset
+    return Group(
+        ipv4=socket.inet_ntop(socket.AF_INET, (_IPV4_FIRST + ipv4_offset).to_bytes(4, "big")),
+        ipv6_link=socket.inet_ntop(socket.AF_INET6, (_IPV6_LINK + group_id).to_bytes(16, "big")),
+        ipv6_site=socket.inet_ntop(socket.AF_INET6, (_IPV6_SITE + group_id).to_bytes(16, "big")),
+    )
+
+
+LOBBY = _group(ipv4_offset=_IPV4_LOBBY, ipv6_offset=_IPV6_LOBBY)
+"""Where somebody who does not know, or doubts, a job id asks who is there. No job id hashes to it."""

@@ -15,24 +15,27 @@ from msgspec import Meta, Struct
 
 from mingle.wire.authentication import DATAGRAM_MAC_BYTES, JobKey
 from mingle.wire.datagrams import (
+    FLAG_SIGNED,
     HEADER_BYTES,
     MAX_BYTES,
     MAX_JOB_ID_BYTES,
+    Group,
     Identifier,
     ProcessId,
     Rejected,
     ShortText,
+    body_of,
+    check_header,
+    is_signed,
+    is_signed_by,
+    job_group,
     make_printable,
 )
-from mingle.wire.groups import Group, job_group
 
 MAGIC = b"MNGP"
 MAJOR_VERSION = 1
 MINOR_VERSION = 0
-FLAG_SIGNED = 0x01
-FLAG_REPEATED = 0x02
 _BEGINNING = MAGIC + bytes((MAJOR_VERSION,))
-"""A sibling on the same machine handed it on (:mod:`mingle.network.local_relay`); not covered by the MAC."""
 
 PING_BYTES = 640
 """Every PING is padded to this, or a byte more: no PONG is longer, so a forged source gains no amplification."""
@@ -68,7 +71,7 @@ class Echo(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=Tr
         make_printable(self, "hostname")
 
 
-class Ping(Echo, frozen=True, kw_only=True, tag="ping", omit_defaults=True):
+class EchoRequest(Echo, frozen=True, kw_only=True, tag="ping", omit_defaults=True):
     """Answer me."""
 
     number: _Number
@@ -76,7 +79,7 @@ class Ping(Echo, frozen=True, kw_only=True, tag="ping", omit_defaults=True):
     padding: Annotated[bytes, Meta(max_length=MAX_BYTES)] = b""
 
 
-class Pong(Echo, frozen=True, kw_only=True, tag="pong", omit_defaults=True):
+class EchoReply(Echo, frozen=True, kw_only=True, tag="pong", omit_defaults=True):
     """The answer: by unicast, to where the PING came from, or on the connection it came on."""
 
     asker: Identifier
@@ -84,14 +87,14 @@ class Pong(Echo, frozen=True, kw_only=True, tag="pong", omit_defaults=True):
     way: Way
 
 
-class Gone(Echo, frozen=True, kw_only=True, tag="gone", omit_defaults=True):
+class EchoEnd(Echo, frozen=True, kw_only=True, tag="gone", omit_defaults=True):
     """I stop: what you send from now on is not lost."""
 
 
-Message: TypeAlias = Ping | Pong | Gone
+EchoMessage: TypeAlias = EchoRequest | EchoReply | EchoEnd
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_decoder: msgspec.msgpack.Decoder[EchoMessage] = msgspec.msgpack.Decoder(EchoMessage)
 
 
 def ping_group(job: str) -> Group:
@@ -99,13 +102,13 @@ def ping_group(job: str) -> Group:
     return job_group(f"\x00ping {job}")
 
 
-def encode(message: Message, key: JobKey | None = None) -> bytes:
+def encode(message: EchoMessage, key: JobKey | None = None) -> bytes:
     """Returns the message's bytes, a PING filled up to :data:`PING_BYTES`, signed if there is a key."""
     flags = 0 if key is None else FLAG_SIGNED
     header = MAGIC + bytes((MAJOR_VERSION, MINOR_VERSION, flags, 0))
     trailer = 0 if key is None else DATAGRAM_MAC_BYTES
     body = _encoder.encode(message)
-    if isinstance(message, Ping):
+    if isinstance(message, EchoRequest):
         # The key "padding" and a header of two bytes, or three from 256 bytes on: it may be a byte longer.
         room = PING_BYTES - HEADER_BYTES - trailer - len(body) - 10
         body = _encoder.encode(msgspec.structs.replace(message, padding=bytes(max(0, room))))
@@ -113,21 +116,15 @@ def encode(message: Message, key: JobKey | None = None) -> bytes:
     return data if key is None else data + key.mac(b"echo", data)
 
 
-def decode(untrusted: bytes) -> Message:
+def decode(untrusted: bytes) -> EchoMessage:
     """Returns the message in bytes that anybody may have sent; see :func:`is_trusted`.
 
     Raises:
         Rejected: ``size``, ``magic``, ``version N`` or ``malformed``.
     """
-    if not HEADER_BYTES < len(untrusted) <= MAX_BYTES:
-        raise Rejected("size")
-    if untrusted[:4] != MAGIC:
-        raise Rejected("magic")
-    if untrusted[4] != MAJOR_VERSION:
-        raise Rejected(f"version {untrusted[4]}")
-    signed = bool(untrusted[6] & FLAG_SIGNED)
+    check_header(untrusted, MAGIC)
     try:
-        return _decoder.decode(untrusted[HEADER_BYTES : -DATAGRAM_MAC_BYTES if signed else None])
+        return _decoder.decode(body_of(untrusted))
     except (msgspec.DecodeError, ValueError, RecursionError):
         raise Rejected("malformed") from None
 
@@ -139,12 +136,9 @@ def is_one(data: bytes) -> bool:
 
 def is_trusted(untrusted: bytes, key: JobKey | None) -> bool:
     """Tells whether bytes that :func:`decode` took come from somebody with our secret, or, like us, with none."""
-    signed = bool(untrusted[6] & FLAG_SIGNED)
-    if key is None or not signed:
-        return key is None and not signed
-    covered = bytearray(untrusted[:-DATAGRAM_MAC_BYTES])
-    covered[6] &= ~FLAG_REPEATED
-    return key.verify(b"echo", bytes(covered), untrusted[-DATAGRAM_MAC_BYTES:])
+    if key is None or not is_signed(untrusted):
+        return key is None and not is_signed(untrusted)
+    return is_signed_by(key, b"echo", untrusted)
 
 
 def framed(data: bytes) -> bytes:

@@ -1,16 +1,31 @@
-"""The frames of the control connection: what member and host say to each other, as types.
+"""The frames of the control connection: what member and host say to each other, as types and as bytes.
 
-:mod:`mingle.wire.framing` turns them into bytes and back; ``docs/protocol.md`` shows them in their order.
+Each side begins with a preface of eight bytes, the header of :mod:`mingle.wire.datagrams` (magic, versions,
+zeros), so that a stranger or another major version is known before anything is parsed. Then frames follow::
+
+    0   4  length of what follows, big endian
+    4   …  one MessagePack map (msgspec), its key "type" says which frame it is; unknown keys are ignored
+    …  16  once both sides have proved the secret: a truncated HMAC-SHA256
+           (:class:`~mingle.wire.authentication.FrameKeys`)
+
+CONFIRM, SEALED, ACK and GO are a two-phase commit; VOID is its abort. ``docs/protocol.md`` shows the frames in their
+order.
 """
 
 # No `from __future__ import annotations`: msgspec would have to compile each of them again, whenever this is imported.
 
 from typing import Annotated, Literal, TypeAlias
 
+import msgspec
 from msgspec import Meta, Struct
 
+from mingle.wire.authentication import FRAME_MAC_BYTES, FrameKeys
 from mingle.wire.datagrams import (
+    HEADER_BYTES,
+    MAGIC,
+    MAJOR_VERSION,
     MAX_WORLD_SIZE,
+    MINOR_VERSION,
     Address,
     Addresses,
     Identifier,
@@ -19,6 +34,7 @@ from mingle.wire.datagrams import (
     Offer,
     ProcessId,
     Rank,
+    Rejected,
     ShortText,
     TcpPort,
     WorldSize,
@@ -26,6 +42,12 @@ from mingle.wire.datagrams import (
     make_printable,
 )
 
+# A peer can make us hold no more than one such frame per connection; the fullest STATUS and ROSTER fit in …
+MAX_FRAME_BYTES = 131_072
+# … and a stranger, who has proved nothing yet, no more than one of these: the handshake's frames are short.
+MAX_HANDSHAKE_BYTES = 4_096
+LENGTH_BYTES = 4
+PREFACE = MAGIC + bytes((MAJOR_VERSION, MINOR_VERSION, 0, 0))
 # A roster of many thousand ranks comes in parts of at most so many seats, each below the limit of a frame.
 ROSTER_CHUNK = 256
 # The greatest number of agents of one job. MEMBERS lists at most MAX_PRESENT of them, for messages.
@@ -79,6 +101,17 @@ class ProcessInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
         rank = "" if self.rank is None else f"rank {self.rank} on "
         address = f" ({self.address})" if self.address else ""
         return f"{rank}host {self.hostname or 'unknown'}{address}, pid {self.pid}"
+
+
+class Place(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A rank's place in a job that is complete."""
+
+    rank: Rank
+    world_size: WorldSize
+    local_rank: Rank
+    local_world_size: WorldSize
+    node_rank: Rank
+    num_nodes: WorldSize
 
 
 class Frame(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
@@ -239,12 +272,7 @@ class Sealed(Frame, frozen=True, kw_only=True, tag="sealed", omit_defaults=True)
 
     session: Identifier
     epoch: Epoch
-    rank: Rank
-    world_size: WorldSize
-    local_rank: Rank
-    local_world_size: WorldSize
-    node_rank: Rank
-    num_nodes: WorldSize
+    place: Place
     store_address: Address
     store_port: TcpPort
     store_token: Annotated[str, Meta(max_length=64)]
@@ -420,3 +448,111 @@ _Moving: TypeAlias = HostSeen | Redirect | Unreachable
 _Ending: TypeAlias = Ready | Leave | Closed
 _Asking: TypeAlias = Ask | Status | Roster | Ping | Pong
 AnyFrame: TypeAlias = _Handshake | _Joining | _Forming | _Moving | _Ending | _Asking
+
+
+# --- bytes -------------------------------------------------------------------------------------------------
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
+
+
+def encode_frame(frame: AnyFrame, keys: FrameKeys | None = None) -> bytes:
+    """Returns the frame's bytes with length and, with keys, its MAC.
+
+    Raises:
+        ValueError: it would be longer than :data:`MAX_FRAME_BYTES`.
+    """
+    return encode_body(_encoder.encode(frame), keys)
+
+
+def body_of(frame: AnyFrame) -> bytes:
+    """Return the frame's MessagePack map, which may be sent on several connections."""
+    return _encoder.encode(frame)
+
+
+def encode_body(body: bytes, keys: FrameKeys | None = None) -> bytes:
+    """Return the encoded frame, as `encode_frame` does, from a frame's MessagePack map.
+
+    Raises:
+        ValueError: as `encode_frame`.
+    """
+    length = len(body) + (0 if keys is None else FRAME_MAC_BYTES)
+    # Before it is sealed: a MAC that is not sent would put the two sides' counters out of step.
+    if length > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {length} bytes is longer than {MAX_FRAME_BYTES}")
+    if keys is not None:
+        body += keys.seal(body)
+    return length.to_bytes(LENGTH_BYTES, "big") + body
+
+
+class FrameReader:
+    """Cuts a stream of untrusted bytes into frames.
+
+    Keys and the limit may be set between two frames: what was proved in one frame guards the next.
+    """
+
+    def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self.keys: FrameKeys | None = None
+        self.max_bytes = max_bytes
+        self.preface = b""
+        """The peer's first eight bytes, once they are here."""
+        self.body = b""
+        """The MessagePack map of the last frame, as it came: what a proof covers, unknown keys included."""
+        self._buffer = bytearray()
+        self._failure = ""
+
+    @property
+    def buffered(self) -> int:
+        """The number of bytes that are held because they are no whole frame yet."""
+        return len(self._buffer)
+
+    def feed(self, untrusted: bytes) -> None:
+        """Takes what came in; it stays bounded because :meth:`next_frame` is called until it gives None."""
+        if not self._failure:
+            self._buffer += untrusted
+
+    def next_frame(self) -> AnyFrame | None:
+        """Returns the next whole frame, or None until more bytes come.
+
+        Raises:
+            Rejected: the peer speaks something else; the connection is of no use any more, nothing more is
+                kept of it, and every later call raises the same. The reason is one of ``magic``,
+                ``version N``, ``size``, ``signature`` and ``malformed``.
+        """
+        if self._failure:
+            raise Rejected(self._failure)
+        try:
+            return self._next_frame()
+        except Rejected as rejected:
+            self._failure = rejected.reason
+            self._buffer.clear()
+            raise
+
+    def _next_frame(self) -> AnyFrame | None:
+        if not self.preface:
+            if not MAGIC.startswith(bytes(self._buffer[:4])):
+                raise Rejected("magic")
+            if len(self._buffer) < HEADER_BYTES:
+                return None
+            if self._buffer[4] != MAJOR_VERSION:
+                raise Rejected(f"version {self._buffer[4]}")
+            self.preface = bytes(self._buffer[:HEADER_BYTES])
+            del self._buffer[:HEADER_BYTES]
+        if len(self._buffer) < LENGTH_BYTES:
+            return None
+        length = int.from_bytes(self._buffer[:LENGTH_BYTES], "big")
+        if not 0 < length <= self.max_bytes:
+            raise Rejected("size")
+        if len(self._buffer) < LENGTH_BYTES + length:
+            return None
+        body = bytes(self._buffer[LENGTH_BYTES : LENGTH_BYTES + length])
+        del self._buffer[: LENGTH_BYTES + length]
+        if self.keys is not None:
+            body, tag = body[:-FRAME_MAC_BYTES], body[-FRAME_MAC_BYTES:]
+            if not self.keys.check(body, tag):
+                raise Rejected("signature")
+        self.body = body
+        try:
+            return _decoder.decode(body)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            raise Rejected("malformed") from None
