@@ -7,7 +7,7 @@ the environment as a mapping, without what mingle itself has written into it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from msgspec import Struct, structs
 
@@ -122,17 +122,18 @@ def resolve(
     job_id: str | None = None,
     rank: int | None = None,
     world_size: int | None = None,
-    discovery_timeout: float | timedelta | None = None,
-    interface: str | Sequence[str] | None = None,
-    peers: str | Sequence[str] | None = None,
-    secret: str | bytes | Secret | None = None,
-    port: int | None = None,
     master_port: int | None = None,
-    ttl: int | None = None,
-    family: str | int | None = None,
-    advertise: str | None = None,
+    **arguments: Any,
 ) -> Settings:
-    """Returns the settings of this process; an argument that is None and a blank variable do not count.
+    """Return the settings of this process; an argument that is None and a blank variable do not count.
+
+    Args:
+        environ: the environment without what mingle itself has written into it.
+        job_id: see :func:`mingle.init`, as for all further arguments.
+        rank: this process's.
+        world_size: of the job.
+        master_port: of rank 0's store.
+        **arguments: those of `resolve_network`.
 
     Raises:
         ConfigurationError: when a value can't be used, or an argument contradicts the environment.
@@ -140,17 +141,7 @@ def resolve(
     """
     if (named := job_id if job_id is not None else environ.get("MINGLE_JOB_ID")) is not None:
         refuse_backend(named, "MINGLE_JOB_ID" if job_id is None else "job_id")
-    network = resolve_network(
-        environ,
-        discovery_timeout=discovery_timeout,
-        interface=interface,
-        peers=peers,
-        secret=secret,
-        port=port,
-        ttl=ttl,
-        family=family,
-        advertise=advertise,
-    )
+    network = resolve_network(environ, **arguments)
     placement = place(environ, rank=rank, world_size=world_size)
     passes = placement.launcher == launchers.TORCHRUN.name
     own = {name: getattr(placement, name) for name in Settings.__struct_fields__ if hasattr(placement, name)}
@@ -181,17 +172,19 @@ def resolve_network(
         ConfigurationError: when a value can't be used.
     """
     interfaces, interfaces_from = _interfaces(environ, interface)
+    timeout, timeout_from = _given(environ, discovery_timeout, "discovery_timeout", "MINGLE_TIMEOUT")
+    asked, asked_from = _given(environ, _unless_empty(peers), "peers", "MINGLE_PEERS")
     chosen_family = _family(environ, family)
-    resolved_port = _whole(environ, port, "port", "MINGLE_PORT", 1, values.MAX_PORT)
-    resolved_ttl = _whole(environ, ttl, "ttl", "MINGLE_TTL", 0, 255)
+    udp_port = _whole(environ, port, "port", "MINGLE_PORT", 1, values.MAX_PORT)
+    hops = _whole(environ, ttl, "ttl", "MINGLE_TTL", 0, 255)
     return Network(
-        discovery_timeout=_discovery_timeout(environ, discovery_timeout),
+        discovery_timeout=DEFAULT_DISCOVERY_TIMEOUT if timeout is None else values.seconds(timeout, timeout_from),
         interfaces=interfaces,
         interfaces_from=interfaces_from,
-        peers=_peers(environ, peers),
+        peers=() if asked is None else values.peers(asked, asked_from),
         secret=_secret(environ, Secret.of(secret)),
-        port=DEFAULT_PORT if resolved_port is None else resolved_port,
-        ttl=1 if resolved_ttl is None else resolved_ttl,
+        port=DEFAULT_PORT if udp_port is None else udp_port,
+        ttl=1 if hops is None else hops,
         family=chosen_family,
         advertise=_advertise(environ, advertise, chosen_family),
         progress=_progress(environ),
@@ -284,41 +277,40 @@ def store_port(environ: Mapping[str, str], *, launcher: str | None, master_port:
     return values.parse_whole(text, "MASTER_PORT", minimum=1, maximum=values.MAX_PORT, error=LauncherError)
 
 
+def _given(environ: Mapping[str, str], argument: Any, name: str, variable: str) -> tuple[Any, str]:
+    """Return the argument or else the variable's text (None: neither), and the name of its source."""
+    if argument is not None:
+        return argument, name
+    return values.text_of(environ, variable), variable
+
+
 def _whole(
     environ: Mapping[str, str], argument: int | None, name: str, variable: str, minimum: int, maximum: int
 ) -> int | None:
-    if argument is not None:
-        return values.check_whole(argument, name, minimum=minimum, maximum=maximum)
-    text = values.text_of(environ, variable)
-    return None if text is None else values.parse_whole(text, variable, minimum=minimum, maximum=maximum)
+    given, source = _given(environ, argument, name, variable)
+    if given is None:
+        return None
+    read = values.parse_whole if argument is None else values.check_whole
+    return read(given, source, minimum=minimum, maximum=maximum)
 
 
-def _discovery_timeout(environ: Mapping[str, str], argument: float | timedelta | None) -> float:
-    if argument is not None:
-        return values.seconds(argument, "discovery_timeout")
-    text = values.text_of(environ, "MINGLE_TIMEOUT")
-    return DEFAULT_DISCOVERY_TIMEOUT if text is None else values.seconds(text, "MINGLE_TIMEOUT")
+def _unless_empty(argument: str | Sequence[str] | None) -> str | Sequence[str] | None:
+    """Return None for an empty sequence: a repeatable option that is not used gives one, and it is no choice."""
+    return None if argument is None or (not isinstance(argument, str) and len(argument) == 0) else argument
 
 
 def _interfaces(environ: Mapping[str, str], argument: str | Sequence[str] | None) -> tuple[tuple[str, ...], str]:
-    # An empty sequence is what a repeatable option gives when it is not used: not a choice.
-    if argument is not None and (isinstance(argument, str) or len(argument) > 0):
+    if (argument := _unless_empty(argument)) is not None:
         return values.words(argument, "interface"), "interface="
-    named = values.text_of(environ, "MINGLE_INTERFACE")
-    if named is not None:
-        return values.words(named, "MINGLE_INTERFACE"), "MINGLE_INTERFACE"
-    gloo = values.text_of(environ, "GLOO_SOCKET_IFNAME")
-    # Gloo takes exact names; NCCL's ^ and = are none (and make Gloo fail), so they name no interface here.
-    if gloo is not None and not any(word.startswith(("^", "=")) for word in gloo.split(",")):
-        return values.words(gloo, "GLOO_SOCKET_IFNAME"), "GLOO_SOCKET_IFNAME"
+    for variable in ("MINGLE_INTERFACE", "GLOO_SOCKET_IFNAME"):
+        named = values.text_of(environ, variable)
+        # Gloo takes exact names; NCCL's ^ and = are none (and make Gloo fail), so they name no interface here.
+        inexact = variable == "GLOO_SOCKET_IFNAME" and any(
+            word.startswith(("^", "=")) for word in (named or "").split(",")
+        )
+        if named is not None and not inexact:
+            return values.words(named, variable), variable
     return (), ""
-
-
-def _peers(environ: Mapping[str, str], argument: str | Sequence[str] | None) -> tuple[Peer, ...]:
-    if argument is not None and (isinstance(argument, str) or len(argument) > 0):
-        return values.peers(argument, "peers")
-    text = values.text_of(environ, "MINGLE_PEERS")
-    return () if text is None else values.peers(text, "MINGLE_PEERS")
 
 
 def _secret(environ: Mapping[str, str], argument: Secret | None) -> Secret | None:
@@ -339,10 +331,8 @@ def _secret(environ: Mapping[str, str], argument: Secret | None) -> Secret | Non
 
 
 def _family(environ: Mapping[str, str], argument: str | int | None) -> Family:
-    source, given = "family", argument
-    if argument is None:
-        source, given = "MINGLE_FAMILY", values.text_of(environ, "MINGLE_FAMILY") or "auto"
-    if (family := _FAMILIES.get(str(given))) is not None:
+    given, source = _given(environ, argument, "family", "MINGLE_FAMILY")
+    if (family := _FAMILIES.get("auto" if given is None else str(given))) is not None:
         return family
     raise ConfigurationError.explain(
         f"{source}={given!r} is not an IP version",
@@ -352,9 +342,7 @@ def _family(environ: Mapping[str, str], argument: str | int | None) -> Family:
 
 
 def _advertise(environ: Mapping[str, str], argument: str | None, family: Family) -> str | None:
-    source, given = "advertise", argument
-    if argument is None:
-        source, given = "MINGLE_ADVERTISE", values.text_of(environ, "MINGLE_ADVERTISE")
+    given, source = _given(environ, argument, "advertise", "MINGLE_ADVERTISE")
     if given is None:
         return None
     address = values.address(given, source)

@@ -23,6 +23,7 @@ from mingle.errors import ConfigurationError, MingleError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from ipaddress import IPv4Address, IPv6Address
 
 MAX_COUNT = 1_000_000
 """The largest rank or size: what a datagram may say (``mingle.wire.datagrams.MAX_WORLD_SIZE``)."""
@@ -34,9 +35,9 @@ SAFE_SECRET_CHARACTERS = 16
 _MAX_REMARKS = 16
 _remarks: dict[str, bool] = {}
 """Warnings about secrets; the value is True until the warning has been reported."""
-_SEPARATORS = re.compile(r"[,;\s]+")
+_SEPARATORS = r"[,;\s]+"
 # Host names are left to the resolver, but for what can only be a slip: a pasted URL, an option, a bracket.
-_NOT_A_HOST = re.compile(r"[/@\[\]\\\"'=]|^-")
+_NOT_A_HOST = r"[/@\[\]\\\"'=]|^-"
 
 
 class Peer(Struct, frozen=True):
@@ -58,10 +59,10 @@ class Secret:
     ``bytes`` or ``str``, because rich prints a slice of these.
     """
 
-    __slots__ = ("_value",)
+    __slots__ = ("value",)
 
     def __init__(self, value: object) -> None:
-        self._value = value
+        self.value = value
 
     @classmethod
     def of(cls, value: object) -> Secret | None:
@@ -69,7 +70,7 @@ class Secret:
         return value if value is None or isinstance(value, Secret) else cls(value)
 
     def __bytes__(self) -> bytes:
-        value = self._value
+        value = self.value
         # PEP 383: os.environ returns bytes that it can't decode as lone surrogates.
         return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else bytes(cast("bytes", value))
 
@@ -86,23 +87,6 @@ class Secret:
 
     def __repr__(self) -> str:
         return "Secret(...)"
-
-    def problem(self) -> tuple[str, str, str] | None:
-        """Return why the value can't be used (observation, cause and fix), without quoting the value."""
-        value = self._value
-        if not isinstance(value, str | bytes):
-            return f"is a {type(value).__name__}", "another object was passed in its place", "give it as str or bytes"
-        try:
-            empty = not bytes(self)
-        except UnicodeEncodeError:
-            return "holds a surrogate, which is not text", "text that was decoded in a wrong way", "give it as bytes"
-        if empty:
-            return (
-                "is an empty secret",
-                "a variable or a file that was to hold the secret was never filled in",
-                "give the job's secret, or leave it out to run without one",
-            )
-        return None
 
 
 def text_of(environ: Mapping[str, str], *names: str) -> str | None:
@@ -216,11 +200,8 @@ def address(text: object, source: str) -> str:
     Raises:
         ConfigurationError: when it is a name, is bound to one host by a zone, or addresses no single host.
     """
-    try:
-        parsed = ipaddress.ip_address(text) if isinstance(text, str) else None
-    except ValueError:
-        parsed = None
-    if parsed is None or parsed.is_multicast or parsed.is_unspecified or "%" in str(parsed):
+    parsed = _literal(text) if isinstance(text, str) else None
+    if parsed is None or not _is_one_host(parsed) or "%" in str(parsed):
         raise ConfigurationError.explain(
             f"{source}={text!r} is not the IP address of one host",
             cause="a host name, an address with a port or a zone, or a wildcard or multicast address",
@@ -238,7 +219,7 @@ def words(value: str | Iterable[str], source: str) -> tuple[str, ...]:
     parts: list[object] = [value] if isinstance(value, str) else [*value]
     found: dict[str, None] = {}
     for part in parts:
-        items = [item for item in _SEPARATORS.split(part) if item] if isinstance(part, str) else []
+        items = [item for item in re.split(_SEPARATORS, part) if item] if isinstance(part, str) else []
         if not items:
             raise ConfigurationError.explain(
                 f"{source}={_as_given(value)!r} holds {part!r}, which names nothing",
@@ -272,21 +253,18 @@ def _peer(word: str, source: str, given: list[str]) -> Peer:
     host, port = word, None
     if word.startswith("["):
         host, bracket, rest = word[1:].partition("]")
-        if not bracket or (rest and not rest.startswith(":")) or not _is_address(host, 6):
+        literal = _literal(host)
+        if not bracket or (rest and not rest.startswith(":")) or literal is None or literal.version != 6:
             raise _not_a_peer(word, source)
         port = rest[1:] if rest else None
-    elif word.count(":") == 1:
-        host, port = word.split(":")
-    elif ":" in word and not _is_address(word, 6):
-        raise _not_a_peer(word, source)
-    if (
-        not host
-        or _NOT_A_HOST.search(host)
-        or "/" in word
-        or (re.fullmatch(r"[0-9.]+", host) and not _is_address(host, 4))
-    ):
-        raise _not_a_peer(word, source)
-    if _is_address(host) and _is_no_single_host(host):
+    else:
+        if word.count(":") == 1:
+            host, port = word.split(":")
+        literal = _literal(host)
+        # What looks like an address must be one; a text with several colons can only be of IPv6.
+        if literal is None and (":" in host or re.fullmatch(r"[0-9.]*", host)):
+            raise _not_a_peer(word, source)
+    if re.search(_NOT_A_HOST, host) or "/" in word or (literal is not None and not _is_one_host(literal)):
         raise _not_a_peer(word, source)
     if port is None:
         return Peer(host)
@@ -302,16 +280,16 @@ def _not_a_peer(word: str, source: str) -> ConfigurationError:
     )
 
 
-def _is_address(text: str, version: int | None = None) -> bool:
+def _literal(text: str) -> IPv4Address | IPv6Address | None:
+    """Return the IP address that a text writes, or None."""
     try:
-        return ipaddress.ip_address(text).version in {version, *((4, 6) if version is None else ())}
+        return ipaddress.ip_address(text)
     except ValueError:
-        return False
+        return None
 
 
-def _is_no_single_host(text: str) -> bool:
-    parsed = ipaddress.ip_address(text)
-    return parsed.is_multicast or parsed.is_unspecified
+def _is_one_host(address: IPv4Address | IPv6Address) -> bool:
+    return not (address.is_multicast or address.is_unspecified)
 
 
 def checked_secret(secret: Secret, source: str) -> Secret:
@@ -321,9 +299,28 @@ def checked_secret(secret: Secret, source: str) -> Secret:
         ConfigurationError: when it is empty, or neither text nor bytes; neither the message nor a frame holds the
             value.
     """
-    if (problem := secret.problem()) is not None:
-        observation, cause, remedy = problem
-        raise ConfigurationError.explain(f"{source} {observation}", cause=cause, remedy=remedy)
+    if not isinstance(secret.value, str | bytes):
+        raise ConfigurationError.explain(
+            f"{source} is a {type(secret.value).__name__}",
+            cause="another object was passed in its place",
+            remedy="give it as str or bytes",
+        )
+    try:
+        length = len(secret)
+    except UnicodeEncodeError:
+        length = -1  # raise below: this exception and its frames hold the value, and must not become a context
+    if length < 0:
+        raise ConfigurationError.explain(
+            f"{source} holds a surrogate, which is not text",
+            cause="text that was decoded in a wrong way",
+            remedy="give it as bytes",
+        )
+    if length == 0:
+        raise ConfigurationError.explain(
+            f"{source} is an empty secret",
+            cause="a variable or a file that was to hold the secret was never filled in",
+            remedy="give the job's secret, or leave it out to run without one",
+        )
     return secret
 
 

@@ -24,6 +24,8 @@ from mingle.errors import ConfigurationError
 logger = logging.getLogger("mingle")
 
 DESTROY_SECONDS = 2.0
+_NO_OPTIONS = frozenset({"environ", "arguments"})
+"""The parameters that stand for no option of ``mingle.init``."""
 _OURS = frozenset({"init_method", "store", "rank", "world_size", "backend"})
 
 # The process group that init() made, compared by identity: another one is the user's. By weak reference, since who
@@ -157,7 +159,9 @@ def check_options(backend: str | None, options: Mapping[str, Any]) -> None:
 
 
 def _check_names(distributed: Any, options: Mapping[str, Any]) -> None:
-    own = [*inspect.signature(settings.resolve).parameters, "backend"][1:]  # without the environment
+    ours = (settings.resolve, settings.resolve_network)
+    own = [name for each in ours for name in inspect.signature(each).parameters if name not in _NO_OPTIONS]
+    own.append("backend")
     known = [name for name in inspect.signature(distributed.init_process_group).parameters if name not in _OURS]
     for name in options:
         if name in _OURS:

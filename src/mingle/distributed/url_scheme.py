@@ -25,7 +25,6 @@ from mingle.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import timedelta
-    from importlib.abc import Loader
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
@@ -56,8 +55,8 @@ def _register() -> None:
 class _Finder:
     """Waits for one module until it has been loaded; a mere look for it, or a failed import, changes nothing.
 
-    It and its loader have the methods of importlib.abc's classes and not these as bases: they bring importlib.resources
-    along, and with it tempfile and zipfile, a quarter of all that `import mingle` takes.
+    It has the method of importlib.abc's class and not that as a base, which would bring importlib.resources along, and
+    with it tempfile and zipfile, a quarter of all that `import mingle` takes.
     """
 
     def find_spec(
@@ -69,31 +68,20 @@ class _Finder:
         found = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = cast("Loader", _Loader(spec.loader, self))
+            self._follow(spec.loader)
         return spec
 
+    def _follow(self, loader: Any) -> None:
+        """Have the scheme registered, and this finder removed, when the loader of the module has loaded it."""
+        load = loader.exec_module
 
-class _Loader:
-    """Loads the module as its own loader does, then registers the scheme and takes the finder away."""
+        def exec_module(module: ModuleType) -> None:
+            load(module)
+            with contextlib.suppress(ValueError):  # another thread was quicker
+                sys.meta_path.remove(cast("Any", self))
+            _register()
 
-    def __init__(self, loader: Loader, finder: _Finder) -> None:
-        self._loader = loader
-        self._finder = finder
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # get_source and its like, for who only looks
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        with contextlib.suppress(ValueError):  # another thread was quicker
-            sys.meta_path.remove(self._finder)
-        _register()
+        loader.exec_module = exec_module  # the loader is this spec's own
 
 
 # --- what torch calls ----------------------------------------------------------------------------------------------
