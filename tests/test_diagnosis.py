@@ -65,6 +65,7 @@ FAIL, WARN = CheckStatus.FAIL, CheckStatus.WARN
         ({"only_loopback": True}, "interfaces", WARN, ("only loopback", "ip link set")),
         ({"default_route": False}, "routes", WARN, ("no default route", "10.0.0.0/24")),
         ({"send_errors": {"ENETUNREACH": 3}}, "routes", FAIL, ("3 datagrams", "unreachable", "ip route add")),
+        ({"relay_failure": "all 64 names are taken"}, "relay", WARN, ("all 64 names are taken", "MINGLE_PORT")),
         ({"holders": [STRANGER]}, "port", WARN, ("pid 99 (telemetry)", "unicast", "MINGLE_PORT")),
         (
             {"holders": [STRANGER], "failures": {"eth0 IPv4": "EADDRINUSE: in use"}},

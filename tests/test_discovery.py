@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from mingle.config import values
+from mingle.config.settings import Settings
 from mingle.config.values import Peer
 from mingle.engine import driver, progress, store
 from mingle.engine.discovery import Discovery
@@ -604,6 +605,38 @@ def test_a_rank_whose_process_has_no_descriptor_left_waits_on(
         for caller in callers:
             caller.settimeout(5)
             assert rank is None or caller.recv(4) == datagrams.MAGIC, "it waited, and is taken now"
+
+
+def started(settings: Settings) -> MingleError | None:
+    """Start a rank and end it again; return why it could not start."""
+    try:
+        discovery_of(settings).close("the test is over")
+    except MingleError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("free", [0, 1, 2, 4, 6, 8, 10, 24])
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_a_rank_that_starts_without_enough_descriptors_says_why(rank: int | None, free: int) -> None:
+    """Each step of the start fails in its turn; what was opened before is closed."""
+    settings = settings_of(job_name("alone"), rank, 2, free_udp_port())  # type: ignore[arg-type]
+    with contextlib.ExitStack() as stack:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+        taken = []
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for descriptor in taken[free:]:
+            stack.callback(os.close, descriptor)
+        for descriptor in taken[:free]:
+            os.close(descriptor)
+        outcome = started(settings)
+    # A bare OSError would name neither the cause nor the fix.
+    assert outcome is None if free == 24 else outcome is None or "ulimit -n" in (outcome.remedy or "")
+    assert free > 4 or isinstance(outcome, MingleError)
 
 
 def test_a_store_is_shut_although_no_descriptor_is_left() -> None:

@@ -18,7 +18,7 @@ import pytest
 from mingle.config.settings import Network
 from mingle.config.values import Peer
 from mingle.engine.driver import LOOKED_AT_UNVERIFIED, Driver
-from mingle.network import interfaces
+from mingle.network import interfaces, local_relay
 from mingle.network.transport import Received
 from mingle.protocol.machine import Answer, Dial, Effect, Hangup, Multicast, Source, Write
 from mingle.wire import datagrams
@@ -476,3 +476,17 @@ def test_what_a_report_says_of_the_network() -> None:
         assert observed.versions == {"version 2": "10.0.0.1"}
         found = [finding.observation for finding in driver.facts(diagnosed=True).findings]
         assert any("'no-such-host.invalid' in MINGLE_PEERS does not resolve" in each for each in found)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract Unix sockets")
+def test_a_process_without_a_place_in_the_relay_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user can take all the names: that costs the relay of unicast datagrams, and nothing else."""
+    monkeypatch.setattr(local_relay, "MAX_PROCESSES", 1)
+    network = Network(interfaces=("lo",), port=free_udp_port())
+    with contextlib.ExitStack() as stack:
+        stack.callback(local_relay.LocalRelay(network.port).close)
+        driver = Noting(network, stack)
+        driver.notes.to_do.append(Multicast(SEEK))
+        assert driver.turn_until("heard")[1] == SEEK
+        assert driver.facts().failures == ["local relay: all 1 names are taken"]
+        assert driver.observed().relay_failure == "all 1 names are taken"

@@ -192,5 +192,6 @@ def test_more_than_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_udp_port()
     with contextlib.closing(LocalRelay(port)), contextlib.closing(LocalRelay(port)) as second:
         assert second.socket is None
+        assert second.failure == "all 1 names are taken"
         second.relay(heard(), 0.0)
         assert second.receive() == []

@@ -20,7 +20,7 @@ import torch
 from torch.distributed import TCPStore
 
 import tests.in_process  # noqa: F401 - torch, so that it costs each test as little as it can
-from mingle.abandonable import AbandonedError
+from mingle.detached import AbandonedError
 from mingle.engine import store
 from mingle.engine.store import (
     StoreServer,

@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torchs
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, create_handler
 
-from mingle.abandonable import AbandonedError
+from mingle.detached import AbandonedError
 from mingle.elastic import rounds as agent_rounds
 from mingle.elastic import settings as agent_settings
 from mingle.elastic.rounds import BACKEND, Backend, Monitor, Rounds, member_of, node_name, open_for_workers

@@ -25,7 +25,7 @@ A map of the package, from the inside out (``docs/architecture.md`` says what ea
 ``cli``          ``mingle-discover``
 ===============  ======================================================================
 
-At the top lie ``errors``, ``job``, and what everyone may use: ``forksafe``, ``abandonable``.
+At the top lie ``errors``, ``job``, and what everyone may use: ``forksafe``, ``detached``.
 """
 
 from __future__ import annotations

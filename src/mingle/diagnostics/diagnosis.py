@@ -49,6 +49,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     """The interfaces on which multicasts came in, our own included; None if none was sent yet."""
     failures: Mapping[str, str] = field(default_factory=dict)
     """The sockets that could not be opened, each with the name of the error."""
+    relay_failure: str = ""
+    """Why unicast datagrams can't be relayed between the processes of this machine; empty if they can."""
     send_errors: Mapping[str, int] = field(default_factory=dict)
     holders: Sequence[Holder] = ()
     """The other processes that hold the UDP port."""
@@ -175,6 +177,15 @@ def _port(facts: Facts) -> Iterator[Finding]:
     else:
         shared = f", shared with {len(facts.holders)} other ranks" if facts.holders else ""
         yield Finding("port", PASS, f"UDP port {facts.port} can be used{shared}")
+    if facts.relay_failure:
+        yield Finding(
+            "relay",
+            WARN,
+            f"the processes of this machine can't relay unicast datagrams to this one ({facts.relay_failure}), so "
+            "MINGLE_PEERS reaches only one of the processes that share the port",
+            f"end the processes that hold the names (ss -xlp | grep mingle/udp-{facts.port} shows them), or set "
+            "MINGLE_PORT to another port on every host",
+        )
 
 
 def _memberships(facts: Facts) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from msgspec import structs
 
 from mingle import forksafe
-from mingle.abandonable import AbandonedError
+from mingle.detached import AbandonedError
 from mingle.distributed import process_group
 from mingle.engine import store
 from mingle.engine.discovery import Discovery

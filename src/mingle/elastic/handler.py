@@ -25,8 +25,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from mingle import abandonable
-from mingle.abandonable import AbandonedError
+from mingle import detached
+from mingle.detached import AbandonedError
 from mingle.distributed import environment, gloo
 from mingle.distributed.environment import process_environment
 from mingle.elastic import rounds as agent_rounds
@@ -240,7 +240,7 @@ class AgentHandler(RendezvousHandler):
             return self._gathering.lost is not None or time.monotonic() > deadline
 
         try:
-            return abandonable.run(function, "rendezvous", is_over)
+            return detached.run(function, "rendezvous", is_over)
         except AbandonedError:
             pass
         except (OSError, RuntimeError):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from mingle.config.settings import Settings
+from mingle.detached import PreStartedWorker
 from mingle.elastic.agent import Agent
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.quorum import Policy
@@ -16,7 +17,6 @@ from mingle.engine import file_limit, progress
 from mingle.engine.discovery import job_key, machine_context
 from mingle.engine.driver import Driver
 from mingle.engine.progress import Progress
-from mingle.engine.spare_thread import SpareThread
 from mingle.engine.store import StoreKeeper, StoreServer
 from mingle.errors import MingleError
 from mingle.protocol.host import Host
@@ -60,7 +60,7 @@ class AgentLoop:
         quiet = settings.progress == "off"
         file_limit.make_room(policy.nodes.maximum, file_limit.FILES_PER_NODE, what="nodes", quiet=quiet)
         with contextlib.ExitStack() as stack:
-            worker = SpareThread()
+            worker = PreStartedWorker()
             stack.callback(worker.end)
             key = job_key(settings)
             self.driver = driver = Driver(

@@ -32,7 +32,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     create_handler,
 )
 
-from mingle.abandonable import AbandonedError
+from mingle.detached import AbandonedError
 from mingle.engine import store
 from mingle.errors import MingleError
 
@@ -63,7 +63,7 @@ LONG_PAST = datetime(1970, 1, 1, tzinfo=timezone.utc)
 class Rounds:
     """The rendezvous of one session, from its first round to its last.
 
-    The methods other than `nodes_waiting` and `end` can block; call them through `mingle.abandonable`.
+    The methods other than `nodes_waiting` and `end` can block; call them through `mingle.detached`.
 
     Attributes:
         number: torch's number of the present round.

@@ -17,10 +17,10 @@ from typing import TypeAlias
 
 from mingle.config import values
 from mingle.config.settings import Settings
+from mingle.detached import PreStartedWorker
 from mingle.engine import file_limit, progress, store
 from mingle.engine.driver import Driver, FailedCall
 from mingle.engine.progress import Progress
-from mingle.engine.spare_thread import SpareThread
 from mingle.engine.store import StoreClient, StoreKeeper, StoreServer
 from mingle.errors import MingleError
 from mingle.protocol.election import Elector
@@ -87,7 +87,7 @@ class Discovery:
         )
         with contextlib.ExitStack() as stack:
             stack.callback(self._progress.close)
-            self._worker = SpareThread()
+            self._worker = PreStartedWorker()
             stack.callback(self._worker.end)
             key = job_key(settings)
             self.driver = Driver(

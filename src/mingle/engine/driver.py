@@ -185,7 +185,13 @@ class Driver:
         self._faults: set[tuple[str, int]] = set()
         self._dialed: dict[int, Dial] = {}
         self._calls: deque[tuple[Callable[[], None], FailedCall | None]] = deque()
-        now = self.clock()
+        try:
+            self._open(groups, stack)
+        except OSError as error:
+            raise connections.refused("the sockets for the discovery can't be opened", error) from error
+
+    def _open(self, groups: Sequence[Group], stack: contextlib.ExitStack) -> None:
+        network, now = self.network, self.clock()
         self.interfaces = InterfaceMonitor(network.interfaces, network.family, now, stack)
         self._selector = forksafe.register(selectors.DefaultSelector())
         stack.callback(self._selector.close)
@@ -688,6 +694,7 @@ class Driver:
             named_by=network.interfaces_from if network.interfaces else "",
             multicasts_on=frozenset(self.multicasts_on) if transport and transport.sent else None,
             failures=dict(transport.failures) if transport else {},
+            relay_failure=self._relay.failure,
             send_errors=dict(transport.send_errors) if transport else {},
             unresolved=self.peers.failures,
             versions=versions or {},
@@ -705,6 +712,7 @@ class Driver:
         if network.family != "4" and any(each.of_family("6") for each in self.interfaces.usable):
             groups.append(group.ipv6(network.ttl))
         failures = [f"{what}: {why}" for what, why in transport.failures.items()] if transport else []
+        failures += [f"local relay: {self._relay.failure}"] if self._relay.failure else []
         failures += [f"{host} did not resolve: {why}" for host, why in self.peers.failures.items()]
         findings: Sequence[Finding] = ()
         if diagnosed:

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from msgspec import Struct
 
 from mingle import forksafe
-from mingle.abandonable import AbandonedError
+from mingle.detached import AbandonedError
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError
-from mingle.network.connections import bare_address, canonical_address, tune, untune
+from mingle.network.connections import bare_address, canonical_address, refused, tune, untune
 from mingle.protocol.machine import Effect, OpenStore, PrepareStore, ProveStore, ReachStore
 
 if TYPE_CHECKING:
@@ -301,11 +301,7 @@ def _bind_failed(address: str, port: int | None, error: OSError) -> MingleError:
             remedy=f"find it with `ss -tlnp 'sport = :{port}'`; or leave the port unset, then any free one is taken.",
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        return MingleError.explain(
-            f"the store can't listen on {where}: {error.strerror}",
-            cause="this process, or the whole system, has no file descriptor left",
-            remedy="look at `ulimit -n` and at what the process holds in /proc/PID/fd.",
-        )
+        return refused(f"the store can't listen on {where}", error)
     return MingleError.explain(
         f"the store can't listen on {where}: {error.strerror}",
         cause="the address has just gone from its interface",

@@ -46,6 +46,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     multicasts_on: frozenset[str] | None = None
     failures: Mapping[str, str] = field(default_factory=dict)
     send_errors: Mapping[str, int] = field(default_factory=dict)
+    relay_failure: str = ""
     unresolved: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     rp_drops_before: int | None = None
@@ -79,6 +80,7 @@ def gather(observed: Observed, environ: Mapping[str, str] | None = None) -> Fact
         only_loopback=bool(observed.used) and all(each.loopback for each in observed.used),
         multicasts_on=observed.multicasts_on,
         failures=observed.failures,
+        relay_failure=observed.relay_failure,
         send_errors=observed.send_errors,
         holders=holders(observed.port),
         default_route=default_route(),

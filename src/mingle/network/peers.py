@@ -30,7 +30,9 @@ RESOLVE_SECONDS = 1.0
 RESOLVED_SECONDS = 0.1
 """How often newly resolved addresses are looked for."""
 MAX_THREADS = 8
-# A name that resolves to more than this is no list of hosts; bounded against a hostile or broken resolver.
+# A name that resolves to more than this is no list of hosts; bounded against a hostile or broken resolver. Addresses
+# are kept while the process looks for others, because a resolver can return another subset each time; all together
+# cost at most PER_ROUND datagrams a round.
 MAX_ADDRESSES = 4096
 
 

@@ -32,6 +32,7 @@ from multicast_expert import IfaceInfo, McastRxSocket, McastTxSocket, os_multica
 
 from mingle import forksafe
 from mingle.errors import InterfaceError
+from mingle.network.connections import FREE_DESCRIPTORS, NO_DESCRIPTOR
 from mingle.network.interfaces import Family, Interface
 from mingle.wire.datagrams import Group
 
@@ -304,12 +305,14 @@ class Transport:
         endpoint.stack.close()
 
     def _nothing_opened(self) -> InterfaceError:
+        reasons = [f"{what}: {why}" for what, why in self.failures.items()] or ["no interface was given"]
+        observation = f"nothing could be opened for discovery on UDP port {self.port} ({'; '.join(reasons)})"
+        if any(why.startswith(("EMFILE", "ENFILE")) for why in self.failures.values()):
+            return InterfaceError.explain(observation, cause=NO_DESCRIPTOR, remedy=FREE_DESCRIPTORS)
         from mingle.diagnostics import CheckStatus, diagnosis
         from mingle.diagnostics.holders import holders
         from mingle.network import inspection
 
-        reasons = [f"{what}: {why}" for what, why in self.failures.items()] or ["no interface was given"]
-        observation = f"nothing could be opened for discovery on UDP port {self.port} ({'; '.join(reasons)})"
         facts = diagnosis.Facts(
             port=self.port,
             failures=self.failures,
