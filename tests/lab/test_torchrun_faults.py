@@ -15,8 +15,11 @@ from .torchrun_jobs import Job, jobs
 pytestmark = pytest.mark.timeout(600)
 MakeJob = Callable[..., Job]
 
-AGAIN_SECONDS = 25.0
-"""How soon survivors shall train again; 15 s of it is c10d's: so long it takes a silent node for alive."""
+KILLED_SECONDS = 15.0
+CUT_SECONDS = 25.0
+"""How soon the survivors train again after a node was killed, and after its link was cut."""
+START_SECONDS = 6.0
+"""How soon an idle machine with two cores makes its first step. A slower one gets the difference once more."""
 
 
 @pytest.fixture
@@ -29,8 +32,9 @@ def three_in_training(lab: Lab, job: MakeJob, name: str, conf: str = "last_call_
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
     made = job(name, "2:3", restarts=3, conf=conf)
+    at = time.monotonic()
     made.start(*hosts)
-    made.wait_for_group(hosts)
+    made.late_seconds = max(0.0, made.wait_for_group(hosts) - at - START_SECONDS)
     return made, hosts
 
 
@@ -55,8 +59,10 @@ def test_a_host_dies_and_comes_back(lab: Lab, job: MakeJob, victim: str, seed: i
     told = {generation(made, host) for host in rest}
     assert len(told) == 1
     assert (max(told) > first) if victim == "host" else (told == {first})
-    print(f"survivors of the {victim}'s death trained again after {again - at:.1f} s")
-    assert again - at < AGAIN_SECONDS
+    print(
+        f"survivors of the {victim}'s death trained again after {again - at:.1f} s, {made.late_seconds:.1f} s of slack"
+    )
+    assert again - at < KILLED_SECONDS + made.late_seconds
     made.start(lost)
     back = time.monotonic()
     grown = made.wait_for_group(hosts, since=back)
@@ -142,6 +148,7 @@ def test_a_link_is_cut_and_healed(lab: Lab, job: MakeJob, victim: str, seed: int
     at = time.monotonic()
     again = made.wait_for_group(rest, since=at)
     print(f"survivors of the {victim}'s cut link trained again after {again - at:.1f} s")
+    assert again - at < CUT_SECONDS + made.late_seconds
     assert not [step for step in made.said(lost) if step["at"] > at + 1]
     lost.heal()
     healed = time.monotonic()

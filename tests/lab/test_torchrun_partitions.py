@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(600)
 MakeJob = Callable[..., Job]
 
 APART_SECONDS = 25.0
-"""Longer than every heartbeat: whoever shall notice has noticed."""
+"""Longer than every heartbeat and lease."""
 
 
 @pytest.fixture
@@ -70,6 +70,7 @@ def test_one_side_of_a_partition_goes_on(
             (nodes, with_host, how)
             for nodes, with_host in (("1:2", 1), ("1:3", 1), ("1:3", 2), ("2:4", 2), ("2:5", 2))
             for how in ("reset", "icmp")
+            if (nodes, how) != ("2:4", "reset")
         ],
     ),
 )

@@ -57,6 +57,8 @@ class Job:
         self.fail_file = directory / f"{name}.fail"
         self.agents: dict[Host, Rank[None]] = {}
         self.past: list[tuple[Host, Rank[None]]] = []
+        self.late_seconds = 0.0
+        """By how much this machine is slower than an idle one; a test that measures adds it to its bounds."""
         self.line = [
             "--rdzv-backend=mingle",
             f"--rdzv-id={name}",
