@@ -346,7 +346,7 @@ AGENTS = (
         observed="another job id is heard; there is no default route",
         heard={"other_jobs": TYPO},
         machine=NO_ROUTE,
-        cause="with another --rdzv-id: 'resent' is on this network",
+        cause="a mistyped --rdzv-id: 'resent' is on this network",
     ),
     Row(
         observed="other nodes have joined, and there is no default route",
@@ -379,7 +379,7 @@ FIND = (
         observed="the host was heard and no connection to it stood",
         heard={"offer": "", "seeker": ""},
         machine=NO_ROUTE,
-        cause="its host was heard, but not reached over TCP",
+        cause="its host was heard but could not be reached over TCP",
     ),
     Row(
         observed="the host was reached and is gone",

@@ -106,7 +106,9 @@ def test_what_was_heard_and_tried_is_said() -> None:
         "datagrams: 12 sent, 5 heard, 2 rejected (2 unsigned)",
     ):
         assert part in error.observation
-    assert error.cause == "the other nodes were not started, or with another --rdzv-id: 'resent' is on this network"
+    assert error.cause == "a mistyped --rdzv-id: 'resent' is on this network"
+    other = Diagnostics(other_jobs={"bert": "host two (10.0.0.2), pid 7"})
+    assert "were not started, or with another --rdzv-id: 'bert'" in str(incomplete(ALONE, diagnostics=other).cause)
     assert "nothing of this job was heard, and no other job either" in incomplete(ALONE).observation
 
 

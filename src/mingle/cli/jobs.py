@@ -66,16 +66,11 @@ def list_(shared: Shared, fail_if_empty: bool) -> None:
 
 def why_no_job(facts: NetworkFacts) -> tuple[str, str]:
     """Return the first likely cause that applies, with its fix. docs/troubleshooting.md lists all causes."""
-    if sure := reports.failing(facts):
-        return sure.observation, f"{sure.remedy}."
-    if spoken := reports.versions(facts):
-        return reports.incompatible(spoken)
-    if doubt := reports.suspect(facts, Diagnostics(), alone=True):
-        return doubt.observation, f"{doubt.remedy}."
-    return (
+    otherwise = (
         f"no job runs here, or no multicast passes ({', '.join(facts.interfaces)}; UDP port {facts.port})",
         "name hosts with --peers, or another interface with -i; `mingle-discover doctor` looks for the reason.",
     )
+    return reports.failing(facts) or reports.incompatible(facts) or reports.suspect(facts, Diagnostics()) or otherwise
 
 
 @click.command("watch")

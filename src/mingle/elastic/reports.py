@@ -1,4 +1,4 @@
-"""What is said of a gathering of agents when it did not work, or went another way than people expect. Pure."""
+"""The errors and warnings about sessions of agents: observation, likely cause and fix. Pure."""
 
 from __future__ import annotations
 
@@ -11,20 +11,39 @@ from mingle.protocol import reports
 from mingle.protocol.machine import Diagnostics, Identity, NetworkFacts
 from mingle.wire.frames import Status
 
+_EVERYWHERE = "run the same line on every node; `mingle-discover list` shows which jobs the network knows."
+_AGENTS = reports.Words(
+    unproved="the other nodes",
+    unproved_fix="give every node the same secret_file, MINGLE_SECRET_FILE or MINGLE_SECRET; a stranger can be "
+    "ignored.",
+    other_id="the other nodes were not started, or with another --rdzv-id",
+    other_id_fix=_EVERYWHERE,
+    mistyped="a mistyped --rdzv-id",
+    otherwise=(
+        "the other nodes were not started, or with another --rdzv-id, or no network leads from them to here",
+        _EVERYWHERE,
+    ),
+)
+_NOT_JOINED = (
+    "not all that were heard to look for the job have joined it. Their firewall drops what comes from here, "
+    "or ours drops their TCP connections",
+    "run `mingle-discover doctor` on both nodes, or `mingle-discover ping` on all of them at once.",
+)
+
 
 @dataclass(slots=True)
 class Attendance:
-    """When the most were there: deadlines pass one after another, and whoever is last should name the others, too."""
+    """The best status so far. Deadlines pass one after another, and the last agent names the others, too."""
 
     best: Status | None = None
 
     @property
     def joined(self) -> int:
-        """How many there were."""
+        """The number of agents in it."""
         return 0 if self.best is None else self.best.joined
 
     def note(self, status: Status) -> None:
-        """Keeps it, unless more were there before."""
+        """Keep a status, unless more agents were there before."""
         if status.joined >= self.joined:
             self.best = status
 
@@ -39,7 +58,7 @@ def incomplete(
     diagnostics: Diagnostics,
     facts: NetworkFacts,
 ) -> MingleError:
-    """Returns the error of an agent whose time is up before its session had what it needs."""
+    """Return the error of an agent whose time is up before its session had what it needs."""
     attendance.note(status)
     most = attendance.best or status
     were = "; ".join(most.present) or str(identity.who)
@@ -51,13 +70,8 @@ def incomplete(
         observation += f", {status.joined} at the end"
     observation += f", and it lacks {status.lacks}." if status.lacks else f", {status.phase}."
     observation += _wanted(policy, memory, status)
-    if status.left:
-        observation += f"\n  came and went: {reports.few(status.left, '; ')}"
-    if status.refused:
-        observation += f"\n  refused: {reports.few(status.refused, '; ')}"
-    if diagnostics.secret_failures:
-        observation += f"\n  did not prove the secret: {reports.few(diagnostics.secret_failures, '; ')}"
-    cause, remedy = _why_incomplete(policy, memory, status, most, diagnostics, facts)
+    observation += reports.history(status, diagnostics)
+    cause, remedy = _why_incomplete(identity.job, policy, memory, status, most, diagnostics, facts)
     return DiscoveryTimeoutError.explain(
         f"{observation}\n{reports.heard(diagnostics)}\n{reports.tried(facts)}", cause=cause, remedy=remedy
     )
@@ -76,46 +90,33 @@ def _wanted(policy: Policy, memory: Memory, status: Status) -> str:
 
 
 def _why_incomplete(
-    policy: Policy, memory: Memory, status: Status, most: Status, diagnostics: Diagnostics, facts: NetworkFacts
-) -> tuple[str, str]:
-    """Return the likely cause and the fix; certain causes come before possible ones."""
-    everywhere = "run the same line on every node; `mingle-discover list` shows which jobs the network knows."
+    job: str,
+    policy: Policy,
+    memory: Memory,
+    status: Status,
+    most: Status,
+    diagnostics: Diagnostics,
+    facts: NetworkFacts,
+) -> reports.Cause:
+    certain: reports.Cause | None = None
     if memory.had_quorum and status.joined < policy.nodes.founders:
-        return (
+        certain = (
             "the missing nodes have ended or are cut off; if they are cut off, they may run the job without this one",
             "start the missing nodes again, or repair the network; where two parts of the job may run at once, give "
             "every node --rdzv-conf allow_minority=1.",
         )
-    if status.refused:
-        return "a node was started with settings that contradict the others (see what was refused)", everywhere
-    if sure := reports.failing(facts):
-        return sure.observation, f"{sure.remedy}."
-    if diagnostics.secret_failures or diagnostics.secret_signs:
-        return (
-            "the other nodes were started without a secret or with another one (somebody speaks of this job and has "
-            "not ours), or were never started",
-            "give every node the same secret_file, MINGLE_SECRET_FILE or MINGLE_SECRET; a stranger can be ignored.",
-        )
-    if spoken := reports.versions(facts):
-        return reports.incompatible(spoken)
-    if len(diagnostics.seekers) >= most.joined and not status.left:
-        # All that were there, but for us, may be among those heard: of this many at least one was not.
-        return (
-            "not all that were heard to look for the job have joined it. Their firewall drops what comes from here, "
-            "or ours drops their TCP connections",
-            "run `mingle-discover doctor` on both nodes, or `mingle-discover ping` on all of them at once.",
-        )
-    if diagnostics.other_jobs:
-        others = reports.few(repr(job) for job in sorted(diagnostics.other_jobs))
-        return (
-            f"the other nodes were not started, or with another --rdzv-id: {others} is on this network",
-            everywhere,
-        )
-    if doubt := reports.suspect(facts, diagnostics, alone=most.joined <= 1 and not status.left):
-        return doubt.observation, f"{doubt.remedy}."
-    return (
-        "the other nodes were not started, or with another --rdzv-id, or no network leads from them to here",
-        everywhere,
+    elif status.refused:
+        certain = "a node was started with settings that contradict the others (see what was refused)", _EVERYWHERE
+    # All nodes that were there, but this one, can be among those heard: of this many at least one was not.
+    outside = len(diagnostics.seekers) >= most.joined and not status.left
+    return reports.likely_cause(
+        job,
+        diagnostics,
+        facts,
+        _AGENTS,
+        alone=most.joined <= 1 and not status.left,
+        certain=certain,
+        heard=_NOT_JOINED if outside else None,
     )
 
 
@@ -143,7 +144,7 @@ def comes_second(identity: Identity, host: str) -> str:
 
 
 def ended(identity: Identity, reason: str) -> MingleError:
-    """Returns the error for gathering again when the job has ended."""
+    """Return the error for gathering again when the job has ended."""
     return MingleError.explain(
         f"job {identity.job!r} has ended: {reason}.",
         cause="the node that hosts it has finished, or has failed for good",

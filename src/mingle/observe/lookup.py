@@ -134,37 +134,32 @@ def not_found(job: str, finder: Finder, facts: NetworkFacts, seconds: float) -> 
     return DiscoveryTimeoutError.explain(f"{observation}\n{detail}", cause=cause, remedy=remedy)
 
 
-def _why_not_found(job: str, finder: Finder, facts: NetworkFacts) -> tuple[str, str]:
-    """Return the first likely cause that applies, with its fix. docs/troubleshooting.md lists all causes."""
+def _why_not_found(job: str, finder: Finder, facts: NetworkFacts) -> reports.Cause:
     sightings = finder.sessions
-    if sightings and all(each.was_alive for each in sightings):
-        return (
-            "its host was reached and has gone since: its process has ended, or its network was cut",
-            "look at the output of its host; start the job again.",
-        )
-    if sightings:
-        return (
-            "its host was heard, but not reached over TCP: a firewall, or an address of another network",
-            "allow TCP between the hosts, or name the right network with --interface.",
-        )
-    if spoken := reports.versions(facts):
-        return reports.incompatible(spoken)
-    if sure := reports.failing(facts):
-        return sure.observation, f"{sure.remedy}."
-    if finder.seekers:
-        return (
-            "ranks look for it, so multicast works here; its rank 0 was not started or does not hear us",
-            "look at the output of rank 0.",
-        )
-    if finder.diagnostics.other_jobs:
-        cause, _ = reports.other_id(job, finder.diagnostics, "the job does not run, or runs under another id")
-        return cause, "give the job id that the ranks were started with; `mingle-discover list` shows all."
-    if doubt := reports.suspect(facts, finder.diagnostics, alone=True):
-        return doubt.observation, f"{doubt.remedy}."
-    return (
-        "the job does not run, or this network carries no multicast between the hosts, or a firewall "
-        f"drops UDP port {facts.port}",
-        "start rank 0; without multicast name its host with --peers.",
+    searched = (
+        "ranks look for it, so multicast works here; its rank 0 was not started or does not hear us",
+        "look at the output of rank 0.",
+    )
+    words = reports.Words(
+        unproved="the job's ranks",
+        unproved_fix="give the job's secret with --secret-file, MINGLE_SECRET_FILE or MINGLE_SECRET.",
+        other_id="the job does not run, or runs under another id",
+        other_id_fix="give the job id that the ranks were started with; `mingle-discover list` shows all.",
+        otherwise=(
+            "the job does not run, or this network carries no multicast between the hosts, or a firewall "
+            f"drops UDP port {facts.port}",
+            "start rank 0; without multicast name its host with --peers.",
+        ),
+    )
+    gone = all(each.was_alive for each in sightings)
+    return reports.likely_cause(
+        job,
+        finder.diagnostics,
+        facts,
+        words,
+        alone=True,
+        certain=reports.unreachable_host("its host", gone=gone) if sightings else None,
+        heard=searched if finder.seekers else None,
     )
 
 

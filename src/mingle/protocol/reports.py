@@ -1,18 +1,27 @@
-"""What is said when it did not work: every report gives the observation, the likely cause and a fix.
+"""The errors and notices of the protocol: each error gives the observation, the likely cause and a fix. Pure.
 
-Pure functions from what the machines know to the errors of :mod:`mingle.errors`.
+:func:`likely_cause` is the one ladder from what was observed to the cause that is named. Ranks, agents and
+``mingle-discover find`` use it, each with sentences of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
-from mingle.diagnostics import CheckStatus, Finding
+from msgspec import Struct
+from msgspec.structs import replace
+
+from mingle.diagnostics import CheckStatus
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, InterfaceError, MingleError
 from mingle.protocol.machine import Diagnostics, Identity, NetworkFacts
 from mingle.wire.frames import ProcessInfo, Refused, Running, Status
 
+Cause: TypeAlias = tuple[str, str]
+"""A likely cause and its fix."""
+
 _SHOWN = 8
+_LOOK = "look at the output of the missing ranks; `mingle-discover list` shows who is there."
 _RESEMBLING = 0.7
 """The similarity (difflib's ratio) from which on a job id counts as a misspelling of another one."""
 _NO_NETWORK_CAUSE = "the hosts have several networks and share none of them, or a firewall closes the one they share"
@@ -20,14 +29,14 @@ _NO_NETWORK_REMEDY = "name the network they share with MINGLE_INTERFACE on every
 
 
 def few(names: Iterable[object], separator: str = ", ") -> str:
-    """Returns the first few of these names, and how many more there are."""
+    """Return the first few of these names, and how many more there are."""
     every = [str(name) for name in names]
     shown = separator.join(every[:_SHOWN])
     return shown if len(every) <= _SHOWN else f"{shown} and {len(every) - _SHOWN} more"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Returns ranks as people write them: ``3, 7-9``."""
+    """Return ranks as people write them: ``3, 7-9``."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and spans[-1][1] == rank - 1:
@@ -47,7 +56,7 @@ def _me(identity: Identity) -> str:
 
 
 def tried(facts: NetworkFacts) -> str:
-    """Returns the lines that say what was tried: interfaces, groups, port, datagrams, and what is wrong here."""
+    """Return the lines that say what was tried: interfaces, groups, port, datagrams, and what is wrong here."""
     lines = [
         f"  interfaces: {', '.join(facts.interfaces) or 'none'}; "
         f"groups {', '.join(facts.groups)} and UDP port {facts.port}"
@@ -68,7 +77,7 @@ def tried(facts: NetworkFacts) -> str:
 
 
 def heard(diagnostics: Diagnostics, *, alone: bool = True) -> str:
-    """Returns the lines that say who was heard: of this job, and of others; that it was nobody, only if ``alone``.
+    """Return the lines that say who was heard: of this job, and of others; that it was nobody, only if ``alone``.
 
     Ranks that found their host at once never asked anybody: that they were not heard is no sign of anything.
     """
@@ -92,23 +101,132 @@ def heard(diagnostics: Diagnostics, *, alone: bool = True) -> str:
     return "\n".join(lines)
 
 
+# --- the ladder from what was observed to the likely cause ---------------------------------------------------------
+
+
+class Words(Struct, frozen=True, kw_only=True):
+    """The sentences of the ladder that differ between ranks, agents and ``mingle-discover find``."""
+
+    unproved: str
+    """The processes that can lack our secret."""
+    unproved_fix: str
+    other_id: str
+    """The cause if other job ids were heard and none resembles ours."""
+    other_id_fix: str
+    mistyped: str = "a mistyped job id"
+    otherwise: Cause
+    """The cause if nothing was observed."""
+
+
+_RANKS = Words(
+    unproved="the missing ranks",
+    unproved_fix="give every rank the same MINGLE_SECRET or MINGLE_SECRET_FILE; a stranger can be ignored.",
+    other_id="the missing ranks were never started, or were started under another job id",
+    other_id_fix="start every rank with the same job id.",
+    otherwise=("the missing ranks were never started, or no network leads from them to rank 0", _LOOK),
+)
+
+
+def likely_cause(
+    job: str,
+    diagnostics: Diagnostics,
+    facts: NetworkFacts,
+    words: Words,
+    *,
+    alone: bool,
+    certain: Cause | None = None,
+    heard: Cause | None = None,
+) -> Cause:
+    """Return the likely cause and the fix: the first rung of the ladder that applies.
+
+    A check of this machine that fails is certain to break things. A check that only warns is named last, and only if no
+    process was heard. docs/troubleshooting.md has the table.
+
+    Args:
+        job: the job id.
+        diagnostics: what was heard.
+        facts: what was tried, and the findings of the local checks.
+        words: the sentences for the reader.
+        alone: whether no other process has joined.
+        certain: the cause that the host or its connection has shown.
+        heard: the cause if processes that look for the job were heard and have not joined it.
+    """
+    secret = diagnostics.secret_failures or diagnostics.secret_signs
+    rungs = (
+        certain,
+        failing(facts),
+        _another_secret(words) if secret else None,
+        incompatible(facts),
+        _another_attempt(diagnostics) if diagnostics.other_attempts else None,
+        heard,
+        _another_id(job, diagnostics, words) if diagnostics.other_jobs else None,
+        suspect(facts, diagnostics) if alone else None,
+    )
+    return next((rung for rung in rungs if rung is not None), words.otherwise)
+
+
+def failing(facts: NetworkFacts) -> Cause | None:
+    """Return the check of this machine that has failed, if any."""
+    found = (finding for finding in facts.findings if finding.status is CheckStatus.FAIL)
+    return next(((finding.observation, f"{finding.remedy}.") for finding in found), None)
+
+
+def suspect(facts: NetworkFacts, diagnostics: Diagnostics) -> Cause | None:
+    """Return the warning that can explain why no process was heard, if none was."""
+    if not diagnostics.empty or versions(facts):
+        return None
+    found = (finding for finding in facts.findings if finding.explains_silence)
+    return next(((finding.observation, f"{finding.remedy}.") for finding in found), None)
+
+
 def versions(facts: NetworkFacts) -> list[str]:
-    """Returns the foreign versions of the protocol that were heard."""
+    """Return the other versions of the protocol that were heard."""
     return [reason for reason in facts.rejected if reason.startswith("version ")]
 
 
-def incompatible(spoken: Sequence[str]) -> tuple[str, str]:
-    """Return cause and fix if :func:`versions` finds any."""
+def incompatible(facts: NetworkFacts) -> Cause | None:
+    """Return the cause if another version of the protocol was heard."""
+    if not (spoken := versions(facts)):
+        return None
     return (
         f"another protocol {few(spoken)} is spoken on this network: an incompatible mingle",
         "install the same version of multinode-mingle on every host.",
     )
 
 
+def _another_secret(words: Words) -> Cause:
+    return (
+        f"{words.unproved} were started without a secret or with another one (a process that lacks our secret speaks "
+        "of this job), or were never started",
+        words.unproved_fix,
+    )
+
+
+def _another_attempt(diagnostics: Diagnostics) -> Cause:
+    attempts = few(repr(attempt) for attempt in sorted(diagnostics.other_attempts))
+    return (
+        f"the launcher's attempt differs: {attempts} is on this network, so the job was restarted on some nodes "
+        "only, or ranks of its last attempt still run",
+        "end what is left of the last attempt, and start the job again on all nodes.",
+    )
+
+
+def _another_id(job: str, diagnostics: Diagnostics, words: Words) -> Cause:
+    """Name the other jobs; one of them is a mistyped id only if it resembles ours."""
+    import difflib  # only a process that has failed needs it
+
+    near = difflib.get_close_matches(job, diagnostics.other_jobs, cutoff=_RESEMBLING)
+    named = few(repr(other) for other in sorted(near or diagnostics.other_jobs))
+    return f"{words.mistyped if near else words.other_id}: {named} is on this network", words.other_id_fix
+
+
+# --- errors --------------------------------------------------------------------------------------------------------
+
+
 def authentication(
     identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, *, secured: bool
 ) -> MingleError | None:
-    """Returns the error for a job kept apart by its secret, or None where there is no sign of that."""
+    """Return the error for a job kept apart by its secret, or None where there is no sign of that."""
     if not (diagnostics.signed_without_secret or diagnostics.secret_failures or diagnostics.secret_signs):
         return None
     if secured:
@@ -138,11 +256,11 @@ def timeout(
     status: Status | None,
     connected: bool,
 ) -> MingleError:
-    """Returns the error of a rank whose time is up."""
+    """Return the error of a rank whose time is up."""
     if status is not None:
         observation, cause, remedy = _incomplete(identity, diagnostics, facts, status, seconds, connected)
     elif connected:
-        observation, cause, remedy = _hushed(identity, seconds)
+        observation, cause, remedy = _silent_host(identity, seconds)
     else:
         observation, cause, remedy = _no_host(identity, diagnostics, facts, seconds)
     joined = status is not None and status.joined > 1
@@ -165,24 +283,43 @@ def _incomplete(
     if not connected:
         observation += " (as last told by rank 0, which is not reached any more)"
     observation += "."
-    if status.left:
-        observation += f"\n  came and went: {few(status.left, '; ')}"
-    if status.refused:
-        observation += f"\n  refused: {few(status.refused, '; ')}"
-    if diagnostics.secret_failures:
-        observation += f"\n  did not prove the secret: {few(diagnostics.secret_failures, '; ')}"
+    observation += history(status, diagnostics)
     return observation, *_why_incomplete(identity, diagnostics, facts, status)
 
 
-def _why_incomplete(
-    identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, status: Status
-) -> tuple[str, str]:
-    """Returns the likely cause and a fix; the first that applies. docs/troubleshooting.md has the table."""
-    look = "look at the output of the missing ranks; `mingle-discover list` shows who is there."
+def history(status: Status, diagnostics: Diagnostics) -> str:
+    """Return the lines that say which processes left, or did not get in."""
+    lines = (
+        ("came and went", status.left),
+        ("refused", status.refused),
+        ("did not prove the secret", diagnostics.secret_failures),
+    )
+    return "".join(f"\n  {what}: {few(names, '; ')}" for what, names in lines if names)
+
+
+def _why_incomplete(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, status: Status) -> Cause:
+    outside = _outside(identity, diagnostics, status)
+    not_joined = (
+        f"{few(outside, '; ')}: heard, and has not joined. Its host's firewall drops what comes from here, or "
+        "ours drops its TCP connections",
+        "run `mingle-discover doctor` on both hosts, or `mingle-discover ping` on all of them at once.",
+    )
+    return likely_cause(
+        identity.job,
+        diagnostics,
+        facts,
+        _RANKS,
+        alone=status.joined <= 1 and not status.left,
+        certain=_as_the_host_says(identity, diagnostics, status),
+        heard=not_joined if outside else None,
+    )
+
+
+def _as_the_host_says(identity: Identity, diagnostics: Diagnostics, status: Status) -> Cause | None:
     if status.refused:
-        return "a rank was started with settings that contradict the others (see what was refused)", look
+        return "a rank was started with settings that contradict the others (see what was refused)", _LOOK
     if status.left and not status.missing and status.joined < status.world_size:
-        return "a rank crashed or was stopped while it waited for the others", look
+        return "a rank crashed or was stopped while it waited for the others", _LOOK
     if status.unconfirmed and diagnostics.store_failures and identity.rank in (None, *status.unconfirmed):
         stores = (f"{where} is not reached from this host ({why})" for where, why in diagnostics.store_failures.items())
         return (
@@ -190,30 +327,8 @@ def _why_incomplete(
             "allow TCP from this host to rank 0's, or fix the store's port with MINGLE_MASTER_PORT and open that one.",
         )
     if status.unconfirmed:
-        return "those processes are stopped, or their network was cut while the job formed", look
-    if sure := failing(facts):
-        return sure.observation, f"{sure.remedy}."
-    if diagnostics.secret_failures or diagnostics.secret_signs:
-        return (
-            "the missing ranks were started without a secret or with another one (somebody speaks of this job and has "
-            "not ours), or were never started",
-            "give every rank the same MINGLE_SECRET or MINGLE_SECRET_FILE; a stranger can be ignored.",
-        )
-    if outside := _outside(identity, diagnostics, status):
-        return (
-            f"{few(outside, '; ')}: heard, and has not joined. Its host's firewall drops what comes from here, or "
-            "ours drops its TCP connections",
-            "run `mingle-discover doctor` on both hosts, or `mingle-discover ping` on all of them at once.",
-        )
-    if elsewhere := _elsewhere(diagnostics, facts):
-        return elsewhere
-    if diagnostics.other_jobs:
-        return other_id(
-            identity.job, diagnostics, "the missing ranks were never started, or were started under another job id"
-        )
-    if doubt := suspect(facts, diagnostics, alone=status.joined <= 1 and not status.left):
-        return doubt.observation, f"{doubt.remedy}."
-    return "the missing ranks were never started, or no network leads from them to rank 0", look
+        return "those processes are stopped, or their network was cut while the job formed", _LOOK
+    return None
 
 
 def _outside(identity: Identity, diagnostics: Diagnostics, status: Status) -> list[str]:
@@ -225,49 +340,7 @@ def _outside(identity: Identity, diagnostics: Diagnostics, status: Status) -> li
     return [text for text in seekers if any(text.startswith(f"rank {n} ") for n in status.missing)]
 
 
-def failing(facts: NetworkFacts) -> Finding | None:
-    """Returns what is surely wrong with this machine, or None."""
-    return next((finding for finding in facts.findings if finding.status is CheckStatus.FAIL), None)
-
-
-def suspect(facts: NetworkFacts, diagnostics: Diagnostics, *, alone: bool) -> Finding | None:
-    """Return the warning that can explain why no process was heard; None if any was.
-
-    Args:
-        facts: with the findings of the local checks.
-        diagnostics: who was heard.
-        alone: whether no process has joined either.
-    """
-    if not alone or not diagnostics.empty or versions(facts):
-        return None
-    return next((finding for finding in facts.findings if finding.explains_silence), None)
-
-
-def other_id(job: str, diagnostics: Diagnostics, otherwise: str) -> tuple[str, str]:
-    """Return cause and fix if other jobs were heard; a mistyped id only if one of them resembles ours."""
-    import difflib  # only a rank that has failed needs it
-
-    near = difflib.get_close_matches(job, diagnostics.other_jobs, cutoff=_RESEMBLING)
-    words = "a mistyped job id" if near else otherwise
-    named = few(repr(other) for other in sorted(near or diagnostics.other_jobs))
-    return f"{words}: {named} is on this network", "start every rank with the same job id."
-
-
-def _elsewhere(diagnostics: Diagnostics, facts: NetworkFacts) -> tuple[str, str] | None:
-    """Return cause and fix if the ranks heard belong to another version or another attempt."""
-    if spoken := versions(facts):
-        return incompatible(spoken)
-    if diagnostics.other_attempts:
-        attempts = few(repr(attempt) for attempt in sorted(diagnostics.other_attempts))
-        return (
-            f"the launcher's attempt differs: {attempts} is on this network, so the job was restarted on some nodes "
-            "only, or ranks of its last attempt still run",
-            "end what is left of the last attempt, and start the job again on all nodes.",
-        )
-    return None
-
-
-def _hushed(identity: Identity, seconds: float) -> tuple[str, str, str]:
+def _silent_host(identity: Identity, seconds: float) -> tuple[str, str, str]:
     return (
         f"job {identity.job!r} did not form within {seconds:g} s: its host took the connection of {_me(identity)} and "
         "does not answer.",
@@ -282,51 +355,56 @@ def _no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, 
     return observation, *_why_no_host(identity, diagnostics, facts, host)
 
 
-def _why_no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, host: str) -> tuple[str, str]:
-    """Returns the likely cause and a fix; the first that applies. docs/troubleshooting.md has the table."""
-    if diagnostics.hosts and diagnostics.hosts.keys() <= diagnostics.proved.keys():
-        return (
-            f"{host} was reached and has gone since: its process has ended, or its network was cut",
-            f"look at the output of {host}; start the job again.",
-        )
-    if diagnostics.hosts:
-        return (
-            f"{host} was heard but could not be reached over TCP: a firewall, or an address of another network",
-            "allow TCP between the hosts, or name the right network with MINGLE_INTERFACE; `mingle-discover doctor` "
-            "on its host shows the rule.",
-        )
-    if spoken := versions(facts):
-        return incompatible(spoken)
-    if sure := failing(facts):
-        return sure.observation, f"{sure.remedy}."
-    if diagnostics.announcements:
-        return (
-            f"the job is only announced by `mingle-discover announce`, which no rank joins; {host} was not started",
-            f"start {host}, or connect to the announced address without mingle.",
-        )
-    if elsewhere := _elsewhere(diagnostics, facts):
-        return elsewhere
-    if diagnostics.other_jobs:
-        return other_id(identity.job, diagnostics, f"{host} was not started, or was started under another job id")
-    if diagnostics.seekers:
-        return (
-            f"{host} was not started, or runs alone with a world size of 1, or its multicast does not reach this "
-            "network (other ranks are heard, so multicast works here)",
-            f"look at the output and the WORLD_SIZE of {host}; `mingle-discover list` on its host shows what it does.",
-        )
-    if doubt := suspect(facts, diagnostics, alone=True):
-        return doubt.observation, f"{doubt.remedy}."
-    return (
+def _why_no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, host: str) -> Cause:
+    unheard = (
+        f"{host} was not started, or runs alone with a world size of 1, or its multicast does not reach this "
+        "network (other ranks are heard, so multicast works here)",
+        f"look at the output and the WORLD_SIZE of {host}; `mingle-discover list` on its host shows what it does.",
+    )
+    silence = (
         "rank 0 was not started, or this network carries no multicast between the hosts (many clouds and "
         "Kubernetes networks don't, and a switch that snoops on IGMP without a querier filters it), or a firewall "
         "drops it",
         f"check rank 0's output; allow UDP port {facts.port}; without multicast set MINGLE_PEERS=<rank 0's host>; "
         "`mingle-discover ping` on both hosts tells which.",
     )
+    words = replace(
+        _RANKS,
+        other_id=f"{host} was not started, or was started under another job id",
+        otherwise=unheard if diagnostics.seekers else silence,
+    )
+    certain: Cause | None = None
+    if diagnostics.hosts:
+        certain = unreachable_host(host, gone=diagnostics.hosts.keys() <= diagnostics.proved.keys())
+    elif diagnostics.announcements:
+        certain = (
+            f"the job is only announced by `mingle-discover announce`, which no rank joins; {host} was not started",
+            f"start {host}, or connect to the announced address without mingle.",
+        )
+    return likely_cause(identity.job, diagnostics, facts, words, alone=True, certain=certain)
+
+
+def unreachable_host(host: str, *, gone: bool) -> Cause:
+    """Return the cause if a host was heard and no connection to it stands.
+
+    Args:
+        host: what it is called.
+        gone: whether a connection to it stood before.
+    """
+    if gone:
+        return (
+            f"{host} was reached and has gone since: its process has ended, or its network was cut",
+            f"look at the output of {host}; start the job again.",
+        )
+    return (
+        f"{host} was heard but could not be reached over TCP: a firewall, or an address of another network",
+        "allow TCP between the hosts, or name the right network with MINGLE_INTERFACE; `mingle-discover doctor` "
+        "on its host shows the rule.",
+    )
 
 
 def refused(identity: Identity, refusal: Refused) -> MingleError:
-    """Returns the error of a rank that the host proved to have no place for."""
+    """Return the error of a rank that the host proved to have no place for."""
     who = f" by {refusal.who}" if refusal.who is not None else ""
     cause, remedy = {
         "rank taken": (
@@ -359,7 +437,7 @@ def refused(identity: Identity, refusal: Refused) -> MingleError:
 
 
 def running(identity: Identity, running: Running, seconds: float) -> MingleError:
-    """Returns the error for a job that runs already under the same id."""
+    """Return the error for a job that runs already under the same id."""
     return ConflictError.explain(
         f"job {identity.job!r} runs already, since {running.seconds + seconds:.0f} s ago, and is full with "
         f"{running.world_size} ranks, hosted by {running.host}. It has: {running.roster}",
@@ -369,7 +447,7 @@ def running(identity: Identity, running: Running, seconds: float) -> MingleError
 
 
 def running_notice(identity: Identity, running: Running, seconds: float) -> str:
-    """Returns the line that says, soon, that a job runs already."""
+    """Return the line that says, soon, that a job runs already."""
     return (
         f"job {identity.job!r} runs already since {running.seconds + seconds:.0f} s, hosted by {running.host}; "
         "waiting for it to end. Use another job id if these are two jobs."
@@ -377,17 +455,17 @@ def running_notice(identity: Identity, running: Running, seconds: float) -> str:
 
 
 def reopened(identity: Identity, reason: str) -> str:
-    """A notice: the ranks that were all in are to be gathered once more."""
+    """Return the notice that an epoch was voided after all ranks had joined."""
     return f"job {identity.job!r}: forming it was interrupted and starts again: {reason}"
 
 
 def member_lost(identity: Identity, who: ProcessInfo) -> str:
-    """Why the store is closed: nobody shall wait there for a rank that is gone."""
+    """Return why the store is closed: no rank must wait there for one that is gone."""
     return f"job {identity.job!r}: {who} was lost before its process group stood"
 
 
 def host_lost(identity: Identity, loss: str) -> MingleError:
-    """Returns the error of a member whose host is gone after GO and before the process group stood."""
+    """Return the error of a member whose host is gone after GO and before the process group stood."""
     return MingleError.explain(
         f"job {identity.job!r}: rank 0 was lost after the job had formed and before its process group stood ({loss}).",
         cause="its process was killed or has failed, or its machine or its link is down",
@@ -396,7 +474,7 @@ def host_lost(identity: Identity, loss: str) -> MingleError:
 
 
 def not_contiguous(identity: Identity) -> str:
-    """A notice: mingle can live with ranks that are spread over the nodes, others can't."""
+    """Return the warning that ranks are spread over the nodes: mingle allows it, some frameworks do not."""
     return (
         f"job {identity.job!r}: the given ranks are not contiguous per node. Frameworks that compute "
         "rank = node_rank * devices + local_rank (Lightning, for one) will be wrong; give each node one "
@@ -405,7 +483,7 @@ def not_contiguous(identity: Identity) -> str:
 
 
 def two_hosts(identity: Identity, others: Sequence[ProcessInfo]) -> MingleError:
-    """Returns the error for two live rank 0s."""
+    """Return the error for two live rank 0s."""
     return ConflictError.explain(
         f"job {identity.job!r} has more than one rank 0: this process ({identity.who}) and {few(others, '; ')}.",
         cause="rank 0 was started twice, or two jobs share one job id",
@@ -419,7 +497,7 @@ def one_line(text: str) -> str:
 
 
 def closed_by_host(identity: Identity, reason: str, *, network: bool) -> MingleError:
-    """Returns the error of a member whose host ended the session because of a conflict, or for want of a network."""
+    """Return the error of a member whose host ended the session because of a conflict, or for want of a network."""
     if network:
         return InterfaceError.explain(reason, cause=_NO_NETWORK_CAUSE, remedy=_NO_NETWORK_REMEDY)
     return ConflictError.explain(
@@ -430,7 +508,7 @@ def closed_by_host(identity: Identity, reason: str, *, network: bool) -> MingleE
 
 
 def no_common_network(identity: Identity, matrix: str) -> MingleError:
-    """Returns the error for hosts that don't all meet on one network."""
+    """Return the error for hosts that don't all meet on one network."""
     return InterfaceError.explain(
         f"job {identity.job!r}: no address of rank 0 was reached by every rank:\n{matrix}",
         cause=_NO_NETWORK_CAUSE,
