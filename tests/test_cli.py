@@ -109,6 +109,15 @@ def test_help_loads_neither_the_network_nor_rich() -> None:
     subprocess.run([sys.executable, "-c", code], env=command_environment(1), check=True, timeout=60, stdout=-3)
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_loads_neither_torch_nor_rich(command: str) -> None:
+    code = (
+        f"import sys; from mingle.cli import main; main([{command!r}, '--help'], standalone_mode=False); "
+        "loaded = {'torch', 'rich'} & {*sys.modules}; assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", code], env=command_environment(1), check=True, timeout=60, stdout=-3)
+
+
 @pytest.mark.parametrize(("command", "summary"), [(name, summary) for name, (_, summary) in COMMANDS.items()])
 def test_a_summary_is_the_first_line_of_the_commands_own_help_and_is_shown_whole(command: str, summary: str) -> None:
     shown = CliRunner().invoke(main, [command, "--help"]).output.splitlines()

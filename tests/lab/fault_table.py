@@ -170,7 +170,7 @@ FAULTS = (
         secret_on_one_side,
         "secret",
         "The same, for somebody who has none at all.",
-        {"init": ("AuthenticationError", "has none"), "ping": ("host2 (10.77.0.2)", "one side has none")},
+        {"init": ("AuthenticationError", "has none"), "ping": ("host2 (10.77.0.2)", "only one side has a secret")},
     ),
     Fault(
         "the UDP port held by another program",
@@ -186,7 +186,7 @@ FAULTS = (
         "The kernel gives a unicast datagram to the last program that opened the port. Here multicast is not "
         "there to help, and MINGLE_PEERS goes to the wrong one.",
         {
-            "init": ("is also held by pid", "unicast datagrams reach only one"),
+            "init": ("is also held by pid", "a unicast datagram to a shared port reaches only one program"),
             "doctor": ("WARN\tport", "is also held by pid", "MINGLE_PEERS may not work"),
         },
     ),
@@ -221,7 +221,7 @@ FAULTS = (
         "Both hosts are healthy, and listen on networks that do not meet.",
         {
             "init": ("MINGLE_INTERFACE names eth0 alone", "eth1 10.88.0.1/24 is up as well"),
-            "doctor": ("host2 (10.88.0.2) is reached by eth1, and eth0 is all that is used here",),
+            "doctor": ("host2 (10.88.0.2) is reached by eth1, but only eth0 is used here",),
         },
     ),
     Fault(

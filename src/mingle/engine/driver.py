@@ -115,7 +115,8 @@ class Listening(Protocol):
         """Announce these addresses."""
 
 
-def _no_effect(effect: Effect) -> None:
+def no_effect(effect: Effect) -> None:
+    """Refuse an effect that no machine of this driver has."""
     raise AssertionError(f"this machine opens no store: {effect}")
 
 
@@ -157,7 +158,7 @@ class Driver:
         *,
         groups: Sequence[Group] = (),
         clock: Callable[[], float] = time.monotonic,
-        perform: Callable[[Effect], None] = _no_effect,
+        perform: Callable[[Effect], None] = no_effect,
         scanned: Callable[[float, bool], None] | None = None,
         say: Callable[[int, str, BaseException | None], None] = say,
     ) -> None:

@@ -1,1 +1,1 @@
-"""Who only looks, and who announces: the machines of ``mingle-discover``, and what drives them."""
+"""Observers, the part of ``mingle-discover`` that uses the network: they find jobs, announce one, or ping hosts."""

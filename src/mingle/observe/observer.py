@@ -1,4 +1,4 @@
-"""The loop of a command: it drives a finder or an announcement, without torch."""
+"""The loop of a command: it drives a finder, an announcement or a pinger, without torch."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from mingle.config.settings import Network
 from mingle.engine import driver
 from mingle.engine.driver import Driver
-from mingle.protocol.machine import NetworkFacts
+from mingle.protocol.machine import Effect, NetworkFacts
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
+from mingle.wire.datagrams import Group
 from mingle.wire.frames import ProcessInfo
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ logger = logging.getLogger("mingle")
 
 
 class Machine(driver.Machine, Protocol):
-    """What an observer's machine is beside that: a ``Finder`` or an ``Announcement``."""
+    """A machine that an observer drives: a ``Finder``, an ``Announcement`` or a ``PingMachine``."""
 
     def close(self, reason: str, /) -> None:
         """End everything."""
@@ -39,26 +39,38 @@ class Observer:
 
     Args:
         network: how to discover.
-        job: the job whose group is listened to beside the lobby; None: only the lobby is.
+        job: the job whose group to join beside the browse group; None: only the browse group.
         key: signs what is sent.
+        groups: the multicast groups to join in place of these two.
+        perform: carries out the effects that the driver does not know.
 
     Raises:
         InterfaceError: no interface can be used.
         MingleError: no file descriptor is free.
     """
 
-    def __init__(self, network: Network, job: str | None = None, key: JobKey | None = None) -> None:
+    def __init__(
+        self,
+        network: Network,
+        job: str | None = None,
+        key: JobKey | None = None,
+        *,
+        groups: Sequence[Group] = (),
+        perform: Callable[[Effect], None] = driver.no_effect,
+    ) -> None:
         with contextlib.ExitStack() as stack:
-            self.driver = Driver(network, job, key, stack)
+            self.driver = Driver(network, job, key, stack, groups=groups, perform=perform)
             self._stack = stack.pop_all()
         self.new_id, self.rng = self.driver.new_id, self.driver.rng
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the sockets."""
         self._stack.close()
 
     def listen(self) -> tuple[tuple[str, ...], int]:
@@ -71,13 +83,21 @@ class Observer:
         addresses = (*endpoints.advertised, *(each.address for each in endpoints.addresses))
         return addresses[: datagrams.MAX_ADDRESSES], endpoints.port
 
-    def run(self, machine: Machine, *, until: float | None, done: Callable[[], bool] = lambda: False) -> None:
+    def run(
+        self,
+        machine: Machine,
+        *,
+        until: float | None,
+        done: Callable[[], bool] = lambda: False,
+        every: float | None = None,
+    ) -> None:
         """Drive a machine until it is done or the deadline has passed, and close it in any case.
 
         Args:
             machine: what to drive.
             until: a time of ``time.monotonic()``; None: no deadline.
-            done: checked after each turn.
+            done: checked before each turn.
+            every: the longest time between two checks, in seconds; None: as long as nothing happens.
 
         Raises:
             MingleError: an unforeseen exception ended the loop; its ``__cause__`` is that exception.
@@ -90,8 +110,9 @@ class Observer:
             with self.driver.failures_explained():
                 self.driver.carry_out()
             while not done() and (until is None or time.monotonic() < until):
+                times = [until, None if every is None else time.monotonic() + every]
                 with self.driver.failures_explained():
-                    self.driver.turn(until)
+                    self.driver.turn(min((each for each in times if each is not None), default=None))
             reason = "done"
         finally:
             self.driver.part(partial(machine.close, reason))
@@ -102,10 +123,10 @@ class Observer:
 
 
 def this_process() -> ProcessInfo:
-    """Returns how this process is named to others."""
+    """Return the name of this process for others."""
     return ProcessInfo(hostname=datagrams.clip(socket.gethostname()), pid=os.getpid())
 
 
 def new_name() -> bytes:
-    """Returns sixteen random bytes, for a session or a member."""
+    """Return sixteen random bytes, for a session or a member."""
     return secrets.token_bytes(16)

@@ -6,15 +6,13 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from mingle.config.settings import Network
-from mingle.engine.driver import Driver, Machine
 from mingle.network.connections import bare_address
 from mingle.network.inspection import Observed
 from mingle.network.transport import Received
-from mingle.observe.observer import new_name, this_process
+from mingle.observe.observer import Machine, Observer, new_name, this_process
 from mingle.observe.ping import Cast, PingMachine, Post, Reply
 from mingle.protocol.machine import Effect
 from mingle.wire import datagrams, echo
@@ -24,22 +22,22 @@ from mingle.wire.datagrams import LOBBY, job_group
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-LISTENED_SECONDS = 0.1
-"""How often a caller that shows something live is called back."""
+CALL_SECONDS = 0.1
+"""The interval of calls to a caller that shows something live."""
 REFUSAL_TRIES = 5
 REFUSAL_SECONDS = 0.5
-"""How long each try waits: Linux sends one host at most one ICMP error a second (icmp(7), icmp_ratelimit)."""
+"""The wait for each try: Linux sends one host at most one ICMP error a second (icmp(7), icmp_ratelimit)."""
 
 
 class Pinger:
-    """Pings on every interface that a rank would use. Use it in a ``with`` statement.
+    """An observer that pings, on every interface that a rank would use. Use it in a ``with`` statement.
 
     Args:
-        network: how to discover; its peers are pinged by unicast from the start.
+        network: the network settings; its peers are pinged by unicast from the start.
         job: the job to ping about; empty: none.
         interval: seconds between two rounds.
-        count: how many rounds; None: no end.
-        overheard: a job whose group is listened to as well, to hear who speaks another version there.
+        count: the number of rounds; None: no limit.
+        overheard: a job whose group to join as well, to hear other versions of the protocol there.
 
     Raises:
         InterfaceError: no interface can be used.
@@ -57,72 +55,71 @@ class Pinger:
     ) -> None:
         self._key = None if network.secret is None else JobKey(network.secret, job)
         self.versions: dict[str, str] = {}
-        """Other major versions of mingle that were heard, each with the address of a speaker."""
+        """The other major versions of the protocol that were heard, each with the address of a sender."""
         self._cast_group = echo.ping_group(job)
         groups = [self._cast_group, echo.LINK_GROUP, LOBBY]
         if overheard:
             groups.append(job_group(overheard))
-        with contextlib.ExitStack() as stack:
-            self.driver = driver = Driver(network, job or None, self._key, stack, groups=groups, perform=self._perform)
-            driver.on_datagram, driver.ask_peers = self._heard, self._learn_peers
-            # On link-local addresses, too: a PING may come from one, and its source is what is dialed.
-            own = [
-                (str(address.ip), each.index)
-                for each in driver.interfaces.usable
-                for address in each.of_family(network.family)
-            ]
+        self._observer = Observer(network, job or None, self._key, groups=groups, perform=self._perform)
+        self.driver = driver = self._observer.driver
+        driver.on_datagram, driver.ask_peers = self._heard, self._learn_peers
+        # On link-local addresses as well: a PING can come from one, and its source is what is dialed.
+        own = [
+            (str(address.ip), each.index)
+            for each in driver.interfaces.usable
+            for address in each.of_family(network.family)
+        ]
+        try:
             driver.connections.listen(own)
-            self.own = frozenset(address for address, _ in own)
-            self.pings = PingMachine(
-                job,
-                pinger=new_name(),
-                who=this_process(),
-                port=driver.connections.port,
-                shared_port=network.port,
-                interval=interval,
-                count=count,
-                new_id=driver.new_id,
-                now=time.monotonic(),
-                key=self._key,
-                own=self.own,
-            )
-            driver.drive(cast("Machine", self.pings))  # its messages and effects are not those of a rank
-            self._stack = stack.pop_all()
+        except BaseException:
+            self._observer.close()
+            raise
+        self.own = frozenset(address for address, _ in own)
+        self.pings = PingMachine(
+            job,
+            pinger=new_name(),
+            who=this_process(),
+            port=driver.connections.port,
+            shared_port=network.port,
+            interval=interval,
+            count=count,
+            new_id=driver.new_id,
+            now=time.monotonic(),
+            key=self._key,
+            own=self.own,
+        )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+    def __exit__(self, *_: object) -> None:
+        self._observer.close()
 
     def run(self, *, until: float | None = None, each: Callable[[], None] = lambda: None) -> None:
         """Ping until all rounds are over or the deadline has passed; always send GONE.
 
         Args:
-            until: a time of ``time.monotonic()``; None: no limit.
+            until: a time of ``time.monotonic()``; None: no deadline.
             each: called about ten times a second.
 
         Raises:
             MingleError: an unforeseen exception ended the loop; its ``__cause__`` is that exception.
         """
-        driver, call_due = self.driver, time.monotonic()
-        try:
-            with driver.failures_explained():
-                driver.carry_out()
-            while not self.pings.done and (until is None or time.monotonic() < until):
-                with driver.failures_explained():
-                    driver.turn(call_due if until is None else min(until, call_due))
-                if time.monotonic() >= call_due:
-                    call_due = time.monotonic() + LISTENED_SECONDS
-                    each()
-        finally:
-            driver.part(self.pings.close)
+        call_due = 0.0
+
+        def done() -> bool:
+            nonlocal call_due
+            if time.monotonic() >= call_due:
+                call_due = time.monotonic() + CALL_SECONDS
+                each()
+            return self.pings.done
+
+        # Its messages and effects are not those of a rank.
+        self._observer.run(cast("Machine", self.pings), until=until, done=done, every=CALL_SECONDS)
 
     @property
     def interfaces(self) -> tuple[str, ...]:
-        """The names of those that are used."""
+        """The names of the interfaces in use."""
         return tuple(each.name for each in self.driver.interfaces.usable)
 
     def observed(self) -> Observed:
