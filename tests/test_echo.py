@@ -43,7 +43,7 @@ def test_round_trip(message: EchoMessage, key: JobKey | None) -> None:
     assert echo.is_trusted(data, key)
     assert not echo.is_trusted(data, OTHER if key else KEY)
     assert echo.is_trusted(data, None) == (key is None)
-    assert echo.is_one(data)
+    assert datagrams.is_echo(data)
     assert echo.is_trusted(datagrams.as_repeated(data), key)
 
 
@@ -84,7 +84,11 @@ def test_rejected(data: bytes, reason: str) -> None:
 @EXAMPLES
 @given(st.binary(max_size=300))
 def test_any_bytes_end_in_a_message_or_a_rejection(data: bytes) -> None:
-    for untrusted in (data, echo.MAGIC + bytes((1, 0, 0, 0)) + data, echo.MAGIC + bytes((1, 0, 1, 0)) + data):
+    for untrusted in (
+        data,
+        datagrams.ECHO_MAGIC + bytes((1, 0, 0, 0)) + data,
+        datagrams.ECHO_MAGIC + bytes((1, 0, 1, 0)) + data,
+    ):
         try:
             echo.decode(untrusted)
         except Rejected:
@@ -111,7 +115,7 @@ def test_the_document_says_so() -> None:
         own = set(kind.__struct_fields__) - set(Echo.__struct_fields__)
         assert own <= set(re.findall(r"`(\w+)`", row))
     assert all(f"`{way}`" in text for way in echo.WAYS)
-    constants = [echo.MAGIC.hex(" "), echo.LINK_GROUP.ipv4, echo.LINK_GROUP.ipv6_link, str(echo.PING_BYTES)]
+    constants = [datagrams.ECHO_MAGIC.hex(" "), echo.LINK_GROUP.ipv4, echo.LINK_GROUP.ipv6_link, str(echo.PING_BYTES)]
     assert all(each in text for each in [*constants, f"{ANSWERS_PER_SECOND} times"])
 
 

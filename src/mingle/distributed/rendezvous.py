@@ -12,7 +12,6 @@ import functools
 import importlib
 import logging
 import os
-import secrets
 import socket
 import sys
 import threading
@@ -289,7 +288,7 @@ def _identity(wanted: Settings) -> Identity:
     return Identity(
         job=wanted.job_id,
         attempt=clip(wanted.attempt or ""),
-        member=secrets.token_bytes(16),
+        member=os.urandom(16),
         rank=wanted.rank,
         world_size=wanted.world_size,
         node=(f"launcher {wanted.node}" if wanted.node is not None else key)[:256],
@@ -312,7 +311,7 @@ def _hostname() -> str:
 
 def _form_alone(wanted: Settings) -> tuple[Formation, LoneSession]:
     """Forms a job of one rank: a store on loopback, and not a single packet."""
-    session = secrets.token_bytes(16)
+    session = os.urandom(16)
     server = store.open_server("127.0.0.1", wanted.master_port, session)
     local_rank = wanted.local_rank or 0
     member = Member(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -123,7 +123,7 @@ class Discovery:
         endpoints = driver.listen()
         if identity.rank is None:
             return Elector(identity, endpoints, context, now)
-        return Host(identity, secrets.token_bytes(16), endpoints, context, now)
+        return Host(identity, os.urandom(16), endpoints, context, now)
 
     def _drive(self, machine: Machine) -> None:
         self._machine = machine

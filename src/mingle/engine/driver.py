@@ -46,7 +46,7 @@ from mingle.protocol.machine import (
     Source,
     Write,
 )
-from mingle.wire import datagrams, echo
+from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import LOBBY, Datagram, Group, List, Offer, Seek, job_group
 
@@ -500,7 +500,7 @@ class Driver:
         return isinstance(offer, Offer) and offer.job == job
 
     def _datagram(self, received: Received, now: float) -> Datagram | None:
-        if echo.is_one(received.data):  # a ping is for another process of this machine
+        if datagrams.is_echo(received.data):  # a ping is for another process of this machine
             return None
         message = self._decode(received.data)
         verified = isinstance(message, Offer) and self._verified(received.data, message)

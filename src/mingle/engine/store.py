@@ -13,7 +13,6 @@ import errno
 import logging
 import math
 import os
-import secrets
 import socket
 import stat
 import time
@@ -248,7 +247,7 @@ def open_server(address: str, port: int | None, session: bytes) -> StoreServer:
         master_listen_fd=listener.detach(),  # torch's from here on, also when this fails
         use_libuv=_libuv_takes_descriptors(),
     )
-    token = secrets.token_hex(16)
+    token = os.urandom(16).hex()
     store.set(KEY_PREFIX + session.hex(), token)
     return StoreServer(address, bound, session, token, store)
 

@@ -31,7 +31,7 @@ from msgspec import Meta
 
 from mingle import forksafe
 from mingle.network.transport import Received, SocketAddress, Version
-from mingle.wire import datagrams, echo
+from mingle.wire import datagrams
 from mingle.wire.datagrams import List, Rejected, Seek
 
 MAX_PROCESSES = 64
@@ -84,7 +84,7 @@ _decoder = msgspec.msgpack.Decoder(_Relayed)
 
 
 def _is_ours(data: bytes) -> bool:
-    return datagrams.is_one(data) or echo.is_one(data)
+    return datagrams.is_one(data) or datagrams.is_echo(data)
 
 
 def _check_unicast(text: str, family: Version) -> None:
@@ -125,6 +125,8 @@ def _is_question(data: bytes) -> bool:
     try:
         if datagrams.is_one(data):
             return isinstance(datagrams.decode(data), Seek | List)
+        from mingle.wire import echo  # only where somebody pings
+
         return isinstance(echo.decode(data), echo.EchoRequest)
     except Rejected:
         return False

@@ -18,7 +18,7 @@ So a process is never in two sessions that can both seal: its own is held for as
 from __future__ import annotations
 
 import functools
-import secrets
+import os
 from collections.abc import Callable
 
 from msgspec import Struct, structs
@@ -84,7 +84,7 @@ class Elector:
         self._make_host = make_host
         self.endpoints = endpoints
         self._context = context
-        self._new_session = new_session or functools.partial(secrets.token_bytes, 16)
+        self._new_session = new_session or functools.partial(os.urandom, 16)
         self._deadline = now + context.timeout
         self._failure: MingleError | None = None
         """Why our own session failed, once it is gone."""

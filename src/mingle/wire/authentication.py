@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import secrets
+import os
 from collections.abc import Iterable
 from typing import SupportsBytes
 
@@ -33,12 +33,12 @@ SCRYPT_SALT = b"mingle secret v1"
 _SCRYPT_MEMORY = 64 * 1024 * 1024  # OpenSSL refuses to take more than 32 MiB unless it is told
 _REMEMBERED_SECRETS = 16
 _derived: dict[bytes, bytes] = {}
-_memory_key = secrets.token_bytes(32)
+_memory_key = os.urandom(32)
 
 
 def new_nonce() -> bytes:
     """Returns fresh randomness that makes a proof worthless in any other connection."""
-    return secrets.token_bytes(NONCE_BYTES)
+    return os.urandom(NONCE_BYTES)
 
 
 def session_hash(session: bytes, nonce: bytes) -> bytes:

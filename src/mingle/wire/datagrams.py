@@ -38,6 +38,8 @@ from msgspec import Meta, Struct
 from mingle.wire.authentication import DATAGRAM_MAC_BYTES, JobKey
 
 MAGIC = b"MNGL"
+ECHO_MAGIC = b"MNGP"
+"""The magic of :mod:`mingle.wire.echo`, which ranks hand on and otherwise leave alone."""
 MAJOR_VERSION = 1
 MINOR_VERSION = 0
 HEADER_BYTES = 8
@@ -294,6 +296,11 @@ def is_signed(data: bytes) -> bool:
 def is_one(untrusted: bytes) -> bool:
     """Tells whether bytes look like a datagram of ours, whatever is in it and whoever signed it."""
     return HEADER_BYTES < len(untrusted) <= MAX_BYTES and untrusted[:4] == MAGIC
+
+
+def is_echo(untrusted: bytes) -> bool:
+    """Tell whether bytes look like an echo datagram."""
+    return HEADER_BYTES < len(untrusted) <= MAX_BYTES and untrusted[:5] == ECHO_MAGIC + bytes((MAJOR_VERSION,))
 
 
 def is_repeated(data: bytes) -> bool:

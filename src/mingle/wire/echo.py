@@ -1,9 +1,8 @@
 """The echo datagrams of ``mingle-discover ping`` and ``doctor``: bytes to PING, PONG and GONE and back.
 
 They have a magic of their own and a multicast group of their own, so no rank ever takes one for a part of the
-discovery, and no rank answers one. The header is that of :mod:`mingle.wire.datagrams`, with :data:`MAGIC`; the rules
-are the same: one MessagePack map, unknown keys ignored, with a secret a MAC behind it. ``docs/protocol.md`` has
-the fields.
+discovery, and no rank answers one. The header is that of :mod:`mingle.wire.datagrams` but for the magic; the rules are
+the same: one MessagePack map, unknown keys ignored, with a secret a MAC behind it. ``docs/protocol.md`` has the fields.
 """
 
 # No `from __future__ import annotations`: msgspec would have to compile each of them again, whenever this is imported.
@@ -15,6 +14,7 @@ from msgspec import Meta, Struct
 
 from mingle.wire.authentication import DATAGRAM_MAC_BYTES, JobKey
 from mingle.wire.datagrams import (
+    ECHO_MAGIC,
     FLAG_SIGNED,
     HEADER_BYTES,
     MAX_BYTES,
@@ -32,10 +32,8 @@ from mingle.wire.datagrams import (
     make_printable,
 )
 
-MAGIC = b"MNGP"
 MAJOR_VERSION = 1
 MINOR_VERSION = 0
-_BEGINNING = MAGIC + bytes((MAJOR_VERSION,))
 
 PING_BYTES = 640
 """Every PING is padded to this, or a byte more: no PONG is longer, so a forged source gains no amplification."""
@@ -105,7 +103,7 @@ def ping_group(job: str) -> Group:
 def encode(message: EchoMessage, key: JobKey | None = None) -> bytes:
     """Returns the message's bytes, a PING filled up to :data:`PING_BYTES`, signed if there is a key."""
     flags = 0 if key is None else FLAG_SIGNED
-    header = MAGIC + bytes((MAJOR_VERSION, MINOR_VERSION, flags, 0))
+    header = ECHO_MAGIC + bytes((MAJOR_VERSION, MINOR_VERSION, flags, 0))
     trailer = 0 if key is None else DATAGRAM_MAC_BYTES
     body = _encoder.encode(message)
     if isinstance(message, EchoRequest):
@@ -122,16 +120,11 @@ def decode(untrusted: bytes) -> EchoMessage:
     Raises:
         Rejected: ``size``, ``magic``, ``version N`` or ``malformed``.
     """
-    check_header(untrusted, MAGIC)
+    check_header(untrusted, ECHO_MAGIC)
     try:
         return _decoder.decode(body_of(untrusted))
     except (msgspec.DecodeError, ValueError, RecursionError):
         raise Rejected("malformed") from None
-
-
-def is_one(data: bytes) -> bool:
-    """Tells whether bytes look like one of these."""
-    return HEADER_BYTES < len(data) <= MAX_BYTES and data[:5] == _BEGINNING
 
 
 def is_trusted(untrusted: bytes, key: JobKey | None) -> bool:
