@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from mingle.config import values
 from mingle.config.settings import Settings
@@ -23,13 +23,15 @@ from mingle.engine.driver import Driver, FailedCall
 from mingle.engine.progress import Progress
 from mingle.engine.store import StoreClient, StoreKeeper, StoreServer
 from mingle.errors import MingleError
-from mingle.protocol.election import Elector
 from mingle.protocol.host import Host
 from mingle.protocol.machine import CloseStore, Context, Effect, Formation, Identity
 from mingle.protocol.member import Joiner
 from mingle.wire.authentication import JobKey
 
-Machine: TypeAlias = Host | Joiner | Elector
+if TYPE_CHECKING:
+    from mingle.protocol.election import Elector
+
+Machine: TypeAlias = "Host | Joiner | Elector"
 
 FIRST_WATCH_SECONDS = 0.05
 """How soon after GO the thread first looks for the process group."""
@@ -78,6 +80,8 @@ class Discovery:
         """Called by the serving thread; returns the seconds until it wants to be called again."""
         self.group_stands = False
         """Whether a process group has taken the store over."""
+        self._elector: Elector | None = None
+        """The machine that has this rank assigned, until the job has formed."""
         self._closed = False
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -122,7 +126,10 @@ class Discovery:
             store.check_port(fixed_port, [each.address for each in driver.addresses])
         endpoints = driver.listen()
         if identity.rank is None:
-            return Elector(identity, endpoints, context, now)
+            from mingle.protocol.election import Elector  # not where ranks are given: an import of milliseconds
+
+            self._elector = Elector(identity, endpoints, context, now)
+            return self._elector
         return Host(identity, os.urandom(16), endpoints, context, now)
 
     def _drive(self, machine: Machine) -> None:
@@ -159,9 +166,10 @@ class Discovery:
             self.close(type(machine.failure).__name__)
             raise machine.failure
         assert machine.outcome is not None
-        if isinstance(machine, Elector):
+        if self._elector is not None:
             driver.carry_out()
-            self._drive(machine.acting)
+            self._drive(self._elector.acting)
+            self._elector = None
         if isinstance(self._machine, Joiner):
             self.stores.release()  # that of a session that this rank has given up
         driver.settle()
@@ -216,7 +224,7 @@ class Discovery:
     @property
     def hosting(self) -> Host | None:
         """The machine that hosts; an elector may have given its session up meanwhile."""
-        host = self._machine.host if isinstance(self._machine, Elector) else self._machine
+        host = self._machine if self._elector is None else self._elector.host
         return host if isinstance(host, Host) else None
 
     @property
@@ -272,7 +280,7 @@ class Discovery:
     @property
     def machine(self) -> Host | Joiner:
         """The machine that this discovery drives, once the job has formed."""
-        assert not isinstance(self._machine, Elector)
+        assert isinstance(self._machine, Host | Joiner)
         return self._machine
 
     def take_client(self) -> StoreClient | None:
