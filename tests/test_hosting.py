@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, InterfaceError
+from mingle.protocol.admission import Seated
 from mingle.protocol.callers import MAX_UNPROVED, PROOF_SECONDS, SOURCE_SHARE
 from mingle.protocol.handshake import Call, HandshakeFailed, MemberConversation
 from mingle.protocol.host import MAX_SIGHTINGS, SEATS_PER_FRAME, Host
@@ -31,7 +32,7 @@ from mingle.protocol.machine import (
     Source,
     Write,
 )
-from mingle.protocol.registrar import RETURN_SECONDS, Phase, Registrar, Seated, roster_digest
+from mingle.protocol.registrar import RETURN_SECONDS, Phase, Registrar, roster_digest
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_ADDRESSES, Bye, List, Offer, Seek

@@ -44,6 +44,7 @@ MODULES_OF_TIMERS = (
     "protocol.candidacy",
     "protocol.telling",
     "protocol.registrar",
+    "protocol.admission",
     "protocol.conflicts",
     "network.peers",
     "elastic.leases",

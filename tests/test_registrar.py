@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from mingle.protocol import registrar as registrar_module
+from mingle.protocol.admission import ACKNOWLEDGE_SECONDS, Admission
 from mingle.protocol.registrar import (
-    ACKNOWLEDGE_SECONDS,
     AHEAD_SECONDS,
     CHALLENGE_SECONDS,
     REMEMBERED_DEPARTURES,
     RETURN_SECONDS,
-    Admission,
     HostSeat,
     Phase,
     Registrar,

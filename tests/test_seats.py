@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mingle.protocol.registrar import Admission, HostSeat, Phase, Registrar, roster_digest
+from mingle.protocol.admission import Admission
+from mingle.protocol.registrar import HostSeat, Phase, Registrar, roster_digest
 from mingle.wire import frames
 
 from .registrar_port import RecordingPort

@@ -16,7 +16,7 @@ from mingle.elastic.leases import LEASE_SECONDS, Leases
 from mingle.elastic.memory import Memory
 from mingle.errors import ConfigurationError
 from mingle.protocol import reports
-from mingle.protocol.registrar import Admission, Seated
+from mingle.protocol.admission import Admission, Seated
 from mingle.wire import frames
 
 ACKNOWLEDGE_SECONDS = 8.0

@@ -18,6 +18,7 @@ import msgspec
 
 from mingle.errors import InterfaceError, MingleError
 from mingle.protocol import reports
+from mingle.protocol.admission import Admission
 from mingle.protocol.callers import Caller, Callers
 from mingle.protocol.conflicts import ConflictingHosts
 from mingle.protocol.connection_race import address_seconds, named
@@ -46,7 +47,7 @@ from mingle.protocol.machine import (
     scoped,
 )
 from mingle.protocol.pacing import Announcer
-from mingle.protocol.registrar import Admission, HostSeat, Phase, Registrar, roster_digest
+from mingle.protocol.registrar import HostSeat, Phase, Registrar, roster_digest
 from mingle.protocol.seating import contiguous
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey

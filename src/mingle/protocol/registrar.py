@@ -32,16 +32,12 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
+from mingle.protocol.admission import Admission, Seated
 from mingle.protocol.seating import Applicant, common_address, place, reach_matrix
 from mingle.wire import frames
-from mingle.wire.datagrams import Kind
 
 CHALLENGE_SECONDS = 1.0
 """How long a seated member has to answer when another process claims its rank."""
-ACKNOWLEDGE_SECONDS = 10.0
-"""How long after SEALED the last ACK may come before the epoch is voided …"""
-ACKNOWLEDGE_SECONDS_PER_RANK = 0.01
-"""… or so long for each rank, if that is more: the store takes one after another, in about a millisecond."""
 RETURN_SECONDS = 5.0
 """How long a member whose connection broke after GO can take to come back."""
 ADMITTED_SECONDS = 30.0
@@ -67,27 +63,6 @@ class Phase(enum.Enum):
     def sealed(self) -> bool:
         """Whether the members are fixed, but for latecomers."""
         return self in (Phase.SEALING, Phase.SEALED, Phase.RUNNING)
-
-
-class Seated(Struct):
-    """A member that has a seat, or a latecomer."""
-
-    member: bytes
-    conn: int | None
-    """None: the host itself."""
-    applicant: frames.Join
-    paths: tuple[frames.Path, ...] = ()
-    acked: int = 0
-    """The last epoch in which it has reached the store."""
-    done: bool = False
-    """READY or LEAVE was said: its end is no loss any more."""
-    admit_by: float = float("inf")
-    """When a latecomer that has not acknowledged is dropped."""
-
-    @property
-    def who(self) -> frames.ProcessInfo:
-        """The process, with the rank that it was given."""
-        return msgspec.structs.replace(self.applicant.who, rank=self.applicant.rank)
 
 
 class HostSeat(Struct, frozen=True, kw_only=True):
@@ -140,89 +115,6 @@ class Port(Protocol):
 
     def member_lost(self, who: frames.ProcessInfo) -> None:
         """Handle the loss of a member after GO and before its process group stood: the others can't go on."""
-
-
-class Admission:
-    """The rules for the members of a session of ranks: all of them form it, and then it is full.
-
-    :class:`mingle.elastic.quorum.Quorum` has the rules for a session of agents, which goes on admitting.
-
-    Args:
-        world_size: how many seats there are.
-    """
-
-    kind: Kind = "ranks"
-    takes_latecomers = False
-    """Whether a sealed session takes members, and the loss of a member after GO only frees its seat."""
-    store_ahead = True
-    """Whether the store is opened while seats are free."""
-    confirm_seconds = float("inf")
-    """How long after CONFIRM the last CONFIRMED can come."""
-    had_quorum = False
-    """Whether so many members have formed the session that no other one can form."""
-    due: float | None = None
-    """When :meth:`complete` can change its answer without any event."""
-
-    def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
-        self.acknowledge_seconds = max(ACKNOWLEDGE_SECONDS, ACKNOWLEDGE_SECONDS_PER_RANK * world_size)
-        self.seats: Mapping[bytes, Seated] = {}
-        """The registrar's seats."""
-
-    def mismatch(self, applicant: frames.Join) -> str:
-        """Return why a newcomer's numbers do not fit this session; empty if they do."""
-        if applicant.world_size == self.world_size:
-            return ""
-        return (
-            f"the host was started with world_size={self.world_size}, "
-            f"the newcomer with world_size={applicant.world_size}"
-        )
-
-    def is_surplus(self, newcomer: frames.ProcessInfo, now: float) -> bool:
-        """Return whether a newcomer to a running session is certainly one too many."""
-        return False
-
-    def came(self, now: float) -> None:
-        """Take note of a new member."""
-
-    def complete(self, now: float) -> bool:
-        """Return whether the present members can form the session."""
-        return len(self.seats) == self.world_size
-
-    def seal(self) -> None:
-        """Take note that SEALED is about to be sent to all members."""
-
-    def sealed(self, member: bytes, now: float) -> None:
-        """Take note that SEALED is sent to a member."""
-
-    def members(self, *, joining: int = 0) -> frames.Members | None:
-        """Return what the members are told of each other before SEALED, if anything.
-
-        Args:
-            joining: how many latecomers are about to become members.
-        """
-        return None
-
-    def acknowledged(self, member: bytes, now: float) -> bool:
-        """Take note of an ACK; return whether the member counts, since its ACK came in time."""
-        return True
-
-    def can_go(self, now: float) -> bool:
-        """Return whether enough of the members, which have all acknowledged, still count."""
-        return True
-
-    def formed(self) -> None:
-        """Take note of GO."""
-
-    def gone(self, member: bytes) -> None:
-        """Take note that a member, or its vote in this epoch, no longer counts."""
-
-    def ended_by_member(self) -> None:
-        """Take note that a member of the running session has said good-bye."""
-
-    def lacks(self) -> str:
-        """Return what the session lacks before it can be sealed, as text for people; empty if nothing."""
-        return ""
 
 
 class Registrar:
