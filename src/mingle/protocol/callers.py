@@ -29,7 +29,7 @@ PROOF_SECONDS_PER_RANK = 0.005
 # Callers that have not proved themselves, beside one for each rank that has no seat; bounded against a flood of
 # connections that never speak.
 MAX_UNPROVED = 2048
-# Callers that have, and do not join, beside one for each rank: without a secret everybody can prove itself. Another run
+# Callers that have, and do not join, beside one for each rank: without a secret any process can prove itself. Another run
 # of the job waits for the end of this one on so many connections, and must not take it for dead.
 MAX_ONLOOKERS = 2048
 MAX_WHEN_SEALED = 64
@@ -45,7 +45,7 @@ ROOM_SECONDS = 0.1
 
 
 class Caller(Struct, frozen=True):
-    """One of them."""
+    """A caller: its conversation and its address."""
 
     conversation: HostConversation
     address: str
@@ -63,7 +63,7 @@ class Caller(Struct, frozen=True):
         return self.conversation.hello is not None and self.hello.purpose == "probe"
 
     def as_seen(self, who: frames.ProcessInfo) -> frames.ProcessInfo:
-        """Returns what it says of itself, with the address that is seen here."""
+        """Return a caller's description of itself, with the address that is seen here."""
         return msgspec.structs.replace(who, address=self.address)
 
 
@@ -97,7 +97,7 @@ class _Crowd:
         self._by_source.setdefault(source, {})[conn] = None
 
     def discard(self, conn: int) -> bool:
-        """Tells whether it was there."""
+        """Forget a connection; return whether it was known."""
         source = self._sources.pop(conn, None)
         if source is None:
             return False
@@ -165,7 +165,7 @@ class Callers:
         return list(self._callers)
 
     def accepted(self, conn: int, address: str, now: float) -> None:
-        """Somebody has connected; in a flood the oldest of those that have proved nothing has to go."""
+        """Handle a new connection; in a flood the oldest caller that has proved nothing is dropped."""
         if now >= self._measure_at:
             self._room = self._free_files() + len(self._unproved) + len(self._onlookers)
             self._measure_at = now + ROOM_SECONDS
@@ -190,10 +190,10 @@ class Callers:
             self.hang_up(conn)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> list[frames.AnyFrame]:
-        """Takes a caller's bytes and returns the frames in them that came after its proof.
+        """Take a caller's bytes and return the frames in them that came after its proof.
 
         Raises:
-            Rejected, HandshakeFailed: the caller is to be hung up on; see
+            Rejected, HandshakeFailed: hang up on the caller; see
                 :meth:`mingle.protocol.handshake.HostConversation.receive_data`.
         """
         caller = self._callers[conn]
@@ -247,7 +247,7 @@ class Callers:
         self._to_write.add(conn)
 
     def forget(self, conn: int) -> None:
-        """That connection ended."""
+        """Forget a connection that ended."""
         self._expect_nothing(conn)
         self._to_write.discard(conn)
         self._callers.pop(conn, None)
@@ -255,14 +255,14 @@ class Callers:
         self._gone(conn)
 
     def hang_up(self, conn: int) -> None:
-        """Says what is still to be said to a caller and ends its connection."""
+        """Write what is still to be sent to a caller and close its connection."""
         if conn in self._callers:
             self._write(conn)
             self.forget(conn)
             self._effects.append(Hangup(conn))
 
     def flush(self) -> None:
-        """Writes what is to be said."""
+        """Write all gathered frames."""
         for conn in sorted(self._to_write):
             self._write(conn)
         self._to_write.clear()
@@ -273,11 +273,11 @@ class Callers:
             self._effects.append(Write(conn, data))
 
     def next_timer(self) -> float | None:
-        """When :meth:`handle_timer` has something to do."""
+        """Return the time of the next call to :meth:`handle_timer`."""
         return next(iter(self._deadlines.values()), None)
 
     def handle_timer(self, now: float) -> None:
-        """Hangs up on those that took too long to prove themselves, or to say what they want."""
+        """Hang up on callers that took too long to prove themselves, or to send JOIN."""
         for conn, deadline in list(self._deadlines.items()):
             if now < deadline:
                 break

@@ -1,4 +1,4 @@
-"""The registrar of a session: who has a seat, and when the session is confirmed, sealed and formed. Pure.
+"""The registrar of a session: it gives out the seats, and confirms, seals and forms the session. Pure.
 
 A session forms by a two-phase commit: SEALED asks every member to prepare, ACK is its vote, GO is the commit, and VOID
 is the abort. Only this module moves a session through its phases::
@@ -465,7 +465,7 @@ class Registrar:
         self._awaited.discard(seat.member)
 
     def pong(self, conn: int) -> None:
-        """Handle PONG: the member lives, so whoever claims its rank is refused."""
+        """Handle PONG: the member lives, so another process that claims its rank is refused."""
         seat = self._seat_at(conn)
         if seat is not None:
             self._refuse_challengers(seat)

@@ -77,7 +77,7 @@ def tried(facts: NetworkFacts) -> str:
 
 
 def heard(diagnostics: Diagnostics, *, alone: bool = True) -> str:
-    """Return the lines that say who was heard: of this job, and of others; that it was nobody, only if ``alone``.
+    """Return the lines that say which processes were heard; that none was, only if ``alone``.
 
     Ranks that found their host at once never asked anybody: that they were not heard is no sign of anything.
     """

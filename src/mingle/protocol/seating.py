@@ -1,4 +1,4 @@
-"""Who sits where once everybody is in, and which of the host's addresses all of them reach. Pure.
+"""The members' ranks and nodes once all have joined, and the host's address that all of them reach. Pure.
 
 A *node* is what its members say it is (:mod:`mingle.config.placement`): the same key, the same node. The host is
 always the first applicant.
@@ -30,7 +30,7 @@ class Applicant(Struct, frozen=True, kw_only=True):
 
 
 def place(applicants: Sequence[Applicant], world_size: int | None = None) -> list[Place]:
-    """Returns everybody's place, in the order of the applicants.
+    """Return every member's place, in the order of the applicants.
 
     Given ranks are kept. Assigned ones are contiguous per node, the host's node first and the host first on it,
     the others in the order in which they came. What a launcher says about local ranks and about node ranks is kept
@@ -71,7 +71,7 @@ def place(applicants: Sequence[Applicant], world_size: int | None = None) -> lis
 
 
 def _grouped(keys: Iterable[str]) -> list[list[int]]:
-    """Returns the indices of the equal ones, in the order in which they come first."""
+    """Return the indices of equal keys, in the order in which each key comes first."""
     groups: dict[str, list[int]] = {}
     for index, key in enumerate(keys):
         groups.setdefault(key, []).append(index)
@@ -79,7 +79,7 @@ def _grouped(keys: Iterable[str]) -> list[list[int]]:
 
 
 def _told_node(applicant: Applicant) -> str:
-    """Returns the node by what its processes were told: containers of one machine may share it, devices and all."""
+    """Return the node by what its launcher says: containers of one machine can share it, with all devices."""
     machine = applicant.node.partition("/net:")[0]
     return applicant.node if applicant.node_rank is None else f"{machine}/told:{applicant.node_rank}"
 
@@ -109,7 +109,7 @@ def _told_node_ranks(applicants: Sequence[Applicant], nodes: Sequence[Sequence[i
 
 
 def contiguous(places: Sequence[Place]) -> bool:
-    """Tells whether each node holds one unbroken block of ranks, in the order of its local ranks."""
+    """Return whether each node holds one unbroken block of ranks, in the order of its local ranks."""
     starts: dict[int, int] = {}
     return all(
         starts.setdefault(each.node_rank, each.rank - each.local_rank) == each.rank - each.local_rank for each in places
@@ -124,7 +124,7 @@ def common_address(
     last_resort: Collection[str] = (),
     in_order: bool = False,
 ) -> str | None:
-    """Returns the host's address for the store, or None where no network is common to the host and every member.
+    """Return the host's address for the store, or None where no network is common to the host and every member.
 
     The network that it is on is the one that all ranks use among each other, and a backend needs a mesh, not a star: an
     address counts only where no member's way to it shows that this member is on another one of the host's networks
@@ -176,7 +176,7 @@ def _proves(path: Path, subnets: Mapping[str, _Subnet]) -> bool:
 def reach_matrix(
     own: Sequence[str], prefix_lengths: Mapping[str, int], members: Sequence[tuple[str, Sequence[Path]]]
 ) -> str:
-    """Returns who reached which of the host's addresses, one member per line, for an error message."""
+    """Return which members reached which of the host's addresses, one member per line, for an error message."""
     subnets = _subnets(own, prefix_lengths)
     lines = [f"  rank 0 listens at {', '.join(own)}"]
     for name, paths in members:
