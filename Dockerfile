@@ -25,22 +25,27 @@ WORKDIR /build
 # More options for pip, such as the index to take torch from.
 ARG PIP_ARGS=
 
-# What mingle and the example run on, in a layer that a change of their code leaves alone. Nobody compiles against
-# this torch, and nobody runs the tests of what is installed. Compiled here, on all cores, because the user of the
-# final image may not write beside the sources; some files of torch are for a newer Python and fail, as under pip.
+# The build of torch: cpu is a tenth of the size of the one for CUDA. Where the index has no such build (nor wheelhouse/
+# a wheel of it), or this is empty, the index's own choice is taken.
+ARG TORCH_BUILD=cpu
+
+# What mingle and the example run on, in a layer that a change of their code leaves alone. Compiled here, on all cores,
+# because the user of the final image may not write beside the sources; some files of torch are for a newer Python and
+# fail, as under pip. wheelhouse/ may be missing, so that it comes together with a file that is there.
 COPY constraints.txt pyproject.toml ./
-COPY wheelhouse/ wheelhouse/
+COPY constraints.txt wheelhouse* wheelhouse/
 RUN python3 -m venv /opt/venv \
     && python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 print(*p["dependencies"], *p["optional-dependencies"]["examples"], sep="\n")' > requirements.txt \
+    && torch="$(sed -n '/^torch==/p' constraints.txt)" \
+    && { { [ -n "${TORCH_BUILD}" ] && pip install ${PIP_ARGS} --no-compile "${torch}+${TORCH_BUILD}"; } \
+        || pip install ${PIP_ARGS} --no-compile "${torch}"; } \
     && pip install ${PIP_ARGS} --no-compile --requirement requirements.txt \
     && cd /opt/venv/lib/python3*/site-packages \
-    && rm -rf torch/include torch/share torch/test \
-    && find torch/bin -type f ! -name torch_shm_manager -delete \
     && find . -type d -name tests -prune -exec rm -rf {} + \
     && { python -m compileall -qq -j 0 . || true; }
 
-COPY README.md LICENSE ./
+COPY README.md LICENSE hatch_build.py ./
 COPY src/ src/
 RUN pip wheel ${PIP_ARGS} --no-deps --wheel-dir /dist .
 

@@ -12,6 +12,7 @@ EXAMPLES_READY := $(VENV)/.examples-ready
 DEV_READY := $(VENV)/.dev-ready
 FRAMEWORKS_READY := $(VENV)/.frameworks-ready
 BENCH_READY := $(VENV)/.bench-ready
+DOCS_READY := $(VENV)/.docs-ready
 
 # The environment variable, unlike --constraint, also binds the isolated environments in which sources are built;
 # newer versions of pip read the second one for those.
@@ -118,6 +119,17 @@ wheels: | $(BIN)/pip ## make wheels of mingle and its dependencies but torch, fo
 		$$(sed -n -e '/^# what mingle runs on/,/^$$/p' -e '/^typing_extensions==/p' constraints.txt | grep -v -e '^#' -e '^torch==')
 	@echo "on the other machines: pip install --no-index --find-links $(WHEELHOUSE) multinode-mingle"
 
+.PHONY: docs
+docs: $(DOCS_READY) ## make the site of the documents in site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "site/index.html"
+
+.PHONY: dist
+dist: $(DOCS_READY) ## build the sdist, from it the wheel, and check what a package index would show of them
+	rm -rf dist
+	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
 .PHONY: lint
 lint: $(DEV_READY) ## check style, format and types
 	$(BIN)/ruff check .
@@ -131,7 +143,7 @@ fmt: $(DEV_READY) ## mend style and format where that can be done without thinki
 
 .PHONY: clean
 clean: ## remove the environment, the caches and what was built
-	rm -rf $(VENV) .venv-torch-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis soak.log
+	rm -rf $(VENV) .venv-torch-* build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis soak.log
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # --system-site-packages: take netifaces, or torch, from the system's Python.
@@ -160,4 +172,8 @@ $(FRAMEWORKS_READY): $(DEV_READY)
 
 $(BENCH_READY): $(DEV_READY)
 	$(INSTALL) --editable '.[dev,bench]'
+	@touch $@
+
+$(DOCS_READY): constraints.txt | $(BIN)/pip
+	$(INSTALL) build mkdocs-material twine
 	@touch $@

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import configparser
 import graphlib
 import importlib
 import importlib.util
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 from docs import build_reference
 
 import mingle
@@ -161,7 +163,7 @@ def check_quote(block: Block, printed: str) -> None:
 
 
 def at(rank: int, world_size: int, code: str = Rank.code, **more: str) -> Rank:
-    return Rank({"RANK": str(rank), "WORLD_SIZE": str(world_size), "MINGLE_TIMEOUT": "5"} | more, code)
+    return Rank({"RANK": str(rank), "WORLD_SIZE": str(world_size), "MINGLE_TIMEOUT": "10"} | more, code)
 
 
 # For each quoted message the ranks that provoke it, and a text by which to know the output that is quoted.
@@ -369,7 +371,9 @@ def _is_example(script: str) -> bool:
 
 def test_torchrun_takes_its_lines() -> None:
     lines = [command.words[1:] for command in programs("torchrun")]
-    assert len(lines) >= 3
+    text = "".join(read(path) for path in PAGES)
+    lines += [shlex.split(line) for line in re.findall(r"^ExecStart=\S*/torchrun (.*)$", text, re.MULTILINE)]
+    assert len(lines) >= 4
     program = (
         "import json, sys; from torch.distributed.run import get_args_parser\n"
         "for line in json.load(sys.stdin): print(get_args_parser().parse_args(line).rdzv_conf)"
@@ -415,6 +419,26 @@ def test_the_modules_that_are_named_exist() -> None:
 def _is_there(name: str) -> bool:
     module, _, attribute = name.rpartition(".")
     return name in MODULES or (module in MODULES and hasattr(importlib.import_module(module), attribute))
+
+
+def test_the_other_languages_are_well_formed() -> None:
+    by_language: dict[str, list[Block]] = {}
+    for block in (block for path in PAGES for block in blocks(path)):
+        by_language.setdefault(block.language, []).append(block)
+    for block in by_language["yaml"]:
+        for service in yaml.safe_load(block.text)["services"].values():
+            given = service.get("environment", {})
+            assert {name for name in given if name.startswith("MINGLE_")} <= set(settings.VARIABLES), block
+    for block in by_language["dockerfile"]:
+        lines = [line.split(maxsplit=1) for line in block.text.splitlines()]
+        assert lines[0][0] == "FROM"
+        assert {word for word, _ in lines} <= {"FROM", "COPY", "RUN", "CMD"}, block
+        assert json.loads(next(rest for word, rest in lines if word == "CMD"))[0] == "python"
+    for block in by_language["ini"]:
+        unit = configparser.RawConfigParser(strict=False)
+        unit.optionxform = str  # type: ignore[assignment, method-assign]
+        unit.read_string(block.text)
+        assert unit.sections() == ["Unit", "Service", "Install"], block
 
 
 # --- links --------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""examples/kubernetes: the manifest is one that Kubernetes takes, and its parts fit together. No cluster is asked."""
+"""examples/kubernetes: Kubernetes accepts the manifests, and their parts fit together. No cluster is asked."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,41 +13,66 @@ import yaml
 from mingle.config.launchers import INDEXED_JOB
 from mingle.config.settings import VARIABLES, resolve
 
-MANIFEST = Path(__file__).parents[1] / "examples" / "kubernetes" / "digits.yaml"
+FOLDER = Path(__file__).parents[1] / "examples" / "kubernetes"
+MANIFESTS = sorted(path.name for path in FOLDER.glob("*.yaml"))
+KINDS = ("Service", "NetworkPolicy", "Job")
 
 
-@pytest.fixture(scope="module")
-def objects() -> dict[str, Any]:
-    """The objects of the manifest by kind."""
-    documents = list(yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8")))
-    assert [document["kind"] for document in documents] == ["Service", "Job"]
+def objects(name: str) -> dict[str, Any]:
+    """Return the objects of a manifest by kind."""
+    documents = list(yaml.safe_load_all((FOLDER / name).read_text(encoding="utf-8")))
+    assert tuple(document["kind"] for document in documents) == KINDS
     return {document["kind"]: document for document in documents}
 
 
+def container_of(job: Any) -> Any:
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    return container
+
+
 @pytest.mark.parametrize("version", ["1.28", kubernetes_validate.latest_version()])
-@pytest.mark.parametrize("kind", ["Service", "Job"])
-def test_it_has_the_form_that_kubernetes_takes(objects: dict[str, Any], kind: str, version: str) -> None:
-    kubernetes_validate.validate(objects[kind], version, strict=True)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_it_has_the_form_that_kubernetes_takes(name: str, kind: str, version: str) -> None:
+    kubernetes_validate.validate(objects(name)[kind], version, strict=True)
 
 
-def test_a_misspelt_field_would_be_found(objects: dict[str, Any]) -> None:
-    spec = {**objects["Job"]["spec"], "completionmode": "Indexed"}
+def test_a_misspelt_field_would_be_found() -> None:
+    job = objects("digits.yaml")["Job"]
+    spec = {**job["spec"], "completionmode": "Indexed"}
     with pytest.raises(kubernetes_validate.ValidationError, match="completionmode"):
-        kubernetes_validate.validate({**objects["Job"], "spec": spec}, "1.28", strict=True)
+        kubernetes_validate.validate({**job, "spec": spec}, "1.28", strict=True)
 
 
-def test_the_service_leads_to_the_pods_of_the_job(objects: dict[str, Any]) -> None:
-    service, job = objects["Service"], objects["Job"]
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_service_and_policy_are_those_of_the_pods(name: str) -> None:
+    found = objects(name)
+    service, policy, job = (found[kind] for kind in KINDS)
+    pods = {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
     assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
-    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+    assert service["spec"]["selector"] == pods
     assert job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"]
+    assert policy["spec"]["podSelector"] == {"matchLabels": pods}
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": pods}}]}]
 
 
-def test_each_pod_learns_its_place_and_where_rank_0_is(objects: dict[str, Any]) -> None:
-    spec = objects["Job"]["spec"]
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_pod_has_resources_and_shared_memory(name: str) -> None:
+    job = objects(name)["Job"]
+    container = container_of(job)
+    assert container["image"].startswith("REGISTRY/")
+    assert {"requests", "limits"} == set(container["resources"])
+    (mount,) = container["volumeMounts"]
+    (volume,) = job["spec"]["template"]["spec"]["volumes"]
+    assert (mount["mountPath"], volume["emptyDir"]["medium"]) == ("/dev/shm", "Memory")
+    assert mount["name"] == volume["name"]
+
+
+def test_each_pod_learns_its_place_and_where_rank_0_is() -> None:
+    found = objects("digits.yaml")
+    spec = found["Job"]["spec"]
     assert (spec["completionMode"], spec["parallelism"]) == ("Indexed", spec["completions"])
-    (container,) = spec["template"]["spec"]["containers"]
-    given = {entry["name"]: entry.get("value", "a uid") for entry in container["env"]}
+    given = {entry["name"]: entry.get("value", "a uid") for entry in container_of(found["Job"])["env"]}
     assert {name for name in given if name.startswith("MINGLE_")} <= set(VARIABLES)
     for index in range(spec["completions"]):
         settings = resolve({**given, "JOB_COMPLETION_INDEX": str(index)})
@@ -54,11 +80,24 @@ def test_each_pod_learns_its_place_and_where_rank_0_is(objects: dict[str, Any]) 
         assert settings.world_size == spec["completions"]
         assert settings.job_id == "a uid"
         # A pod of an Indexed Job is named after the Job and its index.
-        names = [objects["Job"]["metadata"]["name"], objects["Service"]["metadata"]["name"]]
+        names = [found["Job"]["metadata"]["name"], found["Service"]["metadata"]["name"]]
         assert [str(peer) for peer in settings.peers] == [f"{names[0]}-0.{names[1]}"]
 
 
-def test_the_script_is_the_one_of_the_image(objects: dict[str, Any]) -> None:
-    (container,) = objects["Job"]["spec"]["template"]["spec"]["containers"]
-    assert container["command"] == ["python", "ddp_train.py"]
-    assert "ddp_train.py" in (MANIFEST.parents[2] / "Dockerfile").read_text(encoding="utf-8")
+def test_each_agent_asks_all_pods() -> None:
+    """Which of them will hold the store is not known, so the peers are the Service's name."""
+    found = objects("torchrun.yaml")
+    container, spec = container_of(found["Job"]), found["Job"]["spec"]
+    given = {entry["name"]: entry.get("value", "a uid") for entry in container["env"]}
+    assert given["MINGLE_PEERS"] == found["Service"]["metadata"]["name"]
+    options = dict(re.findall(r"--([\w-]+)=(\S+)", " ".join(container["args"])))
+    assert options["rdzv-backend"] == "mingle"
+    assert options["rdzv-id"] == "$(MINGLE_JOB_ID)"
+    assert int(options["nnodes"]) == spec["completions"] == spec["parallelism"]
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_the_script_is_the_one_of_the_image(name: str) -> None:
+    container = container_of(objects(name)["Job"])
+    assert [*container["command"], *container.get("args", [])][-1] == "ddp_train.py"
+    assert "ddp_train.py" in (FOLDER.parents[1] / "Dockerfile").read_text(encoding="utf-8")

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# The same command on a list of hosts; the ranks are handed out:
+# The same command on a list of hosts; mingle assigns the ranks:
 #
 #     ./train.sh 'node[1-4]' 4 8        # four hosts, eight ranks on each
 #
-# It runs here and there in the same directory, which every host has: a shared home, or a copy.
+# Every host needs this directory at the same place (a shared home, or a copy), and python with mingle in the PATH.
 set -euo pipefail
 hosts=${1:?which hosts, as pdsh -w takes them} number=${2:?how many hosts that is} each=${3:-1}
 shift $(($# < 3 ? $# : 3))
+cd "$(dirname "${BASH_SOURCE[0]}")/.." # where ddp_train.py lies
 
-# A name that no other start has: who is late for an earlier one does not get into this one.
-job=digits-$(date +%s)-$$
+# A job id is a meeting point. No other user and no earlier start has this one.
+job=${USER:-$(id -un)}-digits-$(date +%s)-$$
 
 # -S: end with the worst of the statuses.
 exec pdsh -S -R ssh -w "$hosts" "

@@ -250,6 +250,8 @@ def stage(directory: Path, wheel: Path | None) -> None:
         if not line.startswith("!"):
             continue
         source, target = ROOT / line[1:], directory / line[1:]
+        if line == "!wheelhouse":  # made by `make wheels`, and not part of a clone
+            continue
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.whl"))
@@ -258,4 +260,5 @@ def stage(directory: Path, wheel: Path | None) -> None:
     for name in (".dockerignore", "Dockerfile", "docker-compose.yml"):
         shutil.copy2(ROOT / name, directory)
     if wheel is not None:
+        (directory / "wheelhouse").mkdir()
         shutil.copy2(wheel, directory / "wheelhouse")

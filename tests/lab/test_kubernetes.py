@@ -32,7 +32,7 @@ def training_script() -> dict[str, Any]:
 
 def test_the_pods_of_the_example_find_rank_0_by_its_name(lab: Lab) -> None:
     """Its network carries no multicast, and rank 0's name exists some time after the first pods have started."""
-    service, job = yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8"))
+    service, _, job = yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8"))
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     given = {entry["name"]: entry.get("value", UID) for entry in container["env"]}

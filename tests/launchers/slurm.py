@@ -10,7 +10,7 @@ from types import TracebackType
 
 from tests.lab import Process
 
-from .cluster import AS_ROOT, Cluster
+from .cluster import AS_ROOT, EXAMPLES, Cluster
 
 _READY_SECONDS = 60.0
 _CONFIGURATION = """\
@@ -75,10 +75,10 @@ class Slurm:
             if daemon.exit_code is None:
                 daemon.kill()
 
-    def run(self, *command: str | Path, status: int = 0) -> str:
+    def run(self, *command: str | Path, status: int = 0, cwd: Path = EXAMPLES) -> str:
         """Run one of Slurm's commands on the first node until it ends with this status; return what it wrote."""
         variables = {"SLURM_CONF": str(self.configuration), **AS_ROOT}
-        return self.cluster.run(*command, status=status, variables=variables)
+        return self.cluster.run(*command, status=status, variables=variables, cwd=cwd)
 
     def _daemon(self, *command: str | Path, host: int = 0) -> Process:
         daemon = self.cluster.hosts[host].run(command, cwd=self.directory)

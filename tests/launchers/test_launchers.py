@@ -36,8 +36,16 @@ def test_the_sbatch_example(slurm: Slurm) -> None:
     """On two ranks: what is given on the command line comes before what the script says."""
     log = slurm.directory / "digits.log"
     options = ["--wait", f"--output={log}", "--ntasks-per-node=1"]
-    slurm.run("sbatch", *options, EXAMPLES / "slurm" / "train.sbatch", "--device", "cpu", "--epochs", "12")
+    arguments = ("train.sbatch", "--device", "cpu", "--epochs", "12")
+    slurm.run("sbatch", *options, *arguments, cwd=EXAMPLES / "slurm")
     assert places(log.read_text()) == [("node1", 0, 0), ("node2", 1, 0)]
+
+
+def test_the_sbatch_example_with_one_torchrun_for_each_node(slurm: Slurm) -> None:
+    log, checkpoint = slurm.directory / "line-fit.log", slurm.directory / "line-fit.pt"
+    arguments = ("torchrun.sbatch", "--steps", "20", "--checkpoint", checkpoint)
+    slurm.run("sbatch", "--wait", f"--output={log}", *arguments, cwd=EXAMPLES / "slurm")
+    assert sorted(re.findall(r"^rank (\d) of 4 at ", log.read_text(), re.MULTILINE)) == ["0", "1", "2", "3"]
 
 
 def test_outside_a_step_of_slurm_there_is_an_error_at_once(slurm: Slurm) -> None:
@@ -98,11 +106,13 @@ def test_the_pdsh_example_in_docker(cluster: Cluster) -> None:
     asked = dict(re.findall(r"^(node\d): <run>(.*)$", output, re.MULTILINE))
     assert set(asked) == {"node1", "node2"}
     assert len(set(asked.values())) == 1, "one and the same command, the job's name included"
-    for words in ("<--network><host>", "<MINGLE_JOB_ID=digits-", "<WORLD_SIZE=2>", "<--ipc><host>"):
+    for words in ("<--network><host>", "<WORLD_SIZE=2>", "<--ipc><host>"):
         assert words in asked["node1"]
+    assert re.search(r"<MINGLE_JOB_ID=[\w.-]+-digits-\d+-\d+>", asked["node1"])
     assert asked["node1"].endswith("<mingle-demo><python><ddp_train.py><--snapshot><two words.pt>")
 
 
 def test_the_pdsh_example_ends_as_its_ranks_do(cluster: Cluster) -> None:
-    output = cluster.run(EXAMPLES / "pdsh" / "train.sh", "node[1-2]", "2", cwd=cluster.directory, status=123)
-    assert output.count("can't open file") == 2
+    arguments = ("node[1-2]", "2", "1", "--no-such-option")
+    output = cluster.run(EXAMPLES / "pdsh" / "train.sh", *arguments, cwd=cluster.directory, status=123)
+    assert output.count("error: unrecognized arguments: --no-such-option") == 2
