@@ -16,18 +16,18 @@ from benchmarks import document, guard, precedence, results, table
 from benchmarks.results import Comparison
 
 ORDER = (
-    "last_rank",
-    "late_rank",
-    "limit",
-    "known_address",
     "torchrun",
+    "known_address",
+    "late_rank",
+    "last_rank",
     "torchrun_recovery",
     "scale",
+    "memory",
+    "start_up",
     "loss",
     "wire",
     "one_datagram",
-    "start_up",
-    "memory",
+    "limit",
     "micro",
 )
 """The comparisons in the order of the document."""

@@ -2,48 +2,175 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import table
 from benchmarks.plots import PICTURES
 from benchmarks.results import ROOT, Comparison
+from benchmarks.samples import median
 
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
+
+COST: tuple[tuple[str, str, str, dict[str, str]], ...] = (
+    ("torchrun, 3 hosts, from the start of the command to the first step", "torchrun", "mingle", {"c10d": "c10d"}),
+    (
+        "`mingle.init` on 4 hosts, all at once, to the process group",
+        "known_address",
+        "mingle.init, 4 ranks",
+        {"known address": "known address, 4 ranks"},
+    ),
+    (
+        "`mingle.init` on 8 hosts, all at once, to the process group",
+        "known_address",
+        "mingle.init, 8 ranks",
+        {"known address": "known address, 8 ranks"},
+    ),
+    (
+        "seven ranks wait, the eighth comes: until all have formed the job",
+        "late_rank",
+        "mingle",
+        {"zeroconf, browsing": "zeroconf, browse", "zeroconf, by name": "zeroconf, by name"},
+    ),
+    ("seven ranks wait, rank 0 comes", "last_rank", "mingle", {"zeroconf": "zeroconf"}),
+    (
+        "elastic job: a worker crashed, until all train again",
+        "torchrun_recovery",
+        "mingle, a worker crashes",
+        {"c10d": "c10d, a worker crashes"},
+    ),
+    (
+        "elastic job: the store's host died, until the others train again",
+        "torchrun_recovery",
+        "mingle, the store's host dies",
+        {"c10d": "c10d, the store's host dies"},
+    ),
+    ("64 ranks on two cores", "scale", "mingle, 64 ranks", {"bare TCPStore": "TCPStore, 64 ranks"}),
+    ("256 ranks on two cores", "scale", "mingle, 256 ranks", {"bare TCPStore": "TCPStore, 256 ranks"}),
+    ("1,024 ranks on two cores", "scale", "mingle, 1024 ranks", {"bare TCPStore": "TCPStore, 1024 ranks"}),
+    ("memory of a waiting rank, beside torch's", "memory", "mingle", {}),
+    ("datagrams of 8 hosts, until every job is closed", "wire", "mingle", {"zeroconf": "zeroconf"}),
+    ("half of all datagrams lost, seven ranks wait, rank 0 comes", "loss", "mingle", {}),
+)
+"""What a reader wants to know: the question, its comparison, our contender, and the others by the name to show."""
+FEW = 5
+GIVEN_UP = 60.0  # seconds: when benchmarks.torchrun_recovery stops waiting
 
 INTRODUCTION = """\
 # Benchmarks
 
-Made by `make bench` (root; Linux) from `benchmarks/results/*.json`, which hold every single measurement. Seconds on
-somebody else's machine mean little; what counts is the command that you can run on yours. `make bench-quick` takes less
-than three minutes, compares the ratios with the committed ones, and says what got worse.
+## What does it cost me?
+
+Medians; two values joined by "and" are two runs. Every host is a network namespace of one machine with two cores, so
+the figures are mostly CPU time of many processes; on hosts with cores of their own they are smaller.
+"""
+
+SLOWER = """\
+## Where mingle is slower, and why
+
+- **Than an address that everybody knows.** `mingle.init` does what `init_process_group` does, and before that finds
+  rank 0, confirms all ranks in a two-phase commit, and proves the store on each of them: {init4} times as long with 4
+  ranks and {init8} times with 8, on two cores. Compared are rounds in which no rank of torch's came before rank 0
+  listened; where one does, torch alone waits for half a second and more, which is most of the median of 8 ranks
+  above.
+- **Than a bare TCPStore with many ranks.** 1,024 ranks take {scale} times as long. Each rank runs some ten
+  milliseconds of Python, and all share two cores; the store is C++ and does a small part of it. From 64 to 1,024
+  ranks the time of one rank grows {growth}-fold, because each rank reads the questions of the others.
+  [scale.md](scale.md) has the figures for ranks with a core each.
+- **Than zeroconf by full name.** Looking up one address that is already registered is a question and an answer.
+  mingle's time includes the confirmation by all ranks, and a store that each of them has reached.
+- **In CPU.** A job of 8 ranks costs {ours} ms of CPU, zeroconf's discovery {theirs} ms.
+- **At import.** `import mingle` takes {bare} ms longer than an empty Python, and all that `mingle.init` needs {all}
+  ms; where torch is loaded, most of that is loaded already.
+"""
+
+METHOD = """\
+## How it was measured
+
+`make bench` (root; Linux) measures all of this on your machine, and writes this page and `benchmarks/results/*.json`,
+which hold every single measurement. Seconds on another machine mean little; the command that you can run counts.
+`make bench-quick` takes less than three minutes, compares the ratios with the committed ones, and names what got
+slower.
 
 Every host is a network namespace with an interface of its own on one bridge, and every rank a process of its own in
-which torch is imported already. All processes of a machine read the same monotonic clock. Contenders take turns,
-A B A B …, and each is the real package or the real torch. Nothing is switched off in mingle for it: all sessions are
-proved, confirmed and acknowledged as they always are.
+which torch is imported already. All processes of a machine read the same monotonic clock. Contenders take turns, A B
+A B …, and each is the real package or the real torch. Nothing is switched off in mingle: all sessions are proved,
+confirmed and acknowledged.
 
-The machine's load is given with each. Where it says SCHED_RR, other work was going on, and what is measured, of every
-contender alike, took precedence over that (`--realtime`).
+The machine's load is given with each comparison. Where it says SCHED_RR, other work was going on, and what is
+measured, of every contender alike, took precedence over that (`--realtime`).
+"""
+
+GOALS = """\
+## The project's own goals
+
+Limits that the developers set themselves; a missed one is work to do, or was set too low.
 """
 
 
 def write(ordered: Sequence[tuple[Comparison, Mapping[str, str]]], path: Path = DOCUMENT) -> Path:
-    """Writes the document and returns it."""
-    parts = [INTRODUCTION, _overview([comparison for comparison, _ in ordered])]
+    """Write the document and return it."""
+    comparisons = {comparison.name: comparison for comparison, _ in ordered}
+    parts = [INTRODUCTION, _cost(comparisons), *_slower(comparisons), METHOD]
     for comparison, about in ordered:
-        parts += [f"## {comparison.title}\n", f"{comparison.text}\n", f"{table.markdown(comparison)}\n"]
-        if comparison.goals:
-            parts.append("\n".join(f"* {verdict}" for verdict in table.verdicts(comparison)) + "\n")
+        parts += [f"### {comparison.title}\n", f"{comparison.text}\n", f"{table.markdown(comparison)}\n"]
         picture = PICTURES / f"bench-{comparison.name.replace('_', '-')}.png"
         if picture.exists():
             parts.append(f"![{comparison.title}](pictures/{picture.name})\n")
         parts.append(f"`python -m benchmarks {comparison.name}`; {_about(about)}.\n")
+    parts += [GOALS, _goals(comparisons.values())]
     path.write_text("\n".join(parts), encoding="utf-8")
     return path
 
 
-def _overview(comparisons: Sequence[Comparison]) -> str:
+def _cost(comparisons: Mapping[str, Comparison]) -> str:
+    lines = ["| | mingle | beside it |", "|---|---:|---|"]
+    for question, name, ours, others in COST:
+        if name in comparisons:
+            shown = [f"{other}: {_figure(comparisons[name], contender)}" for other, contender in others.items()]
+            lines.append(f"| {question} | {_figure(comparisons[name], ours)} | {'; '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _figure(comparison: Comparison, contender: str) -> str:
+    """Return the median with its unit; of fewer than five runs each run, since their median would say too much."""
+    samples = comparison.samples[contender]
+    if comparison.name == "torchrun_recovery" and len(samples) < FEW:
+        return " and ".join(
+            _shown(value, "s") if value < GIVEN_UP else f"none in {GIVEN_UP:.0f} s" for value in samples
+        )
+    return _shown(median(samples), comparison.unit) + (f" ({len(samples)} runs)" if len(samples) < FEW else "")
+
+
+def _shown(value: float, unit: str) -> str:
+    if unit == "ms" and value >= 1000:
+        value, unit = value / 1000, "s"
+    return f"{table.number(value)} {'' if unit == 'datagrams' else unit}".rstrip()
+
+
+def _slower(comparisons: Mapping[str, Comparison]) -> list[str]:
+    """Return the section, or nothing where one of its comparisons has not been measured."""
+    try:
+        init, scale = comparisons["known_address"].ratios, comparisons["scale"].samples
+        cpu, start = comparisons["last_rank"].extra, comparisons["start_up"].samples
+    except KeyError:
+        return []
+    empty = median(start["python -c pass"])
+    per_rank = {ranks: median(scale[f"mingle, {ranks} ranks"]) / ranks for ranks in (64, 1024)}
+    figures = {
+        "init4": init["4 ranks"],
+        "init8": init["8 ranks"],
+        "scale": median(scale["mingle, 1024 ranks"]) / median(scale["TCPStore, 1024 ranks"]),
+        "growth": per_rank[1024] / per_rank[64],
+        "ours": cpu["mingle"]["CPU"],
+        "theirs": cpu["zeroconf"]["CPU"],
+        "bare": median(start["import mingle"]) - empty,
+        "all": median(start["import mingle, and all that init needs"]) - empty,
+    }
+    return [SLOWER.format(**{name: table.number(value) for name, value in figures.items()})]
+
+
+def _goals(comparisons: Iterable[Comparison]) -> str:
     lines = ["| goal | limit | measured | |", "|---|---:|---:|---|"]
     lines += [
         f"| {goal.text} | {table.number(goal.limit)} {goal.unit} | {table.number(goal.value)} {goal.unit} | "

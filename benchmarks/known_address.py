@@ -15,11 +15,11 @@ RETRY_MILLISECONDS = 400.0
 """A client of torch's that finds nobody listening tries again after half a second and more."""
 
 TEXT = """\
-As many hosts as ranks; torch and mingle are imported, nobody is late: all ranks begin at one moment. Measured until the
+As many hosts as ranks; torch and mingle are imported, and all ranks begin at one moment. Measured until the
 last has its Gloo process group. torch is told `MASTER_ADDR` and `MASTER_PORT`; mingle finds rank 0, confirms, seals,
 proves the store on every rank, and hands torch the connections by which that was done. A client of torch's that comes
-before rank 0 listens tries again after more than half a second; the goal counts only the rounds in which none did, so
-it flatters nobody but torch.
+before rank 0 listens tries again after more than half a second; the ratio counts only the rounds in which none did,
+which is to torch's advantage.
 
 Two cores have to be enough for all ranks here, so what counts is the CPU of all ranks together, in ms."""
 

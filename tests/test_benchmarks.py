@@ -130,7 +130,7 @@ def test_an_unknown_comparison_is_wrong_usage(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as stopped:
         command.main(["last_rnak"])
     assert stopped.value.code == 2
-    assert "there is no comparison last_rnak; there are: last_rank" in capsys.readouterr().err
+    assert "there is no comparison last_rnak; there are: torchrun, " in capsys.readouterr().err
 
 
 # --- what people read -----------------------------------------------------------------------------------------------
@@ -147,6 +147,7 @@ def test_the_table_says_how_the_others_stand_to_mingle() -> None:
 
 def test_the_document_is_made_of_the_results(tmp_path: Path) -> None:
     text = write([(comparison(), ABOUT), (comparison(13.0, "other"), ABOUT)], tmp_path / "it.md").read_text("utf-8")
+    assert text.index("## What does it cost me?") < text.index("### An example") < text.index("own goals")
     assert "| time | 12.0 ms | 10.0 ms | reached |" in text
     assert "| time | 12.0 ms | 13.0 ms | **missed** |" in text
     assert "`python -m benchmarks other`; 2 × some, Linux 6, python 3.11, torch 2.13; load average" in text

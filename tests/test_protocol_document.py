@@ -77,8 +77,12 @@ def quoted(text: str) -> list[str]:
 # --- packets ------------------------------------------------------------------------------------------------
 
 
-def test_packets_are_the_golden_ones() -> None:
-    assert golden.shown_in_document() == {name: packet["hex"] for name, packet in golden.load().items()}
+def test_the_names_of_all_golden_packets_are_described() -> None:
+    described = {name.split("/")[0] for cells in rows(section("Golden packets")) for name in quoted(cells[0])}
+    assert {name.split("/")[0].removesuffix(" signed") for name in golden.load()} == described - {
+        " signed",
+        "join signed",
+    }
 
 
 def test_golden_packets_are_those_of_the_examples() -> None:

@@ -67,9 +67,24 @@ def section(fault: Fault, told: Mapping[str, str]) -> str:
     return "\n".join(parts)
 
 
+def index() -> str:
+    """Return the list of symptoms, each with a link to its faults."""
+    lines = []
+    for symptom, heading in SYMPTOMS.items():
+        titles = [fault.title[0].upper() + fault.title[1:] for fault in FAULTS if fault.symptom == symptom]
+        links = "\n".join(f"  - [{title}](#{anchor(title)})" for title in titles)
+        lines.append(f"- **[{heading}](#{anchor(heading)})**\n{links}")
+    return "## By symptom\n\n" + "\n".join(lines) + "\n"
+
+
+def anchor(heading: str) -> str:
+    """Return the anchor that a code host gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 def document(told: Mapping[str, Said]) -> str:
     """The whole text."""
-    parts = [_INTRODUCTION]
+    parts = [_INTRODUCTION, index()]
     for symptom, heading in SYMPTOMS.items():
         parts.append(f"## {heading}\n")
         parts += [section(fault, told[fault.title]) for fault in FAULTS if fault.symptom == symptom]
