@@ -153,7 +153,7 @@ def test_what_make_installs_is_pinned_within_the_range_of_the_package(requiremen
 
 
 def test_the_version_is_written_once() -> None:
-    assert project().get("dynamic") == ["version"]
+    assert "version" in project()["dynamic"]
     assert re.fullmatch(r"\d+\.\d+\.\d+([.-]?\w+)*", mingle.__version__)
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert "## [Unreleased]" in changelog or f"## [{mingle.__version__}]" in changelog
