@@ -30,14 +30,16 @@ OLDEST = (3, 10)
 
 def main(arguments):
     """Print what is missing, if anything, and return the exit status."""
-    problem = old_python() or (None if netifaces_is_there("--venv" in arguments) else no_compiler())
-    if problem is None:
-        return 0
-    observation, cause, ways = problem
-    lines = [observation, f"  likely cause: {cause}", "  fix, one of:"]
-    lines += [f"    {system:<16}{command}" for system, command in ways]
-    sys.stderr.write("\n".join(lines) + "\n")
-    return 1
+    fresh = "--venv" in arguments
+    found = [old_python()]
+    if found == [None]:
+        found += [None if fresh else managed_by_the_system(), None if netifaces_is_there(fresh) else no_compiler()]
+    problems = list(filter(None, found))
+    for observation, cause, ways in problems:
+        lines = [observation, f"  likely cause: {cause}", "  fix, one of:"]
+        lines += [f"    {system:<16}{command}" for system, command in ways]
+        sys.stderr.write("\n".join(lines) + "\n")
+    return 1 if problems else 0
 
 
 def old_python():
@@ -52,6 +54,17 @@ def old_python():
             ("with make:", "make PYTHON=python3.12 demo"),
         ],
     )
+
+
+def managed_by_the_system():
+    """Return the problem that pip refuses to install into this Python (PEP 668), or None."""
+    if sys.prefix != sys.base_prefix or not Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").exists():
+        return None
+    ways = [
+        ("in a venv:", "python3 -m venv .venv && . .venv/bin/activate, then the same line again"),
+        ("without venv:", "on Debian and Ubuntu first: apt-get install python3-venv"),
+    ]
+    return f"pip installs nothing into {sys.executable}", "this Python belongs to the system's package manager", ways
 
 
 def netifaces_is_there(fresh):

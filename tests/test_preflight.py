@@ -111,6 +111,19 @@ def test_an_old_python_is_named(
     assert "and mingle needs 99.0 or newer" in capsys.readouterr().err
 
 
+def test_a_python_of_the_system_needs_a_virtual_environment(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(module.sys, "prefix", sys.base_prefix)
+    assert module.main([]) == 0, "the file that marks such a Python is not there"
+    (tmp_path / "EXTERNALLY-MANAGED").touch()
+    assert module.main([]) == 1
+    assert "python3 -m venv .venv && . .venv/bin/activate" in capsys.readouterr().err
+    monkeypatch.setattr(module.sys, "prefix", str(tmp_path))
+    assert module.main([]) == 0, "a virtual environment is no Python of the system"
+
+
 def test_make_checks_before_it_makes_anything(tmp_path: Path) -> None:
     done = subprocess.run(
         ["make", "-C", str(ROOT), f"VENV={tmp_path}/venv", f"PYTHON={sys.executable}", f"{tmp_path}/venv/bin/pip"],
