@@ -133,7 +133,7 @@ class Gathering:
     # --- what the caller does --------------------------------------------------------------------------------------
 
     def gather(self) -> Gathered:
-        """Blocks until this agent is in a session whose store is open; a signal handler may raise out of it.
+        """Block until this agent is in a session whose store is open; a signal handler can raise out of it.
 
         Raises:
             DiscoveryTimeoutError: it did not come to that in time; names how many nodes were there, and which.
@@ -166,14 +166,14 @@ class Gathering:
             raise elastic_reports.ended(self._identity, self._ended or "this agent has closed its part in it")
 
     def workers_done(self) -> None:
-        """This node's workers are done: from now on a loss elects nobody and gathers nobody."""
+        """Note that this node's workers are done: from now on a loss starts no election and no gathering."""
         with self._lock:
             loop = self._loop
         if loop is not None:
             loop.driver.call(loop.agent.rest)
 
     def close(self, reason: str) -> None:
-        """Ends this agent's part in the job on purpose: the others hear the reason and take nobody for lost.
+        """End this agent's part in the job on purpose: the others hear the reason and do not count it as lost.
 
         Where it hosts the session, the job has ended for all. Returns when every socket and thread is gone; a second
         call does nothing, and neither does one in a fork.
@@ -199,7 +199,7 @@ class Gathering:
             return self._loop
 
     def _publish(self) -> None:
-        """Tells the callers how it stands. Runs in the loop's thread."""
+        """Update what callers read. This runs in the loop's thread."""
         loop = self._loop
         if loop is None:
             return

@@ -332,7 +332,7 @@ class Driver:
         explained = MingleError.explain(
             f"{what} could not be handled and was dropped ({type(error).__name__}: {error}); "
             "the discovery goes on, and further failures at the same place are only counted",
-            cause="a defect in mingle, which somebody on the network or on this machine may have provoked",
+            cause="a defect in mingle, which a process on the network or on this machine can have provoked",
             remedy="report the traceback.",
         )
         self._say(logging.ERROR, str(explained), error)

@@ -12,9 +12,9 @@ if sys.platform != "win32":
     import resource
 
 FILES_PER_RANK = 3
-"""What a rank costs its host: a control connection, two store clients, and room."""
+"""The files that a rank costs its host: a control connection, two store clients, and room."""
 FILES_PER_NODE = 3 + 16
-"""What a node of agents costs the one that hosts and is agent 0: a control connection, two clients of the agents'
+"""The files that a node costs the agent that hosts and is agent 0: a control connection, two clients of the agents'
 store, and one of the workers' store for each of its workers, of which it rarely has more."""
 FILES_BESIDE = 128
 
@@ -38,15 +38,15 @@ def free_files() -> int:
 
 
 def make_room(members: int, files_per_member: int, *, what: str, quiet: bool) -> None:
-    """Raises the soft limit of open files to the hard one if it may not do, and says so when that is not enough.
+    """Raise the soft limit of open files to the hard one if it may be too low; warn if that is not enough.
 
     Args:
-        members: how many there are.
-        files_per_member: what each of them costs.
-        what: what they are, for people.
-        quiet: whether to say it in the log only.
+        members: the number of members.
+        files_per_member: the files that each of them costs.
+        what: what the members are called in the warning.
+        quiet: whether to write the warning to the log only.
     """
-    if sys.platform == "win32":  # for the type checker: nobody comes here on Windows
+    if sys.platform == "win32":  # for the type checker: no caller comes here on Windows
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = files_per_member * members + FILES_BESIDE

@@ -1,6 +1,6 @@
 """Waiting made visible: a live line on a terminal, a rare line in a log, nothing when it is quick.
 
-One process per node speaks: the one that holds a certain name among the abstract Unix sockets (unix(7)). Those
+One process per node shows the line: the one that holds a certain name among the abstract Unix sockets (unix(7)). Those
 belong to the network namespace, as a node does here, and the kernel frees the name when its holder dies.
 """
 
@@ -34,7 +34,7 @@ LOG_EVERY_SECONDS = 30.0
 
 
 def line(job: str, world_size: int, rank: int | None, snapshot: Snapshot, seconds: float) -> str:
-    """Returns the progress line, such as ``job resnet: 5/8 joined, waiting for ranks 3, 7 · 12 s``."""
+    """Return the progress line, such as ``job resnet: 5/8 joined, waiting for ranks 3, 7 · 12 s``."""
     if snapshot.note:
         state = snapshot.note
     elif not snapshot.host_found:
@@ -57,7 +57,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 def say(level: int, text: str, *, quiet: bool = False, error: BaseException | None = None) -> None:
-    """Says what a person should read: by logging where the application has set it up, else on stderr.
+    """Show a message to people: by logging where the application has set it up, else on stderr.
 
     The library adds no handler, so without this a script that never configured logging would wait in silence.
     ``quiet`` (``MINGLE_PROGRESS=off``) keeps it to logging. The traceback of an ``error`` follows the text.
@@ -67,7 +67,7 @@ def say(level: int, text: str, *, quiet: bool = False, error: BaseException | No
         logger.log(level, text, exc_info=error)
     elif sys.stderr is not None:
         lines = traceback.format_exception(error) if error is not None else []
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it (EPIPE), or the application has closed it
+        with contextlib.suppress(OSError, ValueError):  # the reader is gone (EPIPE), or the application has closed it
             sys.stderr.write(f"mingle: {text}\n{''.join(lines)}")
             sys.stderr.flush()
 
@@ -105,7 +105,7 @@ class Shown(Protocol):
 
 
 class Progress:
-    """Shows how a discovery stands. The loop calls ``show`` after each turn; it never blocks."""
+    """The progress of a discovery, shown to people. The loop calls ``show`` after each turn; it never blocks."""
 
     def __init__(self, job: str, world_size: int, rank: int | None, *, off: bool, now: float) -> None:
         self._job = job
@@ -152,7 +152,7 @@ class Progress:
             self._show(line(self._job, self._world_size, self._rank, snapshot, now - self._started))
 
     def say(self, level: int, text: str, error: BaseException | None = None) -> None:
-        """Says something beside the line; see `say`."""
+        """Show a message beside the line; see `say`."""
         say(level, text, quiet=self._quiet, error=error)
 
     def _show(self, text: str) -> None:
@@ -169,7 +169,7 @@ class Progress:
             self._status.update(Text(text))
 
     def close(self) -> None:
-        """Takes the line away."""
+        """Remove the line."""
         if self._status is not None:
             self._status.stop()
             self._status = None

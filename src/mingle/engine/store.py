@@ -3,7 +3,7 @@
 `StoreKeeper` does so for a machine, in threads, because every call of torch can block.
 
 Facts this file stands on were found by running torch; where it matters the version is named. TCPStore has neither
-authentication nor encryption: whoever can open TCP to its port can read and change everything in it.
+authentication nor encryption: every process that can open TCP to its port can read and change everything in it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("mingle")
 
 _Work: TypeAlias = Callable[[], Callable[[], None]]
-"""What can block; it returns a call for the driver."""
+"""Work that can block; it returns a call for the driver."""
 
 BACKLOG = 4096
 CONNECT_SECONDS = 2.0
 CONNECT_AGAIN_SECONDS = 0.2
 PROVE_SECONDS = 10.0
-"""Longer than the host waits for the proof helps nobody, and shorter fails where reverse look-ups stall (5 s each)."""
+"""There is no point in exceeding the host's ACK timeout; less fails where reverse look-ups stall (5 s each)."""
 OPERATION_SECONDS = 30.0
 KEY_PREFIX = "mingle/"
 _MOST_DESCRIPTORS = 65_536
@@ -60,12 +60,12 @@ class StoreServer(Struct):
     port: int
     session: bytes
     token: str
-    """What the store holds under the session's key."""
+    """The store's value under the session's key."""
     _store: TCPStore | None = None
 
     @property
     def held(self) -> bool:
-        """Whether we still hold it."""
+        """Whether this process still holds the store."""
         return self._store is not None
 
     @property
@@ -74,18 +74,18 @@ class StoreServer(Struct):
         return self._store
 
     def stands_at(self, address: str, session: bytes) -> bool:
-        """Whether this is the store of that session, on that address."""
+        """Return whether this is the store of that session, on that address."""
         return (self.address, self.session) == (address, session)
 
     def release(self) -> None:
-        """Lets go of the store: it lives on as long as a process group uses it, and ends with that.
+        """Let go of the store: it lives on as long as a process group uses it, and ends with that.
 
         A reference kept longer leaves old keys behind and breaks the next initialisation in this process.
         """
         self._store = None
 
     def abort(self) -> None:
-        """Cuts every connection to the store, so that all who use it fail now and not at torch's timeout.
+        """Shut down every connection to the store, so that its users fail now and not at torch's timeout.
 
         The process group holds the store as well, so letting go is not enough; torch has no call for this.
         """
@@ -103,15 +103,15 @@ class StoreClient(Struct):
     port: int
     _store: TCPStore
     proved_at: float = -math.inf
-    """When it was read last."""
+    """The time of the last successful proof."""
     _tuned: bool = False
 
     def leads_to(self, address: str, port: int) -> bool:
-        """Whether that is the store it is connected to."""
+        """Return whether this is a connection to that store."""
         return (self.address, self.port) == (address, port)
 
     def token(self, session: bytes) -> str:
-        """Returns what the store holds now under a session's key, or `NOTHING`. May block.
+        """Return the store's present value under a session's key, or `NOTHING`. This can block.
 
         By an exchange of one value for the same one, which writes nothing: that is one question and one answer, where
         torch's ``get`` asks the store to wait for the key first.
@@ -123,14 +123,14 @@ class StoreClient(Struct):
             return self._store.compare_set(KEY_PREFIX + session.hex(), NOTHING, NOTHING).decode(errors="replace")
 
     def hand_over(self) -> TCPStore:
-        """Returns torch's client for a process group, its connection as torch makes it."""
+        """Return torch's client for a process group, with its connection as torch makes it."""
         if self._tuned:
             for own in _connections_to(self.address, self.port):
                 untune(own)
         return self._store
 
     def tune(self) -> None:
-        """Has the connection notice a dead peer while it waits, and no firewall forget it."""
+        """Make the idle connection notice a dead peer, and keep it alive in firewalls."""
         for own in _connections_to(self.address, self.port):
             tune(own)
         self._tuned = True
@@ -223,10 +223,10 @@ def _listens_itself(address: str, port: int) -> bool:
 
 
 def open_server(address: str, port: int | None, session: bytes) -> StoreServer:
-    """Opens the store on one address and puts the session's token into it.
+    """Open the store on one address, and put the session's token into it.
 
-    The listening socket is ours and is never released before the store is, so that nobody can take its port between
-    here and torch's own use of it.
+    The listening socket is ours and is never released before the store is, so that no other process can take its port
+    between here and torch's own use of it.
 
     Raises:
         ConfigurationError: the fixed port is taken.
@@ -253,7 +253,7 @@ def open_server(address: str, port: int | None, session: bytes) -> StoreServer:
 
 
 def check_port(port: int, addresses: list[str]) -> None:
-    """Looks early whether the fixed port is free, so that nobody waits for a job that can't be.
+    """Check early that the fixed port is free: otherwise the ranks would wait for a job that cannot form.
 
     Raises:
         ConfigurationError: it is taken.
@@ -309,9 +309,9 @@ def _bind_failed(address: str, port: int | None, error: OSError) -> MingleError:
 
 
 def connect(address: str, port: int, workers: int | None = None) -> StoreClient:
-    """Connects to a store. May block for long: call it in a thread.
+    """Connect to a store. This can block for long: call it in a thread.
 
-    A plain connection goes first: TCPStore's constructor blocks for a minute or more where nobody answers.
+    A plain connection goes first: TCPStore's constructor blocks for a minute or more if no answer comes.
 
     Args:
         address: where it listens.
@@ -355,7 +355,7 @@ def prove(
     ahead: StoreClient | None = None,
     workers: int | None = None,
 ) -> StoreClient:
-    """Reads the session's token in the store, by ``ahead`` if that leads there. May block: call it in a thread.
+    """Read the session's token in the store, by ``ahead`` if it leads there. This can block: call it in a thread.
 
     Args:
         address: where the store listens.
@@ -385,14 +385,14 @@ def prove(
 
 
 def await_server(address: str, port: int, *, seconds: float, given_up: Callable[[], bool]) -> None:
-    """Waits until somebody takes connections at a store's port.
+    """Wait until a store's port accepts connections.
 
     Torch's calls go on until their own timeout or longer, and nothing ends them before: where the store may be out of
     reach they are better not begun.
 
     Raises:
         AbandonedError: ``given_up()`` became true first.
-        DiscoveryTimeoutError: nobody did within that time.
+        DiscoveryTimeoutError: the port did not within that time.
     """
     deadline = time.monotonic() + seconds
     while not given_up():
@@ -412,7 +412,7 @@ def await_server(address: str, port: int, *, seconds: float, given_up: Callable[
 
 
 def _connect(address: str, port: int) -> socket.socket:
-    """Returns a connection to an address literal. Not by create_connection: that loads the codec for names, 2 ms."""
+    """Return a connection to an address literal. `create_connection` would load the codec for names, 2 ms."""
     literal, _, zone = address.partition("%")
     family = socket.AF_INET6 if ":" in literal else socket.AF_INET
     target = (literal, port, 0, socket.if_nametoindex(zone) if zone else 0)
@@ -427,12 +427,12 @@ def _connect(address: str, port: int) -> socket.socket:
 
 
 def _libuv_takes_descriptors() -> bool:
-    """Before 2.8 torch's libuv backend can't take a listening socket that somebody else has opened."""
+    """Before 2.8 torch's libuv backend can't take a listening socket that other code has opened."""
     return torch_version() >= (2, 8)
 
 
 def torch_version() -> tuple[int, int]:
-    """Returns the major and the minor version of torch."""
+    """Return the major and the minor version of torch."""
     import torch
 
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
@@ -474,7 +474,7 @@ class StoreUser(Protocol):
 
 
 class StoreKeeper:
-    """Opens, reaches and proves stores for one machine. Each can block, so it runs in a thread; the result is a call.
+    """The stores of one machine: it opens, reaches and proves them in threads, because each call can block.
 
     Args:
         user: whose machine it is.

@@ -22,7 +22,7 @@ from mingle.errors import InterfaceError, MingleError
 
 READ_BYTES = 65_536
 DRAINED_READS = 16
-"""How much a peer that speaks on and on is listened to at the end."""
+"""The number of reads before a connection is closed; bounded against a peer that never stops sending."""
 BACKLOG = 4096
 """A whole cluster connects within a moment; the kernel caps this at net.core.somaxconn."""
 # A dead peer is noticed within about ten seconds, whether or not there is something to send: keepalive serves
@@ -33,7 +33,7 @@ KEEPALIVE_PROBES = 3
 USER_TIMEOUT_MILLISECONDS = 10_000
 CLOSED_BY_PEER = "the other side closed it"
 """The reason of an orderly end (TCP's FIN): a firewall that cuts a process off does not send one."""
-# What a peer that does not read may make us keep; a roster of 100 000 ranks is smaller.
+# The limit of bytes kept for a peer that does not read; a roster of 100 000 ranks is smaller.
 MAX_UNSENT_BYTES = 32 * 1024 * 1024
 ACCEPTED_AT_ONCE = 32
 NO_DESCRIPTOR = "this process, or the whole system, has no file descriptor left"
@@ -44,14 +44,14 @@ _PORT_TRIES = 20
 
 
 class Accepted(Struct, frozen=True):
-    """Somebody connected to us."""
+    """A caller has connected to this process."""
 
     conn: int
     address: str
 
 
 class Connected(Struct, frozen=True):
-    """What we dialled stands."""
+    """An outgoing connection is established."""
 
     conn: int
     local_address: str
@@ -107,7 +107,7 @@ class Connections:
     # --- listening -------------------------------------------------------------------------------------------------
 
     def listen(self, addresses: Sequence[tuple[str, int]]) -> frozenset[tuple[str, int]]:
-        """Listens on each address (with its interface's index) at one port, the same for all; returns which.
+        """Listen on each address (with its interface's index) at one port, the same for all; return those bound.
 
         An address that is not ready yet is left out (an IPv6 one can't be bound before its duplicate check is over:
         RFC 4862, section 5.4); :meth:`listen_also` tries it again.
@@ -147,7 +147,7 @@ class Connections:
                 self.port = listener.getsockname()[1]
 
     def listen_also(self, addresses: Sequence[tuple[str, int]]) -> frozenset[tuple[str, int]]:
-        """Listens on further addresses at the same port; returns those of all given at which it listens now."""
+        """Listen on further addresses at the same port; return those of all given that are bound now."""
         for address, index in addresses:
             if (address, index) not in self._listeners:
                 with contextlib.suppress(OSError):  # not ready yet, or another program's: it is not announced
@@ -198,7 +198,7 @@ class Connections:
     # --- what the machines want ------------------------------------------------------------------------------------
 
     def dial(self, conn: int, address: str, port: int, index: int) -> list[Event]:
-        """Begins to connect; ``index`` is the interface a link-local address was heard on."""
+        """Begin to connect; ``index`` is the interface a link-local address was heard on."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
             sock = forksafe.register(socket.socket(family, socket.SOCK_STREAM))
@@ -219,7 +219,7 @@ class Connections:
         return []
 
     def write(self, conn: int, data: bytes) -> list[Event]:
-        """Sends as much as the kernel takes now and keeps the rest."""
+        """Send as much as the kernel takes now, and keep the rest."""
         connection = self._connections.get(conn)
         if connection is None or connection.closing:
             return []
@@ -234,7 +234,7 @@ class Connections:
         return 0 if connection is None else len(connection.unsent)
 
     def hang_up(self, conn: int) -> None:
-        """Closes after what was to be sent. Nothing is reported of it any more."""
+        """Close a connection after its unsent bytes, and report nothing more about it."""
         connection = self._connections.get(conn)
         if connection is None:
             return
@@ -253,7 +253,7 @@ class Connections:
             self._discard(connection)
 
     def close(self) -> None:
-        """Closes everything at once; what is unsent gets one last try."""
+        """Close everything at once, after one last try to send what is unsent."""
         for connection in list(self._connections.values()):
             if connection.unsent and not connection.connecting:
                 with contextlib.suppress(OSError):
@@ -265,7 +265,7 @@ class Connections:
             self._spare = -1
 
     def drop_strays(self, own: Container[str]) -> list[Event]:
-        """Ends the connections whose local address this machine has no more: TCP would notice late, or never."""
+        """End the connections whose local address this machine has no more: TCP would notice late, or never."""
         events: list[Event] = []
         for connection in list(self._connections.values()):
             local = bare_address(connection.socket.getsockname()[0])
@@ -384,10 +384,10 @@ class Connections:
         return [] if quiet else [Closed(connection.conn, reason)]
 
     def _leave(self, connection: _Connection) -> None:
-        """Closes once all is sent. What came in and was not read is read first.
+        """Close a connection whose bytes are all sent, after reading what came in.
 
-        With it, closing would be a reset (RFC 2525, section 2.17), which takes away what is still on its way to the
-        other side: our last word.
+        With unread bytes, closing would be a reset (RFC 2525, section 2.17), which discards our last bytes on their way
+        to the peer.
         """
         with contextlib.suppress(OSError):
             for _ in range(DRAINED_READS):
@@ -403,12 +403,12 @@ class Connections:
 
 
 def counter() -> Callable[[], int]:
-    """Returns a function that numbers connections."""
+    """Return a function that numbers connections."""
     return itertools.count(1).__next__
 
 
 def bare_address(host: str) -> str:
-    """Returns an address without its zone, IPv4 in its own notation."""
+    """Return an address without its zone, IPv4 in its own notation."""
     bare = host.partition("%")[0]
     return bare[7:] if bare.startswith("::ffff:") and "." in bare else bare
 
@@ -436,8 +436,8 @@ def refused(observation: str, error: OSError) -> MingleError:
 
 
 def tune(sock: socket.socket) -> None:
-    """Has a connection carry small frames at once, and notice a dead peer."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # frames are small and somebody waits for each
+    """Make a connection carry small frames at once, and notice a dead peer."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # frames are small, and a peer waits for each
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     idle = "TCP_KEEPIDLE" if sys.platform == "linux" else "TCP_KEEPALIVE"
     for option, value in (
@@ -451,7 +451,7 @@ def tune(sock: socket.socket) -> None:
 
 
 def untune(sock: socket.socket) -> None:
-    """Gives a connection TCP's own patience back: it outlasts a network that is away for a while."""
+    """Restore TCP's own timeouts, so that a connection outlasts a short outage of the network."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)

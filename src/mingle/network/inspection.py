@@ -1,4 +1,4 @@
-"""Reads the facts that :mod:`mingle.diagnostics.diagnosis` judges: /proc, the firewall's listing, the environment.
+"""The facts that :mod:`mingle.diagnostics.diagnosis` judges, read from /proc, the firewall and the environment.
 
 Nothing here sends a packet, changes anything, or takes long; what can't be read is left out.
 
@@ -35,7 +35,7 @@ _PROC = Path("/proc")
 
 
 class Observed(Struct, frozen=True, kw_only=True):
-    """What the loop knows; the rest is read here."""
+    """What the driver's sockets have shown; the other facts are read here."""
 
     port: int
     group: str = ""
@@ -53,7 +53,7 @@ class Observed(Struct, frozen=True, kw_only=True):
 
 
 def gather(observed: Observed, environ: Mapping[str, str] | None = None) -> Facts:
-    """Returns the facts.
+    """Return the facts.
 
     Args:
         observed: what the sockets have shown.
@@ -110,12 +110,12 @@ def _could_be_meant(interface: Interface, used: Sequence[str]) -> bool:
 
 
 def membership_limit() -> int | None:
-    """Returns how many multicast groups one IPv4 socket may join; None where the system does not say."""
+    """Return how many multicast groups one IPv4 socket can join; None where the system does not report it."""
     return _number(_PROC / "sys/net/ipv4/igmp_max_memberships")
 
 
 def reverse_path_drops() -> int:
-    """Returns how many packets the reverse path filter of this network namespace has dropped so far."""
+    """Return how many packets the reverse path filter of this network namespace has dropped so far."""
     lines = [line.split() for line in _read(_PROC / "self/net/netstat").splitlines() if line.startswith("TcpExt:")]
     for names, values in zip(lines[::2], lines[1::2], strict=False):
         if "IPReversePathFilter" in names:
@@ -133,7 +133,7 @@ def _reverse_path_filters(names: Iterable[str]) -> dict[str, int]:
 
 
 def default_route() -> bool | None:
-    """Tells whether there is one, of either family; None where that can't be read."""
+    """Return whether there is a default route of either family; None where that can't be read."""
     ipv4, ipv6 = _read(_PROC / "self/net/route"), _read(_PROC / "self/net/ipv6_route")
     if not ipv4:
         return None
@@ -145,7 +145,7 @@ def default_route() -> bool | None:
 
 
 def resolve(hostname: str) -> tuple[list[str], str]:
-    """Returns what a name resolves to, and why it does not; a resolver that hangs is abandoned."""
+    """Return the addresses of a name, and why there are none; a look-up that hangs is abandoned."""
     result: list[tuple[list[str], str]] = []
 
     def look_up() -> None:
@@ -162,7 +162,7 @@ def resolve(hostname: str) -> tuple[list[str], str]:
 
 
 def firewall_chains() -> list[Chain]:
-    """Returns the firewall's chains; none where they can't be listed (that takes root)."""
+    """Return the firewall's chains; none where they can't be listed (that takes root)."""
     import shutil
 
     from mingle.diagnostics.firewall import parse
@@ -180,7 +180,7 @@ def firewall_chains() -> list[Chain]:
 
 
 def firewall_manager() -> Manager:
-    """Tells which program keeps the rules: a rule added behind its back is lost with its next start."""
+    """Return the program that keeps the rules: a rule added behind its back is lost with its next start."""
     import shutil
 
     if "ENABLED=yes" in _read(Path("/etc/ufw/ufw.conf")):

@@ -35,7 +35,7 @@ LOOK_GAP_SECONDS = 0.2
 """… and the shortest interval, however many changes it reports: containers come and go all the time."""
 
 Family = Literal["auto", "4", "6"]
-"""Which of IPv4 and IPv6 may be used; `auto` is both."""
+"""The IP versions to use; `auto` is both."""
 
 # <net/if.h>. The first four agree on Linux and the BSDs, the last does not.
 _IFF_UP = 0x1
@@ -61,7 +61,7 @@ _VPN = re.compile(r"tun\d|tap\d|utun|wg|ppp|tailscale|zt|ipsec|nebula|vpn|gpd\d|
 
 
 class Kind(IntEnum):
-    """What an interface is, in the order of preference."""
+    """The kinds of interfaces, in the order of preference."""
 
     PHYSICAL = 0
     """A card, or what looks like one from inside a container."""
@@ -118,7 +118,7 @@ class Interface(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """What `choose` decided."""
+    """The result of `choose`."""
 
     usable: tuple[Interface, ...]
     """Best first; never empty."""
@@ -209,7 +209,7 @@ def _address_order(address: IPv4Interface | IPv6Interface) -> tuple[bool, int]:
 
 
 def choose(found: Iterable[Interface], *, named: Sequence[str] = (), family: Family = "auto") -> Choice:
-    """Which interfaces to use, and why not the others.
+    """Return the interfaces to use, and the reasons against the others.
 
     Named ones (by name or by an address on them) are taken exactly, in the order given; an address that was
     named comes first on its interface. Otherwise every interface is taken that is up and has an address of
@@ -281,7 +281,7 @@ def _find(found: tuple[Interface, ...], name: str) -> Interface:
 
 
 def _unusable(interface: Interface, family: Family) -> str:
-    """Why the interface cannot be used, or the empty string."""
+    """Return why the interface cannot be used, or the empty string."""
     if not interface.up:
         return "down"
     if not interface.of_family(family):
@@ -290,9 +290,9 @@ def _unusable(interface: Interface, family: Family) -> str:
 
 
 def owner(interfaces: Iterable[Interface], address: str | IPv4Address | IPv6Address) -> Interface | None:
-    """The interface that has `address`; of several, the one with the lowest index.
+    """Return the interface that has `address`; of several, the one with the lowest index.
 
-    A zone (`fe80::1%eth0`, `fe80::1%2`) must be that interface's name or index. None when nobody has the
+    A zone (`fe80::1%eth0`, `fe80::1%2`) must be that interface's name or index. None if no interface has the
     address.
 
     Raises:
@@ -309,7 +309,7 @@ def owner(interfaces: Iterable[Interface], address: str | IPv4Address | IPv6Addr
 
 
 def reached_weakly(interfaces: Iterable[Interface], local: str, remote: str) -> bool:
-    """Whether a connection from `local` to `remote` says nothing about the network that `remote` is on.
+    """Return whether a connection from `local` to `remote` says nothing about the network that `remote` is on.
 
     Linux answers for each of its addresses on every wire (the weak end system model: RFC 1122, section 3.3.4.2).
     So a host on one of the networks of another may reach all of that one's addresses, and those networks need not
@@ -321,7 +321,7 @@ def reached_weakly(interfaces: Iterable[Interface], local: str, remote: str) -> 
     if wire is None or wire.loopback or wanted.version == 6:
         return False
     subnets = [own.network for own in wire.addresses if own.version == 4]
-    # Without a subnet (a tunnel's end, a cloud's /32) everything is reached through somebody else.
+    # Without a subnet (a tunnel's end, a cloud's /32) everything is reached through a router.
     if all(subnet.prefixlen == 32 for subnet in subnets) or any(wanted in subnet for subnet in subnets):
         return False
     return has_direct_route(remote)

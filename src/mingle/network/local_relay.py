@@ -88,7 +88,7 @@ def _is_ours(data: bytes) -> bool:
 
 
 def _check_unicast(text: str, family: Version) -> None:
-    """Raises ValueError unless the text is the address of one host, without a zone.
+    """Raise ValueError unless the text is the address of one host, without a zone.
 
     An answer is sent to it or from it: a name would be looked up, and a group or a broadcast would multiply the answer.
     """

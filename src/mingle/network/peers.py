@@ -42,7 +42,7 @@ class _Target(Struct):
 
 
 class PeerSchedule:
-    """Decides which address is asked when. Pure: time is an argument."""
+    """The order and the times in which addresses are asked. Pure: time is an argument."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -51,27 +51,27 @@ class PeerSchedule:
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
-        """All that are known."""
+        """All known addresses."""
         return tuple(self._targets)
 
     def learn(self, addresses: Sequence[tuple[str, int]], now: float) -> None:
-        """Adds addresses; what was resolved once stays, since a resolver may leave some out each time."""
+        """Add addresses. Each one stays: a resolver can leave some out each time."""
         for address in addresses:
             if address not in self._targets and len(self._targets) < MAX_ADDRESSES:
                 self._targets[address] = _Target(now)
 
     def restart(self, now: float) -> None:
-        """Asks everybody quickly again."""
+        """Ask every address quickly again."""
         for target in self._targets.values():
             target.due, target.interval = now, FIRST_INTERVAL_SECONDS
 
     def next_timer(self) -> float | None:
-        """When somebody is due."""
+        """Return when an address is due."""
         due = min((target.due for target in self._targets.values()), default=None)
         return None if due is None else max(due, self._not_before)
 
     def turn(self, now: float) -> list[tuple[str, int]]:
-        """Returns whom to ask now, the longest overdue first."""
+        """Return the addresses to ask now, the longest overdue first."""
         if now < self._not_before:
             return []
         due = sorted((target.due, address) for address, target in self._targets.items() if target.due <= now)
@@ -86,7 +86,7 @@ class PeerSchedule:
 
 
 class Resolver:
-    """Resolves the peers' names in daemon threads until it is stopped.
+    """The look-ups of the peers' names, in daemon threads until it is stopped.
 
     ``take()`` hands out what was found since the last call. A look-up that hangs (5 s and more for each server that
     does not answer: resolv.conf(5)) keeps its thread, and not the other names'; it may be abandoned: it holds nothing.
@@ -113,13 +113,13 @@ class Resolver:
             return dict(self._failures)
 
     def take(self) -> list[tuple[str, int]]:
-        """Returns the addresses found since the last call."""
+        """Return the addresses found since the last call."""
         with self._lock:
             found, self._found = self._found, []
         return found
 
     def stop(self) -> None:
-        """Ends the thread after the look-up it is in."""
+        """End each thread after its present look-up."""
         self._stop.set()
 
     def _run(self, names: Sequence[tuple[str, int]]) -> None:
@@ -145,7 +145,7 @@ class Resolver:
 
 
 class Peers:
-    """The peers of one process: where their names lead, and whose turn it is."""
+    """The peers of one process: the addresses of their names, and when to ask each."""
 
     def __init__(self, peers: Sequence[Peer], default_port: int, family: str, rng: random.Random) -> None:
         self._any = bool(peers)
@@ -161,11 +161,11 @@ class Peers:
         return self._resolver.failures
 
     def take(self) -> list[tuple[str, int]]:
-        """Returns the addresses found since the last call, for who asks them in another rhythm."""
+        """Return the addresses found since the last call, for a caller with a schedule of its own."""
         return self._resolver.take()
 
     def turn(self, *, silent: bool, now: float) -> list[tuple[str, int]]:
-        """Returns to whom to speak now. Who has been ``silent`` (there was nothing to say) begins quickly again."""
+        """Return the addresses to query now; none if ``silent``. After a silence they are asked quickly again."""
         if not self._any:
             return []
         found = self._resolver.take()
@@ -181,23 +181,23 @@ class Peers:
         return address in self._hosts
 
     def restart(self, now: float) -> None:
-        """Begins quickly again: there are other interfaces to reach them by."""
+        """Ask quickly again: other interfaces can reach the peers now."""
         self._schedule.restart(now)
 
     def next_timer(self, now: float) -> float | None:
-        """When it is somebody's turn, or new addresses are to be looked for."""
+        """Return when an address is due, or when to take new addresses."""
         if not self._any:
             return None
         look, due = now + RESOLVED_SECONDS, self._schedule.next_timer()
         return look if due is None or self._silent else min(look, due)
 
     def stop(self) -> None:
-        """Ends the look-ups."""
+        """End the look-ups."""
         self._resolver.stop()
 
 
 def _literal(answer: tuple[Any, ...]) -> str:
-    """Returns the address in one of getaddrinfo's answers; a link-local one with its zone, useless without."""
+    """Return the address in one of getaddrinfo's answers; a link-local one with its zone, which it needs."""
     scope = answer[3] if len(answer) == 4 else 0
     return f"{answer[0]}%{scope}" if scope and "%" not in answer[0] else str(answer[0])
 

@@ -111,7 +111,7 @@ class Change(NamedTuple):
 
 
 class _Endpoint(Struct):
-    """What is open on one interface in one family."""
+    """The open sockets of one interface in one family."""
 
     interface: Interface
     version: Version
@@ -124,7 +124,7 @@ class _Endpoint(Struct):
         return receiving + ([self.sender.socket] if self.sender else [])
 
     def serves(self, interface: Interface) -> bool:
-        """Whether the sockets fit this newer description of the interface."""
+        """Return whether the sockets fit this newer description of the interface."""
         mine, theirs = self.interface, interface
         return mine.index == theirs.index and mine.of_family(self.version) == theirs.of_family(self.version)
 
@@ -240,7 +240,7 @@ class Transport:
     def refresh(self) -> Change:
         """Leave and join every group again; what cannot be joined is opened anew.
 
-        A switch that snoops on IGMP or MLD forgets the members of a group when nobody asks for them
+        A switch that snoops on IGMP or MLD forgets the members of a group when no querier asks for them
         periodically, and multicast "works for minutes, then stops". Joining makes the kernel report the
         membership again, provided that no other socket of this machine stayed a member meanwhile.
         """
@@ -329,7 +329,7 @@ class Transport:
         )
 
     def receive(self, opened: socket.socket) -> list[Received]:
-        """What waits on `opened`, up to a bound; call again when it is still readable.
+        """Return the datagrams that wait on `opened`, up to a bound; call again while it is readable.
 
         Errors are counted and never raised. A socket that was closed meanwhile has nothing.
         """
@@ -617,7 +617,7 @@ def read(opened: socket.socket) -> Datagram | None:
         if level == socket.IPPROTO_IP and kind == _IP_PKTINFO:
             index, ours, header = _IN_PKTINFO.unpack(value)
             multicast = header[0] & 0xF0 == 0xE0
-            # The two differ for a group and for a broadcast, from which nobody can answer.
+            # The two differ for a group and for a broadcast, which cannot be the source of an answer.
             destination = _address(header if multicast else ours)
         elif level == socket.IPPROTO_IPV6 and kind == socket.IPV6_PKTINFO:
             header, index = _IN6_PKTINFO.unpack(value)
