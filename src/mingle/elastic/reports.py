@@ -125,8 +125,9 @@ def small(identity: Identity, policy: Policy, joined: int) -> str:
     nodes = policy.nodes
     prevented = "" if policy.allow_minority else f" --nnodes={nodes.founders}:{nodes.maximum} would prevent it."
     return (
-        f"job {identity.job!r} starts with {joined} of {nodes.maximum} nodes, since no other node came. In another part "
-        f"of a split network it could start a second time; the two would become one as soon as they meet.{prevented}"
+        f"job {identity.job!r} starts with {joined} of {nodes.maximum} nodes, since no other node came. In another "
+        "part of a split network it could start a second time; the two would become one as soon as they meet."
+        f"{prevented}"
     )
 
 

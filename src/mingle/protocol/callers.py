@@ -29,8 +29,8 @@ PROOF_SECONDS_PER_RANK = 0.005
 # Callers that have not proved themselves, beside one for each rank that has no seat; bounded against a flood of
 # connections that never speak.
 MAX_UNPROVED = 2048
-# Callers that have, and do not join, beside one for each rank: without a secret any process can prove itself. Another run
-# of the job waits for the end of this one on so many connections, and must not take it for dead.
+# Callers that have, and do not join, beside one for each rank: without a secret any process can prove itself. Another
+# run of the job waits for the end of this one on so many connections, and must not take it for dead.
 MAX_ONLOOKERS = 2048
 MAX_WHEN_SEALED = 64
 """The limit for each of these two kinds once the session is sealed and awaits no more ranks."""
