@@ -6,8 +6,8 @@ import pytest
 
 from mingle.observe.announcement import MAX_CALLERS, PROOF_SECONDS, Announcement
 from mingle.protocol.handshake import Call, MemberConversation
-from mingle.protocol.lobby import UNICAST_ANSWERS_AT_ONCE
 from mingle.protocol.machine import Answer, Effect, Hangup, Multicast, Notice, Source, Write
+from mingle.protocol.pacing import UNICAST_ANSWERS_AT_ONCE
 from mingle.wire import frames
 from mingle.wire.datagrams import Bye, List, Offer, Seek
 from tests.bystanders import Wire, an_announcement

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mingle.protocol.candidacy import (
+from mingle.protocol.election import (
     ELECT_AFTER_SECONDS,
     ELECT_SPREAD_MAX_SECONDS,
     ELECT_SPREAD_SECONDS,

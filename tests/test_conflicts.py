@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
 import pytest
 
-from mingle.protocol.conflicts import (
-    MAX_SESSIONS,
-    MAX_SESSIONS_BY_SENDER,
-    RETRY_SECONDS,
-    RIVAL_SECONDS,
-    RUNNING_NOTICE_SECONDS,
-    SILENT_SECONDS,
-    ConflictingHosts,
-)
+from mingle.protocol.claims import SILENT_SECONDS
+from mingle.protocol.conflicts import RIVAL_SECONDS, ConflictingHosts
 from mingle.protocol.connection_race import ADDRESS_SECONDS, DialTarget
 from mingle.protocol.handshake import Call, HostConversation
-from mingle.protocol.machine import Dial, Effect, Write
+from mingle.protocol.machine import Context, Dial, Effect, Identity, Write
+from mingle.protocol.sessions import REMEMBERED_BY_SENDER, REMEMBERED_SESSIONS, RETRY_SECONDS
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer, State
 from mingle.wire.frames import ProcessInfo
 
 OTHER = b"T" * 16
 WHO = ProcessInfo(hostname="h9", pid=9, address="10.0.0.9", rank=0)
-ENDPOINTS = [DialTarget("10.0.0.9", "eth0")]
+ENDPOINTS = [DialTarget("10.0.0.9", "eth0", 4000)]
 
 
 def offer(state: State = "open", session: bytes = OTHER) -> Offer:
@@ -40,7 +35,9 @@ class Watched:
     def __init__(self) -> None:
         self.effects: list[Effect] = []
         self.purposes: list[str] = []
-        self.conflicts = ConflictingHosts(self._call, None, itertools.count(1).__next__, self.effects)
+        identity = Identity(job="job", attempt="", member=b"M" * 16, rank=0, world_size=2, node="n", who=WHO)
+        context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
+        self.conflicts = ConflictingHosts(identity, self._call, context, self.effects)
         self.hosts: dict[int, HostConversation] = {}
 
     def _call(self, session: bytes, purpose: frames.Purpose) -> Call:
@@ -61,7 +58,7 @@ class Watched:
             self.hosts[conn] = HostConversation(
                 job="job", attempt="", session=OTHER, addresses=("10.0.0.9",), port=4000
             )
-            self.conflicts.connected(conn, "10.0.0.1", "eth0")
+            self.conflicts.connected(conn, "10.0.0.1", "eth0", now)
             self._carry(conn)
             self.conflicts.received(conn, self.hosts[conn].data_to_send(), now)
             self._carry(conn)
@@ -93,7 +90,7 @@ def test_a_proved_rival_lasts_after_two_seconds() -> None:
     watched.answer(conn, 1.0, running())
     assert watched.conflicts.any_alive
     assert watched.conflicts.lasting(1.0 + RIVAL_SECONDS - 0.1) == []
-    assert watched.conflicts.verdict_timer(60.0) == 1.0 + RIVAL_SECONDS
+    assert watched.conflicts.verdict_timer() == 1.0 + RIVAL_SECONDS
     assert watched.conflicts.lasting(1.0 + RIVAL_SECONDS) == [WHO]
 
 
@@ -128,16 +125,15 @@ def test_who_calls_and_is_called_is_named_once() -> None:
     assert len(watched.conflicts.lasting(9.0)) == 2
 
 
-def test_a_sealed_session_blocks_and_is_told_once() -> None:
+def test_a_sealed_session_is_waited_for() -> None:
     watched = Watched()
     (conn,) = watched.hear("sealed")
     assert watched.purposes[-1] == "probe"
     assert watched.conflicts.any_alive, "GO must wait for the answer"
     watched.answer(conn, 1.0, running("running"))
+    assert watched.conflicts.any_alive
     assert watched.conflicts.lasting(99.0) == []
-    assert [quiet for _, _, quiet in watched.conflicts.blockers(1.0 + RUNNING_NOTICE_SECONDS / 2)] == [True]
-    assert [quiet for _, _, quiet in watched.conflicts.blockers(1.0 + RUNNING_NOTICE_SECONDS)] == [False]
-    assert [quiet for _, _, quiet in watched.conflicts.blockers(9.0)] == [True]
+    assert watched.conflicts.running_check.running == [running("running")]
 
 
 @pytest.mark.parametrize(("says", "claims"), [("running", "open"), ("open", "sealed")])
@@ -148,9 +144,9 @@ def test_what_was_proved_outweighs_a_datagram(says: str, claims: State) -> None:
     again = watched.hear(claims, now=2.0)
     # It is asked again, and until it answers the proved word stands.
     assert len(again) == 1
-    assert bool(watched.conflicts.running) is (says == "running")
+    assert bool(watched.conflicts.running_check.running) is (says == "running")
     watched.answer(again[0], 2.1, running(says))
-    assert bool(watched.conflicts.running) is (says == "running")
+    assert bool(watched.conflicts.running_check.running) is (says == "running")
     expected = [] if says == "running" else [WHO]
     assert watched.conflicts.lasting(1.0 + RIVAL_SECONDS) == expected
 
@@ -201,9 +197,9 @@ def test_after_a_while_without_claims_the_next_one_counts_again() -> None:
 
 def test_who_invents_sessions_leaves_room_for_those_of_others() -> None:
     watched = Watched()
-    for number in range(10 * MAX_SESSIONS):
+    for number in range(10 * REMEMBERED_SESSIONS):
         claim(watched, number, 0.0, "10.0.0.66")
-    assert len(watched.dialled()) == MAX_SESSIONS_BY_SENDER
+    assert len(watched.dialled()) == REMEMBERED_BY_SENDER
     claim(watched, 1000, 0.0, "10.0.0.9")
     assert len(watched.dialled()) == 1
 
@@ -217,9 +213,9 @@ def test_a_silent_open_session_is_nothing() -> None:
 
 def test_invented_sessions_are_bounded() -> None:
     watched = Watched()
-    for number in range(10 * MAX_SESSIONS):
+    for number in range(10 * REMEMBERED_SESSIONS):
         watched.conflicts.heard(offer(session=number.to_bytes(16, "big")), ENDPOINTS, 0.0)
-    assert len(watched.dialled()) == MAX_SESSIONS
+    assert len(watched.dialled()) == REMEMBERED_SESSIONS
 
 
 def test_abandoned_they_are_gone() -> None:
@@ -229,4 +225,4 @@ def test_abandoned_they_are_gone() -> None:
     watched.conflicts.abandon()
     assert not watched.conflicts.any_alive
     assert not watched.conflicts.owns(conn)
-    assert watched.conflicts.verdict_timer(60.0) is None
+    assert watched.conflicts.verdict_timer() is None

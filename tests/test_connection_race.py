@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
+from msgspec import structs
 
 from mingle.protocol.connection_race import (
     ADDRESS_SECONDS,
     FAILURE_SECONDS,
-    MAX_ENDPOINTS,
+    MAX_TARGETS,
     STAGGER_SECONDS,
     ConnectionRace,
     DialTarget,
@@ -18,7 +20,7 @@ from mingle.protocol.connection_race import (
     named,
 )
 from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation
-from mingle.protocol.machine import Dial, Effect, Hangup, Write
+from mingle.protocol.machine import Context, Dial, Effect, Hangup, Write
 from mingle.wire.datagrams import Offer, Rejected
 from mingle.wire.frames import Ping
 
@@ -35,14 +37,12 @@ class Race:
     def __init__(self, *addresses: str, all_ways: bool = False) -> None:
         self.effects: list[Effect] = []
         self.race = ConnectionRace(
-            CALL,
-            [DialTarget(address, "eth0") for address in addresses],
-            4000,
+            structs.replace(CALL, purpose="join" if all_ways else "probe"),
+            [DialTarget(address, "eth0", 4000) for address in addresses],
             key=None,
-            new_id=itertools.count(1).__next__,
+            context=Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0),
             effects=self.effects,
             now=0.0,
-            all_ways=all_ways,
         )
 
     def pending(self) -> bool:
@@ -154,7 +154,7 @@ def test_further_addresses_are_taken_in_once() -> None:
     race.answer(1, 0.01)
     race.done()
     for _ in range(2):
-        race.race.add([DialTarget(FIRST, "eth0"), DialTarget(SECOND, "eth1")])
+        race.race.add([DialTarget(FIRST, "eth0", 4000), DialTarget(SECOND, "eth1", 4000)])
     due = race.race.next_timer()
     assert due is not None
     race.race.handle_timer(max(due, 0.02))
@@ -190,7 +190,7 @@ def test_abandoned_it_leaves_nothing_open() -> None:
     race.done()
     race.race.abandon()
     assert race.done() == [Hangup(1), Hangup(2)]
-    assert not race.race.owns(1)
+    assert not race.race.dialing
     assert race.race.next_timer() is None
 
 
@@ -241,10 +241,10 @@ def test_one_address_is_tried_at_every_port_that_was_named_with_it() -> None:
 
 def test_invented_addresses_do_not_make_a_race_endless() -> None:
     race = Race(FIRST)
-    race.race.add([DialTarget(f"10.0.{number}.1", "eth0") for number in range(200)])
+    race.race.add([DialTarget(f"10.0.{number}.1", "eth0", 4000) for number in range(200)])
     for tick in range(200):
         race.race.handle_timer(tick * STAGGER_SECONDS)
-    assert len(race.dialled()) == MAX_ENDPOINTS
+    assert len(race.dialled()) == MAX_TARGETS
 
 
 def test_what_was_named_before_is_not_forgotten() -> None:
@@ -257,4 +257,4 @@ def test_what_was_named_before_is_not_forgotten() -> None:
     assert merged(named(offer(FIRST, 4000), "eth1"), both) == [DialTarget(FIRST, "eth1", 4000), both[0]]
     for port in range(1, 200):
         both = merged(named(offer(SECOND, port), "eth0"), both)
-    assert len(both) == MAX_ENDPOINTS
+    assert len(both) == MAX_TARGETS

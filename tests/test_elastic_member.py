@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mingle.elastic.leases import BINDING_SECONDS
-from mingle.elastic.member import ElasticMember
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.election import Elector
 from mingle.protocol.machine import Source
-from mingle.protocol.membership import Membership, Step
+from mingle.protocol.member import Joiner, Step
 from mingle.wire.datagrams import Offer
 from mingle.wire.frames import HostSeen, Join, Void
 from tests.lan.agents import AgentGathering, AgentProcess
@@ -36,8 +35,8 @@ def joined(gathering: AgentGathering, host: AgentProcess) -> AgentProcess:
     return process
 
 
-def part(process: AgentProcess) -> ElasticMember:
-    assert isinstance(process.agent.part, ElasticMember)
+def part(process: AgentProcess) -> Joiner:
+    assert isinstance(process.agent.part, Joiner)
     return process.agent.part
 
 
@@ -91,15 +90,14 @@ def test_after_a_loss_it_tells_of_its_past(gathering: AgentGathering, host: Agen
     wish = Join(world_size=2, node="B")
     host.kill()
     gathering.world.run(0.2)
-    elector = joined.agent.part
-    assert isinstance(elector, Elector)
-    join = elector.joiner.membership.application(wish)
+    assert isinstance(joined.agent.part, Elector)
+    join = joined.agent._membership.complete(wish)
     assert (join.generation, join.had_quorum, join.surplus) == (0, True, False)
     assert joined.agent.memory.missed([])
     fresh = gathering.start("m2")
     gathering.world.run(0.01)
     assert isinstance(fresh.agent.part, Elector)
-    assert fresh.agent.part.joiner.membership.application(wish) == wish
+    assert fresh.agent._membership.complete(wish) == wish
 
 
 def test_it_tells_its_host_of_other_sessions(
@@ -107,8 +105,8 @@ def test_it_tells_its_host_of_other_sessions(
 ) -> None:
     joiner = part(joined)
     sent: list[object] = []
-    monkeypatch.setattr(Membership, "send", lambda _, frame: sent.append(frame))
-    current = joiner.membership.current
+    monkeypatch.setattr(Joiner, "send", lambda _, frame: sent.append(frame))
+    current = joiner.current
     assert current is not None
     other = Offer(
         job="job",
@@ -142,9 +140,7 @@ def test_an_acknowledgement_that_the_host_calls_off_leaves_no_past(gathering: Ag
     assert (memory.generation, memory.had_quorum) == (0, True), "its host may have decided GO"
     assert isinstance(member.agent.part, Elector)
     joiner = member.agent.part.joiner
-    session = joiner.membership.current
+    session = joiner.current
     assert session is not None
-    joiner._frame(
-        session, Void(session=session.name, epoch=joiner.membership.epoch, reason="too late"), gathering.world.now
-    )
+    joiner.on_frame(session, Void(session=session.name, epoch=joiner.epoch, reason="too late"), gathering.world.now)
     assert (memory.generation, memory.had_quorum) == (-1, False)

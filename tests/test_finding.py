@@ -8,13 +8,13 @@ import pytest
 from mingle.observe.finding import (
     MAX_SEEKERS,
     MAX_SESSIONS,
-    RETRY_SECONDS,
     SEEKER_SECONDS,
     SESSION_SECONDS,
     SETTLE_SECONDS,
     UNTRIED_SECONDS,
 )
 from mingle.protocol.machine import Dial, Multicast, Source
+from mingle.protocol.sessions import RETRY_SECONDS
 from mingle.wire.datagrams import Bye, List, Offer, Seek
 from tests.bystanders import WHO, Wire, a_finder, an_announcement
 

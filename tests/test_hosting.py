@@ -14,7 +14,6 @@ from mingle.protocol.admission import Seated
 from mingle.protocol.callers import MAX_UNPROVED, PROOF_SECONDS, SOURCE_SHARE
 from mingle.protocol.handshake import Call, HandshakeFailed, MemberConversation
 from mingle.protocol.host import MAX_SIGHTINGS, SEATS_PER_FRAME, Host
-from mingle.protocol.lobby import UNICAST_ANSWERS_AT_ONCE
 from mingle.protocol.machine import (
     Address,
     Answer,
@@ -32,6 +31,7 @@ from mingle.protocol.machine import (
     Source,
     Write,
 )
+from mingle.protocol.pacing import UNICAST_ANSWERS_AT_ONCE
 from mingle.protocol.registrar import RETURN_SECONDS, Phase, Registrar, roster_digest
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey

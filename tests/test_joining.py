@@ -1,4 +1,4 @@
-"""A joiner alone with a scripted host. Whole jobs run in tests/lan."""
+"""A member alone with a scripted host. Whole jobs run in tests/lan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mingle.errors import ConflictError, DiscoveryTimeoutError
-from mingle.protocol.blocking import SILENT_SECONDS
+from mingle.protocol.claims import SILENT_SECONDS
 from mingle.protocol.connection_race import ADDRESS_SECONDS
 from mingle.protocol.handshake import HandshakeFailed, HostConversation
 from mingle.protocol.machine import (
@@ -24,8 +24,13 @@ from mingle.protocol.machine import (
     Source,
     Write,
 )
-from mingle.protocol.member import Joiner
-from mingle.protocol.membership import DOUBT_SECONDS, RETURN_SECONDS, STORE_RETRY_SECONDS, Step
+from mingle.protocol.member import (
+    RETURN_SECONDS,
+    STORE_RETRY_SECONDS,
+    SUSPECT_SECONDS,
+    Joiner,
+    Step,
+)
 from mingle.protocol.pacing import SEEK_INTERVAL_MAX_SECONDS
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer, State
@@ -96,12 +101,12 @@ class Alone:
         return conn
 
 
-def sealed(epoch: int = 1) -> frames.Sealed:
+def sealed(epoch: int = 1, store_address: str = ADDRESS) -> frames.Sealed:
     return frames.Sealed(
         session=SESSION,
         epoch=epoch,
         place=frames.Place(rank=1, world_size=2, local_rank=0, local_world_size=1, node_rank=1, num_nodes=2),
-        store_address=ADDRESS,
+        store_address=store_address,
         store_port=5000,
         store_token="token",
         roster_digest=b"d" * 32,
@@ -233,7 +238,7 @@ def test_it_doubts_a_silent_host_only_when_another_one_offers_itself() -> None:
     alone.joiner.heard(offer(OTHER, port=4001), HERE, 30.0)
     alone.done()
     assert alone.said[-1] == frames.Ping()
-    alone.joiner.handle_timer(30.0 + DOUBT_SECONDS)
+    alone.joiner.handle_timer(30.0 + SUSPECT_SECONDS)
     assert Hangup(conn) in alone.done()
     assert alone.step() is Step.SEEKING
 
@@ -244,7 +249,7 @@ def test_a_host_that_answers_is_kept() -> None:
     alone.joiner.heard(offer(OTHER, port=4001), HERE, 5.0)
     alone.done()
     alone.hear(conn, 6.0, frames.Pong())
-    alone.joiner.handle_timer(5.0 + DOUBT_SECONDS)
+    alone.joiner.handle_timer(5.0 + SUSPECT_SECONDS)
     assert alone.step() is Step.SEATED
 
 

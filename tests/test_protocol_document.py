@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingle.protocol.membership import Step
+from mingle.protocol.member import Step
 from mingle.protocol.registrar import Phase, roster_digest
 from mingle.wire import datagrams, frames
 from tests import golden
@@ -29,20 +29,13 @@ TEXT = golden.DOCUMENT.read_text(encoding="utf-8")
 EXAMPLES = settings(derandomize=True, database=None, deadline=None)
 MODULES_OF_TIMERS = (
     "protocol.pacing",
-    "protocol.lobby",
     "protocol.connection_race",
     "protocol.claims",
     "protocol.member",
     "protocol.sessions",
-    "protocol.membership",
-    "protocol.blocking",
-    "protocol.moving",
-    "protocol.racing",
     "protocol.host",
     "protocol.callers",
     "protocol.election",
-    "protocol.candidacy",
-    "protocol.telling",
     "protocol.registrar",
     "protocol.admission",
     "protocol.conflicts",

@@ -20,7 +20,7 @@ from mingle.distributed.session import LoneSession, RunningSession
 from mingle.engine import store
 from mingle.errors import MingleError
 from mingle.job import Member
-from mingle.protocol import membership
+from mingle.protocol import member
 from mingle.protocol.host import Host
 from mingle.protocol.member import Joiner
 from tests.in_process import Formed, formed
@@ -75,8 +75,8 @@ def test_the_roster_is_the_same_on_every_rank(ranks: list[Formed], sessions: lis
     rosters = [each.roster() for each in sessions]
     assert rosters[0] == rosters[1] == sessions[1].roster()
     assert [(each.rank, each.local_rank, each.node_rank) for each in rosters[0]] == [(0, 0, 0), (1, 1, 0)]
-    for member in rosters[0]:
-        assert (member.address, member.pid) == ("127.0.0.1", os.getpid())
+    for each in rosters[0]:
+        assert (each.address, each.pid) == ("127.0.0.1", os.getpid())
 
 
 def test_the_roster_after_rank_zero_has_ended(sessions: list[RunningSession]) -> None:
@@ -172,7 +172,7 @@ def test_a_rank_zero_that_goes_before_the_process_group_is_named(
 def test_a_rank_zero_that_dies_before_the_process_group_is_an_error_in_the_log(
     sessions: list[RunningSession], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "RETURN_SECONDS", 0.1)
+    monkeypatch.setattr(member, "RETURN_SECONDS", 0.1)
     monkeypatch.setattr(Host, "close", lambda _host, _reason: None)  # no good-bye: its sockets just end
     sessions[0].close(failing=True)
     until(lambda: [record for record in caplog.records if "was lost" in record.message])  # it is said last
@@ -200,7 +200,7 @@ def test_a_process_group_that_fails_with_rank_zero_fails_by_its_name(sessions: l
 def test_a_rank_zero_that_dies_is_lost_when_it_does_not_come_back(
     sessions: list[RunningSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "RETURN_SECONDS", 0.6)
+    monkeypatch.setattr(member, "RETURN_SECONDS", 0.6)
     monkeypatch.setattr(Host, "close", lambda _host, _reason: None)  # no good-bye: its sockets just end
     sessions[0].close(failing=True)
     assert "rank 0 was lost after the job had formed" in str(sessions[1].loss())

@@ -27,7 +27,9 @@ def sighting(
         pid=7,
     )
     path = frames.Path(host_address="10.0.0.1", local_address="10.0.0.2", interface="eth0")
-    return Sighting(offer, False, [DialTarget("10.0.0.1", "eth0")], offer, running=running, path=path)
+    return Sighting(
+        offer, [DialTarget("10.0.0.1", "eth0", 4000)], signed=False, probed=offer, running=running, path=path
+    )
 
 
 def running(**fields: object) -> frames.Running:

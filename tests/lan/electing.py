@@ -6,10 +6,10 @@ from collections import Counter
 from typing import Any
 
 from mingle.errors import ConflictError, DiscoveryTimeoutError
-from mingle.protocol.blocking import SILENT_SECONDS
+from mingle.protocol.claims import SILENT_SECONDS
 from mingle.protocol.election import Elector
 from mingle.protocol.host import Host
-from mingle.protocol.membership import Step
+from mingle.protocol.member import Step
 from mingle.wire.frames import Redirect
 from tests.lan.gathering import Gathering
 from tests.lan.invariants import Invariants
@@ -54,8 +54,8 @@ class ElectionInvariants(Invariants):
 
     def _check_elector(self, process: Process, elector: Elector) -> None:
         joiner, host = elector.joiner, elector.host
-        for session in joiner._sessions:
-            asked = session.blocking_since is None or session.race is not None or joiner.finished
+        for session in joiner._table:
+            asked = session.alive_since is None or session.race is not None or joiner.finished
             assert asked, f"{process.name} waits for {session.host_name}, of which it will never hear"
         if joiner.step is Step.CONFIRMED and joiner.seat is not None:
             assert host is None or host.closed, f"{process.name} has confirmed elsewhere and still hosts"

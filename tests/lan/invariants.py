@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from mingle.protocol.election import Elector
 from mingle.protocol.host import Host
-from mingle.protocol.member import Joiner
-from mingle.protocol.membership import Step
+from mingle.protocol.member import Joiner, Step
 from mingle.protocol.registrar import Phase
 from tests.lan.process import Process
 from tests.lan.world import World
@@ -63,7 +62,7 @@ class Invariants:
         """Remembers that the process confirms; called in each step, so that the first is seen."""
         joiner = process.joiner
         if joiner.step is Step.CONFIRMED and joiner.seat is not None:
-            confirmed = (process.identity.member, joiner.seat, joiner.membership.epoch)
+            confirmed = (process.identity.member, joiner.seat, joiner.epoch)
             if confirmed not in self._confirmed:
                 self._confirmed.add(confirmed)
                 self._check_confirmation(process)
@@ -117,7 +116,7 @@ class Invariants:
             if other is process or not other.alive or other.failed_at is not None:
                 continue
             core = other.joiner
-            sealed = core.membership.sealed
+            sealed = core.sealed
             acked = sealed is not None and (sealed.session, sealed.epoch) == (registrar.session, registrar.epoch)
             assert acked, f"GO, but {other.name} is {core.step}"
             assert core.step is not Step.PROVING_STORE

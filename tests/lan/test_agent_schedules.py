@@ -11,7 +11,7 @@ import pytest
 from mingle.elastic.agent import Agent
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.leases import LEASE_SECONDS, Binding, Leases
-from mingle.elastic.member import ElasticMember
+from mingle.elastic.member import AgentMembership
 from mingle.elastic.quorum import Nodes, Policy, Quorum
 from mingle.protocol.machine import Hangup
 from mingle.wire import frames
@@ -139,13 +139,13 @@ def confirm_while_bound(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_a_reset_for_an_orderly_end(patch: pytest.MonkeyPatch) -> None:
-    genuine = ElasticMember._lost
+    genuine = AgentMembership.lost
 
-    def lost(member: ElasticMember, session: Any, reason: str, now: float) -> None:
-        member._memory.binding.release(session.name)
-        genuine(member, session, reason, now)
+    def lost(membership: AgentMembership, session: Any, reason: str) -> None:
+        membership._memory.binding.release(session.name)
+        genuine(membership, session, reason)
 
-    patch.setattr(ElasticMember, "_lost", lost)
+    patch.setattr(AgentMembership, "lost", lost)
 
 
 def let_the_experienced_start_small(patch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ HOLD = "two hosts hold"
 PLANTED = chosen(
     [
         (never_step_down_for_another_session, "not together", 21),
-        (allow_a_grace_after_the_quorum_is_lost, HOLD, 126),
+        (allow_a_grace_after_the_quorum_is_lost, HOLD, 411),
         (found_with_half, HOLD, 204),
         (date_the_binding_before_the_processing, HOLD, 411),
         (count_everybody_who_has_a_seat, HOLD, 411),

@@ -9,7 +9,7 @@ import pytest
 from mingle.elastic.quorum import Nodes, Quorum
 from mingle.errors import ConflictError, DiscoveryTimeoutError
 from mingle.protocol.election import Elector
-from mingle.protocol.membership import Step
+from mingle.protocol.member import Step
 from mingle.wire.datagrams import MAX_ADDRESSES
 from tests.lan.agents import AgentGathering, AgentProcess
 from tests.lan.network import Barrier
@@ -450,7 +450,7 @@ def test_who_rests_elects_nobody(loss_is_noticed_first: bool) -> None:
         gathering.world.run(0.01)
         assert all(isinstance(agent.agent.part, Elector) for agent in without(agents, host))
     for agent in without(agents, host):
-        agent.agent.rest()
+        agent.agent.stop_electing()
     host.kill()
     gathering.world.run(20.0)
     assert all(agent.agent.losses == 1 and agent.agent.part is None for agent in without(agents, host))

@@ -171,7 +171,7 @@ def test_two_that_make_way_for_each_other() -> None:
         gathering = gather(seed)
         for one, other in itertools.permutations(two_sessions(gathering)[::2]):
             assert isinstance(one.core, Elector)
-            one.core._make_way(one.host, other.host.offer(), Source(interface="eth0"), gathering.now)
+            one.core._step_down(one.host, other.host.offer(), Source(interface="eth0"), gathering.now)
             one.core._effects += one.core.joiner.effects()
         gathering.run()
         gathering.expect_formed()

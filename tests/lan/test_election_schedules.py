@@ -42,8 +42,8 @@ def test_the_same_seed_is_the_same_day() -> None:
 class MovesBeforeItHasJoined(Elector):
     """Sends its members to the winner as soon as it has heard of it."""
 
-    def _make_way(self, host: Host, offer: Offer, source: Source, now: float) -> None:
-        super()._make_way(host, offer, source, now)
+    def _step_down(self, host: Host, offer: Offer, source: Source, now: float) -> None:
+        super()._step_down(host, offer, source, now)
         host.redirect_members(offer)
 
 

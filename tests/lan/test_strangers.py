@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from mingle.protocol.conflicts import SILENT_SECONDS
+from mingle.protocol.claims import SILENT_SECONDS
 from mingle.wire.datagrams import Offer, State
 from tests.lan.gathering import Gathering
 from tests.lan.process import Process

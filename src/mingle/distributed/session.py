@@ -22,8 +22,7 @@ from mingle.errors import MingleError
 from mingle.job import Member
 from mingle.protocol.host import Host
 from mingle.protocol.machine import Formation
-from mingle.protocol.member import Joiner
-from mingle.protocol.membership import RETURN_SECONDS
+from mingle.protocol.member import RETURN_SECONDS, Joiner
 from mingle.protocol.registrar import roster_digest
 from mingle.wire.frames import Seat
 
@@ -232,7 +231,7 @@ class RunningSession(Session):
         machine = self._discovery.machine
         if isinstance(machine, Joiner) and (host_lost := machine.host_lost) is not None:
             self.host_lost = host_lost
-            if machine.membership.close_reason:
+            if machine.close_reason:
                 # It may have done all that it was there for, if nobody wants a process group.
                 logger.info("%s", host_lost.observation)
             else:

@@ -17,13 +17,12 @@ from typing import TypeGuard
 from msgspec import structs
 
 from mingle.elastic.host import ElasticHost
-from mingle.elastic.member import ElasticMember
+from mingle.elastic.member import AgentMembership
 from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Policy
 from mingle.elastic.reports import Attendance
 from mingle.errors import MingleError
-from mingle.protocol.candidacy import Candidacy
-from mingle.protocol.election import Elector
+from mingle.protocol.election import Candidacy, Elector
 from mingle.protocol.machine import (
     Address,
     Context,
@@ -37,6 +36,7 @@ from mingle.protocol.machine import (
     Snapshot,
     Source,
 )
+from mingle.protocol.member import Joiner
 from mingle.wire.datagrams import Datagram, Offer
 
 
@@ -44,14 +44,8 @@ class ElasticCandidacy(Candidacy):
     """Decide which of two hosts steps down: an open one for a sealed one with a free seat, else the higher host id."""
 
     def competes(self, message: Datagram) -> TypeGuard[Offer]:
-        """Whether this is another session of our job that we could join."""
-        return (
-            isinstance(message, Offer)
-            and (message.job, message.attempt) == (self._identity.job, self._identity.attempt)
-            and message.kind == self._identity.kind
-            and message.host != self._identity.member
-            and message.takes_members
-        )
+        """Return whether this is another session of the same job that this agent could join."""
+        return self.is_other_host(message) and message.takes_members
 
     def loses_to(self, offer: Offer, *, stands: bool, now: float) -> bool:
         """Return whether this host steps down for the other one."""
@@ -91,50 +85,57 @@ class Agent:
         self.ended: str | None = None
         self.failure: MingleError | None = None
         self.closed = False
-        self.part: Elector | ElasticHost | ElasticMember | None = None
+        self.part: Elector | ElasticHost | Joiner | None = None
         """The machine that acts now; None while the agent looks for no session."""
         self._context = context
-        self._resting = False
+        self._policy = policy
+        self._new_session = new_session
+        self._stopped_electing = False
         self._attendance = Attendance()
         self._effects: list[Effect] = []
-        memory, attendance = self.memory, self._attendance
-        self._elector = functools.partial(
-            Elector,
-            identity,
-            new_session=new_session,
-            make_joiner=functools.partial(ElasticMember, policy=policy, memory=memory, attendance=attendance),
-            make_host=functools.partial(ElasticHost, policy=policy, memory=memory, attendance=attendance),
-        )
         self.gather(now)
 
     # --- what the driver wants -------------------------------------------------------------------------------------
 
     def gather(self, now: float) -> None:
-        """Looks for a session, unless it is in one, looks already, or the job has ended."""
-        if self.part is None and not self.closed and self.ended is None:
-            self.failure = self._attendance.best = None
-            self.part = self._elector(self.endpoints, self._context, now, candidacy=ElasticCandidacy(self.identity))
+        """Look for a session, unless the agent is in one, looks already, or the job has ended."""
+        if self.part is not None or self.closed or self.ended is not None:
+            return
+        self.failure = self._attendance.best = None
+        self._membership = AgentMembership(self._policy, self.memory, self._attendance)
+        self.part = Elector(
+            self.identity,
+            self.endpoints,
+            self._context,
+            now,
+            new_session=self._new_session,
+            make_joiner=functools.partial(Joiner, policy=self._membership),
+            make_host=functools.partial(
+                ElasticHost, policy=self._policy, memory=self.memory, attendance=self._attendance
+            ),
+            candidacy=ElasticCandidacy(self.identity),
+        )
 
     def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
-        """Our interfaces have changed: a session of ours listens at these addresses."""
+        """Handle a change of the own interfaces: a session of this agent listens at these addresses."""
         self.endpoints = structs.replace(self.endpoints, addresses=addresses)
         if isinstance(self.part, Elector | ElasticHost):
             self.part.readdress(addresses, now)
 
     def rewired(self, now: float) -> None:
-        """Likewise, as one that joins."""
-        if isinstance(self.part, Elector | ElasticMember):
+        """Handle the same change as a member."""
+        if isinstance(self.part, Elector | Joiner):
             self.part.rewired(now)
 
-    def rest(self) -> None:
-        """Its workers are done: from now on it looks for nobody when its session is lost, or has just been."""
-        self._resting = True
+    def stop_electing(self) -> None:
+        """Look for no other session once this one is lost, or has just been: the agent's workers are done."""
+        self._stopped_electing = True
         if isinstance(self.part, Elector):
             self.part.leave("its workers are done")
             self._drop_part()
 
     def close(self, reason: str) -> None:
-        """Ends its part in the job on purpose and says so."""
+        """End the agent's part in the job on purpose and say so."""
         if self.closed:
             return
         self.closed = True
@@ -167,12 +168,12 @@ class Agent:
         return self.memory.binding.until
 
     def effects(self) -> list[Effect]:
-        """Hands out what is to be done."""
+        """Hand out what is to be done."""
         done, self._effects[:] = list(self._effects), []
         return done + (self.part.effects() if self.part is not None else [])
 
     def next_timer(self) -> float | None:
-        """When :meth:`handle_timer` has something to do."""
+        """The time of the next call to :meth:`handle_timer`."""
         return self.part.next_timer() if self.part is not None else None
 
     def stage(self) -> str:
@@ -184,20 +185,20 @@ class Agent:
         return self.part.snapshot() if self.part is not None else Snapshot(False, 0, (), "at rest")
 
     def ask_status(self) -> None:
-        """Asks the host how it stands."""
+        """Ask the host how it stands."""
         if isinstance(self.part, Elector):
             self.part.ask_status()
 
     def calling(self) -> Datagram | None:
-        """What to tell unicast peers now."""
+        """The datagram for unicast peers now."""
         return self.part.calling() if self.part is not None else None
 
     def deadline_passed(self, now: float) -> bool:
-        """Whether the time of the present gathering is up."""
+        """Return whether the time of the present gathering is up."""
         return isinstance(self.part, Elector) and self.part.expired(now)
 
     def give_up(self, facts: NetworkFacts, now: float) -> None:
-        """Ends a gathering whose time is up with the error that explains it."""
+        """End a gathering whose time is up with the error that explains it."""
         if isinstance(self.part, Elector):
             self.part.give_up(facts)
             self._look(now)
@@ -206,7 +207,7 @@ class Agent:
 
     def check(self, now: float) -> None:
         """Check whether a lease has ended. Every event does this first, before it handles any input."""
-        if isinstance(self.part, ElasticHost | ElasticMember):
+        if isinstance(self.part, ElasticHost | Joiner):
             self.part.check(now)
             self._look(now)
 
@@ -290,8 +291,8 @@ class Agent:
     # --- from one session to the next ------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
-        """Looks, after everything that happened, whether a session has formed or is no more."""
-        part = self.part
+        """Check, after every event, whether a session has formed or is no more."""
+        part, membership = self.part, self._membership
         if isinstance(part, Elector) and part.failure is not None:
             self.failure = part.failure
             part.leave(type(part.failure).__name__)
@@ -299,25 +300,25 @@ class Agent:
         elif isinstance(part, Elector) and part.outcome is not None:
             acting = part.acting
             self._effects += part.effects()
-            assert isinstance(acting, ElasticHost | ElasticMember)
+            assert isinstance(acting, ElasticHost | Joiner)
             self.part, self.outcome = acting, part.outcome
             self._look(now)
         elif isinstance(part, ElasticHost) and part.dissolved is not None:
             self._fall(part.dissolved, part.moved_to, now)
-        elif isinstance(part, ElasticMember) and part.ended is not None:
-            self.ended = part.ended
+        elif isinstance(part, Joiner) and membership.ended_because is not None:
+            self.ended = membership.ended_because
             part.leave("its host has ended the job")
             self._drop_part()
-        elif isinstance(part, ElasticMember) and part.lost is not None:
+        elif isinstance(part, Joiner) and membership.lost_because is not None:
             part.leave("the session is lost")
-            self._fall(part.lost, part.moved_to, now)
+            self._fall(membership.lost_because, membership.moved_to, now)
 
     def _fall(self, reason: str, moved_to: Offer | None, now: float) -> None:
         """The session is no more: look for the next one."""
         self.lost, self.losses = reason, self.losses + 1
         self._drop_part()
         self._effects.append(Notice(f"job {self.identity.job!r}: {reason}"))
-        if self._resting:
+        if self._stopped_electing:
             return
         self.gather(now)
         if moved_to is not None and isinstance(self.part, Elector):

@@ -170,7 +170,7 @@ class Gathering:
         with self._lock:
             loop = self._loop
         if loop is not None:
-            loop.driver.call(loop.agent.rest)
+            loop.driver.call(loop.agent.stop_electing)
 
     def close(self, reason: str) -> None:
         """End this agent's part in the job on purpose: the others hear the reason and do not count it as lost.

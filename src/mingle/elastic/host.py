@@ -69,7 +69,7 @@ class ElasticHost(Host):
         self._told: frames.Members | None = None
         self._ping_at = self._look_at = float("inf")
         super().__init__(identity, session, endpoints, context, started, diagnostics=diagnostics)
-        self.conflicts.longest_wait = context.timeout
+        self.conflicts.running_check.patience = context.timeout
 
     def _admission(self) -> Quorum:
         return self.quorum
@@ -140,7 +140,7 @@ class ElasticHost(Host):
     def _look(self, now: float) -> None:
         """Check what the last event means for the session."""
         registrar = self.registrar
-        self._memory.surplus |= any(each.surplus for each in self.conflicts.running)
+        self._memory.surplus |= any(each.surplus for each in self.conflicts.running_check.running)
         if self.outcome is None and len(registrar.seats) > self._attendance.joined:
             self._attendance.note(registrar.status())
         if not self.running:

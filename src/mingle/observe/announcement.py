@@ -11,9 +11,8 @@ import random
 from dataclasses import dataclass
 
 from mingle.protocol.handshake import HandshakeFailed, HostConversation
-from mingle.protocol.lobby import BrowseGroup
 from mingle.protocol.machine import Answer, Effect, Hangup, Multicast, Notice, Source, Write, note_name
-from mingle.protocol.pacing import BURST_SECONDS, Announcer
+from mingle.protocol.pacing import BURST_SECONDS, Announcer, BrowseGroup
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, Datagram, List, Offer, Rejected, Seek

@@ -11,21 +11,19 @@ import random
 
 from mingle.config.values import Secret
 from mingle.observe.sighting import Seeking, Sighting, is_host
-from mingle.protocol.claims import DialBudget
-from mingle.protocol.connection_race import ConnectionRace, Verdict, merged, named
-from mingle.protocol.handshake import Call, HandshakeFailed
-from mingle.protocol.machine import Diagnostics, Effect, Hangup, Multicast, NewId, Source
+from mingle.protocol.connection_race import ConnectionRace, merged, named
+from mingle.protocol.handshake import Call
+from mingle.protocol.machine import Context, Diagnostics, Effect, Multicast, NewId, Source
 from mingle.protocol.pacing import Seeker
+from mingle.protocol.sessions import SessionPolicy, SessionTable
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import Bye, Datagram, List, Offer, Rejected, Seek
+from mingle.wire.datagrams import Bye, Datagram, List, Offer, Seek
 
 LIST_SECONDS = (0.0, 0.4, 1.0)
 """When the lobby is asked: a single packet may be lost."""
 LIST_PERIOD_SECONDS = 2.0
 """How often it is asked after that."""
-RETRY_SECONDS = 0.5
-"""How soon a session that did not answer is tried again."""
 ANSWER_SECONDS = 2.0
 """How long a host that has proved itself may take to say how it stands."""
 SETTLE_SECONDS = 0.5
@@ -41,7 +39,7 @@ MAX_SESSIONS = 1024
 MAX_SEEKERS = 1024
 
 
-class Finder:
+class Finder(SessionPolicy[Sighting]):
     """Collects sessions and proves them. It never joins one.
 
     Args:
@@ -77,12 +75,17 @@ class Finder:
         self._member = member
         self._who = who
         self._secret = secret
-        self._new_id = new_id
         self._refresh = refresh
         self._forgets = forgets
         self._effects: list[Effect] = []
-        self._dials = DialBudget()
-        self._sessions: dict[bytes, Sighting] = {}
+        context = Context(key=None, new_id=new_id, rng=rng, timeout=0.0)
+        self._table: SessionTable[Sighting] = SessionTable(
+            self, context, self._effects, most=MAX_SESSIONS, most_by_sender=MAX_SESSIONS
+        )
+        self.owns = self._table.owns
+        self.connected = self._table.connected
+        self.received = self._table.received
+        self.disconnected = self._table.disconnected
         self._seeker = Seeker(1, now, rng)
         if job is None:
             self._seeker.pause()
@@ -97,8 +100,7 @@ class Finder:
     @property
     def sessions(self) -> list[Sighting]:
         """All remembered sessions, by job and then by session."""
-        order = sorted(self._sessions.items(), key=lambda item: (item[1].offer.job, item[0]))
-        return [sighting for _, sighting in order]
+        return sorted(self._table, key=lambda sighting: (sighting.offer.job, sighting.name))
 
     @property
     def alive(self) -> list[Sighting]:
@@ -112,17 +114,18 @@ class Finder:
 
     @property
     def _has_untried(self) -> bool:
-        return any(not sighting.tried for sighting in self._sessions.values())
+        return any(not sighting.tried for sighting in self._table)
 
     @property
     def racing(self) -> bool:
         """Whether a session that is not proved is being tried."""
-        return any(each.race is not None and not each.alive for each in self._sessions.values())
+        return any(each.race is not None and not each.alive for each in self._table)
 
     # --- what the driver reads ------------------------------------------------------------------------------
 
     def effects(self) -> list[Effect]:
         """Hands out what is to be done."""
+        self._table.flush()
         done, self._effects[:] = list(self._effects), []
         return done
 
@@ -133,9 +136,10 @@ class Finder:
     def next_timer(self) -> float | None:
         """When :meth:`handle_timer` has something to do."""
         times = [self._list_due[0], self._seeker.next_timer(), self._settle_at, self._patient_until]
-        for sighting in self._sessions.values():
+        times.append(self._table.next_timer())
+        for sighting in self._table:
             if sighting.race is not None:
-                times += [sighting.race.next_timer(), sighting.answer_by]
+                times.append(sighting.answer_by)
             elif self._refresh is not None:
                 times.append(sighting.retry_at)
         return min(time for time in times if time is not None)
@@ -150,10 +154,9 @@ class Finder:
             self._effects.append(Multicast(self._list(), lobby=True))
         if self._forgets:
             self._forget_old(now)
-        for sighting in self._sessions.values():
+        self._table.handle_timer(now)
+        for sighting in self._table:
             if sighting.race is not None:
-                sighting.race.handle_timer(now)
-                self._settle(sighting, now)
                 if sighting.answer_by is not None and now >= sighting.answer_by:
                     *_, address = sighting.race.paths
                     self._give_up(sighting, {address: "proved its session and then said nothing"}, now)
@@ -166,10 +169,7 @@ class Finder:
 
     def close(self, _reason: str = "") -> None:
         """Hangs up everywhere."""
-        for sighting in self._sessions.values():
-            if sighting.race is not None:
-                sighting.race.abandon()
-                sighting.race = None
+        self._table.hang_up()
 
     # --- datagrams ------------------------------------------------------------------------------------------
 
@@ -206,26 +206,26 @@ class Finder:
                 self._seeker.heard_seek(now)
         elif isinstance(message, Offer):
             self._offered(message, source, now)
-        elif isinstance(message, Bye) and message.session in self._sessions:
-            sighting = self._sessions[message.session]
-            if sighting.race is None and now >= sighting.retry_at:
+        elif isinstance(message, Bye):
+            sighting = self._table.get(message.session)
+            if sighting is not None and sighting.race is None and now >= sighting.retry_at:
                 self._prove(sighting, now)
 
     def _offered(self, offer: Offer, source: Source, now: float) -> None:
         targets = named(offer, source.interface, source.address)
-        sighting = self._sessions.get(offer.session)
+        sighting = self._table.get(offer.session)
         if sighting is None:
-            if len(self._sessions) >= MAX_SESSIONS and not self._forget_one():
-                return
-            sighting = self._sessions[offer.session] = Sighting(
-                offer, source.signed, targets, offer, verified=source.verified, heard_at=now
+            sighting = Sighting(
+                offer, targets, signed=source.signed, probed=offer, verified=source.verified, heard_at=now
             )
-            self._prove(sighting, now)
+            if self._table.add(sighting):
+                self._prove(sighting, now)
             return
         if sighting.verified and not source.verified:
             return  # forged: its host signs all
         sighting.offer, sighting.signed, sighting.verified = offer, source.signed, source.verified
         sighting.heard_at = now
+        self._table.heard(sighting)
         if sighting.race is not None:
             sighting.race.add(targets)
             return
@@ -234,17 +234,15 @@ class Finder:
         if now >= sighting.retry_at and (changed or not sighting.alive):
             self._prove(sighting, now)
 
-    def _forget_one(self) -> bool:
-        idle = [name for name, each in self._sessions.items() if _is_idle(each)]
-        if not idle:
-            return False
-        del self._sessions[min(idle, key=lambda name: self._sessions[name].heard_at)]
-        return True
+    def keeps(self, session: Sighting) -> bool:
+        """Return whether a session must not make room for another one."""
+        return session.alive
 
     def _forget_old(self, now: float) -> None:
-        for session, sighting in list(self._sessions.items()):
-            if now - sighting.heard_at >= SESSION_SECONDS and _is_idle(sighting):
-                del self._sessions[session]
+        for sighting in self._table:
+            dialing = sighting.race is not None and sighting.race.dialing
+            if now - sighting.heard_at >= SESSION_SECONDS and not sighting.alive and not dialing:
+                self._table.remove(sighting)
         while self.seekers:
             oldest = next(iter(self.seekers))
             if now - self.seekers[oldest].heard_at < SEEKER_SECONDS:
@@ -260,23 +258,15 @@ class Finder:
             why = "the host's secret is another one" if sighting.signed else "we have a secret and the host has none"
             self._give_up(sighting, dict.fromkeys(offer.addresses, f"secret: {why}"), now)
             return
-        sighting.race = ConnectionRace(
-            Call(
-                job=offer.job,
-                attempt=offer.attempt,
-                member=self._member,
-                session=offer.session,
-                purpose="probe",
-                who=self._who,
-            ),
-            sighting.targets,
-            offer.port,
-            key=self._key(sighting),
-            new_id=self._new_id,
-            effects=self._effects,
-            now=now,
-            dials=self._dials,
+        call = Call(
+            job=offer.job,
+            attempt=offer.attempt,
+            member=self._member,
+            session=offer.session,
+            purpose="probe",
+            who=self._who,
         )
+        self._table.race(sighting, call, now, key=self._key(sighting))
         sighting.answer_by = None
 
     def _key(self, sighting: Sighting) -> JobKey | None:
@@ -287,46 +277,22 @@ class Finder:
     def accepted(self, conn: int, address: str, now: float) -> None:
         """Nobody is listened for, so nobody connects."""
 
-    def owns(self, conn: int) -> bool:
-        """Tells whether a connection is this machine's."""
-        return any(each.race is not None and each.race.owns(conn) for each in self._sessions.values())
+    def on_proved(self, session: Sighting, now: float) -> None:
+        """Handle a session whose host has just proved it."""
+        session.answer_by = now + ANSWER_SECONDS
 
-    def _owner(self, conn: int) -> tuple[Sighting, ConnectionRace]:
-        return next(
-            (each, each.race) for each in self._sessions.values() if each.race is not None and each.race.owns(conn)
-        )
+    def on_frame(self, session: Sighting, frame: frames.AnyFrame, now: float) -> None:
+        """Handle what a host says."""
+        if isinstance(frame, frames.Running) and session.race is not None:
+            self._answered(session, session.race, frame, now)
 
-    def connected(self, conn: int, local_address: str, interface: str, _now: float, *, weak: bool = False) -> None:
-        """A connection that was dialled stands."""
-        self._owner(conn)[1].connected(conn, local_address, interface)
+    def on_unreached(self, session: Sighting, race: ConnectionRace, now: float) -> None:
+        """Handle a race that was lost on every address."""
+        self._give_up(session, dict(race.failures), now)
 
-    def received(self, conn: int, untrusted: bytes, now: float) -> None:
-        """Bytes came in on a connection."""
-        sighting, race = self._owner(conn)
-        try:
-            received = race.received(conn, untrusted, now)
-        except (Rejected, HandshakeFailed) as failure:
-            self._effects.append(Hangup(conn))
-            self.disconnected(conn, str(failure), now)
-            return
-        race.flush()
-        if race.winner is not None and sighting.answer_by is None:
-            sighting.answer_by = now + ANSWER_SECONDS
-        for frame in received:
-            if isinstance(frame, frames.Running):
-                self._answered(sighting, race, frame, now)
-                return
-        self._settle(sighting, now)
-
-    def disconnected(self, conn: int, reason: str, now: float) -> None:
-        """A connection ended, or could not be made."""
-        sighting, race = self._owner(conn)
-        was_winner = conn == race.winner
-        race.disconnected(conn, reason, now)
-        if was_winner:
-            self._give_up(sighting, dict(race.failures), now)
-        else:
-            self._settle(sighting, now)
+    def on_lost(self, session: Sighting, race: ConnectionRace, reason: str, now: float) -> None:
+        """Handle a host that hung up before it said how it stands."""
+        self._give_up(session, dict(race.failures), now)
 
     def _answered(self, sighting: Sighting, race: ConnectionRace, running: frames.Running, now: float) -> None:
         path = list(race.paths.values())[-1]
@@ -341,28 +307,16 @@ class Finder:
         if self._settle_at is None and not self._waited:
             self._settle_at = now + SETTLE_SECONDS
 
-    def _settle(self, sighting: Sighting, now: float) -> None:
-        """Looks whether a race was lost on every address."""
-        race = sighting.race
-        if race is not None and race.verdict in (Verdict.DEAD, Verdict.SILENT):
-            self._give_up(sighting, dict(race.failures), now)
-
     def _give_up(self, sighting: Sighting, failures: dict[str, str], now: float) -> None:
         self._end(sighting, now)
         sighting.running = sighting.path = None
         sighting.failures = failures
-        if not any(each.alive for each in self._sessions.values()):
+        if not any(each.alive for each in self._table):
             self._settle_at, self._waited, self._patient_until = None, False, None
 
     @staticmethod
     def _end(sighting: Sighting, now: float) -> None:
-        if sighting.race is not None:
-            sighting.race.abandon()
-        sighting.race = sighting.answer_by = None
+        sighting.hang_up()
+        sighting.answer_by = None
         sighting.tried = True
-        sighting.retry_at = now + RETRY_SECONDS
-
-
-def _is_idle(sighting: Sighting) -> bool:
-    """Return whether a session is neither proved nor being dialed; a flood of forged ones waits for the dial budget."""
-    return not sighting.alive and (sighting.race is None or not sighting.race.dialing)
+        sighting.retry_later(now)

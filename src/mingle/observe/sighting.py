@@ -5,10 +5,12 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from mingle.protocol.connection_race import ConnectionRace, DialTarget
+from msgspec import field
+
+from mingle.protocol.sessions import KnownSession
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer, Seek
 
@@ -47,22 +49,16 @@ class Seeking:
         return f"{rank} on host {self.seek.hostname or 'unknown'} ({self.address}), pid {self.seek.pid}"
 
 
-@dataclass(slots=True)
-class Sighting:
-    """A session that was heard of, and what came of looking into it."""
+class Sighting(KnownSession, eq=False, kw_only=True):
+    """A session that was heard of, and what came of looking into it. ``running`` is what its host says while proved."""
 
-    offer: Offer
-    """The last one heard."""
     signed: bool
-    targets: list[DialTarget]
     probed: Offer
-    """The one that the last try followed."""
+    """The OFFER that the last try followed."""
     verified: bool = False
     """Whether the last OFFER is signed with our secret."""
-    running: frames.Running | None = None
-    """What its host says of it; None: it is not proved, or not any more."""
     path: frames.Path | None = None
-    """The way on which it was proved."""
+    """The path on which it was proved."""
     failures: dict[str, str] = field(default_factory=dict)
     """For each address why it did not prove the session; of the last try."""
     heard_at: float = 0.0
@@ -71,9 +67,8 @@ class Sighting:
     """Whether its host has ever proved itself and answered."""
     tried: bool = False
     """Whether a first try has come to its end."""
-    race: ConnectionRace | None = None
-    retry_at: float = 0.0
     answer_by: float | None = None
+    """By when a host that has proved its session must say how it stands."""
 
     @property
     def alive(self) -> bool:

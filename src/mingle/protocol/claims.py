@@ -1,7 +1,8 @@
-"""Limits on unproved OFFERs: which addresses a rank accepts, and how many connections it makes to them. Pure.
+"""Budgets for unverified claims: the addresses and connections that an OFFER can cause, and the time it can cost. Pure.
 
 Without a secret anybody on the network can send an OFFER with any address and port in it. Each rank that hears it
-connects there, so a forged OFFER directs connections of every rank at a target that the sender chooses.
+connects there, so a forged OFFER directs connections of every rank at a target that the sender chooses. And each rank
+waits for an answer, so forged OFFERs in a row would hold up a job for ever.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ DIALS_PER_SECOND = 32.0
 """Sustained rate of all connections to unproved endpoints, …"""
 DIALS_AT_ONCE = 64.0
 """… and at once."""
+SILENT_SECONDS = 10.0
+"""The time for which sealed sessions that do not answer count as alive, one of them or all together."""
+CLAIM_PAUSE_SECONDS = 1.0
+"""The time without any claim after which the next claim has a budget of its own."""
 # The number of senders and of targets to remember; the least recently heard is forgotten.
 REMEMBERED = 1024
 _SHORTEST_WAIT = 0.01
@@ -132,3 +137,33 @@ def _bucket(buckets: dict[str, _Bucket], name: str, per_second: float, at_once: 
             del buckets[next(iter(buckets))]
     buckets[name] = bucket  # at the end: it was used last
     return bucket
+
+
+class ClaimBudget(Struct):
+    """The time for which sessions that are only claimed can hold up those that have proved themselves.
+
+    A datagram cannot be believed and can be true, so each claimed session is looked into. Claims that follow each
+    other share one budget, so that a sender who invents sessions holds nobody up for ever.
+    """
+
+    spent: bool = False
+    """Whether the budget is spent: only proved sessions count now, until no session has been claimed for a while."""
+    _since: float | None = None
+    _seen: float = 0.0
+    _pending: bool = False
+
+    def note(self, now: float, *, pending: bool) -> None:
+        """Take note of whether a claim is being looked into."""
+        if self._pending:
+            self._seen = now
+        elif now > self._seen + CLAIM_PAUSE_SECONDS:
+            self._since = None
+        if pending:
+            self._seen = now
+            self._since = now if self._since is None else self._since
+        self._pending = pending
+        self.spent = self._since is not None and now >= self._since + SILENT_SECONDS
+
+    def next_timer(self) -> float | None:
+        """The time at which :attr:`spent` changes if nothing happens until then."""
+        return self._since + SILENT_SECONDS if self._pending and self._since is not None and not self.spent else None

@@ -1,16 +1,17 @@
-"""A process that was given no rank: it looks for a host, and becomes one when there is none. A pure machine.
+"""Leader election: a process that was given no rank looks for a host, and becomes one when there is none. Pure.
 
 Every process runs the same command. It begins as a :class:`~mingle.protocol.member.Joiner`; one that hears no host in a
-random time (the lower its member id, the sooner) opens a session as a :class:`~mingle.protocol.host.Host`. So there may
-be several for a moment, and the rules that make them one are:
+random time (the lower its member id, the sooner) opens a session as a :class:`~mingle.protocol.host.Host`. So there can
+be several hosts for a moment, and these rules make them one:
 
-* Only open sessions compete, and the lower host id wins (:mod:`mingle.protocol.candidacy`).
-* Multicast may reach one way only, so whoever hears of the other acts, and over TCP: the winner tells the loser's
-  control port (HOST_SEEN, :mod:`mingle.protocol.telling`), members tell their host.
-* The loser first joins the winner itself. Only when it has a seat there it sends its members after it (REDIRECT), and
-  while it does so it confirms nothing (*yielding*).
-* A member that can't reach the winner says so (UNREACHABLE) and stays. Then the loser, unless it has confirmed to the
-  winner, leaves it and opens again, and that winner no longer beats it: it *stands*, and says so when it tells.
+* Only open sessions compete, and the lower host id wins. Ids are totally ordered, so moves cannot cycle.
+* Multicast can reach one way only. So a host that hears of the other one acts, and over TCP: the winner notifies the
+  loser's control port (HOST_SEEN), and members notify their host.
+* The loser steps down: it joins the winner itself first. Only when it has a seat there, it sends its members after it
+  (REDIRECT), and in the meantime it confirms nothing.
+* A member that cannot reach the winner says so (UNREACHABLE) and stays. Then the loser, unless it has confirmed to the
+  winner, leaves it and opens again. For a while that winner does not win: the loser stays a candidate (*stands*), and
+  says so when it notifies the winner.
 
 So a process is never in two sessions that can both seal: its own is held for as long as it has a seat elsewhere.
 """
@@ -20,12 +21,14 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from typing import TypeGuard
 
 from msgspec import Struct, structs
 
 from mingle.errors import MingleError
-from mingle.protocol.candidacy import Candidacy
-from mingle.protocol.connection_race import ClaimBudget
+from mingle.protocol.claims import ClaimBudget
+from mingle.protocol.connection_race import address_seconds, named
+from mingle.protocol.handshake import Call
 from mingle.protocol.host import Host
 from mingle.protocol.machine import (
     Address,
@@ -41,30 +44,103 @@ from mingle.protocol.machine import (
 )
 from mingle.protocol.member import Joiner
 from mingle.protocol.registrar import Phase
-from mingle.protocol.telling import Notifier
+from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable
+from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
 
+ELECT_AFTER_SECONDS = 0.6
+"""The time for which every process looks for a host before the first becomes one. It covers a few questions, so that
+one can be lost, and it is longer than a job that runs already keeps back its next answer
+(:data:`mingle.protocol.pacing.SEALED_ANSWER_GAP_SECONDS`)."""
+ELECT_SPREAD_SECONDS = 0.3
+"""The time after that over which the processes become hosts, by their member ids, …"""
+ELECT_SPREAD_SECONDS_PER_RANK = 0.0005
+ELECT_SPREAD_MAX_SECONDS = 3.0
+"""… and its bound in a large job, where more of them could be quicker than the first one's datagram."""
+STAND_SECONDS = 10.0
+"""The time for which a host that some member could not reach does not win; then it can have become reachable."""
 YIELD_SECONDS = 2.0
-"""How long the loser, and each of its members, may take to reach the winner."""
+"""The time that the loser, and each of its members, has to reach the winner."""
 EMPTY_SECONDS = 5.0
-"""How long the loser waits for its members to be gone; the silent ones are then hung up on."""
+"""The time for which the loser waits for its members to be gone; then it hangs up on the silent ones."""
+NOTIFY_AGAIN_SECONDS = 1.0
+"""The least time between two calls that notify the same other host."""
+REMEMBERED = 64
+"""The number of hosts to remember that do not win; bounded against a sender that invents them."""
 
 
-class _Yield(Struct):
-    """The winner we make way for."""
+class Candidacy:
+    """The rules among processes that would all host: how long to wait first, and which host steps down."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._stands: dict[bytes, float] = {}
+        """Hosts that do not win against this one, because a member cannot reach them, and until when."""
+
+    def patience(self) -> float:
+        """Return how long to look for a host before becoming one, in seconds: a lower member id waits less."""
+        spread = min(
+            ELECT_SPREAD_SECONDS + ELECT_SPREAD_SECONDS_PER_RANK * self._identity.world_size, ELECT_SPREAD_MAX_SECONDS
+        )
+        return ELECT_AFTER_SECONDS + spread * int.from_bytes(self._identity.member[:8], "big") / 2**64
+
+    def is_other_host(self, message: Datagram) -> TypeGuard[Offer]:
+        """Return whether this is the OFFER of another host of the same job."""
+        return (
+            isinstance(message, Offer)
+            and (message.job, message.attempt) == (self._identity.job, self._identity.attempt)
+            and message.kind == self._identity.kind
+            and message.host != self._identity.member
+        )
+
+    def competes(self, message: Datagram) -> TypeGuard[Offer]:
+        """Return whether this is another open session of the same job."""
+        return self.is_other_host(message) and message.state == "open"
+
+    def loses_to(self, offer: Offer, *, stands: bool, now: float) -> bool:
+        """Return whether this host steps down for that one; a host that ``stands`` can win with the higher id."""
+        # A host that was given its rank is no candidate: a process that joins it is told that ranks are mixed.
+        better = offer.host < self._identity.member or stands or not offer.assigned
+        return better and not self.stands_against(offer.host, now)
+
+    def stands_against(self, host: bytes, now: float) -> bool:
+        """Return whether that host does not win at present."""
+        return now < self._stands.get(host, now)
+
+    def stand_against(self, host: bytes, now: float) -> None:
+        """Handle that a member cannot reach that host: it does not win for a while."""
+        self._stands.pop(host, None)
+        if len(self._stands) >= REMEMBERED:
+            del self._stands[next(iter(self._stands))]
+        self._stands[host] = now + STAND_SECONDS
+
+
+class _Winner(Struct):
+    """The host for which this one steps down."""
 
     session: bytes
     host: bytes
     until: float
-    """By when we must have a seat there."""
+    """By when this process must have a seat there."""
     seated: bool = False
-    """We have one, and have sent our members after us."""
+    """Whether it has one, and has sent its members there."""
     empty_by: float = 0.0
     """By when they must be gone."""
 
 
-class Elector:
-    """The machine of a process without a rank. ``outcome`` or ``failure`` ends it."""
+class Elector(SessionPolicy[KnownSession]):
+    """The machine of a process without a rank. ``outcome`` or ``failure`` ends it.
+
+    Args:
+        identity: of this process.
+        endpoints: where others can connect to it.
+        context: what its machines need.
+        now: the time.
+        new_session: returns the id of a session that this process hosts.
+        make_joiner: makes the machine that looks for a host.
+        make_host: makes the machine that hosts.
+        candidacy: the rules by which hosts compete.
+    """
 
     def __init__(
         self,
@@ -74,41 +150,35 @@ class Elector:
         now: float,
         *,
         new_session: Callable[[], bytes] | None = None,
-        make_joiner: Callable[..., Joiner] = Joiner,
+        make_joiner: Callable[[Identity, Context, float], Joiner] = Joiner,
         make_host: Callable[..., Host] = Host,
         candidacy: Candidacy | None = None,
     ) -> None:
         self.identity = identity
+        self.endpoints = endpoints
         self.joiner = make_joiner(identity, context, now)
         self.host: Host | None = None
         self._make_host = make_host
-        self.endpoints = endpoints
         self._context = context
         self._new_session = new_session or functools.partial(os.urandom, 16)
         self._deadline = now + context.timeout
         self._failure: MingleError | None = None
-        """Why our own session failed, once it is gone."""
+        """Why the own session failed, once it is gone."""
         self._effects: list[Effect] = []
-        self._candidacy = candidacy if candidacy is not None else Candidacy(identity)
+        self._candidacy = candidacy or Candidacy(identity)
         self._elect_at: float | None = now + self._candidacy.patience()
-        self._yield: _Yield | None = None
-        self._suspicion = ClaimBudget()
-        """Of winners that have no seat for us."""
-        self._telling = Notifier(
-            identity,
-            self._own_offer,
-            key=context.key,
-            new_id=context.new_id,
-            effects=self._effects,
-            dials=context.dials,
-        )
+        self._winner: _Winner | None = None
+        self._claims = ClaimBudget()
+        """Of winners that have no seat for this process."""
+        self._notified = SessionTable(self, context, self._effects, patience=address_seconds(identity.world_size))
+        """The hosts that have to step down, while they are told."""
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 
     @property
     def acting(self) -> Host | Joiner:
-        """The machine that speaks for this process: the host unless it makes way, else the joiner."""
-        return self.joiner if self.host is None or self._yield is not None else self.host
+        """The machine that speaks for this process: the host unless it steps down, else the joiner."""
+        return self.joiner if self.host is None or self._winner is not None else self.host
 
     @property
     def outcome(self) -> Formation | None:
@@ -117,7 +187,7 @@ class Elector:
 
     @property
     def failure(self) -> MingleError | None:
-        """Why it did not."""
+        """Why the job has not formed."""
         hosted = self.host.failure if self.host is not None else self._failure
         return hosted or self.joiner.failure
 
@@ -127,36 +197,35 @@ class Elector:
         return self.outcome is not None or self.failure is not None
 
     def effects(self) -> list[Effect]:
-        """Hands out what is to be done."""
+        """Hand out what is to be done."""
         done, self._effects[:] = list(self._effects), []
         if self.host is not None:
             done += self.host.effects()
         return done + self.joiner.effects()
 
     def next_timer(self) -> float | None:
-        """When :meth:`handle_timer` has something to do."""
-        times: list[float | None] = [self._elect_at]
+        """The time of the next call to :meth:`handle_timer`."""
+        if self.finished:
+            return self.acting.next_timer()
+        times = [self._elect_at, self._deadline, self._notified.next_timer()]
         if self.host is not None:
             times.append(self.host.next_timer())
         if self._joining:
             times.append(self.joiner.next_timer())
-        if self._yield is not None:
-            # While it follows the winner to another one it has no seat for a moment.
-            times.append(self._yield.until if self.joiner.seat is None else self._yield.empty_by)
-        times.append(self._telling.next_timer())
-        if self.finished:
-            return self.acting.next_timer()
-        return min((time for time in (*times, self._deadline) if time is not None), default=None)
+        if self._winner is not None:
+            # While this process follows the winner to another one it has no seat for a moment.
+            times.append(self._winner.until if self.joiner.seat is None else self._winner.empty_by)
+        return min((time for time in times if time is not None), default=None)
 
     @property
     def _joining(self) -> bool:
-        """Whether the joiner is at work: there is no own session, or it makes way."""
-        return self.host is None or self._yield is not None
+        """Whether the joiner is at work: there is no own session, or its host steps down."""
+        return self.host is None or self._winner is not None
 
     def stage(self) -> str:
         """How far it has come, in a word, for the log."""
-        if self._yield is not None:
-            return f"making way for another host, {self.joiner.stage()}"
+        if self._winner is not None:
+            return f"stepping down for another host, {self.joiner.stage()}"
         return self.acting.stage()
 
     def snapshot(self) -> Snapshot:
@@ -164,146 +233,161 @@ class Elector:
         return self.acting.snapshot()
 
     def ask_status(self) -> None:
-        """Asks the host how it stands."""
+        """Ask the host how it stands."""
         self.joiner.ask_status()
 
     def calling(self) -> Datagram | None:
-        """What to tell unicast peers now."""
-        return None if self._yield is not None else self.acting.calling()
+        """The datagram for unicast peers now."""
+        return None if self._winner is not None else self.acting.calling()
 
     def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
-        """Our interfaces have changed: a session of ours listens at these addresses."""
+        """Handle a change of the own interfaces: a session of this process listens at these addresses."""
         self.endpoints = structs.replace(self.endpoints, addresses=addresses)
         if self.host is not None:
             self.host.readdress(addresses, now)
 
     def rewired(self, now: float) -> None:
-        """Likewise, as one that joins."""
+        """Handle the same change as a member."""
         self.joiner.rewired(now)
 
     # --- datagrams -------------------------------------------------------------------------------------------------
 
     def heard(self, message: Datagram, source: Source, now: float) -> None:
-        """A valid datagram came in."""
+        """Handle a valid datagram."""
         if isinstance(message, Offer) and message.host == self.identity.member:
-            return  # our own, of this session or of one that we have given up
+            return  # of this process, from this session or from one that it has given up
         if self.host is None:
             self.joiner.heard(message, source, now)
         elif self._candidacy.competes(message):
-            if not self._suspicion.spent or not self._candidacy.loses_to(message, stands=False, now=now):
+            if not self._claims.spent or not self._candidacy.loses_to(message, stands=False, now=now):
                 self._compete(message, source, stands=False, now=now)
-            # Else a winner that is there tells us so on a connection.
-        elif self._yield is not None and isinstance(message, Offer):
+            # Otherwise a real winner notifies this process on a connection.
+        elif self._winner is not None and isinstance(message, Offer):
             self.joiner.heard(message, source, now)
         else:
             self.host.heard(message, source, now)
         self._watch(now)
 
     def heard_unverified(self, message: Datagram) -> None:
-        """A datagram came in whose signature is missing or wrong."""
+        """Handle a datagram whose signature is missing or wrong."""
         self.acting.heard_unverified(message)
 
     # --- competing -------------------------------------------------------------------------------------------------
 
     def _compete(self, offer: Offer, source: Source, *, stands: bool, now: float) -> None:
-        """Another host of our job takes members: who makes way?"""
+        """Decide which host steps down, this one or another one of the job that takes members."""
         host = self.host
         if host is None or host.finished:
             return
-        if self._yield is not None:
-            if offer.session == self._yield.session:
+        if self._winner is not None:
+            if offer.session == self._winner.session:
                 self.joiner.heard(offer, source, now)
-            return
-        if host.registrar.phase is not Phase.OPEN:
+        elif host.registrar.phase is not Phase.OPEN:
             return  # it will be sealed, or open again
-        if self._candidacy.loses_to(offer, stands=stands, now=now):
-            self._make_way(host, offer, source, now)
+        elif self._candidacy.loses_to(offer, stands=stands, now=now):
+            self._step_down(host, offer, source, now)
         else:
-            stands_against = self._candidacy.stands_against(offer.host, now)
-            self._telling.tell(offer, source.interface, stands=stands_against, now=now, sender=source.address)
+            self._notify(offer, source, now)
 
-    def _make_way(self, host: Host, offer: Offer, source: Source, now: float) -> None:
-        self._yield = _Yield(offer.session, offer.host, now + YIELD_SECONDS)
+    def _step_down(self, host: Host, offer: Offer, source: Source, now: float) -> None:
+        self._winner = _Winner(offer.session, offer.host, now + YIELD_SECONDS)
         host.step_down(now)
         self.joiner.make_for(offer, source.interface, now, sender=source.address)
 
-    def _own_offer(self) -> Offer | None:
-        """What to tell a loser: nothing any more once we have lost ourselves."""
-        return None if self.host is None or self._yield is not None else self.host.offer()
+    def _notify(self, offer: Offer, source: Source, now: float) -> None:
+        """Call a host that has to step down, unless it was called a moment ago: it may not hear our datagrams."""
+        targets = named(offer, source.interface, source.address)
+        session = self._notified.get(offer.session)
+        if session is None:
+            session = KnownSession(offer, targets, source.address)
+            if not self._notified.add(session):
+                return
+        self._notified.heard(session)
+        if session.race is not None or now < session.retry_at:
+            return
+        session.targets, session.retry_at = targets, now + NOTIFY_AGAIN_SECONDS
+        identity = self.identity
+        call = Call(
+            job=identity.job,
+            attempt=identity.attempt,
+            member=identity.member,
+            session=session.name,
+            purpose="rival",
+            who=identity.who,
+        )
+        self._notified.race(session, call, now)
+
+    def on_proved(self, session: KnownSession, now: float) -> None:
+        """Tell another host of this one, and hang up; a host that steps down itself by now says nothing."""
+        if self.host is not None and self._winner is None:
+            stands = self._candidacy.stands_against(session.offer.host, now)
+            session.send(frames.HostSeen(offer=self.host.offer(), stands=stands))
+        session.hang_up()
 
     # --- connections -----------------------------------------------------------------------------------------------
 
     def accepted(self, conn: int, address: str, now: float) -> None:
-        """Somebody has connected to the control port."""
+        """Handle a connection to the control port."""
         if self.host is None:
             self._effects.append(Hangup(conn))
         else:
             self.host.accepted(conn, address, now)
 
+    def _owner(self, conn: int) -> SessionTable[KnownSession] | Host | Joiner | None:
+        parts = (self._notified, self.joiner, self.host)
+        return next((each for each in parts if each is not None and each.owns(conn)), None)
+
     def owns(self, conn: int) -> bool:
-        """Tells whether a connection is this machine's."""
-        hosted = self.host is not None and self.host.owns(conn)
-        return hosted or self.joiner.owns(conn) or self._telling.owns(conn)
+        """Return whether a connection is this machine's."""
+        return self._owner(conn) is not None
 
     def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
-        """A connection that was dialled stands."""
-        if self._telling.owns(conn):
-            self._telling.connected(conn, local_address, interface)
-        elif self.host is not None and self.host.owns(conn):
-            self.host.connected(conn, local_address, interface, now)
-        else:
-            self.joiner.connected(conn, local_address, interface, now, weak=weak)
+        """Handle a connection that was dialed and stands."""
+        if owner := self._owner(conn):
+            owner.connected(conn, local_address, interface, now, weak=weak)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
-        """Bytes came in on a connection."""
-        if self._telling.owns(conn):
-            self._telling.received(conn, untrusted, now)
-        elif self.host is not None and self.host.owns(conn):
-            self.host.received(conn, untrusted, now)
-        else:
-            self.joiner.received(conn, untrusted, now)
+        """Handle bytes that came in on a connection."""
+        if owner := self._owner(conn):
+            owner.received(conn, untrusted, now)
         self._watch(now)
 
     def disconnected(self, conn: int, reason: str, now: float) -> None:
-        """A connection ended, or could not be made."""
-        if self._telling.owns(conn):
-            self._telling.disconnected(conn, reason, now)
-        elif self.host is not None and self.host.owns(conn):
-            self.host.disconnected(conn, reason, now)
-        else:
-            self.joiner.disconnected(conn, reason, now)
+        """Handle a connection that ended or could not be made."""
+        if owner := self._owner(conn):
+            owner.disconnected(conn, reason, now)
         self._watch(now)
 
     # --- the store -------------------------------------------------------------------------------------------------
 
     def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
-        """The store of our own session listens."""
+        """Handle that the store of the own session listens."""
         if self.host is not None:
             self.host.store_opened(epoch, port, token, now)
             self._watch(now)
 
     def store_failed(self, epoch: int, error: MingleError, now: float) -> None:
-        """It could not be opened."""
+        """Handle that it could not be opened."""
         if self.host is not None:
             self.host.store_failed(epoch, error, now)
             self._watch(now)
 
     def store_proved(self, epoch: int) -> None:
-        """The store of the session we joined was reached."""
+        """Handle that the store of the session that this process joined was reached."""
         self.joiner.store_proved(epoch)
 
     def store_unreachable(self, epoch: int, reason: str, now: float) -> None:
-        """It was not."""
+        """Handle that it was not."""
         self.joiner.store_unreachable(epoch, reason, now)
 
     # --- time ------------------------------------------------------------------------------------------------------
 
     def handle_timer(self, now: float) -> None:
-        """Does what the clock demands."""
+        """Do everything that is due."""
         if self.finished:
             self.acting.handle_timer(now)
             return
-        self._telling.handle_timer(now)
+        self._notified.handle_timer(now)
         if self.host is not None:
             self.host.handle_timer(now)
         self._watch(now)
@@ -316,18 +400,21 @@ class Elector:
     def _become_host(self, now: float) -> None:
         self._elect_at = None
         self.joiner.pause()
-        left = structs.replace(self._context, timeout=max(0.0, self._deadline - now))
-        diagnostics = self.joiner.diagnostics
         self.host = self._make_host(
-            self.identity, self._new_session(), self.endpoints, left, now, diagnostics=diagnostics
+            self.identity,
+            self._new_session(),
+            self.endpoints,
+            structs.replace(self._context, timeout=max(0.0, self._deadline - now)),
+            now,
+            diagnostics=self.joiner.diagnostics,
         )
         self.host.timeout = self._context.timeout  # what reports name
         self.host.handle_timer(now)
 
     def _watch(self, now: float) -> None:
-        """Looks, after everything that happened, what follows from it for the election."""
+        """Check, after every event, what follows from it for the election."""
         if self.finished:
-            self._telling.abandon()
+            self._notified.hang_up()
             if self.joiner.finished:
                 self._end_host("it has joined another host")
             return
@@ -335,72 +422,71 @@ class Elector:
             for offer, stands in self.host.take_sightings():
                 if self._candidacy.competes(offer):
                     self._compete(offer, Source(interface=""), stands=stands, now=now)
-        if self._yield is not None:
-            self._go_on_making_way(self._yield, now)
-        self._suspicion.note(now, pending=self._yield is not None and not self._yield.seated)
+        if self._winner is not None:
+            self._go_on_stepping_down(self._winner, now)
+        self._claims.note(now, pending=self._winner is not None and not self._winner.seated)
         if self.host is not None or self.joiner.expects_host(now) or self.joiner.blocked:
             self._elect_at = None
         elif self._elect_at is None:
             self._elect_at = now + self._candidacy.patience()
 
-    def _go_on_making_way(self, making: _Yield, now: float) -> None:
+    def _go_on_stepping_down(self, winner: _Winner, now: float) -> None:
         host, seat = self.host, self.joiner.seat
         assert host is not None
         if self.joiner.has_confirmed:
-            # That job may form with us in it, and is full: whoever is still here has to look for itself.
+            # That job can form with this process in it, and is full: the members that are still here look for others.
             self._end_host("it has a place in another session")
         elif seat is None:
-            if now >= making.until or not self.joiner.host_in_sight:
-                self._open_again(making, now, stand=not making.seated)
-        elif not making.seated or seat != making.session:
-            # Also when that host has made way in its turn, and we went with it.
-            winner = self.joiner.offer_of(seat)
-            assert winner is not None
-            making.session, making.host = seat, winner.host
-            making.seated, making.empty_by = True, now + EMPTY_SECONDS
-            host.redirect_members(winner)
+            if now >= winner.until or not self.joiner.host_in_sight:
+                self._open_again(winner, now, stand=not winner.seated)
+        elif not winner.seated or seat != winner.session:
+            # Also when that host has stepped down in its turn, and this process went with it.
+            offer = self.joiner.offer_of(seat)
+            assert offer is not None
+            winner.session, winner.host = seat, offer.host
+            winner.seated, winner.empty_by = True, now + EMPTY_SECONDS
+            host.redirect_members(offer)
         elif host.redirect_failed:
-            self._open_again(making, now, stand=True)
-        elif now >= making.empty_by or not host.has_members:
+            self._open_again(winner, now, stand=True)
+        elif now >= winner.empty_by or not host.has_members:
             self._end_host("its members were sent to another host")
         if seat is not None:
-            making.until = now + YIELD_SECONDS
+            winner.until = now + YIELD_SECONDS
 
-    def _open_again(self, making: _Yield, now: float, *, stand: bool) -> None:
-        """The winner is gone, or not reached by all: be host again of whoever is still here."""
+    def _open_again(self, winner: _Winner, now: float, *, stand: bool) -> None:
+        """The winner is gone, or not reached by all members: host those that are still here."""
         assert self.host is not None
         if stand:
-            self._candidacy.stand_against(making.host, now)
-        self._yield = None
+            self._candidacy.stand_against(winner.host, now)
+        self._winner = None
         self.joiner.pause("this host is not reached by everybody" if stand else "it hosts its own session again")
-        for offer, targets in self.joiner.sealed():
-            # Perhaps the very one that we went to: it may run without us, and then no other shall.
-            self.host.conflicts.heard(offer, targets, now)
+        for session in self.joiner.sealed_sessions():
+            # Perhaps the winner itself: it can run without this process, and then no other session must.
+            self.host.conflicts.heard(session.offer, session.targets, now)
         self.host.stay_host(now)
         self.host.handle_timer(now)
 
     def _end_host(self, reason: str) -> None:
-        if self.host is None:
-            return
-        self._failure = self.host.failure
-        self.host.close(reason)
-        self._effects += self.host.effects()
-        self.host, self._yield = None, None
+        if self.host is not None:
+            self._failure = self.host.failure
+            self.host.close(reason)
+            self._effects += self.host.effects()
+            self.host = self._winner = None
 
     def expired(self, now: float) -> bool:
-        """Tells whether the deadline has passed without an end."""
+        """Return whether the deadline has passed without an end."""
         return not self.finished and now >= self._deadline
 
     def give_up(self, facts: NetworkFacts) -> None:
-        """Ends at the deadline with the error that explains it."""
-        if self.host is not None and self._yield is None:
+        """End at the deadline with the error that explains it."""
+        if self.host is not None and self._winner is None:
             self.host.give_up(facts)
         else:
             self.joiner.give_up(facts)
             self._end_host("it gave up")
 
     def leave(self, reason: str) -> None:
-        """Says good-bye and hangs up everywhere."""
-        self._telling.abandon()
+        """Say good-bye and hang up everywhere."""
+        self._notified.hang_up()
         self._end_host(reason)
         self.joiner.leave(reason)

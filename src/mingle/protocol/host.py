@@ -21,9 +21,8 @@ from mingle.protocol import reports
 from mingle.protocol.admission import Admission
 from mingle.protocol.callers import Caller, Callers
 from mingle.protocol.conflicts import ConflictingHosts
-from mingle.protocol.connection_race import address_seconds, named
+from mingle.protocol.connection_race import named
 from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation
-from mingle.protocol.lobby import BrowseGroup
 from mingle.protocol.machine import (
     Address,
     Answer,
@@ -46,7 +45,7 @@ from mingle.protocol.machine import (
     note_name,
     scoped,
 )
-from mingle.protocol.pacing import Announcer
+from mingle.protocol.pacing import Announcer, BrowseGroup
 from mingle.protocol.registrar import HostSeat, Phase, Registrar, roster_digest
 from mingle.protocol.seating import contiguous
 from mingle.wire import frames
@@ -101,15 +100,7 @@ class Host:
         self._announcer = Announcer(started)
         self._browse_group = BrowseGroup(started, self._deadline, context.rng)
         self.registrar = Registrar(session, self._seat(), self, self._admission())
-        self.conflicts = ConflictingHosts(
-            self._call,
-            context.key,
-            context.new_id,
-            self._effects,
-            address_seconds=address_seconds(identity.world_size),
-            competes=identity.rank is None,
-            dials=context.dials,
-        )
+        self.conflicts = ConflictingHosts(identity, self._call, context, self._effects, competes=identity.rank is None)
         self._callers = Callers(
             functools.partial(self._conversation, context.key),
             self._effects,
@@ -154,7 +145,7 @@ class Host:
         if self.finished:
             times.append(self._browse_group.answer_timer())
         else:
-            times += [self._browse_group.next_timer(), self._deadline, self.conflicts.verdict_timer(self.timeout)]
+            times += [self._browse_group.next_timer(), self._deadline, self.conflicts.verdict_timer()]
         return min((time for time in times if time is not None), default=None)
 
     def stage(self) -> str:
@@ -164,7 +155,7 @@ class Host:
     def snapshot(self) -> Snapshot:
         """Return the state for the progress line."""
         status = self.registrar.status()
-        running = self.conflicts.running
+        running = self.conflicts.running_check.running
         text = f"the job runs already, hosted by {running[0].host}" if running else ""
         return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, text)
 
@@ -364,7 +355,7 @@ class Host:
 
     def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
         """Handle an established connection to another host."""
-        self.conflicts.connected(conn, local_address, interface)
+        self.conflicts.connected(conn, local_address, interface, now)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
         """Handle bytes that came in on a connection."""
@@ -575,15 +566,11 @@ class Host:
 
     def _judge(self, now: float) -> None:
         """Fail if another host of this job stays."""
-        if conflicts := self.conflicts.lasting(now):
-            self._fail(reports.two_hosts(self.identity, conflicts), conflict=True)
+        if others := self.conflicts.lasting(now):
+            self._fail(reports.two_hosts(self.identity, others), conflict=True)
             return
-        for running, waited, told in self.conflicts.blockers(now):
-            if not told:
-                self._effects.append(Notice(reports.running_notice(self.identity, running, waited)))
-            if waited >= self.conflicts.patience(self.timeout):
-                self._fail(reports.running(self.identity, running, waited), conflict=True)
-                return
+        if error := self.conflicts.running_check.verdict(now):
+            self._fail(error, conflict=True)
 
     def expired(self, now: float) -> bool:
         """Return whether the deadline has passed without an end."""
@@ -591,8 +578,8 @@ class Host:
 
     def give_up(self, facts: NetworkFacts) -> None:
         """End at the deadline with the error that explains it."""
-        identity, blockers = self.identity, self.conflicts.blockers(self._deadline)
-        failure = reports.running(identity, *blockers[0][:2]) if blockers else None
+        identity = self.identity
+        failure = self.conflicts.running_check.failure(self._deadline)
         if failure is None and not self.had_members:
             failure = reports.authentication(identity, self.diagnostics, facts, secured=self.secured)
         self._fail(failure or self._incomplete(facts), conflict=False)

@@ -1,22 +1,31 @@
-"""A rank that looks for its host, joins it and waits for GO: a pure machine.
+"""A rank that looks for its host, joins it and waits for GO: a state machine without sockets.
 
-It asks by datagrams, races for every session that it hears of (``sessions``), and takes the first that proves itself.
-From there on ``membership`` has its steps; the job may run already (``blocking``), or the host makes way (``moving``).
+It asks by datagrams, races for every session that it hears of (:mod:`mingle.protocol.sessions`), and joins the first
+that proves itself. The steps, and what leads back::
+
+    SEEKING ──proved and JOIN sent──▶ JOINING ──JOINED──▶ SEATED ──CONFIRM──▶ CONFIRMED ──SEALED──▶ PROVING STORE
+       ▲                                 │                  │  ▲                  │                      │
+       └────────── connection lost ──────┴──────────────────┴──┼───── VOID ───────┴──────────────────────┤
+                                                               └────── VOID ── ACKED ◀─── store proved ──┘
+                                                                                 │
+                                                                                 └──GO──▶ FORMED
+
+This is the member's side of a two-phase commit: CONFIRMED and ACK are its votes, GO is commit, VOID is abort. A member
+whose connection breaks after CONFIRMED tries the same session first, since the host may already have decided GO.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 
 import msgspec
 
 from mingle.errors import MingleError
 from mingle.protocol import reports
-from mingle.protocol.asking import Asking
-from mingle.protocol.blocking import Blocking
-from mingle.protocol.connection_race import ConnectionRace, DialTarget
-from mingle.protocol.handshake import HandshakeFailed
-from mingle.protocol.lobby import BrowseGroup
+from mingle.protocol.claims import ClaimBudget
+from mingle.protocol.connection_race import ConnectionRace, DialTarget, Verdict, address_seconds, merged, named
+from mingle.protocol.handshake import Call
 from mingle.protocol.machine import (
     Context,
     Diagnostics,
@@ -25,61 +34,173 @@ from mingle.protocol.machine import (
     Hangup,
     Identity,
     NetworkFacts,
+    ProveStore,
+    ReachStore,
     Snapshot,
     Source,
     note,
     note_name,
+    scoped,
 )
-from mingle.protocol.membership import Membership, Step
-from mingle.protocol.moving import Moving
-from mingle.protocol.pacing import Seeker
-from mingle.protocol.racing import Racing
-from mingle.protocol.sessions import Session, Sessions
+from mingle.protocol.pacing import DiscoveryClient
+from mingle.protocol.sessions import (
+    RUNNING_PATIENCE_SECONDS,
+    KnownSession,
+    RunningCheck,
+    SessionPolicy,
+    SessionTable,
+)
 from mingle.wire import frames
-from mingle.wire.datagrams import Datagram, Offer, Rejected
+from mingle.wire.datagrams import Datagram, Offer
 
+SUSPECT_SECONDS = 2.0
+"""The time in which a host that has not confirmed must answer once another host offers itself."""
+RETURN_SECONDS = 5.0
+"""The time for which a member that lost its connection after CONFIRMED tries the same session first."""
+STORE_RETRY_SECONDS = 0.5
+REDIRECT_SECONDS = 2.0
+"""The time that a member has to reach the host that its own host sends it to."""
+HOST_SEEN_SECONDS = 1.0
+"""The least time between two reports of the same other host to the own one."""
 STATUS_BEFORE_DEADLINE_SECONDS = 1.0
+MAX_PATHS = 64
 
 
-class Joiner:
-    """The machine of a rank that is not the host. ``outcome`` or ``failure`` ends it."""
+class Step(enum.Enum):
+    """How far a member has come."""
 
-    def __init__(self, identity: Identity, context: Context, now: float) -> None:
+    SEEKING = "seeking"
+    JOINING = "joining"
+    SEATED = "seated"
+    CONFIRMED = "confirmed"
+    PROVING_STORE = "proving the store"
+    ACKED = "acknowledged"
+    FORMED = "formed"
+
+
+BEFORE_GO = (Step.CONFIRMED, Step.PROVING_STORE, Step.ACKED)
+"""The steps in which the host may decide GO with this member."""
+
+
+class MemberPolicy:
+    """What ranks and agents do differently as members of a session. This class is what ranks do."""
+
+    host_silence: float | None = None
+    """The time after which a host that does not answer is given up before GO; None: never."""
+
+    def attach(self, joiner: Joiner) -> None:
+        """Take note of the machine that asks this policy."""
+        self.joiner = joiner
+
+    def check(self, now: float) -> None:
+        """Look at the clock before any other event is handled."""
+
+    def complete(self, join: frames.Join) -> frames.Join:
+        """Return the application for a seat."""
+        return join
+
+    def heard_while_running(self, message: Datagram, now: float) -> None:
+        """Handle a datagram that came in after GO."""
+
+    def host_said(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> bool:
+        """Look at a frame of the own host first; return whether it is handled."""
+        return False
+
+    def other_said(self, running: frames.Running) -> None:
+        """Handle what another session says of itself."""
+
+    def refused(self, frame: frames.Refused) -> frames.Refused:
+        """Return the refusal as a rank would get it."""
+        return frame
+
+    def may_confirm(self, session: KnownSession, now: float) -> bool:
+        """Return whether nothing but the network keeps the member from confirming there."""
+        return True
+
+    def acknowledged(self, session: KnownSession) -> None:
+        """Handle that the host may decide GO from now on."""
+
+    def formed(self) -> None:
+        """Handle GO."""
+
+    def closed(self, session: KnownSession, frame: frames.Closed) -> None:
+        """Handle the host's CLOSED."""
+
+    def lost(self, session: KnownSession, reason: str) -> None:
+        """Handle the end of the connection to the host, or of the patience with it."""
+
+    def timers(self, now: float) -> Sequence[float]:
+        """Return when the machine has to look at the clock for this policy."""
+        return ()
+
+    def timeout(self, facts: NetworkFacts) -> MingleError:
+        """Return the error of a member whose time is up."""
+        joiner = self.joiner
+        return reports.timeout(
+            joiner.identity,
+            joiner.diagnostics,
+            facts,
+            seconds=joiner.timeout,
+            status=joiner.status,
+            connected=joiner.current is not None,
+        )
+
+
+class Joiner(SessionPolicy[KnownSession]):
+    """The machine of a member. ``outcome`` or ``failure`` ends it."""
+
+    def __init__(self, identity: Identity, context: Context, now: float, *, policy: MemberPolicy | None = None) -> None:
         self.identity = identity
-        self.failure: MingleError | None = None
         self.diagnostics = Diagnostics()
         self.timeout = context.timeout
+        self.step = Step.SEEKING
+        self.current: KnownSession | None = None
+        """The session whose host this member is connected to."""
+        self.epoch = 0
+        self.sealed: frames.Sealed | None = None
+        self.outcome: Formation | None = None
+        """The place in the job, once it has formed."""
+        self.failure: MingleError | None = None
+        self.status: frames.Status | None = None
+        self.roster: list[frames.Seat] = []
+        """The members of the job, as far as the host has answered."""
+        self._policy = MemberPolicy() if policy is None else policy
         self._secured = context.key is not None
         self._deadline = now + context.timeout
+        self._now = self._heard_at = now
         self._effects: list[Effect] = []
-        self._seeker = Seeker(identity.world_size, now, context.rng)
-        self._sessions = Sessions(identity, context.key, context.new_id, self._effects, context.dials)
-        self.membership = Membership(identity, self._sessions, self._effects, self.diagnostics)
-        self._blocking = Blocking(identity, self._sessions, self._seeker, context.timeout, self._effects)
-        self._moving = Moving(self._sessions, self.membership)
-        self._racing = Racing(self._sessions, self.membership, self._blocking, self._moving, self.diagnostics)
-        self._asking = Asking(
+        self._table = SessionTable(self, context, self._effects, patience=address_seconds(identity.world_size))
+        self._client = DiscoveryClient(identity, context, now, diagnostics=self.diagnostics, effects=self._effects)
+        self.running_check = RunningCheck(
             identity,
-            self.membership,
-            self._seeker,
-            BrowseGroup(now, self._deadline, context.rng),
-            self._secured,
+            self._table,
             self._effects,
-            self.diagnostics,
+            patience=min(RUNNING_PATIENCE_SECONDS, context.timeout),
+            freed=self._client.seeker.resume,
         )
+        self._claims = ClaimBudget()
+        self._conflict: MingleError | None = None
+        """Why a session that was in the way has ended, if that concerns every rank of the job."""
+        self._return_to: KnownSession | None = None
+        """The session to come back to before any other: its host may have decided GO with this member."""
+        self._return_until = 0.0
+        self._suspect_until: float | None = None
+        """By when the host must have said something."""
+        self._suspicion = ""
+        self._redirected_to: bytes | None = None
+        self._redirected_until: float | None = None
+        self._confirm_due = False
+        self._store_retry_at: float | None = None
+        self._store_failed = False
+        self._ready = False
+        self._loss = ""
+        """Which host was lost, and why, if the connection has ended after GO and before READY."""
+        self.close_reason = ""
+        """Why the host has ended its session after GO, if it has said so."""
         self._final_ask_done = False
+        self._policy.attach(self)
 
     # --- what the driver reads -------------------------------------------------------------------------------------
-
-    @property
-    def step(self) -> Step:
-        """How far it has come."""
-        return self.membership.step
-
-    @property
-    def outcome(self) -> Formation | None:
-        """The place in the job, once it has formed."""
-        return self.membership.outcome
 
     @property
     def finished(self) -> bool:
@@ -87,20 +208,22 @@ class Joiner:
         return self.outcome is not None or self.failure is not None
 
     def effects(self) -> list[Effect]:
-        """Hands out what is to be done."""
-        self._sessions.flush()
+        """Hand out what is to be done."""
+        self._table.flush()
         done, self._effects[:] = list(self._effects), []
         return done
 
     def next_timer(self) -> float | None:
-        """When :meth:`handle_timer` has something to do."""
+        """The time of the next call to :meth:`handle_timer`."""
         if self.failure is not None:
             return None
-        times = self._racing.timers()
+        times = [self._table.next_timer(), self._claims.next_timer(), *self._policy.timers(self._now)]
+        if self._return_to is not None and self._return_to.race is None:
+            times.append(self._return_to.retry_at)
         if self.outcome is None:
-            times += [self._deadline, self._moving.until]
-            times += [*self._asking.timers(), *self.membership.timers(), *self._blocking.timers()]
-            if self.membership.seated and not self._final_ask_done:
+            times += [self._deadline, self._redirected_until, self._store_retry_at, self._suspicion_timer()]
+            times += [self._client.next_timer(), self.running_check.next_timer(), self.running_check.verdict_timer()]
+            if self.seated and not self._final_ask_done:
                 times.append(self._deadline - STATUS_BEFORE_DEADLINE_SECONDS)
         return min((time for time in times if time is not None), default=None)
 
@@ -110,39 +233,157 @@ class Joiner:
 
     def snapshot(self) -> Snapshot:
         """How it stands, for the progress line."""
-        blocker = self._blocking.running
-        note_text = f"the job runs already, hosted by {blocker.host}" if blocker is not None else ""
-        status, found = self.membership.status, self.membership.current is not None
+        running = self.running_check.running
+        text = f"the job runs already, hosted by {running[0].host}" if running else ""
+        status, found = self.status, self.current is not None
         if status is None or not found:
-            return Snapshot(found, 0, (), self.step.value, note_text)
-        return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, note_text)
+            return Snapshot(found, 0, (), self.step.value, text)
+        return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, text)
 
     def calling(self) -> Datagram | None:
-        """What to ask unicast peers now."""
-        return self.identity.seek() if self.membership.current is None and not self.finished else None
+        """The datagram for unicast peers now."""
+        return self.identity.seek() if self.current is None and not self.finished else None
+
+    @property
+    def seated(self) -> bool:
+        """Whether this member has a seat."""
+        return self.current is not None and self.step is not Step.JOINING
+
+    @property
+    def has_confirmed(self) -> bool:
+        """Whether the host may decide GO with this member, or has."""
+        return self.step in BEFORE_GO or self.step is Step.FORMED
+
+    @property
+    def connection_stands(self) -> bool:
+        """Whether the host can still be asked."""
+        return self.current is not None and self.current.race is not None
+
+    @property
+    def host_lost(self) -> MingleError | None:
+        """The error of a member whose host was lost for good after GO and before READY: its store answers no more."""
+        gone = self._loss and not self._ready and self.current is None and self._return_to is None
+        return reports.host_lost(self.identity, self._loss) if gone else None
+
+    def send(self, frame: frames.AnyFrame) -> None:
+        """Send a frame to the host."""
+        assert self.current is not None
+        self.current.send(frame)
 
     def ask_status(self) -> None:
-        """Asks the host how it stands (for the progress line of this node)."""
-        if self.membership.seated:
-            self.membership.send(frames.Ask(what="status"))
+        """Ask the host how it stands (for the progress line of this node)."""
+        if self.seated:
+            self.send(frames.Ask(what="status"))
 
-    # --- datagrams -------------------------------------------------------------------------------------------------
+    def ask_roster(self) -> None:
+        """Ask the host for the members of the job; the answer gathers in ``roster``."""
+        self.roster = []
+        self.send(frames.Ask(what="roster"))
+
+    # --- what is heard: for which sessions to race -----------------------------------------------------------------
 
     def heard(self, message: Datagram, source: Source, now: float) -> None:
-        """A valid datagram came in."""
-        if self.finished:
-            return
-        offer = self._asking.heard(message, source, now)
-        if offer is not None:
-            self._racing.offered(offer, source.interface, now, sender=source.address)
-
-    def rewired(self, now: float) -> None:
-        """Our interfaces have changed."""
-        self._racing.rewired(now)
+        """Handle a valid datagram."""
+        if self.outcome is not None:
+            self._policy.heard_while_running(message, now)
+        elif self.failure is None:
+            offer = self._client.heard(message, source, now, seated=self.seated)
+            if offer is not None:
+                self._offered(offer, source.interface, source.address, now)
 
     def heard_unverified(self, message: Datagram) -> None:
-        """A datagram came in whose signature is missing or wrong: a hint for the report, and no more than that."""
-        self._asking.heard_unverified(message)
+        """Handle a datagram whose signature is missing or wrong."""
+        self._client.heard_unverified(message)
+
+    def _offered(self, offer: Offer, interface: str, sender: str, now: float) -> None:
+        """Handle a datagram that names a host of this job."""
+        session = self._table.get(offer.session)
+        targets = merged(named(offer, interface, sender), () if session is None else session.targets)
+        if session is None:
+            note(self.diagnostics.hosts, offer.host_name, "heard")
+            session = KnownSession(offer, targets, sender)
+            if not self._table.add(session):
+                return
+        self._table.heard(session)
+        session.offer = offer
+        if session.race is not None:
+            self._offered_again(session, session.race, targets, now)
+            return
+        session.targets = targets
+        if self.current is not None and session is not self.current and offer.takes_members:
+            self._another_offers(now)
+            if self.seated and self.identity.rank is None and now >= session.retry_at:
+                # The host may not hear the other's datagrams.
+                session.retry_at = now + HOST_SEEN_SECONDS
+                self.send(frames.HostSeen(offer=offer))
+        elif now >= session.retry_at and session is not self.current:
+            self._prove(session, now)
+
+    def _offered_again(
+        self, session: KnownSession, race: ConnectionRace, targets: Sequence[DialTarget], now: float
+    ) -> None:
+        """Handle an OFFER of a session that is being raced for, or is connected."""
+        if session is self.current and race.address not in session.offer.addresses:
+            # The address in use has gone, and TCP would wait for it.
+            self._another_offers(now)
+        reopened = race.call.purpose == "probe" and session.offer.takes_members
+        if not reopened or race.verdict is Verdict.RACING or now < session.retry_at:
+            race.add(targets)
+            return
+        # It was sealed when it was asked, and says that it takes members again: joining it proves that.
+        session.hang_up()
+        session.retry_later(now)
+        session.targets = targets
+        self._prove(session, now)
+
+    def make_for(self, offer: Offer, interface: str, now: float, *, sender: str = "") -> None:
+        """Join this session, without waiting for a datagram of its host."""
+        targets = named(offer, interface, sender)
+        session = self._table.get(offer.session)
+        if session is None:
+            session = KnownSession(offer, targets)
+            if not self._table.add(session):
+                return
+        if session.race is None:
+            session.offer, session.targets = offer, targets
+            self._prove(session, now)
+
+    def _prove(self, session: KnownSession, now: float) -> bool:
+        """Start a race for a session, unless it is one to join and another comes first. Return whether it started."""
+        purpose: frames.Purpose = "join" if session.offer.takes_members or session.confirmed else "probe"
+        if purpose == "join" and self._bound_elsewhere(session):
+            # It is said to take members by now, so it does not run without this member. It will be heard again.
+            session.forget_life()
+            return False
+        identity = self.identity
+        call = Call(
+            job=identity.job,
+            attempt=identity.attempt,
+            member=identity.member,
+            session=session.name,
+            purpose=purpose,
+            who=identity.who,
+        )
+        self._table.race(session, call, now)
+        self.running_check.weigh(now)
+        return True
+
+    def _bound_elsewhere(self, candidate: KnownSession) -> bool:
+        """Return whether the candidate must not be joined: there is a host, may be one, or the job runs elsewhere."""
+        if candidate.name == self._redirected_to:
+            return False
+        if self.current is not None or self._return_to is not None:
+            return self.current is not None or candidate is not self._return_to
+        return self.running_check.runs(candidate)
+
+    def keeps(self, session: KnownSession) -> bool:
+        """Return whether a session must not make room for another one."""
+        return session is self._return_to
+
+    def rewired(self, now: float) -> None:
+        """Handle a change of the own interfaces: other paths may lead to the host now."""
+        if self.current is not None and self.current.race is not None and not self.has_confirmed:
+            self.current.race.prove_again(now)
 
     # --- connections -----------------------------------------------------------------------------------------------
 
@@ -151,264 +392,484 @@ class Joiner:
         self._effects.append(Hangup(conn))
 
     def owns(self, conn: int) -> bool:
-        """Tells whether a connection is this machine's."""
-        return self._sessions.owns(conn)
+        """Return whether a connection is this machine's."""
+        return self._table.owns(conn)
 
     def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
-        """A connection that was dialled stands."""
-        _, race = self._sessions.owner(conn)
-        race.connected(conn, local_address, interface, weak=weak)
+        """Handle a connection that was dialed and stands."""
+        self._table.connected(conn, local_address, interface, now, weak=weak)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
-        """Bytes came in on a connection."""
-        session, race = self._sessions.owner(conn)
-        won_before = race.winner
-        try:
-            received = race.received(conn, untrusted, now)
-        except (Rejected, HandshakeFailed) as failure:
-            self._effects.append(Hangup(conn))
-            self.disconnected(conn, str(failure), now)
-            return
-        if session is self.membership.current:
-            self.membership.doubt_until = None
+        """Handle bytes that came in on a connection."""
+        self._now = now
+        session = self._table.owner(conn)
+        race = session.race
+        if session is self.current:
+            self._heard_at, self._suspect_until = now, None
+        self._table.received(conn, untrusted, now)
         self._note_secret_failures(race)
-        if won_before is None and race.winner is not None:
-            self._won(session, race, now)
-        elif race.winner is None:
-            self._racing.settle(session, now)
-        for frame in received:
-            if session.race is not race:
-                break
-            self._frame(session, frame, now)
         self._confirm_if_due(now)
 
     def disconnected(self, conn: int, reason: str, now: float) -> None:
-        """A connection ended, or could not be made."""
-        session, race = self._sessions.owner(conn)
-        was_winner = conn == race.winner
-        race.disconnected(conn, reason, now)
+        """Handle a connection that ended or could not be made."""
+        self._now = now
+        race = self._table.owner(conn).race
+        self._table.disconnected(conn, reason, now)
         self._note_secret_failures(race)
-        if was_winner:
-            session.hang_up()
-            session.retry_later(now)
-            if session is self.membership.current:
-                self._lost(session, reason, now)
-            elif session.blocking_since is not None:
-                self._blocking.free(session, now)
-        else:
-            self._racing.settle(session, now)
         self._confirm_if_due(now)
 
-    def _note_secret_failures(self, race: ConnectionRace) -> None:
-        for address, reason in race.failures.items():
+    def _note_secret_failures(self, race: ConnectionRace | None) -> None:
+        for address, reason in race.failures.items() if race is not None else ():
             if reason.startswith("secret"):
                 note_name(self.diagnostics.secret_failures, f"{address}: {reason}")
 
-    def _won(self, session: Session, race: ConnectionRace, now: float) -> None:
+    # --- what becomes of a session ---------------------------------------------------------------------------------
+
+    def on_proved(self, session: KnownSession, now: float) -> None:
+        """Handle a session whose host has just proved it."""
         note(self.diagnostics.hosts, session.host_name, "proved")
         note_name(self.diagnostics.proved, session.host_name)
-        if race.purpose != "join":
-            self._blocking.lives(session, now)
+        assert session.race is not None
+        if session.race.call.purpose != "join":
+            self.running_check.proved(session, now)
             return
-        self._blocking.unblock(session)
-        self._blocking.over()
-        if self._racing.bound_elsewhere(session):
+        session.forget_life()
+        self._conflict = None
+        if self._bound_elsewhere(session):
             # Another session was quicker, or the job runs elsewhere: this one will be heard again.
             session.hang_up()
             return
-        if session.name == self._moving.to:
-            self._moving.arrived(now)
-        self._seeker.pause()
-        self.membership.join(session)
+        if session.name == self._redirected_to:
+            self._stop_redirect()
+            self._move_on(now)
+        self._client.seeker.pause()
+        self._join(session, now)
 
-    # --- frames ----------------------------------------------------------------------------------------------------
+    def on_unreached(self, session: KnownSession, race: ConnectionRace, now: float) -> None:
+        """Handle a race that was lost on every address."""
+        failures = "; ".join(f"{address} {reason}" for address, reason in race.failures.items())
+        note(self.diagnostics.hosts, session.host_name, f"not reached: {failures}")
+        if session is self._return_to and race.verdict is Verdict.DEAD and self.outcome is None:
+            # Refused on every address: its process has ended, and there is nothing to come back to.
+            self._return_to = None
+        asked_again = self.running_check.unreached(session, race, now) and self._prove(session, now)
+        if not asked_again and session.alive_since is not None:
+            # Dead, or said to take members while there is a host: in neither case it is in the way.
+            self.running_check.free(session, now)
 
-    def _frame(self, session: Session, frame: frames.AnyFrame, now: float) -> None:
-        ours = session is self.membership.current
-        if isinstance(frame, frames.Running):
-            if not ours:
-                self._blocking.says(session, frame, now)
-        elif isinstance(frame, frames.Refused):
-            self._refused(session, frame, now)
-        elif ours and isinstance(frame, frames.Redirect):
-            if self._moving.sent_after(frame.offer, now):
-                ways = list(session.race.paths.values()) if session.race is not None else []
-                self.make_for(frame.offer, ways[0].interface if ways else "", now)
-        elif ours and isinstance(frame, frames.Closed):
-            self._closed_by_host(session, frame)
-        elif isinstance(frame, frames.Closed):
-            self._blocking.ended(frame)
-        elif ours:
-            self.membership.received(frame, now)
+    def on_lost(self, session: KnownSession, race: ConnectionRace, reason: str, now: float) -> None:
+        """Handle the end of the connection to a host that has proved its session."""
+        if session is self.current:
+            self._lost(session, reason, now)
+        elif session.alive_since is not None:
+            self.running_check.free(session, now)
 
-    def _refused(self, session: Session, frame: frames.Refused, now: float) -> None:
-        self.membership.refused(session)
+    def on_frame(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
+        """Handle a frame that came from a host."""
+        ours = session is self.current
+        if ours and self._policy.host_said(session, frame, now):
+            return
+        match frame:
+            case frames.Refused():
+                self._refused(session, self._policy.refused(frame), now)
+            case frames.Running() if not ours:
+                self._runs_elsewhere(session, frame, now)
+            case frames.Closed() if ours:
+                self._closed_by_host(session, frame)
+            case frames.Closed(conflict=True):
+                # The next session can be free of the conflict: it counts if none comes.
+                self._conflict = reports.closed_by_host(self.identity, frame.reason, network=frame.network)
+            case frames.Redirect() if ours:
+                self._redirect(session, frame.offer, now)
+            case _ if ours:
+                self._host_said(session, frame, now)
+
+    def _runs_elsewhere(self, session: KnownSession, running: frames.Running, now: float) -> None:
+        self._policy.other_said(running)
+        if running.state == "open":
+            # It reopened while it was asked; its next OFFER leads to joining it.
+            session.hang_up()
+            session.retry_later(now)
+            self.running_check.free(session, now)
+        else:
+            self.running_check.said(session, running, now)
+
+    def _refused(self, session: KnownSession, frame: frames.Refused, now: float) -> None:
+        session.hang_up()
+        session.confirmed = False
+        if session is self._return_to:
+            self._return_to = None
+        if session is self.current:
+            self.current = None
         if self.outcome is not None:
             return
+        self.step, self._suspect_until = Step.SEEKING, None
         note(self.diagnostics.hosts, session.host_name, f"refused us: {frame.reason}")
         if frame.reason in ("session", "ended", "secret", "network"):
             session.retry_later(now)
-            self._seeker.resume(now)
+            self._client.seeker.resume(now)
         elif frame.reason in ("running", "full"):
-            # Full or sealed without us: wait for its end, like for any other run of the same job.
+            # Full, or sealed without this member: wait for its end, like for any other run of the same job.
             full = session.offer.world_size
             session.offer = msgspec.structs.replace(session.offer, state="sealed", joined=full)
-            self._racing.prove(session, now)
-            self._seeker.resume(now)
+            self._prove(session, now)
+            self._client.seeker.resume(now)
         else:
             self.failure = reports.refused(self.identity, frame)
 
-    def _closed_by_host(self, session: Session, frame: frames.Closed) -> None:
+    def _closed_by_host(self, session: KnownSession, frame: frames.Closed) -> None:
+        self._policy.closed(session, frame)
         if self.outcome is not None:
-            self.membership.close_reason = f"it ended its session: {frame.reason}"
+            self.close_reason = f"it ended its session: {frame.reason}"
         elif frame.conflict:
             self.failure = reports.closed_by_host(self.identity, frame.reason, network=frame.network)
         else:
             note(self.diagnostics.hosts, session.host_name, f"ended the session: {frame.reason}")
 
+    # --- the steps -------------------------------------------------------------------------------------------------
+
+    def _join(self, session: KnownSession, now: float) -> None:
+        """SEEKING -> JOINING: ask the host of a session that has proved itself for a seat."""
+        self.current, self._heard_at = session, now
+        if self.outcome is None:
+            self.step = Step.JOINING
+        self.send(self._policy.complete(self.identity.join(self.identity.who, self._paths(session))))
+
+    def _host_said(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
+        """Go from step to step as the host says."""
+        match frame:
+            case frames.Joined():
+                self._joined(session, frame)
+            case frames.Store() if self.step is Step.SEATED:
+                self._effects.append(ReachStore(self._scoped(session, frame.address), frame.port))
+            case frames.Confirm() if frame.epoch >= self.epoch and self.outcome is None:
+                self._asked_to_confirm(session, frame, now)
+            case frames.Sealed() if frame.epoch == self.epoch and self.step is Step.CONFIRMED:
+                self.step, self.sealed = Step.PROVING_STORE, frame
+                self._prove_store(session, frame)
+            case frames.Go() if self.sealed is not None and self.step is Step.ACKED:
+                if frame.epoch == self.sealed.epoch:
+                    self._go(session, self.sealed)
+            case frames.Void() if frame.epoch == self.epoch and self.outcome is None:
+                self.step, self.sealed = Step.SEATED, None
+                self._confirm_due, self._store_retry_at = False, None
+            case frames.Ping():
+                self.send(frames.Pong(number=frame.number))
+            case frames.Status():
+                self.status = frame
+            case frames.Roster() if len(self.roster) < self.identity.world_size:
+                self.roster += frame.seats
+
+    def _joined(self, session: KnownSession, frame: frames.Joined) -> None:
+        """JOINING -> SEATED; or -> ACKED, if the member comes back after its ACK and only GO is lacking."""
+        self._return_to = None
+        if self.outcome is not None:
+            self._loss = ""
+            if self._ready:
+                self.send(frames.Ready(session=session.name))
+            return
+        self.epoch = frame.epoch
+        if self.sealed is not None and (self.sealed.session, self.sealed.epoch) == (session.name, frame.epoch):
+            self.step = Step.ACKED
+        else:
+            self.step, self.sealed = Step.SEATED, None
+
+    def _asked_to_confirm(self, session: KnownSession, frame: frames.Confirm, now: float) -> None:
+        self.epoch, self.step, self._confirm_due = frame.epoch, Step.SEATED, True
+        self.sealed = self._store_retry_at = None
+        if session.race is not None:
+            if self._store_failed:
+                # A path that was proved once, and over which the store was not reached, can be broken by now.
+                session.race.prove_again(now)
+            else:
+                session.race.try_again(now)
+        self._store_failed = False
+
+    @property
+    def can_confirm(self) -> bool:
+        """Whether the host waits for CONFIRMED and every path to it has been tried: the seal chooses among them."""
+        race = self.current.race if self.current is not None else None
+        return self._confirm_due and race is not None and not race.pending
+
     def _confirm_if_due(self, now: float) -> None:
-        """Confirms, unless the job runs without us already, or may."""
-        self._blocking.weigh(now)
-        if self.membership.can_confirm and not self._blocking.possible(self.membership.current):
-            self.membership.confirm()
+        """SEATED -> CONFIRMED, unless the job runs without this member already, or may."""
+        self.running_check.weigh(now)
+        session = self.current
+        if session is None or not self.can_confirm or self.running_check.may_run(session):
+            return
+        if self._policy.may_confirm(session, now):
+            self._confirm_due, self.step = False, Step.CONFIRMED
+            session.confirmed = True
+            self.send(frames.Confirmed(session=session.name, epoch=self.epoch, paths=self._paths(session)))
+
+    def _prove_store(self, session: KnownSession, sealed: frames.Sealed) -> None:
+        self._store_retry_at = None
+        address = self._scoped(session, sealed.store_address)
+        self._effects.append(ProveStore(sealed.epoch, address, sealed.store_port, sealed.session, sealed.store_token))
 
     def store_proved(self, epoch: int) -> None:
-        """The store was reached and holds the session's token."""
-        self.membership.store_proved(epoch)
+        """PROVING STORE -> ACKED: the store was reached and holds the session's token."""
+        session, sealed = self.current, self.sealed
+        if self.step is Step.PROVING_STORE and session is not None and sealed is not None and sealed.epoch == epoch:
+            self.step = Step.ACKED
+            self.send(frames.Ack(session=sealed.session, epoch=epoch))
+            self._policy.acknowledged(session)
 
     def store_unreachable(self, epoch: int, reason: str, now: float) -> None:
-        """The store was not reached; it is tried again until the host voids the epoch."""
-        self.membership.store_unreachable(epoch, reason, now)
+        """Handle that the store was not reached; it is tried again until the host voids the epoch."""
+        if self.step is Step.PROVING_STORE and self.sealed is not None and self.sealed.epoch == epoch:
+            place = f"{self.sealed.store_address}:{self.sealed.store_port}"
+            note(self.diagnostics.store_failures, place, reason)
+            self._store_retry_at, self._store_failed = now + STORE_RETRY_SECONDS, True
 
-    # --- where ranks are assigned ----------------------------------------------------------------------------------
+    def _go(self, session: KnownSession, sealed: frames.Sealed) -> None:
+        """ACKED -> FORMED."""
+        # The member can have come back over another path than the one that was sealed.
+        path = self._path(session, sealed.store_address) or self._paths(session)[0]
+        self.step = Step.FORMED
+        self._table.hang_up(but=session)
+        self.outcome = Formation(
+            session=sealed.session,
+            place=sealed.place,
+            store_address=scoped(sealed.store_address, path.interface),
+            store_port=sealed.store_port,
+            interface=path.interface,
+            address=path.local_address,
+            roster_digest=sealed.roster_digest,
+        )
+        self._policy.formed()
+
+    @staticmethod
+    def _path(session: KnownSession, address: str) -> frames.Path | None:
+        return None if session.race is None else session.race.paths.get(address)
+
+    @staticmethod
+    def _paths(session: KnownSession) -> tuple[frames.Path, ...]:
+        return () if session.race is None else tuple(session.race.paths.values())[:MAX_PATHS]
+
+    def _scoped(self, session: KnownSession, address: str) -> str:
+        path = self._path(session, address)
+        return address if path is None else scoped(address, path.interface)
+
+    # --- redirects, where ranks are assigned -----------------------------------------------------------------------
+
+    def _redirect(self, session: KnownSession, offer: Offer, now: float) -> None:
+        """The host steps down for another one and sends this member there; it stays the host until that is reached."""
+        if self.has_confirmed or offer.session == session.name:
+            return
+        if offer.host == self.identity.member:
+            # Each steps down for the other, perhaps in a circle of several: the lower id hosts again.
+            if self.identity.member < session.offer.host:
+                self._move_on(now)
+            else:
+                self.send(frames.Unreachable(session=offer.session))
+            return
+        self._redirected_to, self._redirected_until = offer.session, now + REDIRECT_SECONDS
+        paths = self._paths(session)
+        self.make_for(offer, paths[0].interface if paths else "", now)
+
+    def _stop_redirect(self) -> None:
+        self._redirected_to = self._redirected_until = None
+
+    def _redirect_failed(self, name: bytes, now: float) -> None:
+        """The other host was not reached in time: report it, and stay."""
+        self._stop_redirect()
+        session = self._table.get(name)
+        if session is not None:
+            session.hang_up()
+            session.retry_later(now)
+        if self.seated:
+            self.send(frames.Unreachable(session=name))
+
+    def _move_on(self, now: float) -> None:
+        """Leave the host for another one; it is told, and not tried again soon."""
+        if self.current is not None:
+            self.send(frames.Leave(session=self.current.name, reason="it went to another host"))
+            self.current.hang_up()
+            self.current.retry_at = now + RETURN_SECONDS
+            self._let_go()
+
+    # --- for an election -------------------------------------------------------------------------------------------
 
     @property
     def seat(self) -> bytes | None:
-        """The session in which we have a seat."""
-        membership = self.membership
-        return membership.current.name if membership.current is not None and membership.seated else None
-
-    @property
-    def has_confirmed(self) -> bool:
-        """Whether our host may decide GO with us in it."""
-        return self.membership.has_confirmed
+        """The session in which this member has a seat."""
+        return self.current.name if self.current is not None and self.seated else None
 
     @property
     def host_in_sight(self) -> bool:
-        """Whether we have a host, or are about to see whether we have one."""
-        return self._racing.host_in_sight
+        """Whether there is a host, or is about to be one."""
+        return self._has_host or self._races
 
     def expects_host(self, now: float) -> bool:
-        """Likewise, but hosts that are only claimed to be there are not waited for long."""
-        return self._racing.expects_host(now)
+        """Return the same, but do not wait long for hosts that are only claimed."""
+        self._claims.note(now, pending=self._races)
+        return self._has_host or (self._races and not self._claims.spent)
+
+    @property
+    def _has_host(self) -> bool:
+        return self.current is not None or self._return_to is not None
+
+    @property
+    def _races(self) -> bool:
+        return any(each.races_to("join") for each in self._table)
 
     @property
     def blocked(self) -> bool:
-        """Whether the job runs without us, or may."""
-        return self._blocking.possible(None)
+        """Whether the job runs without this member, or may."""
+        return self.running_check.may_run()
 
     def offer_of(self, name: bytes) -> Offer | None:
-        """What a session's host last said of itself."""
-        session = self._sessions.get(name)
+        """Return what a session's host last said of itself."""
+        session = self._table.get(name)
         return None if session is None else session.offer
 
-    def sealed(self) -> list[tuple[Offer, Sequence[DialTarget]]]:
-        """The sessions that were last known to run, or about to."""
-        return [(each.offer, each.targets) for each in self._sessions if each.offer.state == "sealed"]
+    def sealed_sessions(self) -> list[KnownSession]:
+        """Return the sessions that were last known to run, or to be about to."""
+        return [each for each in self._table if each.offer.state == "sealed"]
 
     def pause(self, reason: str = "it hosts a session of its own") -> None:
-        """Stops looking and leaves its seat: this process hosts a session of its own."""
-        if self.membership.current is not None:
-            self.membership.send(frames.Leave(session=self.membership.current.name, reason=reason))
-        self._racing.stop()
-        for session in self._sessions:
-            self._blocking.unblock(session)
-        self.membership.let_go()
-        self.membership.return_to = None
-        self._moving.stop()
-        self._seeker.pause()
-
-    def make_for(self, offer: Offer, interface: str, now: float, *, sender: str = "") -> None:
-        """Joins that session, without asking for others: this process makes way for its host."""
-        self._racing.make_for(offer, interface, now, sender=sender)
+        """Stop looking and leave the seat: this process hosts a session of its own."""
+        if self.current is not None:
+            self.send(frames.Leave(session=self.current.name, reason=reason))
+        self._table.hang_up()
+        self._claims = ClaimBudget()
+        for session in self._table:
+            session.forget_life()
+        self._let_go()
+        self._return_to = None
+        self._stop_redirect()
+        self._client.seeker.pause()
 
     # --- loss and time ---------------------------------------------------------------------------------------------
 
-    def _lost(self, session: Session, reason: str, now: float) -> None:
+    def _suspect(self, now: float, seconds: float, why: str) -> None:
+        """Ask the host for a sign of life: its process can be stopped, or its machine gone without a word."""
+        if self._suspect_until is None:
+            self._suspect_until, self._suspicion = now + seconds, why
+            self.send(frames.Ping())
+
+    def _another_offers(self, now: float) -> None:
+        """Handle a sign that the host has gone: another host takes members, or its address is no longer offered."""
+        if self.step in (Step.JOINING, Step.SEATED):
+            self._suspect(now, SUSPECT_SECONDS, "silent while another host offered itself")
+
+    def _suspicion_timer(self) -> float | None:
+        silence = self._policy.host_silence
+        if self._suspect_until is not None or silence is None or self.step not in BEFORE_GO or self.current is None:
+            return self._suspect_until
+        return self._heard_at + silence / 2
+
+    def _watch_host(self, now: float) -> None:
+        """Ask a host that is silent before GO, and leave one that does not answer."""
+        due, silence = self._suspicion_timer(), self._policy.host_silence
+        if due is None or now < due or self.current is None:
+            return
+        if self._suspect_until is None:
+            assert silence is not None
+            self._suspect(now, silence / 2, f"it was silent for {silence:.0f} s")
+        else:
+            self.drop_host(self._suspicion, now)
+
+    def drop_host(self, reason: str, now: float) -> None:
+        """Hang up on a host that is silent."""
+        session = self.current
+        if session is not None:
+            session.hang_up()
+            session.retry_later(now)
+            self._lost(session, reason, now)
+
+    def _lost(self, session: KnownSession, reason: str, now: float) -> None:
+        """Any step -> SEEKING; a member that the host may count on tries the same session first."""
         note(self.diagnostics.hosts, session.host_name, f"connection lost: {reason}")
-        returning = self.membership.lost(session, reason, now)
-        if self.outcome is None:
-            self._moving.stop()
-            self._seeker.resume(now)
+        if self.outcome is not None:
+            # The host counts a member as lost that does not come back and say READY, unless it has said CLOSED.
+            returning = not self._ready and not self.close_reason
+            self._loss = f"{session.host_name}: {self.close_reason or reason}"
+            self.current = self._suspect_until = None
+        else:
+            returning = self.step in BEFORE_GO
+            self._let_go(keep_sealed=self.step is Step.ACKED)
+            self._stop_redirect()
+            self._client.seeker.resume(now)
+        self._policy.lost(session, reason)
         if returning:
-            self._racing.prove(session, now)
+            self._return_to, self._return_until = session, now + RETURN_SECONDS
+            self._prove(session, now)
+
+    def _let_go(self, *, keep_sealed: bool = False) -> None:
+        """There is no host any more. ``keep_sealed``: if it comes back, only GO is lacking."""
+        self.current, self.step = None, Step.SEEKING
+        self._suspect_until = self._store_retry_at = None
+        self._confirm_due = False
+        if not keep_sealed:
+            self.sealed = None
 
     def handle_timer(self, now: float) -> None:
-        """Does what the clock demands."""
+        """Do everything that is due."""
+        self._now = now
         if self.failure is not None:
             return
-        self._racing.handle_timer(now)
+        self._table.handle_timer(now)
+        returning = self._return_to
+        if returning is not None and returning.race is None and now >= returning.retry_at:
+            if now < self._return_until:
+                self._prove(returning, now)
+            else:
+                self._return_to = None
+        self._claims.note(now, pending=self._races)
         if self.outcome is None:
             self._gather(now)
 
     def _gather(self, now: float) -> None:
-        self.failure = self._blocking.watch(now)
+        """Do everything that is due until the job has formed."""
+        self.running_check.handle_timer(now)
+        self.failure = self.running_check.verdict(now)
         self._confirm_if_due(now)
-        silent = self.membership.doubted(now)
-        if silent is not None:
-            silent.hang_up()
-            silent.retry_later(now)
-            self._lost(silent, "silent while another host offered itself", now)
-        self._moving.handle_timer(now)
-        self.membership.handle_timer(now)
-        self._asking.handle_timer(now)
-        seated = self.membership.seated
-        if seated and not self._final_ask_done and now >= self._deadline - STATUS_BEFORE_DEADLINE_SECONDS:
+        self._watch_host(now)
+        if self._redirected_to is not None and self._redirected_until is not None and now >= self._redirected_until:
+            self._redirect_failed(self._redirected_to, now)
+        if self._store_retry_at is not None and now >= self._store_retry_at:
+            assert self.sealed is not None
+            assert self.current is not None
+            self._prove_store(self.current, self.sealed)
+        self._client.handle_timer(now)
+        if self.seated and not self._final_ask_done and now >= self._deadline - STATUS_BEFORE_DEADLINE_SECONDS:
             self._final_ask_done = True
             self.ask_status()
 
     def expired(self, now: float) -> bool:
-        """Tells whether the deadline has passed without an end."""
+        """Return whether the deadline has passed without an end."""
         return not self.finished and now >= self._deadline
 
     def give_up(self, facts: NetworkFacts) -> None:
-        """Ends at the deadline with the error that explains it."""
-        status, connected = self.membership.status, self.membership.current is not None
-        self.failure = self._blocking.failure(self._deadline) or self.failure
-        if self.failure is None and status is None and not connected:
-            self.failure = reports.authentication(self.identity, self.diagnostics, facts, secured=self._secured)
-        if self.failure is None:
-            self.failure = reports.timeout(
-                self.identity, self.diagnostics, facts, seconds=self.timeout, status=status, connected=connected
-            )
+        """End at the deadline with the error that explains it."""
+        failure = self.running_check.failure(self._deadline) or self._conflict or self.failure
+        if failure is None and self.status is None and self.current is None:
+            failure = reports.authentication(self.identity, self.diagnostics, facts, secured=self._secured)
+        self.failure = failure or self._policy.timeout(facts)
 
     # --- after GO --------------------------------------------------------------------------------------------------
 
+    def check(self, now: float) -> None:
+        """Look at the clock before any other event is handled."""
+        self._now = now
+        self._policy.check(now)
+
     def ready(self) -> None:
-        """Tells the host that the process group stands."""
-        self.membership.ready()
-
-    @property
-    def roster(self) -> list[frames.Seat]:
-        """Who is in the job, as far as the host has answered."""
-        return self.membership.roster
-
-    def ask_roster(self) -> None:
-        """Asks the host who is in the job; the answer gathers in ``roster``."""
-        self.membership.roster = []
-        self.membership.send(frames.Ask(what="roster"))
-
-    @property
-    def host_lost(self) -> MingleError | None:
-        """Why nobody need wait for the host's store any more, once the host is gone before the process group stood."""
-        return reports.host_lost(self.identity, self.membership.loss) if self.membership.host_lost else None
-
-    @property
-    def connection_stands(self) -> bool:
-        """Whether the host can still be asked."""
-        return self.membership.current is not None and self.membership.current.race is not None
+        """Tell the host that the process group stands."""
+        self._ready = True
+        if self.current is not None and self.outcome is not None:
+            self.send(frames.Ready(session=self.current.name))
 
     def leave(self, reason: str) -> None:
-        """Says good-bye and hangs up everywhere."""
-        self.membership.leave(reason)
-        self._sessions.hang_up()
+        """Say good-bye and hang up everywhere.
+
+        A member that has heard GO says READY first. Without it the host takes LEAVE for what it is from a member that
+        gave up before it heard GO: a loss, whether or not GO has been decided meanwhile.
+        """
+        if self.outcome is not None and not self._ready:
+            self.ready()
+        if self.current is not None:
+            self.send(frames.Leave(session=self.current.name, reason=reason[:2048]))
+        self._table.hang_up()

@@ -1,4 +1,4 @@
-"""When to speak on the network: the timers of those who seek and of the one who offers. No sockets, no clock.
+"""The discovery client, and when each process speaks on the network. No sockets, no clock.
 
 The rules, and what each is for:
 
@@ -12,6 +12,19 @@ The rules, and what each is for:
 from __future__ import annotations
 
 import random
+
+from mingle.protocol.machine import (
+    Answer,
+    Context,
+    Diagnostics,
+    Effect,
+    Identity,
+    Multicast,
+    Source,
+    note,
+    note_name,
+)
+from mingle.wire.datagrams import Datagram, List, Offer, Seek
 
 FIRST_SEEK_SECONDS_PER_RANK = 0.0002
 FIRST_SEEK_FREE_RANKS = 16
@@ -39,6 +52,21 @@ SEALED_ANSWER_GAP_SECONDS = 0.5
 """So far apart are those of a sealed one, at most two a second in the long run …"""
 SEALED_ANSWER_CREDIT = 3
 """… of which so many may come at once: whoever asks is answered before it forms the job a second time."""
+
+EARLY_ASK_SECONDS = 3.0
+"""The time after which a rank asks on the browse group first: one that waits longer may wait for the wrong job."""
+LAST_ASK_SECONDS = 2.0
+"""The time before its deadline at which it asks for the last time."""
+ASK_JITTER_SECONDS = 0.5
+OVERHEARD_SECONDS = 1.0
+"""The time before the last question of a seated rank in which the question of another rank stands for it."""
+BROWSE_ANSWER_JITTER_SECONDS = 0.1
+BROWSE_ANSWER_GAP_SECONDS = 0.5
+"""The least time between two answers on the browse group, however many ask."""
+UNICAST_ANSWERS_PER_SECOND = 2.0
+"""The sustained rate of unicast questions that one process answers, …"""
+UNICAST_ANSWERS_AT_ONCE = 8.0
+"""… and the burst. An asker without an answer asks again."""
 
 
 class Seeker:
@@ -132,3 +160,169 @@ class Announcer:
         self._last = now
         self._debt = max(now, self._debt) + self._allowance[0]
         return True
+
+
+class BrowseGroup:
+    """Decides when to ask on the browse group and when to answer.
+
+    The browse group is a well-known group on which nothing is said unless somebody asks. A rank that is about to fail
+    asks there who else is around, so that a mistyped job id, the commonest mistake, can be named; ``mingle-discover
+    list`` asks there, too. Of each job the host and one seeker answer: a seeker that hears an answer for its own job
+    keeps its own back. Of the ranks with a seat about one asks: all of them hear the answers, and if a thousand asked,
+    each of them would have to read a thousand questions.
+
+    Where there is no multicast, the same question comes by unicast. Every process of the machine answers it then, so
+    one question can have many answers, and its source can be forged: that is why each process answers rarely.
+    """
+
+    def __init__(self, now: float, deadline: float, rng: random.Random) -> None:
+        self._rng = rng
+        last = max(now, deadline - LAST_ASK_SECONDS - rng.uniform(0, ASK_JITTER_SECONDS))
+        early = now + EARLY_ASK_SECONDS + rng.uniform(0, ASK_JITTER_SECONDS)
+        self._early: float | None = early if early < last else None
+        self._last_due: float | None = last
+        self._answer_at: float | None = None
+        self._answered_at = float("-inf")
+        self._credit = UNICAST_ANSWERS_AT_ONCE
+        self._credited_at = now
+
+    def next_timer(self) -> float | None:
+        """When there is something to do."""
+        times = [time for time in (self._early, self._last_due, self._answer_at) if time is not None]
+        return min(times, default=None)
+
+    def answer_timer(self) -> float | None:
+        """When an answer is due; all that a host still does there once its job has formed."""
+        return self._answer_at
+
+    def found(self) -> None:
+        """A host of the same job spoke: this is not the wrong one."""
+        self._early = None
+
+    def overheard(self, now: float, *, seated: bool) -> None:
+        """Another process of the same job asked who is there: this one hears the answers, too.
+
+        A rank that has no seat still asks before its deadline. Otherwise the other waiting ranks would not learn of it.
+        """
+        self._early = None
+        if seated and self._last_due is not None and now >= self._last_due - OVERHEARD_SECONDS:
+            self._last_due = None
+
+    def asked(self, now: float) -> None:
+        """Somebody asked who is there, and is to be answered."""
+        if self._answer_at is None:
+            at = now + self._rng.uniform(0, BROWSE_ANSWER_JITTER_SECONDS)
+            self._answer_at = max(at, self._answered_at + BROWSE_ANSWER_GAP_SECONDS)
+
+    def may_answer_by_unicast(self, now: float) -> bool:
+        """Somebody asked by unicast: tells whether that is answered, and counts it."""
+        earned = max(0.0, now - self._credited_at) * UNICAST_ANSWERS_PER_SECOND
+        self._credit, self._credited_at = min(UNICAST_ANSWERS_AT_ONCE, self._credit + earned), now
+        if self._credit < 1.0:
+            return False
+        self._credit -= 1.0
+        return True
+
+    def answered(self) -> None:
+        """Somebody of the same job spoke: everybody knows of it already."""
+        self._answer_at = None
+
+    def should_ask(self, now: float) -> bool:
+        """Tells whether to ask now."""
+        if self._early is not None and now >= self._early:
+            self._early = None
+            return True
+        if self._last_due is not None and now >= self._last_due:
+            self._last_due = None
+            return True
+        return False
+
+    def should_answer(self, now: float) -> bool:
+        """Tells whether to answer now."""
+        if self._answer_at is None or now < self._answer_at:
+            return False
+        self._answer_at = None
+        self._answered_at = now
+        return True
+
+
+class DiscoveryClient:
+    """The datagrams of a rank until its job has formed: asks by multicast, ever more rarely, and answers who browses.
+
+    It hands on only the OFFERs of its own job. All else that it hears goes to a report, should the job not form.
+
+    Args:
+        identity: of this process.
+        context: its secret decides what a signature means.
+        now: the time.
+        diagnostics: takes note of what was heard.
+        effects: the list to which the client adds its datagrams.
+    """
+
+    def __init__(
+        self, identity: Identity, context: Context, now: float, *, diagnostics: Diagnostics, effects: list[Effect]
+    ) -> None:
+        self._identity = identity
+        self._secured = context.key is not None
+        self._diagnostics = diagnostics
+        self._effects = effects
+        self._browse = BrowseGroup(now, now + context.timeout, context.rng)
+        self.seeker = Seeker(identity.world_size, now, context.rng)
+
+    def heard(self, message: Datagram, source: Source, now: float, *, seated: bool) -> Offer | None:
+        """Handle a valid datagram; return it if it is the OFFER of a host that ranks can join."""
+        identity, diagnostics = self._identity, self._diagnostics
+        if isinstance(message, List):
+            if message.member != identity.member:
+                self._browsed(message, source, now, seated=seated)
+        elif message.job != identity.job:
+            diagnostics.other(message, source)
+        elif message.attempt != identity.attempt:
+            note(diagnostics.other_attempts, message.attempt, source.address)
+        else:
+            diagnostics.signed_without_secret += source.signed and not self._secured
+            if isinstance(message, Seek) and message.member != identity.member:
+                diagnostics.seeker(message, source)
+                self._browse.answered()
+                if source.multicast:
+                    self.seeker.heard_seek(now)
+            elif isinstance(message, Offer):
+                self._browse.answered()
+                if message.kind != "announcement":
+                    self._browse.found()
+                    return message
+                note_name(diagnostics.announcements, message.host_name)
+        return None
+
+    def heard_unverified(self, message: Datagram) -> None:
+        """Handle a datagram whose signature is missing or wrong: a hint for the report, and no more than that."""
+        ours = (message.job, message.attempt) == (self._identity.job, self._identity.attempt)
+        if ours and not (isinstance(message, Seek) and message.kind == "announcement"):
+            self._diagnostics.secret_signs += 1
+
+    def _browsed(self, message: List, source: Source, now: float, *, seated: bool) -> None:
+        if message.job == self._identity.job:
+            self._diagnostics.seeker(message, source)
+            self._browse.overheard(now, seated=seated)
+        else:
+            self._diagnostics.other(message, source)
+        if seated:
+            return  # the host speaks for its members
+        if source.multicast:
+            self._browse.asked(now)
+        elif self._browse.may_answer_by_unicast(now):
+            self._effects.append(Answer(source, self._identity.seek()))
+
+    def next_timer(self) -> float | None:
+        """The time of the next call to :meth:`handle_timer`."""
+        times = (self.seeker.next_timer(), self._browse.next_timer())
+        return min((time for time in times if time is not None), default=None)
+
+    def handle_timer(self, now: float) -> None:
+        """Send what is due."""
+        if self.seeker.should_ask(now):
+            self._effects.append(Multicast(self._identity.seek()))
+        if self._browse.should_ask(now):
+            self._effects.append(Multicast(self._identity.list(), lobby=True))
+        if self._browse.should_answer(now):
+            self._effects.append(Multicast(self._identity.seek(), lobby=True))

@@ -1,49 +1,59 @@
-"""The sessions that a rank has heard of, and the races by which they are proved: pure.
+"""The sessions of a job that a process has heard of: one table, one connection race for each, one bound. Pure.
 
-A datagram may name any session; what is kept of them is bounded, and nothing follows from one that is not proved.
+A datagram can name any session, so the table is bounded, and nothing follows from a session until its host has proved
+it over TCP. A rank that looks for its host, a host that looks out for others, an election, and an observer keep such a
+table; what each of them does with a session that proves itself, speaks, or is lost is its :class:`SessionPolicy`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
 
-from msgspec import Struct, field
+from msgspec import Struct
 
-from mingle.protocol.claims import DialBudget
-from mingle.protocol.connection_race import ConnectionRace, DialTarget, Verdict, address_seconds
-from mingle.protocol.handshake import Call
-from mingle.protocol.machine import Effect, Identity, NewId
+from mingle.errors import MingleError
+from mingle.protocol import reports
+from mingle.protocol.claims import SILENT_SECONDS, ClaimBudget
+from mingle.protocol.connection_race import ADDRESS_SECONDS, ConnectionRace, DialTarget, Verdict
+from mingle.protocol.handshake import Call, HandshakeFailed
+from mingle.protocol.machine import Context, Effect, Hangup, Identity, Notice
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import Offer
+from mingle.wire.datagrams import Offer, Rejected
 
 RETRY_SECONDS = 0.25
-"""How soon a session that could not be reached may be tried again."""
-# Sessions remembered at a time, of all and by the address that their datagrams came from; bounded against somebody who
-# invents them, and who shall not leave the others without a place.
+"""The time after which a session that could not be reached can be tried again."""
+# The number of sessions in a table, of all senders and of one. A sender that invents sessions must not leave those of
+# others without a place.
 REMEMBERED_SESSIONS = 32
 REMEMBERED_BY_SENDER = 8
+RUNNING_NOTICE_SECONDS = 2.0
+"""The time after which people are told that the job runs already."""
+RUNNING_PATIENCE_SECONDS = 30.0
+"""The longest time that a process waits for another run of the same job to end."""
 
 
-class Session(Struct, eq=False):
+class KnownSession(Struct, eq=False):
     """A session that was heard of."""
 
     offer: Offer
+    """The last one heard."""
     targets: Sequence[DialTarget]
     sender: str = ""
-    """The address of whoever spoke of it first; empty: a connection that has proved itself."""
+    """The address of the first datagram that named the session; empty if a proved connection named it."""
     race: ConnectionRace | None = None
     retry_at: float = 0.0
     confirmed: bool = False
-    """We have confirmed there: it may have decided GO with us in it."""
-    counted_dead: bool = False
-    """Silent for too long once: from now on it blocks us only when it speaks."""
+    """Whether this process has confirmed there: the host may have decided GO with it."""
     running: frames.Running | None = None
-    """What it said of itself, if it runs without us."""
-    blocking_since: float | None = None
-    """Since when it is known, or suspected, to run without us."""
-    told: bool = False
-    """Whether people were told that it does."""
+    """What the host has said of the session, if this process only asked."""
+    alive_since: float | None = None
+    """Since when the session is known, or suspected, to live without this process."""
+    presumed_dead: bool = False
+    """Whether it was silent for too long once: from then on it counts as alive only when it speaks."""
+    notified: bool = False
+    """Whether people were told that the job runs there."""
 
     @property
     def name(self) -> bytes:
@@ -56,112 +66,354 @@ class Session(Struct, eq=False):
         return self.offer.host_name
 
     @property
-    def purpose(self) -> frames.Purpose:
-        """What a race for it is for: to join it, or, when it is sealed without us, to see whether it lives."""
-        return "join" if self.offer.takes_members or self.confirmed else "probe"
+    def is_proved(self) -> bool:
+        """Whether its host has proved it, and is still connected."""
+        return self.race is not None and self.race.verdict is Verdict.PROVED
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether it is said to be sealed, and is just being asked whether it lives."""
+        return self.races_to("probe") and not self.presumed_dead
+
+    @property
+    def is_mute(self) -> bool:
+        """Whether its host has proved it and has not said yet in what state it is."""
+        return self.alive_since is not None and self.is_proved and self.running is None
 
     def races_to(self, purpose: frames.Purpose) -> bool:
-        """Whether a race for that purpose is under way."""
-        return self.race is not None and self.race.purpose == purpose and self.race.verdict is Verdict.RACING
+        """Return whether a race for this purpose is under way."""
+        return self.race is not None and self.race.call.purpose == purpose and self.race.verdict is Verdict.RACING
 
     def send(self, frame: frames.AnyFrame) -> None:
-        """Says something to its host, if it is on the line."""
+        """Send a frame to its host, if it is connected."""
         if self.race is not None and self.race.conversation is not None:
             self.race.conversation.send(frame)
 
     def hang_up(self) -> None:
-        """Ends its race or its connection."""
+        """End its race or its connection."""
         if self.race is not None:
             self.race.abandon()
             self.race = None
 
     def retry_later(self, now: float) -> None:
-        """No other race for it starts at once."""
-        self.retry_at = now + RETRY_SECONDS
+        """Start no other race for it at once."""
+        self.retry_at = max(self.retry_at, now + RETRY_SECONDS)
+
+    def forget_life(self) -> None:
+        """Forget that it lives: it is not in the way any more."""
+        self.alive_since = self.running = None
+        self.notified = False
 
 
-class Sessions(Struct):
-    """Keeps them, and knows which connection is whose."""
+S = TypeVar("S", bound=KnownSession)
 
-    identity: Identity
-    key: JobKey | None
-    new_id: NewId
-    effects: list[Effect]
-    dials: DialBudget = field(default_factory=DialBudget)
-    _known: dict[bytes, Session] = field(default_factory=dict)
 
-    def __iter__(self) -> Iterator[Session]:
+class SessionPolicy(Generic[S]):
+    """What the owner of a table does with its sessions."""
+
+    def on_proved(self, session: S, now: float) -> None:
+        """Handle a session whose host has just proved it."""
+
+    def on_frame(self, session: S, frame: frames.AnyFrame, now: float) -> None:
+        """Handle a frame that came from the host after its proof."""
+
+    def on_unreached(self, session: S, race: ConnectionRace, now: float) -> None:
+        """Handle a race that was lost on every address."""
+
+    def on_lost(self, session: S, race: ConnectionRace, reason: str, now: float) -> None:
+        """Handle the end of the connection to a host that has proved its session."""
+
+    def keeps(self, session: S) -> bool:
+        """Return whether a session without a race must not make room for another one."""
+        return False
+
+
+class SessionTable(Generic[S]):
+    """Sessions by name, and the races by connection.
+
+    Args:
+        policy: what follows from the events.
+        context: what races need.
+        effects: the list to which the table adds what is to be done.
+        patience: the time that each address has in a race, in seconds.
+        most: the number of sessions in the table.
+        most_by_sender: the number of those that the datagrams of one address have named first.
+    """
+
+    def __init__(
+        self,
+        policy: SessionPolicy[S],
+        context: Context,
+        effects: list[Effect],
+        *,
+        patience: float = ADDRESS_SECONDS,
+        most: int = REMEMBERED_SESSIONS,
+        most_by_sender: int = REMEMBERED_BY_SENDER,
+    ) -> None:
+        self._policy = policy
+        self._context = context
+        self._effects = effects
+        self._patience = patience
+        self._most = most
+        self._most_by_sender = most_by_sender
+        self._known: dict[bytes, S] = {}
+        self._connections: dict[int, ConnectionRace] = {}
+
+    def __iter__(self) -> Iterator[S]:
         return iter(list(self._known.values()))
 
-    def get(self, name: bytes) -> Session | None:
-        """The session of that id, if it was heard of."""
+    def get(self, name: bytes) -> S | None:
+        """Return the session of this name, if it was heard of."""
         return self._known.get(name)
 
-    def remember(
-        self, offer: Offer, targets: Sequence[DialTarget], *, keep: Session | None, sender: str = ""
-    ) -> Session | None:
-        """Keeps a session that was not known; None if there is no room. ``keep`` is never forgotten for it."""
-        of_sender = [each for each in self._known.values() if sender and each.sender == sender]
-        crowded = of_sender if len(of_sender) >= REMEMBERED_BY_SENDER else list(self._known.values())
-        if crowded is of_sender or len(crowded) >= REMEMBERED_SESSIONS:
-            # A flood of forged ones waits for its dial budget; none of them is in the way of one that can be dialled.
-            idle = [each for each in crowded if each.race is None and each is not keep]
-            idle += [each for each in crowded if each.race is not None and not each.race.dialing]
+    def add(self, session: S) -> bool:
+        """Remember a session that was not known; return False if there is no room."""
+        of_sender = [each for each in self._known.values() if session.sender and each.sender == session.sender]
+        crowded = of_sender if len(of_sender) >= self._most_by_sender else list(self._known.values())
+        if crowded is of_sender or len(crowded) >= self._most:
+            # A flood of forged sessions waits for its dial budget; none of them is in the way of one that is dialed.
+            loose = [each for each in crowded if not self._policy.keeps(each)]
+            idle = [each for each in loose if each.race is None]
+            idle += [each for each in loose if each.race is not None and not each.race.dialing]
             if not idle:
-                return None
-            idle[0].hang_up()
-            del self._known[idle[0].name]
-        session = self._known[offer.session] = Session(offer, targets, sender)
-        return session
+                return False
+            self.remove(idle[0])
+        self._known[session.name] = session
+        return True
 
-    def race(self, session: Session, now: float) -> None:
-        """Starts a race for a session, on all addresses that it is known by."""
-        purpose = session.purpose
+    def heard(self, session: S) -> None:
+        """Take note that a session was heard of again: the one that was silent for longest makes room first."""
+        self._known[session.name] = self._known.pop(session.name)
+
+    def remove(self, session: S) -> None:
+        """Hang up on a session and forget it."""
+        session.hang_up()
+        del self._known[session.name]
+
+    def race(self, session: S, call: Call, now: float, *, key: JobKey | None = None) -> None:
+        """Start a race for a session, on all addresses that it is known by."""
         session.race = ConnectionRace(
-            Call(
-                job=self.identity.job,
-                attempt=self.identity.attempt,
-                member=self.identity.member,
-                session=session.name,
-                purpose=purpose,
-                who=self.identity.who,
-            ),
+            call,
             session.targets,
-            session.offer.port,
-            key=self.key,
-            new_id=self.new_id,
-            effects=self.effects,
+            key=key or self._context.key,
+            context=self._context,
+            effects=self._effects,
             now=now,
-            patience=address_seconds(self.identity.world_size),
-            all_ways=purpose == "join",
-            dials=self.dials,
+            connections=self._connections,
+            patience=self._patience,
         )
+
+    # --- connections -----------------------------------------------------------------------------------------------
 
     def owns(self, conn: int) -> bool:
-        """Tells whether a connection belongs to one of them."""
-        return any(each.race is not None and each.race.owns(conn) for each in self._known.values())
+        """Return whether a connection belongs to a session of this table."""
+        return conn in self._connections
 
-    def owner(self, conn: int) -> tuple[Session, ConnectionRace]:
-        """The session, and its race, to which a connection belongs."""
-        return next(
-            (each, each.race) for each in self._known.values() if each.race is not None and each.race.owns(conn)
-        )
+    def owner(self, conn: int) -> S:
+        """Return the session to which a connection belongs."""
+        return self._known[self._connections[conn].call.session]
+
+    def connected(self, conn: int, local_address: str, interface: str, _now: float, *, weak: bool = False) -> None:
+        """Handle a connection that was dialed and stands."""
+        self._connections[conn].connected(conn, local_address, interface, weak=weak)
+
+    def received(self, conn: int, untrusted: bytes, now: float) -> None:
+        """Handle bytes that came in on a connection."""
+        session, race = self.owner(conn), self._connections[conn]
+        was_proved = race.winner is not None
+        try:
+            received = race.received(conn, untrusted, now)
+        except (Rejected, HandshakeFailed) as failure:
+            self._effects.append(Hangup(conn))
+            self.disconnected(conn, str(failure), now)
+            return
+        if race.winner is None:
+            self._settle(session, now)
+        elif not was_proved:
+            self._policy.on_proved(session, now)
+        for frame in received:
+            if session.race is not race:
+                break
+            self._policy.on_frame(session, frame, now)
+
+    def disconnected(self, conn: int, reason: str, now: float) -> None:
+        """Handle a connection that ended or could not be made."""
+        session, race = self.owner(conn), self._connections[conn]
+        was_winner = conn == race.winner
+        race.disconnected(conn, reason, now)
+        if was_winner:
+            session.hang_up()
+            session.retry_later(now)
+            self._policy.on_lost(session, race, reason, now)
+        else:
+            self._settle(session, now)
+
+    def _settle(self, session: S, now: float) -> None:
+        """Check whether a race was lost on every address."""
+        race = session.race
+        if race is not None and race.verdict in (Verdict.DEAD, Verdict.SILENT):
+            session.race = None
+            session.retry_later(now)
+            self._policy.on_unreached(session, race, now)
 
     def flush(self) -> None:
-        """Writes what the conversations want to say."""
+        """Write what the conversations have to send."""
         for session in self._known.values():
             if session.race is not None:
                 session.race.flush()
 
-    def keep_only(self, chosen: Session) -> None:
-        """Ends all races: the chosen session keeps the connection that won, the others are hung up on."""
+    def hang_up(self, *, but: S | None = None) -> None:
+        """End all races; the session ``but`` keeps the connection on which it was proved."""
         for session in self._known.values():
-            if session is not chosen:
+            if session is not but:
                 session.hang_up()
             elif session.race is not None:
                 session.race.stop_trying()
 
-    def hang_up(self) -> None:
-        """Hangs up everywhere."""
-        for session in self._known.values():
-            session.hang_up()
+    # --- time ------------------------------------------------------------------------------------------------------
+
+    def next_timer(self) -> float | None:
+        """The time of the next call to :meth:`handle_timer`."""
+        times = [each.race.next_timer() for each in self._known.values() if each.race is not None]
+        return min((time for time in times if time is not None), default=None)
+
+    def handle_timer(self, now: float) -> None:
+        """Let the races go on."""
+        for session in self:
+            if session.race is not None:
+                session.race.handle_timer(now)
+                self._settle(session, now)
+
+
+class RunningCheck:
+    """The already-running check: whether the job runs in a session without this process, or may.
+
+    A session that is sealed without this process is no place to join, but it can be about to end. While it lives, or
+    may live, no other session is formed: two runs of one job under one id would be the end of both.
+
+    Args:
+        identity: of this process, for messages.
+        table: the sessions that it has heard of.
+        effects: the list to which the check adds its notice.
+        patience: the time that a run is waited for, in seconds.
+        freed: called when a session has ceased to be in the way.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        table: SessionTable[KnownSession],
+        effects: list[Effect],
+        *,
+        patience: float,
+        freed: Callable[[float], None] | None = None,
+    ) -> None:
+        self.patience = patience
+        self._identity = identity
+        self._table = table
+        self._effects = effects
+        self._freed = freed
+        self._budget = ClaimBudget()
+
+    # --- what is known ---------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> list[frames.Running]:
+        """What the sessions in the way have said of themselves."""
+        return [running for _, running, _ in self._in_the_way()]
+
+    def _in_the_way(self) -> list[tuple[KnownSession, frames.Running, float]]:
+        return [
+            (each, each.running, each.alive_since)
+            for each in self._table
+            if each.running is not None and each.running.state != "open" and each.alive_since is not None
+        ]
+
+    def runs(self, but: KnownSession | None = None) -> bool:
+        """Return whether the job runs in another session than this one."""
+        return any(
+            each.alive_since is not None and each is not but and (each.is_proved or not self._budget.spent)
+            for each in self._table
+        )
+
+    def may_run(self, but: KnownSession | None = None) -> bool:
+        """Return whether it runs there, or may, since a sealed session is just being asked."""
+        return self.runs(but) or (not self._budget.spent and any(each.is_asked for each in self._table))
+
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    def weigh(self, now: float) -> None:
+        """Take note of how long sealed sessions have been in the way that are only claimed to be there."""
+        claimed = (each.is_asked or (each.alive_since is not None and not each.is_proved) for each in self._table)
+        self._budget.note(now, pending=any(claimed))
+
+    def proved(self, session: KnownSession, now: float) -> None:
+        """Handle a sealed session that has proved itself. It lives; in what state, it is about to say."""
+        if session.alive_since is None and not session.presumed_dead:
+            session.alive_since = now
+
+    def said(self, session: KnownSession, running: frames.Running, now: float) -> None:
+        """Handle what a session says of itself."""
+        changed = session.running is not None and (session.running.state == "open") != (running.state == "open")
+        session.running, session.presumed_dead = running, False
+        if session.alive_since is None or changed:
+            session.alive_since, session.notified = now, False
+
+    def unreached(self, session: KnownSession, race: ConnectionRace, now: float) -> bool:
+        """Handle a race that was lost; return whether the session still counts as alive, so that it is asked again."""
+        if race.verdict is not Verdict.SILENT or race.call.purpose != "probe" or session.presumed_dead:
+            return False
+        if session.alive_since is None:
+            session.alive_since = now
+        session.presumed_dead = now - session.alive_since >= SILENT_SECONDS
+        return not session.presumed_dead
+
+    def free(self, session: KnownSession, now: float) -> None:
+        """Handle a session that is not in the way any more."""
+        session.forget_life()
+        if self._freed is not None:
+            self._freed(now)
+
+    # --- time ------------------------------------------------------------------------------------------------------
+
+    def next_timer(self) -> float | None:
+        """The time of the next call to :meth:`handle_timer`."""
+        times = [self._budget.next_timer()]
+        times += [
+            each.alive_since + SILENT_SECONDS for each in self._table if each.alive_since is not None and each.is_mute
+        ]
+        return min((time for time in times if time is not None), default=None)
+
+    def handle_timer(self, now: float) -> None:
+        """Hang up on hosts that have proved their sessions and then said nothing."""
+        for session in self._table:
+            if session.alive_since is not None and session.is_mute and now >= session.alive_since + SILENT_SECONDS:
+                session.hang_up()
+                session.retry_later(now)
+                session.presumed_dead = True
+                self.free(session, now)
+        self.weigh(now)
+
+    def verdict_timer(self) -> float | None:
+        """The time of the next call to :meth:`verdict`."""
+        times = []
+        for session, _, since in self._in_the_way():
+            times.append(since + self.patience)
+            if not session.notified:
+                times.append(since + RUNNING_NOTICE_SECONDS)
+        return min(times, default=None)
+
+    def verdict(self, now: float) -> MingleError | None:
+        """Tell people that the job runs; return the error once patience is over."""
+        for session, running, since in self._in_the_way():
+            waited = now - since
+            if waited >= RUNNING_NOTICE_SECONDS and not session.notified:
+                session.notified = True
+                self._effects.append(Notice(reports.running_notice(self._identity, running, waited)))
+            if waited >= self.patience:
+                return reports.running(self._identity, running, waited)
+        return None
+
+    def failure(self, now: float) -> MingleError | None:
+        """Return the error of a process whose own time is over while the job runs elsewhere."""
+        return next((reports.running(self._identity, each, now - since) for _, each, since in self._in_the_way()), None)

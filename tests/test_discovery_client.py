@@ -1,4 +1,4 @@
-"""What a rank says and hears by datagrams, by itself."""
+"""The discovery client: what a rank says and hears by datagrams."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import random
 
 import pytest
 
-from mingle.protocol.asking import Asking
-from mingle.protocol.connection_race import DialTarget
-from mingle.protocol.lobby import UNICAST_ANSWERS_AT_ONCE, BrowseGroup
-from mingle.protocol.machine import Answer, Diagnostics, Effect, Identity, Multicast, Source
-from mingle.protocol.membership import Membership, Step
-from mingle.protocol.pacing import Seeker
-from mingle.protocol.sessions import Sessions
+from mingle.config.values import Secret
+from mingle.protocol.machine import Answer, Context, Diagnostics, Effect, Identity, Multicast, Source
+from mingle.protocol.pacing import UNICAST_ANSWERS_AT_ONCE, DiscoveryClient
+from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek
 from mingle.wire.frames import ProcessInfo
 
@@ -27,18 +24,12 @@ class Alone:
     def __init__(self, *, secured: bool = False) -> None:
         self.effects: list[Effect] = []
         self.diagnostics = Diagnostics()
-        rng = random.Random(1)
-        self.sessions = Sessions(IDENTITY, None, itertools.count(1).__next__, self.effects)
-        self.membership = Membership(IDENTITY, self.sessions, self.effects, self.diagnostics)
-        self.asking = Asking(
-            IDENTITY,
-            self.membership,
-            Seeker(2, 0.0, rng),
-            BrowseGroup(0.0, 60.0, rng),
-            secured,
-            self.effects,
-            self.diagnostics,
-        )
+        key = JobKey(Secret(b"a secret that is long enough"), "job") if secured else None
+        context = Context(key=key, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
+        self.client = DiscoveryClient(IDENTITY, context, 0.0, diagnostics=self.diagnostics, effects=self.effects)
+
+    def heard(self, message: Datagram, source: Source, now: float, *, seated: bool = False) -> Offer | None:
+        return self.client.heard(message, source, now, seated=seated)
 
 
 def offer(job: str = "job", attempt: str = "2", kind: Kind = "ranks") -> Offer:
@@ -64,9 +55,9 @@ def asked(job: str = "job", member: bytes = b"N" * 16) -> List:
 
 def test_only_the_offers_of_its_own_job_are_handed_on() -> None:
     alone = Alone()
-    assert alone.asking.heard(offer(), HERE, 1.0) == offer()
+    assert alone.heard(offer(), HERE, 1.0) == offer()
     strangers: list[Datagram] = [offer(job="other"), offer(attempt="1"), offer(kind="announcement"), seek(), asked()]
-    assert [alone.asking.heard(each, HERE, 1.0) for each in strangers] == [None] * len(strangers)
+    assert [alone.heard(each, HERE, 1.0) for each in strangers] == [None] * len(strangers)
     diagnostics = alone.diagnostics
     assert list(diagnostics.other_jobs) == ["other"]
     assert list(diagnostics.other_attempts) == ["1"]
@@ -78,42 +69,38 @@ def test_a_flood_of_questions_to_the_lobby_by_unicast_is_answered_rarely() -> No
     alone = Alone()
     source = Source(interface="eth0", address="10.0.0.9", multicast=False)
     for _ in range(1000):
-        alone.asking.heard(asked(job="other"), source, 1.0)
+        alone.heard(asked(job="other"), source, 1.0)
     assert alone.effects == [Answer(source, IDENTITY.seek())] * int(UNICAST_ANSWERS_AT_ONCE)
 
 
 def test_its_own_words_are_nobodys() -> None:
     alone = Alone()
-    alone.asking.heard(seek(IDENTITY.member), HERE, 1.0)
-    alone.asking.heard(asked(member=IDENTITY.member), HERE, 1.0)
+    alone.heard(seek(IDENTITY.member), HERE, 1.0)
+    alone.heard(asked(member=IDENTITY.member), HERE, 1.0)
     assert not alone.diagnostics.seekers
 
 
 @pytest.mark.parametrize("secured", [False, True])
 def test_a_signature_is_a_sign_for_who_has_no_secret(secured: bool) -> None:
     alone = Alone(secured=secured)
-    alone.asking.heard(seek(), Source(interface="eth0", signed=True), 1.0)
+    alone.heard(seek(), Source(interface="eth0", signed=True), 1.0)
     assert alone.diagnostics.signed_without_secret == (0 if secured else 1)
 
 
 def test_what_is_not_verified_counts_if_it_is_of_its_own_job() -> None:
     alone = Alone(secured=True)
     for message in (seek(), offer(), offer(job="other"), offer(attempt="1")):
-        alone.asking.heard_unverified(message)
+        alone.client.heard_unverified(message)
     assert alone.diagnostics.secret_signs == 2
 
 
 def test_it_answers_in_the_lobby_until_it_has_a_seat() -> None:
     alone = Alone()
     by_unicast = Source(interface="eth0", multicast=False)
-    alone.asking.heard(asked(), by_unicast, 1.0)
+    alone.heard(asked(), by_unicast, 1.0)
     assert alone.effects == [Answer(by_unicast, IDENTITY.seek())]
     alone.effects.clear()
-    session = alone.sessions.remember(offer(), [DialTarget("10.0.0.1", "eth0")], keep=None)
-    assert session is not None
-    alone.membership.join(session)
-    alone.membership.step = Step.SEATED
-    alone.asking.heard(asked(), by_unicast, 2.0)
+    alone.heard(asked(), by_unicast, 2.0, seated=True)
     assert alone.effects == []
 
 
@@ -121,8 +108,8 @@ def test_it_asks_the_group_and_the_lobby_when_that_is_due() -> None:
     alone = Alone()
     now = 0.0
     while now < 10.0:
-        now = min(time for time in alone.asking.timers() if time is not None)
-        alone.asking.handle_timer(now)
+        now = alone.client.next_timer() or 10.0
+        alone.client.handle_timer(now)
     sent = [effect for effect in alone.effects if isinstance(effect, Multicast)]
     assert Multicast(IDENTITY.seek()) in sent
     assert Multicast(IDENTITY.list(), lobby=True) in sent

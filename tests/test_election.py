@@ -1,4 +1,4 @@
-"""Single rules of a process without a rank; whole elections run in tests/lan/test_election*.py."""
+"""Single rules of an election; whole elections run in tests/lan/test_election*.py."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import random
 from typing import Any
 
 from mingle.errors import DiscoveryTimeoutError
-from mingle.protocol.candidacy import STAND_SECONDS
-from mingle.protocol.election import Elector
+from mingle.protocol.connection_race import ADDRESS_SECONDS
+from mingle.protocol.election import NOTIFY_AGAIN_SECONDS, STAND_SECONDS, Elector
+from mingle.protocol.handshake import HostConversation
 from mingle.protocol.host import Host
 from mingle.protocol.machine import (
     Address,
@@ -21,6 +22,7 @@ from mingle.protocol.machine import (
     Multicast,
     NetworkFacts,
     Source,
+    Write,
 )
 from mingle.protocol.member import Joiner
 from mingle.wire import frames
@@ -60,8 +62,14 @@ def run(machine: Elector, until: float) -> list[tuple[float, Effect]]:
 
 
 def offer(host: bytes, **more: Any) -> Offer:
-    fields: dict[str, Any] = {"addresses": ("10.0.0.9",), "port": 4001, "world_size": 3, "assigned": True}
-    return Offer(job=JOB, session=b"other session 16", host=host, **{**fields, **more})
+    fields: dict[str, Any] = {
+        "session": b"other session 16",
+        "addresses": ("10.0.0.9",),
+        "port": 4001,
+        "world_size": 3,
+        "assigned": True,
+    }
+    return Offer(job=JOB, host=host, **{**fields, **more})
 
 
 def offers(done: list[tuple[float, Effect]]) -> list[float]:
@@ -91,14 +99,14 @@ def test_a_host_with_the_higher_id_makes_way_and_one_with_the_lower_tells() -> N
         machine.heard(offer(other), HERE, 1.5)
         dialled = [effect for effect in machine.effects() if isinstance(effect, Dial)]
         assert [(effect.address, effect.port) for effect in dialled] == [("10.0.0.9", 4001)]
-        assert machine.stage().startswith("making way") is (member == HIGH)
+        assert machine.stage().startswith("stepping down") is (member == HIGH)
 
 
 def test_a_sealed_session_wins_nobody_over() -> None:
     machine = elector(HIGH)
     run(machine, 1.0)
     machine.heard(offer(LOW, state="sealed"), HERE, 1.5)
-    assert not machine.stage().startswith("making way")
+    assert not machine.stage().startswith("stepping down")
 
 
 def test_before_it_hosts_it_hangs_up_on_callers() -> None:
@@ -128,7 +136,7 @@ def test_a_host_that_was_given_its_rank_is_followed_whatever_its_id() -> None:
     machine = elector(LOW)
     run(machine, 1.0)
     machine.heard(offer(HIGH, assigned=False), HERE, 1.5)
-    assert machine.stage().startswith("making way")
+    assert machine.stage().startswith("stepping down")
 
 
 def test_while_it_makes_way_it_takes_and_decides_nothing() -> None:
@@ -151,7 +159,7 @@ def test_a_winner_that_is_not_reached_does_not_beat_it_for_a_while() -> None:
     assert not machine.host.registrar.held
     for later, makes_way in ((1.7, False), (1.7 + STAND_SECONDS, True)):
         machine.heard(offer(LOW), HERE, later)
-        assert machine.stage().startswith("making way") is makes_way
+        assert machine.stage().startswith("stepping down") is makes_way
 
 
 def test_the_error_of_its_session_stays_when_that_is_gone() -> None:
@@ -177,3 +185,82 @@ def test_addresses_that_come_later_are_those_of_its_session() -> None:
     assert machine.host.offer().addresses == ("10.1.0.1", "10.2.0.1")
     machine.rewired(4.0)
     assert not machine.finished
+
+
+# --- notifying the hosts that have to step down --------------------------------------------------------------------
+
+
+class Winner:
+    """A host with the lowest id, and another one, which has to step down."""
+
+    def __init__(self) -> None:
+        self.machine = elector(LOW)
+        run(self.machine, 1.0)
+
+    def dialled(self, now: float) -> list[int]:
+        self.machine.heard(offer(HIGH), HERE, now)
+        return [effect.conn for effect in self.machine.effects() if isinstance(effect, Dial)]
+
+    def answer(self, conn: int, now: float) -> tuple[HostConversation, list[frames.AnyFrame], list[Effect]]:
+        """The other host proves itself; returns what it hears then, and what else is done."""
+        host = HostConversation(job=JOB, attempt="", session=b"other session 16", addresses=("10.0.0.9",), port=4001)
+        heard: list[frames.AnyFrame] = []
+        done: list[Effect] = []
+        self.machine.connected(conn, "10.0.0.1", "eth0", now)
+        for _ in range(2):
+            for effect in self.machine.effects():
+                if isinstance(effect, Write):
+                    heard += host.receive_data(effect.data)
+                else:
+                    done.append(effect)
+            if data := host.data_to_send():
+                self.machine.received(conn, data, now)
+        return host, heard, done
+
+
+def test_the_loser_hears_of_the_winner_once_and_is_hung_up_on() -> None:
+    winner = Winner()
+    (conn,) = winner.dialled(1.5)
+    host, heard, done = winner.answer(conn, 1.6)
+    assert host.hello is not None
+    assert (host.hello.member, host.hello.purpose) == (LOW, "rival")
+    (said,) = heard
+    assert isinstance(said, frames.HostSeen)
+    assert (said.offer.host, said.stands) == (LOW, False)
+    assert Hangup(conn) in done
+    assert not winner.machine.owns(conn)
+
+
+def test_a_winner_that_steps_down_itself_meanwhile_says_nothing() -> None:
+    winner = Winner()
+    (conn,) = winner.dialled(1.5)
+    winner.machine.heard(offer(HIGH, assigned=False, session=b"a third session."), HERE, 1.5)
+    assert winner.machine.stage().startswith("stepping down")
+    _, heard, done = winner.answer(conn, 1.6)
+    assert heard == []
+    assert Hangup(conn) in done
+
+
+def test_the_same_loser_is_not_called_again_at_once() -> None:
+    winner = Winner()
+    (conn,) = winner.dialled(1.5)
+    assert winner.dialled(1.5 + 2 * NOTIFY_AGAIN_SECONDS) == [], "it is being called"
+    winner.machine.disconnected(conn, "refused", 1.6)
+    assert winner.dialled(1.4 + NOTIFY_AGAIN_SECONDS) == []
+    assert len(winner.dialled(1.5 + NOTIFY_AGAIN_SECONDS)) == 1
+
+
+def test_somebody_else_at_the_losers_address_hears_nothing() -> None:
+    winner = Winner()
+    (conn,) = winner.dialled(1.5)
+    winner.machine.connected(conn, "10.0.0.1", "eth0", 1.6)
+    winner.machine.effects()
+    winner.machine.received(conn, b"SSH-2.0-OpenSSH_9.6\r\n", 1.6)
+    assert [each for each in winner.machine.effects() if isinstance(each, Write | Hangup)] == [Hangup(conn)]
+
+
+def test_a_loser_that_stays_silent_is_given_up() -> None:
+    winner = Winner()
+    (conn,) = winner.dialled(1.5)
+    winner.machine.handle_timer(1.5 + ADDRESS_SECONDS)
+    assert Hangup(conn) in winner.machine.effects()

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from mingle.protocol.lobby import (
-    ANSWER_GAP_SECONDS,
-    ANSWER_JITTER_SECONDS,
+from mingle.protocol.pacing import (
     ASK_JITTER_SECONDS,
+    BROWSE_ANSWER_GAP_SECONDS,
+    BROWSE_ANSWER_JITTER_SECONDS,
     EARLY_ASK_SECONDS,
     LAST_ASK_SECONDS,
     OVERHEARD_SECONDS,
@@ -68,7 +68,7 @@ def test_an_answer_comes_after_a_random_moment(seed: int) -> None:
     lobby.asked(7.0)
     due = lobby.answer_timer()
     assert due is not None
-    assert 7.0 <= due <= 7.0 + ANSWER_JITTER_SECONDS
+    assert 7.0 <= due <= 7.0 + BROWSE_ANSWER_JITTER_SECONDS
     assert not lobby.should_answer(due - 1e-6)
     assert lobby.should_answer(due)
     assert not lobby.should_answer(due)
@@ -90,8 +90,8 @@ def test_an_endless_flood_of_questions_gets_two_answers_a_second() -> None:
         if lobby.should_answer(now):
             answered.append(now)
     gaps = [after - before for before, after in itertools.pairwise(answered)]
-    assert min(gaps) >= ANSWER_GAP_SECONDS - 1e-9
-    assert max(gaps) <= ANSWER_GAP_SECONDS + ANSWER_JITTER_SECONDS + 0.002
+    assert min(gaps) >= BROWSE_ANSWER_GAP_SECONDS - 1e-9
+    assert max(gaps) <= BROWSE_ANSWER_GAP_SECONDS + BROWSE_ANSWER_JITTER_SECONDS + 0.002
 
 
 def test_who_hears_another_answer_for_its_job_keeps_its_own_back() -> None:
