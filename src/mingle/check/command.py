@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mingle.cli.options import HELP, Shared, shared_options
+from mingle.cli.options import Shared, shared_options
 from mingle.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def _bytes(_context: click.Context, _parameter: click.Parameter, text: str) -> i
     return size
 
 
-@click.command("check", context_settings=HELP)
+@click.command("check", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--nnodes", type=click.IntRange(1), metavar="N", help="Machines. Default: what the launcher says.")
 @click.option("--nproc-per-node", type=click.IntRange(1), default=1, metavar="K", help="Processes to start here.")
 @click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", help="Default: auto.")
@@ -123,7 +123,7 @@ def _start_further(count: int) -> Sequence[subprocess.Popen[bytes]]:
 
 
 def main() -> None:
-    """Run the command; a call that was given up must not keep the process: its thread may hold what the exit waits for."""
+    """Run the command, and exit without waiting for calls that were given up."""
     try:
         check(prog_name="mingle-check")
     except SystemExit as end:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mingle.check.control import Conductor, Record
-from mingle.check.verdicts import Evidence, Other, Pair, Place, Verdict, judge, rounds, slow_links
+from mingle.check.verdicts import Evidence, Other, Pair, Place, Verdict, busy_ranks, judge, rounds, slow_links
 
 if TYPE_CHECKING:
     from mingle.check.session import Options
@@ -23,6 +23,7 @@ SIZE_FACTOR = 4
 REPEAT_SECONDS = 0.15
 """How long each size of all_reduce is repeated, as far as `MAX_REPEATS` allows."""
 MAX_REPEATS = 20
+WORK_REPEATS = 8
 CONFIRMATIONS = 2
 """How often a pair that looks slow is measured again; its best rate counts."""
 
@@ -34,19 +35,19 @@ class StopError(Exception):
 def run(conductor: Conductor, options: Options, before: Callable[[str], None]) -> None:
     """Conduct the check and give every rank the report, whatever happens."""
     failed = Verdict("defect", (), "the check failed on rank 0.", "a defect of mingle-check", "see rank 0's stderr.")
-    report = _report(Evidence(places=[]), verdicts=[failed])
+    report = report_of(Evidence(places=[]), verdicts=[failed])
     try:
         if conductor.gather(options.seconds):
             report = _Conduct(conductor, options, before).run()
         else:
             missing = ", ".join(str(rank) for rank in range(conductor.size) if rank not in conductor.hellos)
-            report = _report(
+            report = report_of(
                 Evidence(places=[]),
                 verdicts=[
                     Verdict(
                         "control",
                         (),
-                        f"rank {missing} found rank 0 and did not reach its port {conductor.port} in {options.seconds:g} s.",
+                        f"rank {missing} found rank 0 and did not reach its TCP port {conductor.port}.",
                         "a firewall that lets the discovery pass and filters other TCP ports, or a stopped process",
                         "allow TCP on all ports between these machines.",
                     )
@@ -60,7 +61,7 @@ def without_rank_zero(hellos: Sequence[Record], rank: int, how: str) -> Record:
     """Return the report of a rank that has lost rank 0: ``cut`` if only the path between the two is broken."""
     seen = _evidence(hellos)
     seen.lost = {rank if how == "cut" else 0: how}
-    return _report(seen)
+    return report_of(seen)
 
 
 def _evidence(hellos: Sequence[Record]) -> Evidence:
@@ -76,7 +77,7 @@ def _evidence(hellos: Sequence[Record]) -> Evidence:
 
 def _place(hello: Record, suffix: str) -> Place:
     own: Record = next((each for each in hello["networks"] if each["address"] == hello["address"]), {})
-    interface = own.get("interface", hello["interface"])
+    interface = str(own.get("interface", hello["interface"]))
     return Place(f"{hello['host']}{suffix}", hello["rank"], hello["address"], interface, own.get("mtu", 0))
 
 
@@ -117,9 +118,7 @@ class _Conduct:
             if words:
                 task["say"] = words
         answers = self._ranks.ask(tasks, self._seconds)
-        status = (
-            "lost" if self._ranks.lost else next((_problem(each) for each in answers.values() if _problem(each)), "ok")
-        )
+        status = "lost" if self._ranks.lost else next(filter(None, map(_problem, answers.values())), "ok")
         self._steps.append({"name": name, "status": status, "seconds": round(time.monotonic() - started, 3)})
         if self._ranks.lost:
             raise StopError
@@ -189,11 +188,20 @@ class _Conduct:
             sound = self._paths(pairs, f"who? round {number} of {len(schedule)}")
             self._messages(sound, f"round {number}")
         for attempt in range(CONFIRMATIONS):
+            self._note_work()
+            if busy_ranks(self._seen):
+                self._work.clear()
+                for _ in range(WORK_REPEATS):
+                    self._ask("work again", {hello["rank"]: {"do": "work"} for hello in self._hellos})
             doubtful = {(min(pair), max(pair)) for pair in slow_links(self._seen.rates)}
             for number, pairs in enumerate(schedule, 1):
                 again = [pair for pair in pairs if pair in doubtful]
                 if again:
                     self._messages(again, f"again {attempt + 1}, round {number}")
+
+    def _note_work(self) -> None:
+        for rank, each in self._work.items():
+            self._seen.host_times[rank] = median(wall for wall, _ in each), median(cpu for _, cpu in each)
 
     def _paths(self, pairs: list[Pair], words: str) -> list[Pair]:
         """Probe the paths of a round, from both ends; return the pairs that are sound."""
@@ -262,8 +270,7 @@ class _Conduct:
                 self._trips[one, other] = min(result["rtt"], self._trips.get((one, other), result["rtt"]))
 
     def _finished(self) -> Record:
-        for rank, each in self._work.items():
-            self._seen.host_times[rank] = median(wall for wall, _ in each), median(cpu for _, cpu in each)
+        self._note_work()
         ranks = [
             {
                 "rank": hello["rank"],
@@ -275,7 +282,7 @@ class _Conduct:
             for hello in self._hellos
         ]
         return {
-            **_report(self._seen, self._trips),
+            **report_of(self._seen, self._trips),
             "backend": self._backend,
             "elapsed": round(time.monotonic() - self._started, 3),
             "ranks": ranks,
@@ -284,7 +291,7 @@ class _Conduct:
         }
 
 
-def _report(seen: Evidence, trips: Mapping[Pair, float] | None = None, verdicts: Sequence[Verdict] = ()) -> Record:
+def report_of(seen: Evidence, trips: Mapping[Pair, float] | None = None, verdicts: Sequence[Verdict] = ()) -> Record:
     """Return the report of what was seen: the same fields whether or not the check came to its end."""
     verdicts = [*verdicts, *judge(seen)]
     pairs = [

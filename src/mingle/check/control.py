@@ -132,7 +132,7 @@ class Conductor:
         self.lines[rank], self.hellos[rank] = line, hello
         for record in records:
             self._answers.put((rank, record))
-        self._answers.put((rank, {"ended": True}))
+        self._answers.put((rank, {"gone": "ended"}))
 
     def _pulse(self) -> None:
         while not self._ended.wait(PULSE_SECONDS):
@@ -162,8 +162,8 @@ class Conductor:
             except queue.Empty:
                 self._look_for_silence(tasks)
                 continue
-            if "ended" in record or "interrupted" in record:
-                self.lost.setdefault(rank, "interrupted" if "interrupted" in record else "ended")
+            if "gone" in record:
+                self.lost.setdefault(rank, record["gone"])
             elif record.get("id") == self._asked:
                 answers[rank] = record
         return {rank: answers.get(rank, {"timeout": True}) for rank in tasks}
@@ -174,7 +174,7 @@ class Conductor:
                 self.lost[rank] = "silent"
 
     def confirm_silence(self) -> None:
-        """Ask another machine whether it reaches the ranks that are silent here: then the path is at fault, not they."""
+        """Ask other machines whether they reach the ranks that are silent here: then the path is at fault."""
         for rank, how in list(self.lost.items()):
             witnesses = [
                 each
@@ -189,6 +189,8 @@ class Conductor:
                 self.lost = held
                 if any("result" in answer for answer in answers.values()):
                     self.lost[rank] = "cut"
+            elif how == "silent" and not accepts(self.hellos[rank]["address"], self.hellos[rank]["port"]):
+                self.lost[rank] = "cut"
 
     def end(self, report: Record) -> None:
         """Give every rank the report, and let go of all connections when they have closed theirs."""
@@ -199,7 +201,7 @@ class Conductor:
         gone = len(self.lost)
         while gone < len(self.lines) and (remaining := deadline - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
-                gone += "ended" in self._answers.get(timeout=remaining)[1]
+                gone += "gone" in self._answers.get(timeout=remaining)[1]
         self.server.close()
         for line in self.lines.values():
             line.close()
@@ -252,7 +254,9 @@ class Worker:
                     task = self._tasks.get(timeout=PULSE_SECONDS)
                 except queue.Empty:
                     if self._line.silent():
-                        raise LostError(self._ask_around()) from None
+                        how = self._ask_around()
+                        self._line.send({"gone": "cut"})
+                        raise LostError(how) from None
                     continue
                 if task is None:
                     raise LostError("ended")
@@ -264,12 +268,11 @@ class Worker:
                     self.roster = task["roster"]
                 self._line.send({"id": task["id"], **self._attempt(actions, task)})
         except KeyboardInterrupt:
-            self._line.send({"interrupted": True})
+            self._line.send({"gone": "interrupted"})
             raise
         finally:
             self._ending.set()
             self._line.close()
-            self._peers.close()
 
     def _attempt(self, actions: Mapping[str, Callable[..., Any]], task: Record) -> Record:
         named = {name: value for name, value in task.items() if name not in ("id", "do", "say")}
@@ -278,7 +281,7 @@ class Worker:
             result = abandonable.run(
                 lambda: actions[task["do"]](**named),
                 f"check-{task['do']}",
-                lambda: self._ending.is_set() or self._line.silent() or time.monotonic() > deadline,
+                lambda: not self._tasks.empty() or self._line.silent() or time.monotonic() > deadline,
             )
         except abandonable.AbandonedError:
             return {"timeout": True}
@@ -288,12 +291,15 @@ class Worker:
 
     def _ask_around(self) -> str:
         """Return ``cut`` if another machine still hears rank 0, else ``silent``."""
-        here = self.roster[self.rank]["node"] if self.roster else 0
-        for other in [each for each in self.roster if each["node"] not in (here, 0)][:3]:
+        if not self.roster:
+            return "silent"
+        here, zero = self.roster[self.rank]["node"], self.roster[0]
+        witnesses = [each for each in self.roster if each["node"] not in (here, zero["node"])][:3]
+        for other in witnesses:
             with contextlib.suppress(OSError, ValueError):
-                if ask_alive(other["address"], other["port"], self._peers.token) < SILENCE_SECONDS:
+                if ask_alive(other["address"], other["port"], self._peers.token) < SILENCE_SECONDS / 2:
                     return "cut"
-        return "silent"
+        return "silent" if witnesses or accepts(zero["address"], zero["port"]) else "cut"
 
 
 # --- peers ---------------------------------------------------------------------------------------------------------
@@ -353,6 +359,15 @@ def ask_alive(address: str, port: int, token: str) -> float:
     connection, answer = visit(address, port, token, CONNECT_SECONDS / 2)
     connection.close()
     return float(answer["heard"])
+
+
+def accepts(address: str, port: int) -> bool:
+    """Tell whether a peer's kernel takes a connection: it does so for a process that is stopped, too."""
+    try:
+        dial(address, port, CONNECT_SECONDS / 2).close()
+    except OSError:
+        return False
+    return True
 
 
 def exchange(connection: socket.socket, send: int, receive: int) -> float:

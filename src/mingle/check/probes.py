@@ -1,4 +1,4 @@
-"""What a rank does when rank 0 asks: collectives of torch, messages between two machines, and probes of the path below."""
+"""What a rank does when rank 0 asks: collectives of torch, messages of a pair, and probes of the path below."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATH_SECONDS = 0.1
 FIRST_BYTES = 1 << 16
 RIGHT_NUMBERS = 1 << 15
 """Per rank: large enough to fill packets of any MTU."""
-WORK_ROUNDS = 400_000
+WORK_ROUNDS = 2_000_000
 """A piece of work of some tens of milliseconds: longer than the kernel's time slices, so that it shows a busy CPU."""
 
 
@@ -62,9 +62,8 @@ def mtu(interface: str) -> int:
 class Probes:
     """The state behind a rank's tasks: the process group, and the group of the pair being tested."""
 
-    def __init__(self, job: Job, store: dist.Store, token: str, seconds: float) -> None:
-        self._job, self._store, self._token, self._seconds = job, store, token, seconds
-        self._backend = "gloo"
+    def __init__(self, job: Job, store: dist.Store, token: str) -> None:
+        self._job, self._store, self._token = job, store, token
 
     def actions(self) -> dict[str, Callable[..., Any]]:
         """Return what rank 0 can ask for, by name."""
@@ -73,7 +72,7 @@ class Probes:
             "group": self.group,
             "right": self.right,
             "fast": self.fast,
-            "work": work,
+            "work": lambda **_: {"work": work()},
             "path": self.path,
             "pair": self.pair,
             "alive": self.alive,
@@ -87,7 +86,6 @@ class Probes:
 
     def group(self, *, backend: str, seconds: float) -> None:
         """Make the process group."""
-        self._backend = backend
         if "nccl" in backend:
             self._device("cuda")
         dist.init_process_group(
@@ -134,7 +132,7 @@ class Probes:
         dist.all_reduce(numbers)
         _settle(at)
         started = time.perf_counter()
-        for _ in range(count):
+        for _repeat in range(count):
             dist.all_reduce(numbers)
         _settle(at)
         return {"seconds": (time.perf_counter() - started) / count, "work": work()}
@@ -175,10 +173,10 @@ class Probes:
                 with connection:
                     if answer["rank"] != peer["rank"]:
                         return None
-                    took, until = [], time.perf_counter() + PATH_SECONDS
+                    took, until = list[float](), time.perf_counter() + PATH_SECONDS
                     while not took or time.perf_counter() < until:
                         took.append(control.exchange(connection, control.LARGE_BYTES, 0))
-                    # The mean shows a limit on traffic that lets bursts pass; the median of a few is robust against load.
+                    # The mean: a limit on traffic lets bursts pass.
                     found.append(control.LARGE_BYTES * len(took) / sum(took))
         except (OSError, ValueError):
             return None
@@ -193,7 +191,7 @@ class Probes:
         store = dist.PrefixStore(f"mingle-check/{key}", self._store)
         rank = 0 if first else 1
         patience = timedelta(seconds=seconds)
-        kind = dist.ProcessGroupNCCL if at.type == "cuda" else dist.ProcessGroupGloo
+        kind: Any = dist.ProcessGroupNCCL if at.type == "cuda" else dist.ProcessGroupGloo
         group = kind(store, rank, 2, patience)
         small = torch.zeros(1, dtype=torch.int64, device=at)
 
@@ -206,17 +204,15 @@ class Probes:
             _settle(at)
 
         def send_for_a_while() -> float:
-            best, size, until = 0.0, min(FIRST_BYTES, limit), time.perf_counter() + RATE_SECONDS
-            while size:
-                payload = torch.zeros(size, dtype=torch.uint8, device=at)
+            size, sent, started = min(FIRST_BYTES, limit), 0, time.perf_counter()
+            while time.perf_counter() < started + RATE_SECONDS:
                 send(small.fill_(size))
-                started = time.perf_counter()
-                send(payload)
+                send(torch.zeros(size, dtype=torch.uint8, device=at))
                 receive(small)
-                best = max(best, size / (time.perf_counter() - started))
-                size = 0 if time.perf_counter() > until else min(8 * size, limit)
+                sent, size = sent + size, min(8 * size, limit)
+            rate = sent / (time.perf_counter() - started)
             send(small.fill_(0))
-            return best
+            return rate
 
         def receive_for_a_while() -> None:
             while True:
@@ -241,10 +237,10 @@ class Probes:
         return {"rtt": median(trips), "rate": rate, "work": work()}
 
 
-def work(**_: Any) -> tuple[float, float]:
+def work() -> tuple[float, float]:
     """Do a fixed piece of work; return its wall and CPU seconds."""
     wall, cpu = time.perf_counter(), time.thread_time()
-    for _ in range(WORK_ROUNDS):
+    for _round in range(WORK_ROUNDS):
         pass
     return time.perf_counter() - wall, time.thread_time() - cpu
 
@@ -261,12 +257,6 @@ def gpus() -> int:
 
 def connect_store(seconds: float) -> dist.Store:
     """Return the job's store, by torch's own ``env://`` road."""
-    environ = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE")}
-    store, _, _ = next(
-        iter(
-            dist.rendezvous(
-                "env://", int(environ["RANK"]), int(environ["WORLD_SIZE"]), timeout=timedelta(seconds=seconds)
-            )
-        )
-    )
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store: dist.Store = next(dist.rendezvous("env://", rank, size, timeout=timedelta(seconds=seconds)))[0]
     return store

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from mingle.check.control import Record
 from mingle.check.verdicts import SLOW_FACTOR, reference
 from mingle.cli import output
-from mingle.cli.output import Sheet
+from mingle.cli.output import Table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.text import Text
 
 SIZES = ("DEVICE", "BYTES", "TIME us", "ALGBW GB/s", "BUSBW GB/s")
-PAIRS = ("FROM", "TO", "ROUND TRIP us", "MB/s")
+BROKEN = "broken"
 
 
 def size_rows(report: Record) -> list[tuple[str, ...]]:
@@ -40,30 +39,28 @@ def pair_rows(report: Record) -> list[tuple[str, ...]]:
             names[each["from"]],
             names[each["to"]],
             "-" if each["rtt"] is None else f"{each['rtt'] * 1e6:.0f}",
-            "-" if each["rate"] is None else f"{each['rate'] / 1e6:.0f}",
+            _rate(each),
         )
         for each in report["pairs"]
     ]
 
 
-def matrix(report: Record) -> Sheet:
+def matrix(report: Record) -> Table:
     """Return the rates of all directed pairs in MB/s: a row sends, a column receives."""
-    from rich.text import Text
-
     names = [place["name"] for place in report["places"]]
-    rates = {(each["from"], each["to"]): each["rate"] for each in report["pairs"]}
-    faults = {(each["from"], each["to"]): each["fault"] for each in report["pairs"]}
-    usual = reference({pair: rate for pair, rate in rates.items() if rate is not None})
+    cells = {(each["from"], each["to"]): _rate(each) for each in report["pairs"]}
+    usual = reference({(each["from"], each["to"]): each["rate"] for each in report["pairs"] if each["rate"]}) / 1e6
 
-    def cell(pair: tuple[int, int]) -> Text:
-        rate = rates.get(pair)
-        if rate is None:
-            return Text("broken" if faults.get(pair) else "-", style="bold red" if faults.get(pair) else "")
-        style = "bold red" if rate < usual / SLOW_FACTOR else "yellow" if rate < usual / 2 else "green"
-        return Text(f"{rate / 1e6:.0f}", style=style)
+    def style(cell: str) -> str:
+        rate = 0.0 if cell == BROKEN else usual if cell in ("-", *names) else float(cell)
+        return "bold red" if rate < usual / SLOW_FACTOR else "yellow" if rate < usual / 2 else "green"
 
-    rows = [[name, *(cell((row, column)) for column in range(len(names)))] for row, name in enumerate(names)]
-    return Sheet(("MB/s from ↓ to →", *names), rows, wide=True)
+    rows = [[name, *(cells.get((row, column), "-") for column in range(len(names)))] for row, name in enumerate(names)]
+    return Table(("MB/s from ↓ to →", *names), rows, wide=True, styles=dict.fromkeys(names, style))
+
+
+def _rate(pair: Record) -> str:
+    return BROKEN if pair["fault"] else "-" if pair["rate"] is None else f"{pair['rate'] / 1e6:.0f}"
 
 
 def verdict_lines(report: Record) -> Iterator[str]:
@@ -79,7 +76,7 @@ def verdict_lines(report: Record) -> Iterator[str]:
 def tables(report: Record) -> Iterator[RenderableType]:
     """Yield what a terminal shows above the verdict."""
     if report["all_reduce"]:
-        yield Sheet(SIZES, size_rows(report))
+        yield Table(SIZES, size_rows(report))
     if report["pairs"]:
         yield matrix(report)
 

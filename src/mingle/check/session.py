@@ -9,19 +9,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
 import mingle
 from mingle import abandonable
 from mingle.check import conduct, control, probes
+from mingle.check import report as shown
 from mingle.check.control import Record
 from mingle.cli import output
 from mingle.cli.options import FAILED
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 _KEY = "mingle-check"
 _DESTROY_SECONDS = 2.0
@@ -57,20 +55,23 @@ def run(job_id: str, options: Options, *, before: Callable[[str], None] = lambda
         if options.nnodes not in (None, job.num_nodes):
             say(f"warning: --nnodes {options.nnodes} was given, and the ranks are on {job.num_nodes} machines")
         try:
-            report = _take_part(job, options, say, before)
+            report, cut_off = _take_part(job, options, say, before)
         finally:
             _destroy_group()
-    if shows:
-        from mingle.check import report as shown
-
-        if options.as_json:
+        if shows and options.as_json:
             output.answer_json("check", {"job_id": job.job_id, **report})
-        else:
+        elif shows:
             shown.show(report)
+        if cut_off:
+            # Other ranks may still have to ask this one whether it lives.
+            time.sleep(control.SILENCE_SECONDS + control.CONNECT_SECONDS)
     return 0 if report["healthy"] else FAILED
 
 
-def _take_part(job: mingle.Job, options: Options, say: Callable[[str], None], before: Callable[[str], None]) -> Record:
+def _take_part(
+    job: mingle.Job, options: Options, say: Callable[[str], None], before: Callable[[str], None]
+) -> tuple[Record, bool]:
+    """Return the report, and whether this rank alone has lost rank 0."""
     hello: Record = {
         "rank": job.rank,
         "node": job.node_rank,
@@ -96,7 +97,7 @@ def _take_part(job: mingle.Job, options: Options, say: Callable[[str], None], be
         addresses = ["127.0.0.1"] if conductor else [address for address in contact["addresses"] if address]
         connection = control.first_reached(addresses, contact["port"], options.seconds)
     except (abandonable.AbandonedError, OSError, RuntimeError):
-        return conduct.without_rank_zero([rank_zero, hello], job.rank, "silent")
+        return conduct.without_rank_zero([rank_zero, hello], job.rank, "silent"), False
     peers = control.Peers(job.rank, contact["token"])
     hello["address"] = hello["address"] or control.plain(connection.getsockname()[0])
     worker = control.Worker(connection, peers, {**hello, "token": contact["token"], "port": peers.port})
@@ -107,9 +108,10 @@ def _take_part(job: mingle.Job, options: Options, say: Callable[[str], None], be
         conducting.start()
     actions = probes.Probes(job, store, contact["token"]).actions()
     try:
-        return worker.run(actions, say)
+        return worker.run(actions, say), False
     except control.LostError as lost:
-        return conduct.without_rank_zero(worker.roster or [rank_zero, hello], job.rank, lost.how)
+        hellos = worker.roster or [rank_zero, hello]
+        return conduct.without_rank_zero(hellos, job.rank, lost.how), lost.how == "cut"
     finally:
         if conductor is not None:
             conducting.join(2 * control.GRACE_SECONDS)

@@ -12,7 +12,7 @@ from statistics import median
 from msgspec import Struct, field
 
 SLOW_FACTOR = 4.0
-"""A link is slow below the reference rate divided by this. The factor is large because hosts share switches and CPUs."""
+"""A link is slow below the reference rate divided by this: smaller differences come from load as well."""
 FASTER_FACTOR = 2.5
 """Another network counts as faster from this factor on, measured by the same program on both."""
 BUSY_FACTOR = 3.0
@@ -81,6 +81,8 @@ class Verdict(Struct, frozen=True):
 
 def rounds(count: int) -> Iterator[list[Pair]]:
     """Yield the rounds of a round-robin tournament by the circle method: no place is in two pairs of a round."""
+    if count < 2:
+        return
     ring: list[int] = [*range(count), *([-1] if count % 2 else [])]
     for _ in range(len(ring) - 1):
         half = len(ring) // 2
@@ -118,7 +120,7 @@ def judge(evidence: Evidence) -> list[Verdict]:
     broken = {pair: how for pair, how in evidence.broken.items() if excused.isdisjoint(pair)}
     for rank, how in evidence.lost.items():
         if how == "cut" and (pair := _pair(evidence.place_of[0], evidence.place_of[rank])) not in broken:
-            broken[pair] = "the connection between them fell silent, and other machines still reach both"
+            broken[pair] = "the connection between them fell silent"
     found += _broken(evidence, {pair: how for pair, how in broken.items() if how != "large"})
     found += _large(evidence, [pair for pair, how in broken.items() if how == "large"])
     busy = {} if found else busy_ranks(evidence)
@@ -237,7 +239,7 @@ def _interface(evidence: Evidence) -> list[Verdict]:
                     tuple(places),
                     f"the job uses {', '.join(used)}, and the network {network} ({', '.join(names)}), which "
                     f"{', '.join(places)} share as well, is {gain:.1f} times as fast.",
-                    "MINGLE_INTERFACE, GLOO_SOCKET_IFNAME or --interface names the slower network, or it was found first",
+                    "MINGLE_INTERFACE, GLOO_SOCKET_IFNAME or --interface names the slower network",
                     f"set MINGLE_INTERFACE={names[0]} on every machine (NCCL: NCCL_SOCKET_IFNAME).",
                 )
             ]

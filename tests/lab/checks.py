@@ -1,0 +1,110 @@
+"""Runs of mingle-check on hosts of the lab, each fault made for real. Used by its tests and by the picture."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from mingle.check import session
+from tests.levels import soaking
+
+from . import Host, Lab, Rank, report
+
+SLOW = "meta l4proto tcp limit rate over 4 mbytes/second burst 128 kbytes"
+"""What a host drops in order to be slow: less than a tenth of what a link carries, also on a busy machine."""
+SECONDS = 12.0
+FORMS = 90.0
+TIMEOUT = 150.0
+
+
+def check(
+    rank: int, size: int, *, hold: str = "", until: str = "", as_json: bool = True, **more: Any
+) -> tuple[int, str]:
+    """Run mingle-check as a rank; rank 0 waits before the step ``hold`` until the file ``until`` exists."""
+
+    def before(step: str) -> None:
+        report("step", name=step)
+        while hold and step.startswith(hold) and not Path(until).exists():
+            time.sleep(0.01)
+
+    text = io.StringIO()
+    options = session.Options(as_json=as_json, **{"seconds": SECONDS, "max_size": 1 << 24, **more})
+    with contextlib.redirect_stdout(text):
+        status = session.run("check", options, before=before, rank=rank, world_size=size, discovery_timeout=FORMS)
+    return status, text.getvalue()
+
+
+def start(hosts: Sequence[Host], **more: Any) -> list[Rank[tuple[int, str]]]:
+    """Start one rank on each host; ``env`` is their environment."""
+    return [host.start(check, rank, len(hosts), **more) for rank, host in enumerate(hosts)]
+
+
+@contextlib.contextmanager
+def small_machine() -> Iterator[Path]:
+    """Yield the file that takes the processes of a machine with a single core; cgroup v1 or v2."""
+    old, new = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+    group = (old if old.is_dir() else new) / f"mingle-lab-{os.getpid()}"
+    group.mkdir()
+    try:
+        if old.is_dir():
+            group.joinpath("cpu.cfs_period_us").write_text("100000")
+            group.joinpath("cpu.cfs_quota_us").write_text("100000")
+        else:
+            group.joinpath("cpu.max").write_text("100000 100000")
+        yield group / "cgroup.procs"
+    finally:
+        until = time.monotonic() + 10
+        while group.exists():  # processes that have just been killed are in it for a moment
+            try:
+                for pid in group.joinpath("cgroup.procs").read_text().split():
+                    group.parent.joinpath("cgroup.procs").write_text(pid)
+                group.rmdir()
+            except OSError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
+
+
+def hosts_of(lab: Lab, count: int) -> list[Host]:
+    """Return hosts on one network, ``node0`` first."""
+    lan = lab.network(link_local=False)
+    return [lab.host(lan, name=f"node{number}") for number in range(count)]
+
+
+def at_step(ranks: Sequence[Rank[Any]], step: str, file: Path, make: Callable[[], None]) -> None:
+    """Make a fault between two steps: rank 0 was started with ``hold`` and this file."""
+    while not ranks[0].wait_for("step", FORMS)["name"].startswith(step):
+        pass
+    make()
+    file.touch()
+
+
+def outcomes(ranks: Sequence[Rank[tuple[int, str]]]) -> list[dict[str, Any]]:
+    """Return the reports of these ranks; every status agrees with its report."""
+    found = []
+    for rank in ranks:
+        status, text = rank.result(TIMEOUT)
+        found.append(json.loads(text))
+        assert status == (0 if found[-1]["healthy"] else 1)
+    return found
+
+
+def verdicts(outcome: dict[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the kind of each verdict and the hosts it is blamed on."""
+    return [(verdict["kind"], tuple(verdict["where"])) for verdict in outcome["verdicts"]]
+
+
+def note(fault: str, seed: int, outcome: dict[str, Any]) -> None:
+    """In a soak, keep what was said: the lines of the confusion table."""
+    if soaking():
+        rates = sorted(pair["rate"] / 1e6 for pair in outcome["pairs"] if pair["rate"])
+        record = {"fault": fault, "run": seed, "verdicts": verdicts(outcome), "elapsed": outcome["elapsed"]}
+        record |= {"rates": [round(rate) for rate in rates], "load": os.getloadavg()[0]}
+        with Path(os.environ.get("CHECK_LOG", "check-soak.log")).open("a", encoding="utf-8") as log:
+            log.write(json.dumps(record) + "\n")

@@ -1,0 +1,143 @@
+"""mingle-check on real hosts: a healthy job raises no alarm, and each fault is blamed on what has it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.levels import repeated
+
+from . import Lab
+from .checks import SLOW, at_step, hosts_of, note, outcomes, small_machine, start, verdicts
+
+soak = pytest.mark.soak
+
+
+@pytest.mark.quick
+@soak
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("seed", repeated(1, soak=20))
+def test_healthy_hosts_raise_no_alarm(lab: Lab, seed: int) -> None:
+    reports = outcomes(start(hosts_of(lab, 4)))
+    note("healthy", seed, reports[0])
+    assert [verdicts(report) for report in reports] == [[]] * 4
+    assert len([pair for pair in reports[0]["pairs"] if pair["rate"]]) == 12
+    assert all(each["status"] == "ok" for each in reports[0]["steps"])
+
+
+@soak
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_healthy_hosts_raise_no_alarm_under_load(lab: Lab, seed: int) -> None:
+    hosts = hosts_of(lab, 4)
+    for _ in range(4):
+        hosts[0].run([sys.executable, "-c", "while True: pass"])
+    reports = outcomes(start(hosts))
+    note("healthy under load", seed, reports[0])
+    assert [verdicts(report) for report in reports] == [[]] * 4
+
+
+@soak
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("fault", ["slow-machine", "slow-direction", "slow-pair"])
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_slow_link_is_named(lab: Lab, fault: str, seed: int) -> None:
+    hosts = hosts_of(lab, 4)
+    if fault == "slow-machine":
+        hosts[2].drop(SLOW)
+        expected = ("node2",)
+    else:
+        hosts[2].drop(f"ip saddr {hosts[1].address()} {SLOW}")
+        if fault == "slow-pair":
+            hosts[1].drop(f"ip saddr {hosts[2].address()} {SLOW}")
+        expected = ("node1", "node2")
+    reports = outcomes(start(hosts))
+    note(fault, seed, reports[0])
+    assert [verdicts(report) for report in reports] == [[(fault, expected)]] * 4
+
+
+@soak
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_lost_jumbo_frames_are_named(lab: Lab, seed: int) -> None:
+    hosts = hosts_of(lab, 3)
+    for host in hosts[1:]:
+        # Whole packets, as a wire carries them: the kernel would hand larger units on between virtual interfaces.
+        host.ip(f"link set {host.interface()} mtu 9000 gso_max_segs 1")
+    reports = outcomes(start(hosts))
+    note("mtu", seed, reports[0])
+    assert [verdicts(report) for report in reports] == [[("mtu", ("node1", "node2"))]] * 3
+
+
+@soak
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("pair", [(1, 2), (0, 2)], ids=["of workers", "with rank 0"])
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_filter_after_the_job_has_formed_is_named(lab: Lab, tmp_path: Path, pair: tuple[int, int], seed: int) -> None:
+    hosts = hosts_of(lab, 3)
+    one, other = (hosts[each] for each in pair)
+    ranks = start(hosts, hold="broadcast", until=str(tmp_path / "go"))
+    at_step(ranks, "broadcast", tmp_path / "go", lambda: other.drop(f"ip saddr {one.address()} meta l4proto tcp"))
+    reports = outcomes(ranks)
+    note(f"filter {pair}", seed, reports[0])
+    assert [verdicts(report) for report in reports] == [[("pair", (one.name, other.name))]] * 3
+
+
+@soak
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("victim", [2, 0])
+@pytest.mark.parametrize("how", ["ended", "silent"])
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_rank_that_is_killed_or_stopped_is_named(lab: Lab, tmp_path: Path, how: str, victim: int, seed: int) -> None:
+    hosts = hosts_of(lab, 3)
+    ranks = start(hosts, hold="all_reduce of 1024 B", until=str(tmp_path / "go"))
+    at_step(
+        ranks, "all_reduce of 1024 B", tmp_path / "go", ranks[victim].kill if how == "ended" else ranks[victim].stop
+    )
+    others = [rank for number, rank in enumerate(ranks) if number != victim]
+    reports = outcomes(others)
+    note(f"{how} rank {victim}", seed, reports[0])
+    assert [verdicts(report) for report in reports] == [[(f"rank-{how}", (f"node{victim}",))]] * 2
+
+
+@soak
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_busy_machine_is_named(lab: Lab, tmp_path: Path, seed: int) -> None:
+    hosts = hosts_of(lab, 4)
+    with small_machine() as processes:
+        ranks = start(hosts)
+        burners = [hosts[3].run([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
+        for process in (ranks[3], *burners):
+            processes.write_text(str(process.pid))
+        reports = outcomes(ranks)
+        for burner in burners:
+            burner.kill()
+    note("cpu", seed, reports[0])
+    assert [verdicts(report) for report in reports] == [[("cpu", ("node3",))]] * 4
+
+
+@soak
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_the_slower_of_two_networks_is_named(lab: Lab, seed: int) -> None:
+    slow, fast = lab.network("10.77.0.0/24", link_local=False), lab.network("10.78.0.0/24", link_local=False)
+    hosts = [lab.host(slow, fast, name=f"node{number}") for number in range(3)]
+    for host in hosts:
+        host.drop(f'iifname "{host.interface(slow)}" {SLOW}')
+    reports = outcomes(start(hosts, env={"MINGLE_INTERFACE": "eth0"}))
+    note("interface", seed, reports[0])
+    assert [verdicts(report) for report in reports] == [[("interface", ("node0", "node1", "node2"))]] * 3
+    assert "MINGLE_INTERFACE=eth1" in reports[0]["verdicts"][0]["fix"]
+
+
+@pytest.mark.timeout(240)
+def test_ctrl_c_ends_all(lab: Lab, tmp_path: Path) -> None:
+    hosts = hosts_of(lab, 3)
+    ranks = start(hosts, hold="broadcast", until=str(tmp_path / "go"))
+    at_step(ranks, "broadcast", tmp_path / "go", ranks[1].interrupt)
+    assert ranks[1].error(60).name == "KeyboardInterrupt"
+    reports = outcomes([ranks[0], ranks[2]])
+    assert [verdicts(report) for report in reports] == [[("rank-interrupted", ("node1",))]] * 2

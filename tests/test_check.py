@@ -1,0 +1,187 @@
+"""mingle-check: the schedule of its pairs, whom it blames for what it saw, and what it prints."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from mingle.check import command, conduct, report
+from mingle.check.verdicts import Evidence, Other, Place, judge, rounds
+from tests.bystanders import ROOT, command_environment, free_udp_port
+
+NAMES = ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+def test_every_pair_meets_once_and_no_place_is_in_two_pairs_of_a_round(count: int) -> None:
+    schedule = list(rounds(count))
+    assert sorted(itertools.chain(*schedule)) == sorted(itertools.combinations(range(count), 2))
+    for pairs in schedule:
+        places = [place for pair in pairs for place in pair]
+        assert len(places) == len(set(places))
+    assert len(schedule) == (0 if count == 1 else count - 1 + count % 2)
+
+
+def healthy(count: int = 4) -> Evidence:
+    """Return what a healthy job shows whose links and hosts differ by half from each other."""
+    uneven = itertools.cycle((1.0e9, 1.4e9, 0.8e9))
+    return Evidence(
+        places=[Place(name, rank, f"10.0.0.{rank + 1}", "eth0", 1500) for rank, name in enumerate(NAMES[:count])],
+        place_of={rank: rank for rank in range(count)},
+        rates={pair: next(uneven) for pair in itertools.permutations(range(count), 2)},
+        others={
+            pair: [Other("10.1.0.0/24", ("eth1", "eth1"), 1.2e9, 1e9)]
+            for pair in itertools.combinations(range(count), 2)
+        },
+        host_times={rank: (0.03 + 0.01 * (rank % 2), 0.02) for rank in range(count)},
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_healthy_job_raises_no_alarm(count: int) -> None:
+    assert judge(healthy(count)) == []
+
+
+def slow(*pairs: tuple[int, int]) -> Callable[[Evidence], None]:
+    def make(seen: Evidence) -> None:
+        seen.rates.update(dict.fromkeys(pairs, 0.1e9))
+
+    return make
+
+
+def at(place: int, count: int, direction: str) -> list[tuple[int, int]]:
+    """Return the links of a place."""
+    others = [other for other in range(count) if other != place]
+    into, out = [(other, place) for other in others], [(place, other) for other in others]
+    return {"in": into, "out": out, "both": into + out}[direction]
+
+
+def busy(rank: int, cpu: float) -> Callable[[Evidence], None]:
+    def make(seen: Evidence) -> None:
+        seen.host_times[rank] = (0.2, cpu)
+        # Its links look slow as well.
+        seen.rates.update(dict.fromkeys(at(rank, len(seen.places), "both"), 0.05e9))
+
+    return make
+
+
+def set_to(name: str, value: object) -> Callable[[Evidence], None]:
+    return lambda seen: setattr(seen, name, value)
+
+
+def faster_network(seen: Evidence) -> None:
+    faster = Other("10.1.0.0/24", ("eth1", "eth1"), 9e9, 1e9)
+    seen.others.update({pair: [faster] for pair in itertools.combinations(range(len(seen.places)), 2)})
+
+
+FAULTS: dict[str, tuple[Callable[[Evidence], None], list[tuple[str, tuple[str, ...]]]]] = {
+    "machine slow both ways": (slow(*at(2, 4, "both")), [("slow-machine", ("c",))]),
+    "machine slow to receive": (slow(*at(0, 4, "in")), [("slow-machine", ("a",))]),
+    "machine slow to send": (slow(*at(3, 4, "out")), [("slow-machine", ("d",))]),
+    "pair slow both ways": (slow((1, 3), (3, 1)), [("slow-pair", ("b", "d"))]),
+    "pair slow one way": (slow((3, 1)), [("slow-direction", ("d", "b"))]),
+    "pair filtered": (set_to("broken", {(1, 2): "no TCP connection"}), [("pair", ("b", "c"))]),
+    "machine filtered": (set_to("broken", {(0, 2): "no", (1, 2): "no", (2, 3): "no"}), [("machine", ("c",))]),
+    "large lost": (set_to("broken", {(0, 3): "large"}), [("mtu", ("a", "d"))]),
+    "rank killed": (set_to("lost", {1: "ended"}), [("rank-ended", ("b",))]),
+    "rank stopped": (set_to("lost", {0: "silent"}), [("rank-silent", ("a",))]),
+    "rank interrupted": (set_to("lost", {3: "interrupted"}), [("rank-interrupted", ("d",))]),
+    "rank 0 cut off": (set_to("lost", {2: "cut"}), [("pair", ("a", "c"))]),
+    "machine busy": (busy(1, 0.02), [("cpu", ("b",))]),
+    "clock slow": (busy(1, 0.19), [("cpu", ("b",))]),
+    "wrong network": (faster_network, [("interface", ("a", "b", "c", "d"))]),
+    "wrong result": (set_to("wrong", ["all_reduce on cpu, rank 1: 3 of 8 numbers differ"]), [("wrong-result", ())]),
+    "collective hangs": (set_to("failed", ["broadcast on cpu: not finished"]), [("collective", ())]),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_blamed_on_what_has_it(name: str) -> None:
+    make, expected = FAULTS[name]
+    seen = healthy()
+    make(seen)
+    found = judge(seen)
+    assert [(verdict.kind, verdict.where) for verdict in found] == expected
+    for verdict in found:
+        assert all(name in verdict.observation for name in verdict.where)
+        assert verdict.cause
+        assert verdict.fix
+
+
+@pytest.mark.parametrize("direction", ["in", "out", "both"])
+@pytest.mark.parametrize("place", range(3))
+def test_one_slow_machine_of_three_is_named(place: int, direction: str) -> None:
+    seen = healthy(3)
+    slow(*at(place, 3, direction))(seen)
+    assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == [("slow-machine", (NAMES[place],))]
+
+
+def test_of_two_machines_the_slow_direction_is_named() -> None:
+    seen = healthy(2)
+    slow((1, 0))(seen)
+    assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == [("slow-direction", ("b", "a"))]
+
+
+def test_a_lost_rank_excuses_what_it_breaks() -> None:
+    seen = healthy()
+    seen.lost = {2: "silent"}
+    seen.broken = {(0, 2): "no answer", (1, 2): "no answer"}
+    seen.failed = ["broadcast on cpu: not finished at its deadline"]
+    assert [verdict.kind for verdict in judge(seen)] == ["rank-silent"]
+
+
+def test_the_verdict_shows_interface_address_and_mtu_of_both_ends() -> None:
+    seen = healthy()
+    seen.broken = {(1, 2): "no TCP connection (timed out)"}
+    (verdict,) = judge(seen)
+    assert "b (eth0 10.0.0.2, MTU 1500) and c (eth0 10.0.0.3, MTU 1500)" in verdict.observation
+
+
+def test_a_terminal_gets_a_matrix_in_color() -> None:
+    seen = healthy()
+    slow((3, 1))(seen)
+    seen.broken = {(0, 2): "no TCP connection"}
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system="standard")
+    console.print(report.matrix(conduct.report_of(seen)))
+    assert isinstance(console.file, io.StringIO)
+    drawn = console.file.getvalue()
+    assert "\x1b[1;31m100\x1b[0m" in drawn
+    assert drawn.count("\x1b[1;31mbroken\x1b[0m") == 2
+    assert "\x1b[32m1000\x1b[0m" in drawn
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--nnodes", "0"], ["--nnodes", "2", "--max-size", "3"], ["--nnodes", "2", "--backend", "mpi"]]
+)
+def test_wrong_usage_is_told_before_the_first_packet(arguments: list[str]) -> None:
+    assert CliRunner().invoke(command.check, arguments).exit_code == 2
+
+
+@pytest.mark.slow
+def test_two_processes_of_one_machine_check_each_other() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mingle.check", "--nnodes=1", "--nproc-per-node=2", "--max-size=1M", "--json"],
+        env={**command_environment(free_udp_port()), "PYTHONPATH": str(ROOT / "src"), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["schema"] == 1
+    assert answer["command"] == "check"
+    assert answer["healthy"] is True
+    assert [pair["fault"] for pair in answer["pairs"]] == [None, None]
+    assert answer["all_reduce"][-1]["size"] == 1 << 20
+    # nccl-tests: of two ranks, the bus carries what the algorithm does.
+    assert all(each["busbw"] == pytest.approx(each["algbw"]) for each in answer["all_reduce"])
