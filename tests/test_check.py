@@ -169,7 +169,7 @@ def test_wrong_usage_is_told_before_the_first_packet(arguments: list[str]) -> No
 @pytest.mark.slow
 def test_two_processes_of_one_machine_check_each_other() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "mingle.check", "--nnodes=1", "--nproc-per-node=2", "--max-size=1M", "--json"],
+        [sys.executable, "-m", "mingle.check.command", "--nnodes=1", "--nproc-per-node=2", "--max-size=1M", "--json"],
         env={**command_environment(free_udp_port()), "PYTHONPATH": str(ROOT / "src"), "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,

@@ -118,7 +118,7 @@ def _place(nnodes: int | None, nproc_per_node: int) -> dict[str, Any]:
 def _start_further(count: int) -> Sequence[subprocess.Popen[bytes]]:
     if _LOCAL in os.environ:
         return []
-    line = [sys.executable, "-m", "mingle.check", *sys.argv[1:]]
+    line = [sys.executable, "-m", "mingle.check.command", *sys.argv[1:]]
     return [subprocess.Popen(line, env={**os.environ, _LOCAL: "1"}) for _ in range(count)]
 
 
@@ -130,3 +130,7 @@ def main() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(end.code if isinstance(end.code, int) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -25,7 +25,7 @@ GRACE_SECONDS = 2.0
 """The time for a result to arrive after the deadline of its task."""
 CONNECT_SECONDS = 5.0
 SEGMENT_BYTES = 500
-SMALL_BYTES, LARGE_BYTES = 64, 1 << 17
+SMALL_BYTES, LARGE_BYTES = 64, 1 << 18
 _CHUNK = 1 << 18
 
 Record = dict[str, Any]

@@ -22,7 +22,7 @@ from mingle.job import Job
 
 RATE_SECONDS = 0.3
 """How long one direction of a pair is measured; a message that has begun is finished."""
-PATH_SECONDS = 0.1
+PATH_SECONDS = 0.25
 FIRST_BYTES = 1 << 16
 RIGHT_NUMBERS = 1 << 15
 """Per rank: large enough to fill packets of any MTU."""
