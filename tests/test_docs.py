@@ -27,6 +27,7 @@ from docs import build_reference
 
 import mingle
 from mingle import cli as discover
+from mingle.check import command as check_command
 from mingle.cli.output import SCHEMA
 from mingle.config import settings
 from mingle.engine.progress import line
@@ -361,6 +362,8 @@ def test_what_a_reader_types_is_there(command: Command) -> None:
         assert {each for each in arguments if "=" not in each} <= set(targets)
     elif program.startswith("./"):
         assert (ROOT / program).exists() or _is_example(program)
+    elif program == "mingle-check":
+        check_command.check.make_context("mingle-check", arguments)
     elif program not in ("torchrun", "mingle-discover"):  # these have tests of their own
         assert program in FOREIGN
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mingle import abandonable
+from mingle import detached
 
 PULSE_SECONDS = 0.5
 SILENCE_SECONDS = 6.0
@@ -278,12 +278,12 @@ class Worker:
         named = {name: value for name, value in task.items() if name not in ("id", "do", "say")}
         deadline = time.monotonic() + task["seconds"]
         try:
-            result = abandonable.run(
+            result = detached.run(
                 lambda: actions[task["do"]](**named),
                 f"check-{task['do']}",
                 lambda: not self._tasks.empty() or self._line.silent() or time.monotonic() > deadline,
             )
-        except abandonable.AbandonedError:
+        except detached.AbandonedError:
             return {"timeout": True}
         except Exception as error:  # whatever torch raises belongs into the report
             return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 import mingle
-from mingle import abandonable
+from mingle import detached
 from mingle.check import conduct, control, probes
 from mingle.check import report as shown
 from mingle.check.control import Record
@@ -96,7 +96,7 @@ def _take_part(
         contact = json.loads(_within(deadline, lambda: store.get(_KEY)))
         addresses = ["127.0.0.1"] if conductor else [address for address in contact["addresses"] if address]
         connection = control.first_reached(addresses, contact["port"], options.seconds)
-    except (abandonable.AbandonedError, OSError, RuntimeError):
+    except (detached.AbandonedError, OSError, RuntimeError):
         return conduct.without_rank_zero([rank_zero, hello], job.rank, "silent"), False
     peers = control.Peers(job.rank, contact["token"])
     hello["address"] = hello["address"] or control.plain(connection.getsockname()[0])
@@ -118,7 +118,7 @@ def _take_part(
 
 
 def _within(deadline: float, function: Callable[[], Any]) -> Any:
-    return abandonable.run(function, "check-store", lambda: time.monotonic() > deadline)
+    return detached.run(function, "check-store", lambda: time.monotonic() > deadline)
 
 
 def _destroy_group() -> None:
@@ -129,7 +129,7 @@ def _destroy_group() -> None:
         deadline = time.monotonic() + _DESTROY_SECONDS
         try:
             _within(deadline, dist.destroy_process_group)
-        except (abandonable.AbandonedError, RuntimeError):
+        except (detached.AbandonedError, RuntimeError):
             return
 
 
