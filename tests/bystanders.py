@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mingle.config.settings import Network
 from mingle.observe.announcement import Announcement
-from mingle.observe.finding import Finder
+from mingle.observe.finder import Finder
 from mingle.observe.observer import Machine, Observer
 from mingle.protocol.host import Host
 from mingle.protocol.machine import (

@@ -28,7 +28,7 @@ from mingle.wire.datagrams import Seek
 from mingle.wire.echo import EchoRequest
 from mingle.wire.frames import ProcessInfo, Status
 from tests.bystanders import Wire, a_finder
-from tests.test_finding import an_offer
+from tests.test_finder import an_offer
 from tests.test_ping import Lan
 
 HEALTHY = Facts(port=29499, used=["eth0 10.0.0.5/24"], used_names=["eth0"], networks=["10.0.0.0/24"])

@@ -15,8 +15,8 @@ from mingle.cli import jobs, main
 from mingle.cli.jobs import MAX_ADDRESS_LENGTH, changes
 from mingle.config.settings import Network
 from mingle.errors import DiscoveryTimeoutError
+from mingle.observe.finder import Seeking
 from mingle.observe.lookup import find
-from mingle.observe.sighting import Seeking
 from mingle.wire.datagrams import Seek
 from tests.bystanders import (
     Wire,

@@ -10,7 +10,7 @@ import pytest
 from mingle.config.settings import Network
 from mingle.config.values import Peer
 from mingle.errors import InterfaceError, MingleError
-from mingle.observe.finding import Finder
+from mingle.observe.finder import Finder
 from mingle.observe.observer import Observer, new_name, this_process
 from tests.bystanders import an_announcement, free_udp_port
 

@@ -11,7 +11,7 @@ from typing import Any
 from mingle.cli import checks, jobs, output
 from mingle.diagnostics.diagnosis import Facts
 from mingle.observe import path_checks
-from mingle.observe.finding import Finder
+from mingle.observe.finder import Finder
 from mingle.observe.lookup import not_formed, not_found, several_hosts
 from mingle.observe.ping import PingMachine
 from mingle.protocol.machine import Dial, NetworkFacts, Source

@@ -21,9 +21,8 @@ from mingle.config import settings
 from mingle.errors import ConfigurationError
 from mingle.observe import lookup
 from mingle.observe.announcement import Announcement
-from mingle.observe.finding import Finder
+from mingle.observe.finder import Finder, Seeking, Sighting, Target, endpoint_text, is_host, ranks_seeking
 from mingle.observe.observer import Observer, new_name, this_process
-from mingle.observe.sighting import Seeking, Sighting, Target, endpoint_text, is_host, ranks_seeking
 from mingle.protocol import reports
 from mingle.protocol.machine import Diagnostics, NetworkFacts
 from mingle.wire.authentication import JobKey

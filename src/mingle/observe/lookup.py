@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from mingle.config.settings import Network
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
-from mingle.observe.finding import Finder
+from mingle.observe.finder import Finder, Sighting
 from mingle.observe.observer import Observer, new_name, this_process
-from mingle.observe.sighting import Sighting
 from mingle.protocol import reports
 from mingle.protocol.machine import NetworkFacts
 from mingle.wire.authentication import JobKey

@@ -1,58 +1,190 @@
-"""Looking at jobs without being a part of one: a pure machine that collects OFFERs and proves each over TCP.
+"""Look at jobs without being a part of one: a pure machine that collects OFFERs and lets each host prove itself.
 
-It asks as a rank does (SEEK, on the job's group) and as somebody does who knows no job id (LIST, on the
-lobby), and believes neither answer: each session that is named is dialled with the purpose ``probe``, and
-only what the proved host then says of itself counts. Its driver is :mod:`mingle.observe.observer`.
+It asks as a rank does (SEEK, on the job's group) and as a process does that knows no job id (LIST, on the browse
+group). It believes neither answer: it dials each session with the purpose ``probe``, and uses only what the host then
+says on the proved connection. Its driver is :mod:`mingle.observe.observer`.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from msgspec import field
 
 from mingle.config.values import Secret
-from mingle.observe.sighting import Seeking, Sighting, is_host
 from mingle.protocol.connection_race import ConnectionRace, merged, named
 from mingle.protocol.handshake import Call
 from mingle.protocol.machine import Context, Diagnostics, Effect, Multicast, NewId, Source
 from mingle.protocol.pacing import Seeker
-from mingle.protocol.sessions import SessionPolicy, SessionTable
+from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, Datagram, List, Offer, Seek
 
 LIST_SECONDS = (0.0, 0.4, 1.0)
-"""When the lobby is asked: a single packet may be lost."""
+"""When to ask on the browse group after the start: a single packet can be lost."""
 LIST_PERIOD_SECONDS = 2.0
-"""How often it is asked after that."""
+"""The interval of further questions."""
 ANSWER_SECONDS = 2.0
-"""How long a host that has proved itself may take to say how it stands."""
+"""The time in which a host that has proved its session must give its state."""
 SETTLE_SECONDS = 0.5
-"""How long after the first host a second one is waited for: a sealed one answers at most twice a second."""
+"""How long to wait for a second host after the first: a sealed one answers at most twice a second."""
 UNTRIED_SECONDS = 3.0
-"""How long after that others that are only claimed to be there are still tried: somebody may invent them for ever."""
+"""How long to wait after that for sessions that were not tried yet; bounded, because a stranger can invent sessions."""
 SESSION_SECONDS = 5.0
-"""How long `watch` keeps a host that no longer proves itself; hosts answer the lobby every two seconds."""
+"""How long `watch` keeps a host that no longer proves itself; hosts answer the browse group every two seconds."""
 SEEKER_SECONDS = 12.0
-"""How long `watch` keeps a seeker; each time only one seeker of a job answers, and not always the same one."""
+"""How long `watch` keeps a seeker; one seeker of a job answers each question, and not always the same one."""
 # Bounded against invented sessions and seekers; the one that was silent for longest is dropped.
 MAX_SESSIONS = 1024
 MAX_SEEKERS = 1024
+# A RUNNING frame names no more ranks than this (frames.Ranks); a longer list is cut.
+_RANKS_NAMED = 4096
+_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
+
+EndpointKind: TypeAlias = Literal["store", "control", "announced"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a job can be reached."""
+
+    address: str
+    """An address, with its zone if it is link-local; for an announcement it can be a host name."""
+    port: int
+    kind: EndpointKind
+    """Rank 0's store; rank 0's control port, while the job gathers; or the announced address."""
+
+    def __str__(self) -> str:
+        return endpoint_text(self.address, self.port)
+
+
+@dataclass(frozen=True, slots=True)
+class Seeking:
+    """A rank that looks for its host."""
+
+    seek: Seek
+    address: str
+    signed: bool
+    heard_at: float = 0.0
+
+    def __str__(self) -> str:
+        rank = "a process without a rank" if self.seek.rank is None else f"rank {self.seek.rank}"
+        return f"{rank} on host {self.seek.hostname or 'unknown'} ({self.address}), pid {self.seek.pid}"
+
+
+class Sighting(KnownSession, eq=False, kw_only=True):
+    """A known session and the result of its last try; ``running`` is set while its host is proved."""
+
+    signed: bool
+    probed: Offer
+    """The OFFER on which the last try is based."""
+    verified: bool = False
+    """Whether the last OFFER is signed with our secret."""
+    path: frames.Path | None = None
+    """The path on which the host was proved."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """For each address of the last try, the reason why it did not prove the session."""
+    heard_at: float = 0.0
+    """The time of the last OFFER."""
+    was_alive: bool = False
+    """Whether the host has ever proved itself and answered."""
+    tried: bool = False
+    """Whether a try has ended."""
+    answer_by: float | None = None
+    """The time by which a proved host must give its state."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the host has proved itself and answered."""
+        return self.running is not None
+
+    @property
+    def problem(self) -> str:
+        """Why the session is not proved, for people; empty if it is."""
+        if self.running is not None:
+            return ""
+        return "; ".join(f"{address}: {why}" for address, why in self.failures.items()) or "it has not answered yet"
+
+    @property
+    def joined(self) -> int:
+        """The number of ranks with a seat: from the proved list of ranks if it is complete, else from the OFFER."""
+        listed = self.running is not None and not self.probed.assigned and self.probed.kind == "ranks"
+        if self.running is None or not listed or len(self.running.joined) >= _RANKS_NAMED:
+            return self.offer.joined
+        return len(self.running.joined)
+
+    def host(self) -> frames.ProcessInfo:
+        """Return the host: as proved, else as in the OFFER."""
+        if self.running is not None:
+            return self.running.host
+        offer = self.offer
+        return frames.ProcessInfo(hostname=offer.hostname, pid=offer.pid, address=offer.addresses[0])
+
+    def target(self) -> Target:
+        """Return the store if there is one, else the proved control port. Requires :attr:`alive`."""
+        assert self.running is not None
+        control = self.control()
+        if self.running.store_port == 0:
+            return control
+        address = self._reachable(self.running.store_address) or control.address
+        kind: EndpointKind = "announced" if self.probed.kind == "announcement" else "store"
+        return Target(address, self.running.store_port, kind)
+
+    def control(self) -> Target:
+        """Return the control port at which the host was proved. Requires :attr:`alive`."""
+        assert self.path is not None
+        return Target(self._reachable(self.path.host_address), self.probed.port, "control")
+
+    def _reachable(self, address: str) -> str:
+        """Return one of the host's addresses, a link-local one with our own zone."""
+        assert self.path is not None
+        return f"{address}%{self.path.interface}" if address.lower().startswith("fe80:") else address
+
+
+def is_host(text: str) -> bool:
+    """Return whether a text is empty, an address, or a host name (RFC 1123, and the underscore that Docker allows).
+
+    Text from the network ends on a terminal or in a shell, where nothing else must get.
+    """
+    if not text:
+        return True
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return _HOST_NAME.fullmatch(text) is not None
+    return "%" not in text
+
+
+def endpoint_text(address: str, port: int) -> str:
+    """Return ``address:port``, with an IPv6 address in brackets (RFC 3986, section 3.2.2)."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def ranks_seeking(seekers: Sequence[Seeking], sightings: Sequence[Sighting]) -> list[Seeking]:
+    """Return the seekers of a job whose rank has no seat at its hosts."""
+    seated = {rank for each in sightings if each.running is not None for rank in each.running.joined}
+    return [each for each in seekers if each.seek.rank is None or each.seek.rank not in seated]
 
 
 class Finder(SessionPolicy[Sighting]):
-    """Collects sessions and proves them. It never joins one.
+    """Collects sessions and lets their hosts prove themselves. It never joins one.
 
     Args:
-        job: the job to look for; None: all jobs, through the lobby.
+        job: the job to look for; None: all jobs, through the browse group.
         member: sixteen random bytes by which our own datagrams are known.
-        who: this process, as the other side may name it.
-        secret: proves to hosts that have one; when a job is named, its host must have it too.
+        who: this process, as the other side can name it.
+        secret: proves this process to hosts with a secret; the host of a named job must have it as well.
         new_id: numbers connections.
         rng: for the jitter of the questions.
         now: the present, in seconds of a monotonic clock.
-        refresh: how often to query a known session again, in seconds; None: when its OFFER changes.
-        forgets: whether to drop sessions and seekers that have gone silent, as a long watch must; else they are kept
-            for the final report.
+        refresh: the interval of asking a known session again, in seconds; None: when its OFFER changes.
+        forgets: whether to drop silent sessions and seekers, as a long watch must; else they are kept for the report.
     """
 
     def __init__(
@@ -69,9 +201,9 @@ class Finder(SessionPolicy[Sighting]):
         forgets: bool = False,
     ) -> None:
         self.job = job
-        self.secured = secret is not None
         self.diagnostics = Diagnostics()
         self.seekers: dict[bytes, Seeking] = {}
+        """By member, in the order of their last datagrams."""
         self._member = member
         self._who = who
         self._secret = secret
@@ -93,9 +225,9 @@ class Finder(SessionPolicy[Sighting]):
         self._settle_at: float | None = None
         self._waited = False
         self._patient_until: float | None = None
-        """By when those are to be tried that are only claimed to be there."""
+        """The end of the wait for untried sessions."""
 
-    # --- what was found -------------------------------------------------------------------------------------
+    # --- what was found --------------------------------------------------------------------------------------------
 
     @property
     def sessions(self) -> list[Sighting]:
@@ -104,37 +236,33 @@ class Finder(SessionPolicy[Sighting]):
 
     @property
     def alive(self) -> list[Sighting]:
-        """Those that are proved."""
+        """The proved sessions."""
         return [sighting for sighting in self.sessions if sighting.alive]
 
     @property
     def settled(self) -> bool:
-        """Whether one is proved and a second one would most likely be, too, if there were one."""
-        return self._waited and (self._patient_until is None or not self._has_untried)
-
-    @property
-    def _has_untried(self) -> bool:
-        return any(not sighting.tried for sighting in self._table)
+        """Whether a session is proved, and a second one most likely would be as well if there were one."""
+        return self._waited and (self._patient_until is None or all(sighting.tried for sighting in self._table))
 
     @property
     def racing(self) -> bool:
         """Whether a session that is not proved is being tried."""
         return any(each.race is not None and not each.alive for each in self._table)
 
-    # --- what the driver reads ------------------------------------------------------------------------------
+    # --- what the driver reads -------------------------------------------------------------------------------------
 
     def effects(self) -> list[Effect]:
-        """Hands out what is to be done."""
+        """Hand out what the driver must do."""
         self._table.flush()
         done, self._effects[:] = list(self._effects), []
         return done
 
     def calling(self) -> Datagram | None:
-        """What to ask unicast peers now."""
+        """Return what to send to unicast peers now."""
         return self._list() if self.job is None else self._seek(self.job)
 
     def next_timer(self) -> float | None:
-        """When :meth:`handle_timer` has something to do."""
+        """Return when to call :meth:`handle_timer`."""
         times = [self._list_due[0], self._seeker.next_timer(), self._settle_at, self._patient_until]
         times.append(self._table.next_timer())
         for sighting in self._table:
@@ -145,7 +273,7 @@ class Finder(SessionPolicy[Sighting]):
         return min(time for time in times if time is not None)
 
     def handle_timer(self, now: float) -> None:
-        """Does what the clock demands."""
+        """Ask what is due, go on with the tries, and forget what is old."""
         if self.job is not None and self._seeker.should_ask(now):
             self._effects.append(Multicast(self._seek(self.job)))
         if now >= self._list_due[0]:
@@ -168,13 +296,13 @@ class Finder(SessionPolicy[Sighting]):
             self._patient_until = None
 
     def close(self, _reason: str = "") -> None:
-        """Hangs up everywhere."""
+        """Hang up on every host."""
         self._table.hang_up()
 
-    # --- datagrams ------------------------------------------------------------------------------------------
+    # --- datagrams -------------------------------------------------------------------------------------------------
 
     def _seek(self, job: str) -> Seek:
-        # The kind says that no rank is asking, so nobody counts this process among those that are waited for.
+        # The kind says that no rank asks, so that no host counts this process among the ranks that it waits for.
         return Seek(
             job=job,
             member=self._member,
@@ -185,11 +313,11 @@ class Finder(SessionPolicy[Sighting]):
         )
 
     def _list(self) -> List:
-        # No job is named: ranks of other jobs would remember it as one that is on this network.
+        # It names no job: ranks of other jobs would remember that one as a job on this network.
         return List(member=self._member)
 
     def heard(self, message: Datagram, source: Source, now: float) -> None:
-        """A valid datagram came in. Its signature was not checked: the proof over TCP is what counts."""
+        """Process a valid datagram. Its signature was not checked: only the proof over TCP counts."""
         if isinstance(message, List | Seek) and message.member == self._member:
             return
         if self.job is not None and message.job != self.job:
@@ -197,7 +325,6 @@ class Finder(SessionPolicy[Sighting]):
         elif isinstance(message, Seek):
             if message.kind == "announcement":
                 return
-            # In order of last contact, so that the first is the oldest.
             self.seekers.pop(message.member, None)
             self.seekers[message.member] = Seeking(message, source.address, source.signed, now)
             if len(self.seekers) > MAX_SEEKERS:
@@ -222,7 +349,7 @@ class Finder(SessionPolicy[Sighting]):
                 self._prove(sighting, now)
             return
         if sighting.verified and not source.verified:
-            return  # forged: its host signs all
+            return  # forged: the host signs every OFFER
         sighting.offer, sighting.signed, sighting.verified = offer, source.signed, source.verified
         sighting.heard_at = now
         self._table.heard(sighting)
@@ -243,13 +370,12 @@ class Finder(SessionPolicy[Sighting]):
             dialing = sighting.race is not None and sighting.race.dialing
             if now - sighting.heard_at >= SESSION_SECONDS and not sighting.alive and not dialing:
                 self._table.remove(sighting)
-        while self.seekers:
-            oldest = next(iter(self.seekers))
-            if now - self.seekers[oldest].heard_at < SEEKER_SECONDS:
+        for member, seeker in list(self.seekers.items()):
+            if now - seeker.heard_at < SEEKER_SECONDS:
                 return
-            del self.seekers[oldest]
+            del self.seekers[member]
 
-    # --- proving --------------------------------------------------------------------------------------------
+    # --- proofs ----------------------------------------------------------------------------------------------------
 
     def _prove(self, sighting: Sighting, now: float) -> None:
         offer = sighting.probed = sighting.offer
@@ -266,46 +392,40 @@ class Finder(SessionPolicy[Sighting]):
             purpose="probe",
             who=self._who,
         )
-        self._table.race(sighting, call, now, key=self._key(sighting))
+        key = JobKey(self._secret, offer.job) if self._secret is not None and sighting.verified else None
+        self._table.race(sighting, call, now, key=key)
         sighting.answer_by = None
 
-    def _key(self, sighting: Sighting) -> JobKey | None:
-        if self._secret is None or not sighting.verified:
-            return None
-        return JobKey(self._secret, sighting.offer.job)
-
     def accepted(self, conn: int, address: str, now: float) -> None:
-        """Nobody is listened for, so nobody connects."""
+        """Process an incoming connection: the machine has no port to connect to."""
 
     def on_proved(self, session: Sighting, now: float) -> None:
         """Handle a session whose host has just proved it."""
         session.answer_by = now + ANSWER_SECONDS
 
     def on_frame(self, session: Sighting, frame: frames.AnyFrame, now: float) -> None:
-        """Handle what a host says."""
-        if isinstance(frame, frames.Running) and session.race is not None:
-            self._answered(session, session.race, frame, now)
+        """Handle a frame from a proved host."""
+        if not isinstance(frame, frames.Running) or session.race is None:
+            return
+        path = list(session.race.paths.values())[-1]
+        if not is_host(frame.store_address):
+            self._give_up(session, {path.host_address: "it names a store at what is no address"}, now)
+            return
+        self._end(session, now)
+        session.running, session.path, session.failures = frame, path, {}
+        session.was_alive = True
+        if self._refresh is not None:
+            session.retry_at = now + self._refresh
+        if self._settle_at is None and not self._waited:
+            self._settle_at = now + SETTLE_SECONDS
 
     def on_unreached(self, session: Sighting, race: ConnectionRace, now: float) -> None:
         """Handle a race that was lost on every address."""
         self._give_up(session, dict(race.failures), now)
 
     def on_lost(self, session: Sighting, race: ConnectionRace, reason: str, now: float) -> None:
-        """Handle a host that hung up before it said how it stands."""
+        """Handle a proved host that hung up before it gave its state."""
         self._give_up(session, dict(race.failures), now)
-
-    def _answered(self, sighting: Sighting, race: ConnectionRace, running: frames.Running, now: float) -> None:
-        path = list(race.paths.values())[-1]
-        if not is_host(running.store_address):
-            self._give_up(sighting, {path.host_address: "it names a store at what is no address"}, now)
-            return
-        self._end(sighting, now)
-        sighting.running, sighting.path, sighting.failures = running, path, {}
-        sighting.was_alive = True
-        if self._refresh is not None:
-            sighting.retry_at = now + self._refresh
-        if self._settle_at is None and not self._waited:
-            self._settle_at = now + SETTLE_SECONDS
 
     def _give_up(self, sighting: Sighting, failures: dict[str, str], now: float) -> None:
         self._end(sighting, now)
