@@ -194,6 +194,7 @@ class Probes:
         kind: Any = dist.ProcessGroupNCCL if at.type == "cuda" else dist.ProcessGroupGloo
         group = kind(store, rank, 2, patience)
         small = torch.zeros(1, dtype=torch.int64, device=at)
+        payload = torch.zeros(limit, dtype=torch.uint8, device=at)  # here: its pages cost as much time as a message
 
         def send(tensor: torch.Tensor) -> None:
             group.send([tensor], 1 - rank, 0).wait()
@@ -207,7 +208,7 @@ class Probes:
             size, sent, started = min(FIRST_BYTES, limit), 0, time.perf_counter()
             while time.perf_counter() < started + RATE_SECONDS:
                 send(small.fill_(size))
-                send(torch.zeros(size, dtype=torch.uint8, device=at))
+                send(payload[:size])
                 receive(small)
                 sent, size = sent + size, min(8 * size, limit)
             rate = sent / (time.perf_counter() - started)
@@ -219,7 +220,7 @@ class Probes:
                 receive(small)
                 if not (size := int(small.item())):
                     return
-                receive(torch.empty(size, dtype=torch.uint8, device=at))
+                receive(payload[:size])
                 send(small)
 
         trips = []
