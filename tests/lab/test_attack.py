@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from mingle.protocol.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND
-from mingle.protocol.connection_race import SILENT_SECONDS
+from mingle.protocol.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND, SILENT_SECONDS
 from tests.levels import repeated, soaking
 
 from . import Host, Lab, Rank

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mingle import detached
+from mingle import detached, forksafe
 
 PULSE_SECONDS = 0.5
 SILENCE_SECONDS = 6.0
@@ -66,7 +66,7 @@ class Line:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
         self.connection = connection
         self.heard = time.monotonic()
-        self._sending = threading.Lock()
+        self._sending = forksafe.register_lock(threading.Lock())
 
     def send(self, record: Record | None = None) -> None:
         """Send a record, or a heartbeat; the end of the connection shows where it is read."""
