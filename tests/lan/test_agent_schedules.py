@@ -14,7 +14,6 @@ from mingle.elastic.leases import LEASE_SECONDS, Binding, Leases
 from mingle.elastic.member import AgentMembership
 from mingle.elastic.quorum import Nodes, Policy, Quorum
 from mingle.protocol.machine import Hangup
-from mingle.wire import frames
 from tests.lan.agent_schedules import AgentSchedule
 from tests.lan.agents import AgentProcess
 from tests.levels import chosen, repeated
@@ -49,31 +48,7 @@ def test_the_same_seed_is_the_same_day() -> None:
     assert days[0] == days[1]
 
 
-# --- the mistakes of these rules, each planted -----------------------------------------------------------------------
-
-
-def count_from_the_reception_of_a_pong(patch: pytest.MonkeyPatch) -> None:
-    genuine = ElasticHost._frame
-
-    def frame(host: ElasticHost, conn: int, caller: Any, said: frames.AnyFrame, now: float) -> None:
-        genuine(host, conn, caller, said, now)
-        until = host.quorum.leases._until
-        if isinstance(said, frames.Pong) and caller.hello.member in until:
-            until[caller.hello.member] = now + LEASE_SECONDS
-
-    patch.setattr(ElasticHost, "_frame", frame)
-
-
-def renew_a_lease_by_any_frame(patch: pytest.MonkeyPatch) -> None:
-    genuine = ElasticHost._frame
-
-    def frame(host: ElasticHost, conn: int, caller: Any, said: frames.AnyFrame, now: float) -> None:
-        genuine(host, conn, caller, said, now)
-        until = host.quorum.leases._until
-        if caller.hello.member in until:
-            until[caller.hello.member] = now + LEASE_SECONDS
-
-    patch.setattr(ElasticHost, "_frame", frame)
+# --- the mistakes of these rules, each planted; two more are in test_agents.py, since chance alone rarely finds them ---
 
 
 def hang_up_orderly_on_a_member_that_counts(patch: pytest.MonkeyPatch) -> None:
@@ -177,8 +152,6 @@ PLANTED = chosen(
     ],
     soak=[
         (keep_with_one_less, HOLD, 657),
-        (count_from_the_reception_of_a_pong, HOLD, 840),
-        (renew_a_lease_by_any_frame, HOLD, 840),
         (look_at_the_clock_after_the_sockets, HOLD, 1176),
         (measure_leases_by_a_clock_that_sleeps, HOLD, 1176),
         (confirm_while_bound, HOLD, 1623),

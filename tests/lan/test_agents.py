@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from mingle.elastic.host import ElasticHost
+from mingle.elastic.leases import LEASE_SECONDS
 from mingle.elastic.quorum import Nodes, Quorum
 from mingle.errors import ConflictError, DiscoveryTimeoutError
 from mingle.protocol.election import Elector
 from mingle.protocol.member import Step
+from mingle.wire import frames
 from mingle.wire.datagrams import MAX_ADDRESSES
 from tests.lan.agents import AgentGathering, AgentProcess
 from tests.lan.network import Barrier
@@ -154,6 +158,54 @@ def test_a_member_that_wakes_up_is_bound_to_nothing_that_lay_in_its_buffer(seed:
     assert gathering.together([two, three, back])
     gathering.split([one.machine], [two.machine, three.machine], parted=False)
     gathering.run_until_together([one, two, three, back], 15.0)
+
+
+def an_answer_that_comes_late(seed: int) -> None:
+    """A member hears nothing any more, and TCP delivers its last answers to the host seconds later.
+
+    The member is free 10 s after the last PING that it processed, and founds a session with the third agent. The
+    answers renew the host's lease from the sending of those PINGs on, so the host has stopped by then.
+    """
+    gathering = AgentGathering(seed, (2, 3))
+    agents = running(gathering, 3)
+    host = gathering.host_of(agents)
+    member, third = without(agents, host)
+    gathering.split([host.machine], [third.machine])
+    gathering.world.run(12.0)
+    assert gathering.together([host, member])
+    gathering.split([member.machine], [host.machine], one_way=True)
+    gathering.world.run(1.2)
+    gathering.split([host.machine], [member.machine], one_way=True)
+    gathering.world.run(5.6)
+    # The way heals for a moment, too short for anything that was lost to come again, and then one way only.
+    gathering.split([host.machine], [member.machine], parted=False)
+    gathering.world.run(0.005)
+    gathering.split([host.machine], [member.machine], one_way=True)
+    gathering.world.run(0.5)
+    gathering.split([host.machine], [member.machine])
+    gathering.run_until_together([member, third], 15.0)
+    gathering.network.heal_all()
+    gathering.run_until_together(agents, 15.0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_answer_that_comes_late_renews_no_lease(seed: int) -> None:
+    an_answer_that_comes_late(seed)
+
+
+@pytest.mark.parametrize("kind", [frames.Pong, object], ids=["an answer", "any frame"])
+def test_a_lease_that_counts_from_the_reception_is_found(monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
+    genuine = ElasticHost._frame
+
+    def frame(host: ElasticHost, conn: int, caller: Any, said: frames.AnyFrame, now: float) -> None:
+        genuine(host, conn, caller, said, now)
+        until = host.quorum.leases._until
+        if isinstance(said, kind) and caller.hello.member in until:
+            until[caller.hello.member] = now + LEASE_SECONDS
+
+    monkeypatch.setattr(ElasticHost, "_frame", frame)
+    with pytest.raises(AssertionError, match="two hosts hold"):
+        an_answer_that_comes_late(0)
 
 
 @pytest.mark.parametrize("asleep", [False, True], ids=["stopped", "suspended"])
