@@ -48,7 +48,7 @@ def test_the_same_seed_is_the_same_day() -> None:
     assert days[0] == days[1]
 
 
-# --- the mistakes of these rules, each planted; two more are in test_agents.py, since chance alone rarely finds them ---
+# --- the mistakes of these rules, each planted; chance rarely finds two more, which are in test_agents.py -------------
 
 
 def hang_up_orderly_on_a_member_that_counts(patch: pytest.MonkeyPatch) -> None:
