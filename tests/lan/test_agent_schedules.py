@@ -83,7 +83,14 @@ def allow_a_grace_after_the_quorum_is_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def look_at_the_clock_after_the_sockets(patch: pytest.MonkeyPatch) -> None:
+    check, handle_timer = Agent.check, Agent.handle_timer
+
+    def check_when_the_timer_fires(agent: Agent, now: float) -> None:
+        check(agent, now)
+        handle_timer(agent, now)
+
     patch.setattr(Agent, "check", lambda *_: None)
+    patch.setattr(Agent, "handle_timer", check_when_the_timer_fires)
     patch.setattr(Agent, "held_until", property(believe_by_state))
 
 
