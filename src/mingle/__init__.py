@@ -165,7 +165,7 @@ def discover(
 ) -> Job:
     """Finds rank 0, waits until every rank has joined, and exports what torch and the frameworks read.
 
-    The process group is left to whoever comes next in this process: ``init_process_group()`` with ``env://``,
+    The process group is left to the next caller in this process: ``init_process_group()`` with ``env://``,
     Lightning, Accelerate, DeepSpeed. Exported are ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``,
     ``NODE_RANK``, ``GROUP_RANK``, ``MASTER_ADDR``, ``MASTER_PORT``, and the interface for Gloo and TensorPipe.
 

@@ -155,7 +155,7 @@ def _states() -> set[str]:
     pythons = {str(thread.native_id) for thread in threading.enumerate()} if nameless else ()
     for task in tasks:
         with contextlib.suppress(OSError):  # it has just ended
-            # One read(2), whose time the kernel gives to whoever waits for the interpreter's lock.
+            # One read(2), whose time the kernel gives to a thread that waits for the interpreter's lock.
             name, _, rest = _read(task / "stat").partition("(")[2].rpartition(")")
             if name == _NAME:
                 named.add(rest.split()[0])

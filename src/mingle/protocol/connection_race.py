@@ -47,7 +47,7 @@ class DialTarget(Struct, frozen=True):
 
     @property
     def place(self) -> tuple[str, int]:
-        """The address and port, whoever named them."""
+        """The address and port, regardless of who named them."""
         return self.address, self.port
 
     @property

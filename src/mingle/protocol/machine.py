@@ -250,7 +250,7 @@ class ProveStore(Struct, frozen=True):
 
 
 class CloseStore(Struct, frozen=True):
-    """End the store with all its connections: a rank was lost, so nobody shall wait for it."""
+    """End the store with all its connections: a rank was lost, so no other rank must wait for it."""
 
     reason: str
 

@@ -51,7 +51,7 @@ ANSWER_CREDIT = 8
 SEALED_ANSWER_GAP_SECONDS = 0.5
 """So far apart are those of a sealed one, at most two a second in the long run …"""
 SEALED_ANSWER_CREDIT = 3
-"""… of which so many may come at once: whoever asks is answered before it forms the job a second time."""
+"""… of which so many may come at once: a rank that asks is answered before it forms the job a second time."""
 
 EARLY_ASK_SECONDS = 3.0
 """The time after which a rank asks on the browse group first: one that waits longer may wait for the wrong job."""

@@ -71,7 +71,7 @@ State: TypeAlias = Literal["open", "sealed"]
 def check_address(text: str) -> None:
     """Makes sure that a text from the network is an address.
 
-    Whoever dials one must not resolve a name that a stranger chose, nor wait for a resolver.
+    A process that dials one must not resolve a name that a stranger chose, nor wait for a resolver.
 
     Raises:
         ValueError: it is no IPv4 or IPv6 literal, or has a zone, which means nothing on another machine.
@@ -294,7 +294,7 @@ def is_signed(data: bytes) -> bool:
 
 
 def is_one(untrusted: bytes) -> bool:
-    """Tells whether bytes look like a datagram of ours, whatever is in it and whoever signed it."""
+    """Return whether bytes look like a datagram of ours, regardless of its content and its signature."""
     return HEADER_BYTES < len(untrusted) <= MAX_BYTES and untrusted[:4] == MAGIC
 
 
@@ -314,7 +314,7 @@ def as_repeated(data: bytes) -> bytes:
 
 
 def padded(message: Seek | List, length: int, key: JobKey | None = None) -> bytes:
-    """Returns the encoded question, filled up to ``length`` bytes: no answer shall be longer than it."""
+    """Returns the encoded question, filled up to ``length`` bytes: no answer is longer than it."""
     bare = encode(message, key)
     # A MessagePack key "padding" with a short binary header costs up to 8 + 3 bytes.
     room = length - len(bare) - 11

@@ -40,7 +40,7 @@ PING_BYTES = 640
 LENGTH_BYTES = 2
 """On TCP each message comes after its length, big endian."""
 
-# RFC 4727, sections 2.4.2 and 3.4.2: for experiments. Switches must flood 224.0.0.x whoever has joined (RFC 4541,
+# RFC 4727, sections 2.4.2 and 3.4.2: for experiments. Switches must flood 224.0.0.x regardless of membership (RFC 4541,
 # section 2.1.2), so what passes there and not on the job's group was filtered by IGMP snooping.
 LINK_GROUP = Group(ipv4="224.0.0.254", ipv6_link="ff02::114", ipv6_site="ff02::114")
 
