@@ -110,12 +110,19 @@ def _run_all() -> None:
     json.dump(results, sys.stdout)
 
 
+_MAIN: dict[str, Any] = {"__name__": "__main__"}
+"""The names of a rank's script, kept until its exit functions have run, as an interpreter keeps them.
+
+DDP's reducer, freed while one of Gloo's threads still waits for the interpreter's lock, joins that thread for ever.
+"""
+
+
 def _run_one(rank: dict[str, Any]) -> int:
     """Run the code as an interpreter runs a script, and end as one."""
     os.environ.update(rank["settings"])
     status = 0
     try:
-        exec(compile(rank["code"], rank["file"], "exec"), {"__name__": "__main__"})
+        exec(compile(rank["code"], rank["file"], "exec"), _MAIN)
     except BaseException:
         traceback.print_exc()
         status = 1
