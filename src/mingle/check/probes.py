@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
 import os
 import time
 import warnings
@@ -13,12 +11,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import netifaces
 import torch
 import torch.distributed as dist
 
 from mingle.check import control
 from mingle.job import Job
+from mingle.network import interfaces
 
 RATE_SECONDS = 0.3
 """How long one direction of a pair is measured; a message that has begun is finished."""
@@ -31,24 +29,13 @@ WORK_ROUNDS = 2_000_000
 
 
 def networks() -> list[dict[str, Any]]:
-    """Return this machine's addresses with their interface, network, MTU and speed, but for loopback."""
-    found = []
-    for name in netifaces.interfaces():
-        for family in (netifaces.AF_INET, netifaces.AF_INET6):
-            for entry in netifaces.ifaddresses(name).get(family, ()):
-                address = str(entry["addr"]).partition("%")[0]
-                mask = str(entry.get("netmask") or entry.get("mask")).rpartition("/")[2]
-                with contextlib.suppress(ValueError):
-                    at = ipaddress.ip_interface(f"{address}/{_prefix(mask)}")
-                    if not at.is_loopback and not at.is_link_local:
-                        found.append(
-                            {"interface": name, "address": address, "network": str(at.network), "mtu": mtu(name)}
-                        )
-    return found
-
-
-def _prefix(mask: str) -> int:
-    return int(mask) if mask.isdigit() else int(ipaddress.ip_address(mask)).bit_count()
+    """Return this machine's addresses with their interface, network and MTU, but for loopback and link-local ones."""
+    return [
+        {"interface": nic.name, "address": str(at.ip), "network": str(at.network), "mtu": mtu(nic.name)}
+        for nic in interfaces.scan()
+        for at in nic.addresses
+        if not at.is_loopback and not at.is_link_local
+    ]
 
 
 def mtu(interface: str) -> int:
