@@ -37,7 +37,7 @@ from mingle.protocol.machine import (
 from mingle.protocol.member import Joiner
 from mingle.wire import datagrams, frames
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import LOBBY
+from mingle.wire.datagrams import BROWSE_GROUP
 
 ROOT = Path(__file__).parents[1]
 WHO = frames.ProcessInfo(hostname="bench", pid=4321)
@@ -328,7 +328,7 @@ def _wake(port: int) -> None:
     """Sends a datagram that means nothing to every loop on `lo`."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1"))
-        sender.sendto(b"wake", (LOBBY.ipv4, port))
+        sender.sendto(b"wake", (BROWSE_GROUP.ipv4, port))
 
 
 # --- commands -----------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def test_who_asks_by_unicast_is_answered_by_unicast(announcement: Announcement, 
     assert Answer(UNICAST, announcement.offer) in announcement.effects()
 
 
-def test_a_flood_of_questions_to_the_lobby_by_unicast_is_answered_rarely(announcement: Announcement) -> None:
+def test_a_flood_of_questions_to_the_browse_group_by_unicast_is_answered_rarely(announcement: Announcement) -> None:
     for _ in range(1000):
         announcement.heard(List(member=b"L" * 16), UNICAST, START)
     answers = [each for each in announcement.effects() if isinstance(each, Answer)]

@@ -18,23 +18,23 @@ from mingle.protocol.pacing import (
 )
 
 
-def new_lobby(timeout: float = 300.0, seed: int = 1, now: float = 0.0) -> BrowseGroup:
+def new_group(timeout: float = 300.0, seed: int = 1, now: float = 0.0) -> BrowseGroup:
     return BrowseGroup(now, now + timeout, random.Random(seed))
 
 
-def asks(lobby: BrowseGroup, until: float) -> list[float]:
+def asks(group: BrowseGroup, until: float) -> list[float]:
     """When it asks, driven by its own timer."""
     asked = []
-    while (due := lobby.next_timer()) is not None and due < until:
-        if lobby.should_ask(due):
+    while (due := group.next_timer()) is not None and due < until:
+        if group.should_ask(due):
             asked.append(due)
-        lobby.should_answer(due)
+        group.should_answer(due)
     return asked
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_rank_asks_twice_early_and_before_its_deadline(seed: int) -> None:
-    early, last = asks(new_lobby(seed=seed, now=1000.0), 10_000.0)
+    early, last = asks(new_group(seed=seed, now=1000.0), 10_000.0)
     assert 1000.0 + EARLY_ASK_SECONDS <= early <= 1000.0 + EARLY_ASK_SECONDS + ASK_JITTER_SECONDS
     assert 1300.0 - LAST_ASK_SECONDS - ASK_JITTER_SECONDS <= last <= 1300.0 - LAST_ASK_SECONDS
 
@@ -47,47 +47,47 @@ def test_a_rank_asks_twice_early_and_before_its_deadline(seed: int) -> None:
     ],
 )
 def test_a_rank_with_little_time_asks_once(timeout: float, earliest: float, latest: float) -> None:
-    (asked,) = asks(new_lobby(timeout), 100.0)
+    (asked,) = asks(new_group(timeout), 100.0)
     assert earliest <= asked <= latest
 
 
 def test_a_rank_that_was_stopped_over_both_times_asks_twice_and_no_more() -> None:
-    lobby = new_lobby(10.0)
-    assert [lobby.should_ask(20.0) for _ in range(3)] == [True, True, False]
+    group = new_group(10.0)
+    assert [group.should_ask(20.0) for _ in range(3)] == [True, True, False]
 
 
 def test_nothing_is_said_unasked() -> None:
-    lobby = new_lobby()
-    assert lobby.answer_timer() is None
-    assert not lobby.should_answer(1e9)
+    group = new_group()
+    assert group.answer_timer() is None
+    assert not group.should_answer(1e9)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_an_answer_comes_after_a_random_moment(seed: int) -> None:
-    lobby = new_lobby(seed=seed)
-    lobby.asked(7.0)
-    due = lobby.answer_timer()
+    group = new_group(seed=seed)
+    group.asked(7.0)
+    due = group.answer_timer()
     assert due is not None
     assert 7.0 <= due <= 7.0 + BROWSE_ANSWER_JITTER_SECONDS
-    assert not lobby.should_answer(due - 1e-6)
-    assert lobby.should_answer(due)
-    assert not lobby.should_answer(due)
+    assert not group.should_answer(due - 1e-6)
+    assert group.should_answer(due)
+    assert not group.should_answer(due)
 
 
 def test_many_questions_get_one_answer() -> None:
-    lobby = new_lobby()
+    group = new_group()
     for _ in range(1000):
-        lobby.asked(7.0)
-    assert [lobby.should_answer(8.0) for _ in range(3)] == [True, False, False]
+        group.asked(7.0)
+    assert [group.should_answer(8.0) for _ in range(3)] == [True, False, False]
 
 
 def test_an_endless_flood_of_questions_gets_two_answers_a_second() -> None:
-    lobby = new_lobby()
+    group = new_group()
     answered = []
     for tick in range(10_000):
         now = tick / 1000
-        lobby.asked(now)
-        if lobby.should_answer(now):
+        group.asked(now)
+        if group.should_answer(now):
             answered.append(now)
     gaps = [after - before for before, after in itertools.pairwise(answered)]
     assert min(gaps) >= BROWSE_ANSWER_GAP_SECONDS - 1e-9
@@ -95,24 +95,24 @@ def test_an_endless_flood_of_questions_gets_two_answers_a_second() -> None:
 
 
 def test_who_hears_another_answer_for_its_job_keeps_its_own_back() -> None:
-    lobby = new_lobby()
-    lobby.asked(7.0)
-    lobby.answered()
-    assert lobby.answer_timer() is None
-    assert not lobby.should_answer(8.0)
+    group = new_group()
+    group.asked(7.0)
+    group.answered()
+    assert group.answer_timer() is None
+    assert not group.should_answer(8.0)
 
 
 def test_a_rank_of_the_same_job_that_asks_early_asks_for_all_of_it() -> None:
-    lobby = new_lobby()
-    lobby.overheard(1.0, seated=False)
-    (last,) = asks(lobby, 1000.0)
+    group = new_group()
+    group.overheard(1.0, seated=False)
+    (last,) = asks(group, 1000.0)
     assert last >= 300.0 - LAST_ASK_SECONDS - ASK_JITTER_SECONDS
 
 
 def test_who_has_heard_of_its_job_is_not_in_the_wrong_one() -> None:
-    lobby = new_lobby()
-    lobby.found()
-    (last,) = asks(lobby, 1000.0)
+    group = new_group()
+    group.found()
+    (last,) = asks(group, 1000.0)
     assert last >= 300.0 - LAST_ASK_SECONDS - ASK_JITTER_SECONDS, "whoever waits still wants to know why"
 
 
@@ -123,17 +123,17 @@ def test_who_has_heard_of_its_job_is_not_in_the_wrong_one() -> None:
 def test_a_question_a_moment_before_the_last_one_of_a_rank_with_a_seat_stands_for_it(
     before: float, seated: bool, stands: bool
 ) -> None:
-    early, last = asks(new_lobby(), 1000.0)
-    lobby = new_lobby()
-    assert lobby.should_ask(early)
-    lobby.overheard(last - before, seated=seated)
-    assert asks(lobby, 1000.0) == ([] if stands else [last])
+    early, last = asks(new_group(), 1000.0)
+    group = new_group()
+    assert group.should_ask(early)
+    group.overheard(last - before, seated=seated)
+    assert asks(group, 1000.0) == ([] if stands else [last])
 
 
 def test_another_jobs_question_is_not_ours() -> None:
-    lobby = new_lobby()
-    lobby.asked(1.0)
-    assert len(asks(lobby, 1000.0)) == 2
+    group = new_group()
+    group.asked(1.0)
+    assert len(asks(group, 1000.0)) == 2
 
 
 def test_a_thousand_ranks_of_one_job_ask_about_once_each_time() -> None:
@@ -156,9 +156,9 @@ def test_a_thousand_ranks_of_one_job_ask_about_once_each_time() -> None:
 
 
 def test_questions_by_unicast_are_answered_at_a_bounded_rate() -> None:
-    lobby = new_lobby()
-    at_once = [lobby.may_answer_by_unicast(1.0) for _ in range(50)]
+    group = new_group()
+    at_once = [group.may_answer_by_unicast(1.0) for _ in range(50)]
     assert at_once == [True] * int(UNICAST_ANSWERS_AT_ONCE) + [False] * (50 - int(UNICAST_ANSWERS_AT_ONCE))
-    flooded = sum(lobby.may_answer_by_unicast(1.0 + step / 100) for step in range(1, 1001))
+    flooded = sum(group.may_answer_by_unicast(1.0 + step / 100) for step in range(1, 1001))
     assert flooded == 10 * UNICAST_ANSWERS_PER_SECOND
-    assert lobby.may_answer_by_unicast(60.0), "and again when it is over"
+    assert group.may_answer_by_unicast(60.0), "and again when it is over"

@@ -132,7 +132,7 @@ def test_whose_purpose_is_another_wins_nothing_by_asking_to_join() -> None:
     assert 0 not in called.callers
 
 
-@pytest.mark.parametrize("purpose", ["probe", "rival", "join"])
+@pytest.mark.parametrize("purpose", ["probe", "conflict", "join"])
 def test_without_a_seat_no_more_are_kept_than_there_is_room_for(purpose: Purpose) -> None:
     called = Called(expected=5)
     called.call(0, source="10.9.9.9", purpose="probe")
@@ -273,7 +273,7 @@ def test_a_caller_of_another_session_hears_why_it_is_dropped() -> None:
         called.carry()
 
 
-@pytest.mark.parametrize(("purpose", "asks"), [("probe", True), ("rival", False), ("join", False)])
+@pytest.mark.parametrize(("purpose", "asks"), [("probe", True), ("conflict", False), ("join", False)])
 def test_who_asks_only_says_so_first(purpose: Purpose, asks: bool) -> None:
     called = Called()
     called.call(1, purpose=purpose)

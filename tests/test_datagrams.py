@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from mingle.wire import datagrams
 from mingle.wire.authentication import DATAGRAM_MAC_BYTES, JobKey
 from mingle.wire.datagrams import (
+    BROWSE_GROUP,
     FLAG_REPEATED,
     HEADER_BYTES,
-    LOBBY,
     MAJOR_VERSION,
     MAX_ADDRESSES,
     MAX_BYTES,
@@ -29,13 +29,13 @@ from mingle.wire.datagrams import (
     Rejected,
     Seek,
     as_repeated,
-    clip,
     decode,
     encode,
     is_repeated,
     is_signed,
     job_group,
     padded,
+    truncate_utf8,
 )
 from tests import golden
 from tests.golden.examples import ADDRESSES, DATAGRAMS, HOST, JOB, KEY, MEMBER, PORT, SESSION
@@ -297,8 +297,8 @@ def test_round_trip(kind: type[Datagram]) -> None:
 
 @pytest.mark.parametrize("letter", ["j", "Ж", "作", "😀"])
 def test_everything_maximal_fits_into_one_datagram(letter: str) -> None:
-    """What a maker cuts with clip() never makes a datagram too long, whatever the script."""
-    job, short = clip(letter * 256, 256), clip(letter * 256)
+    """What a maker cuts with truncate_utf8() never makes a datagram too long, whatever the script."""
+    job, short = truncate_utf8(letter * 256, 256), truncate_utf8(letter * 256)
     longest = "ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255"
     offer = Offer(
         job=job,
@@ -327,7 +327,7 @@ def test_too_long_a_datagram_is_never_sent() -> None:
         encode(Seek(job="j" * 1200, member=MEMBER, world_size=1))
 
 
-# --- clip, padding, repetition ------------------------------------------------------------------------------
+# --- truncate_utf8, padding, repetition ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -341,13 +341,13 @@ def test_too_long_a_datagram_is_never_sent() -> None:
     ],
 )
 def test_clip(text: str, expected: str) -> None:
-    assert clip(text) == expected
+    assert truncate_utf8(text) == expected
 
 
 @settings(derandomize=True, database=None)
 @given(st.text(st.characters()), st.integers(0, 80))
 def test_clip_keeps_to_its_limit_and_gives_text_that_can_be_sent(text: str, limit: int) -> None:
-    assert len(clip(text, limit).encode()) <= limit
+    assert len(truncate_utf8(text, limit).encode()) <= limit
 
 
 @pytest.mark.parametrize("key", [None, KEY])
@@ -393,7 +393,7 @@ JOB_IDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size
 def test_the_addresses_of_a_job_never_change() -> None:
     # A change of the hash would silently part old versions from new ones.
     assert job_group("resnet") == Group("239.192.180.44", "ff12::b195:745f", "ff15::b195:745f")
-    assert Group("239.195.254.255", "ff12::8000:0", "ff15::8000:0") == LOBBY
+    assert Group("239.195.254.255", "ff12::8000:0", "ff15::8000:0") == BROWSE_GROUP
 
 
 @given(JOB_IDS)
@@ -402,7 +402,7 @@ def test_every_job_lies_in_the_ranges_of_the_standards(job_id: str) -> None:
 
 
 def check(group: Group) -> None:
-    """The ranges, and that the lobby is spared."""
+    """The ranges, and that the browse group is spared."""
     ipv4 = ipaddress.IPv4Address(group.ipv4)
     assert ipv4 in ipaddress.IPv4Network("239.192.0.0/14")
     assert ipv4 not in ipaddress.IPv4Network("239.195.255.0/24")  # RFC 2365: scope-relative
@@ -410,9 +410,9 @@ def check(group: Group) -> None:
     assert link in ipaddress.IPv6Network("ff12::/96")
     assert site in ipaddress.IPv6Network("ff15::/96")
     assert int(link) & 0xFFFF_FFFF == int(site) & 0xFFFF_FFFF >= 0x8000_0000  # RFC 3307: dynamic
-    assert group.ipv4 != LOBBY.ipv4
-    assert group.ipv6_link != LOBBY.ipv6_link
-    assert group.ipv6_site != LOBBY.ipv6_site
+    assert group.ipv4 != BROWSE_GROUP.ipv4
+    assert group.ipv6_link != BROWSE_GROUP.ipv6_link
+    assert group.ipv6_site != BROWSE_GROUP.ipv6_site
 
 
 @pytest.mark.parametrize("digest", [b"\x00" * 32, b"\xff" * 32])

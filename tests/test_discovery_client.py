@@ -65,7 +65,7 @@ def test_only_the_offers_of_its_own_job_are_handed_on() -> None:
     assert list(diagnostics.seekers) == [b"N" * 16]
 
 
-def test_a_flood_of_questions_to_the_lobby_by_unicast_is_answered_rarely() -> None:
+def test_a_flood_of_questions_to_the_browse_group_by_unicast_is_answered_rarely() -> None:
     alone = Alone()
     source = Source(interface="eth0", address="10.0.0.9", multicast=False)
     for _ in range(1000):
@@ -94,7 +94,7 @@ def test_what_is_not_verified_counts_if_it_is_of_its_own_job() -> None:
     assert alone.diagnostics.secret_signs == 2
 
 
-def test_it_answers_in_the_lobby_until_it_has_a_seat() -> None:
+def test_it_answers_on_the_browse_group_until_it_has_a_seat() -> None:
     alone = Alone()
     by_unicast = Source(interface="eth0", multicast=False)
     alone.heard(asked(), by_unicast, 1.0)
@@ -104,7 +104,7 @@ def test_it_answers_in_the_lobby_until_it_has_a_seat() -> None:
     assert alone.effects == []
 
 
-def test_it_asks_the_group_and_the_lobby_when_that_is_due() -> None:
+def test_it_asks_the_group_and_the_browse_group_when_that_is_due() -> None:
     alone = Alone()
     now = 0.0
     while now < 10.0:
@@ -112,4 +112,4 @@ def test_it_asks_the_group_and_the_lobby_when_that_is_due() -> None:
         alone.client.handle_timer(now)
     sent = [effect for effect in alone.effects if isinstance(effect, Multicast)]
     assert Multicast(IDENTITY.seek()) in sent
-    assert Multicast(IDENTITY.list(), lobby=True) in sent
+    assert Multicast(IDENTITY.list(), browse=True) in sent

@@ -434,7 +434,7 @@ def test_a_datagram_without_our_signature_is_shown_and_not_believed(keyed: Notin
     assert keyed.rejected == {"unsigned": 1, "signature": 1, "magic": 1}
 
 
-def test_a_question_to_the_lobby_needs_no_signature(keyed: Noting) -> None:
+def test_a_question_to_the_browse_group_needs_no_signature(keyed: Noting) -> None:
     question = List(member=bytes(16))
     assert heard(keyed, datagrams.encode(question)) == question
 

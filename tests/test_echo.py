@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mingle.observe.ping import ANSWERS_PER_SECOND
 from mingle.wire import datagrams, echo
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import LOBBY, Rejected, job_group
+from mingle.wire.datagrams import BROWSE_GROUP, Rejected, job_group
 from mingle.wire.echo import Echo, EchoEnd, EchoMessage, EchoReply, EchoRequest
 
 EXAMPLES = settings(derandomize=True, database=None, deadline=None)
@@ -102,7 +102,7 @@ def test_ranks_do_not_take_it_for_theirs() -> None:
 
 
 def test_the_group_is_one_of_its_own() -> None:
-    groups = {echo.ping_group("resnet"), echo.ping_group(""), job_group("resnet"), LOBBY, echo.LINK_GROUP}
+    groups = {echo.ping_group("resnet"), echo.ping_group(""), job_group("resnet"), BROWSE_GROUP, echo.LINK_GROUP}
     assert len({group.ipv4 for group in groups}) == len(groups)
 
 

@@ -223,10 +223,10 @@ def test_the_loser_hears_of_the_winner_once_and_is_hung_up_on() -> None:
     (conn,) = winner.dialled(1.5)
     host, heard, done = winner.answer(conn, 1.6)
     assert host.hello is not None
-    assert (host.hello.member, host.hello.purpose) == (LOW, "rival")
+    assert (host.hello.member, host.hello.purpose) == (LOW, "conflict")
     (said,) = heard
     assert isinstance(said, frames.HostSeen)
-    assert (said.offer.host, said.stands) == (LOW, False)
+    assert (said.offer.host, said.stays) == (LOW, False)
     assert Hangup(conn) in done
     assert not winner.machine.owns(conn)
 

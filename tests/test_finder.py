@@ -30,21 +30,21 @@ def an_offer(job: str = "resnet", *, session: bytes = b"S" * 16, address: str = 
     return Offer(job=job, session=session, host=b"H" * 16, addresses=(address,), port=5000, world_size=2)
 
 
-def test_it_asks_on_the_jobs_group_and_in_the_lobby_and_is_no_rank() -> None:
+def test_it_asks_on_the_jobs_group_and_on_the_browse_group_and_is_no_rank() -> None:
     wire = Wire()
     finder = a_finder(wire, "resnet")
     finder.handle_timer(wire.now + 0.001)
     asked = [effect for effect in finder.effects() if isinstance(effect, Multicast)]
-    assert {(type(effect.message), effect.lobby) for effect in asked} == {(Seek, False), (List, True)}
+    assert {(type(effect.message), effect.browse) for effect in asked} == {(Seek, False), (List, True)}
     (seek,) = [effect.message for effect in asked if isinstance(effect.message, Seek)]
     assert (seek.kind, seek.rank, seek.pid) == ("announcement", None, WHO.pid)
 
 
-def test_who_looks_round_asks_only_in_the_lobby_and_names_no_job() -> None:
+def test_who_looks_round_asks_only_on_the_browse_group_and_names_no_job() -> None:
     wire = Wire()
     finder = a_finder(wire, None)
     finder.handle_timer(wire.now)
-    assert finder.effects() == [Multicast(List(member=bytes(15) + b"F"), lobby=True)]
+    assert finder.effects() == [Multicast(List(member=bytes(15) + b"F"), browse=True)]
 
 
 def test_it_finds_what_is_announced_at_the_address_it_reached() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from mingle.protocol.registrar import REMEMBERED_DEPARTURES, REMEMBERED_TEXT
 from mingle.wire import frames
 from mingle.wire.authentication import FRAME_MAC_BYTES, FrameKeys
-from mingle.wire.datagrams import MAX_ADDRESSES, MAX_WORLD_SIZE, Rejected, clip
+from mingle.wire.datagrams import MAX_ADDRESSES, MAX_WORLD_SIZE, Rejected, truncate_utf8
 from mingle.wire.frames import (
     LENGTH_BYTES,
     MAX_FRAME_BYTES,
@@ -84,19 +84,19 @@ LETTERS = pytest.mark.parametrize("letter", ["x", "Ж", "作", "😀"])
 
 def who(letter: str) -> frames.ProcessInfo:
     return frames.ProcessInfo(
-        hostname=clip(letter * 64), pid=2**32 - 1, address=clip(letter * 64), rank=MAX_WORLD_SIZE - 1
+        hostname=truncate_utf8(letter * 64), pid=2**32 - 1, address=truncate_utf8(letter * 64), rank=MAX_WORLD_SIZE - 1
     )
 
 
 @LETTERS
 def test_the_longest_frames_of_a_handshake_fit_its_limit(letter: str) -> None:
     hello = frames.Hello(
-        job=clip(letter * 256, 256),
-        attempt=clip(letter * 64),
+        job=truncate_utf8(letter * 256, 256),
+        attempt=truncate_utf8(letter * 64),
         member=MEMBER,
         session_hash=SESSION,
         nonce=MEMBER_NONCE,
-        purpose="rival",
+        purpose="conflict",
         who=who(letter),
         proof=bytes(32),
     )
@@ -139,7 +139,7 @@ def test_the_fullest_status_fits_into_a_frame(letter: str) -> None:
         departed=ranks,
         left=lines,
         refused=lines,
-        phase=clip(letter * 64),
+        phase=truncate_utf8(letter * 64),
         unconfirmed=ranks,
     )
     assert len(encode_frame(status)) + FRAME_MAC_BYTES <= MAX_FRAME_BYTES
@@ -151,12 +151,12 @@ def test_the_longest_application_fits_into_a_frame(letter: str) -> None:
     path = frames.Path(
         host_address="ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255",
         local_address="ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255",
-        interface=clip(letter * 64),
+        interface=truncate_utf8(letter * 64),
     )
-    versions = {clip(f"{number}{letter * 64}"): clip(letter * 64) for number in range(10, 26)}
+    versions = {truncate_utf8(f"{number}{letter * 64}"): truncate_utf8(letter * 64) for number in range(10, 26)}
     join = frames.Join(
         world_size=MAX_WORLD_SIZE,
-        node=clip(letter * 256, 256),
+        node=truncate_utf8(letter * 256, 256),
         who=who(letter),
         versions=versions,
         paths=(path,) * 64,

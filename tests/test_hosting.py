@@ -209,7 +209,7 @@ def asked(alone: Alone, conn: int, *what: str) -> list[frames.AnyFrame]:
     return list(alone.said[conn])
 
 
-@pytest.mark.parametrize("purpose", ["join", "probe", "rival"])
+@pytest.mark.parametrize("purpose", ["join", "probe", "conflict"])
 @pytest.mark.parametrize("what", ["status", "roster"])
 def test_who_has_no_seat_is_told_nothing(purpose: str, what: str) -> None:
     alone = Alone()
@@ -308,7 +308,7 @@ def test_a_flood_of_callers_that_never_speak_pushes_out_its_own_oldest() -> None
     assert hung_up == [1, 2]
 
 
-@pytest.mark.parametrize("purpose", ["probe", "rival"])
+@pytest.mark.parametrize("purpose", ["probe", "conflict"])
 def test_who_only_asks_is_told_how_it_stands(purpose: str) -> None:
     alone = Alone()
     alone.call(7, purpose=purpose)
@@ -319,7 +319,7 @@ def test_who_only_asks_is_told_how_it_stands(purpose: str) -> None:
 
 def test_a_rival_that_calls_holds_the_job_until_it_goes() -> None:
     alone = Alone()
-    alone.call(7, purpose="rival")
+    alone.call(7, purpose="conflict")
     alone.join(1, 1)
     assert alone.phase() is Phase.OPEN
     alone.host.disconnected(7, "reset", 1.5)
@@ -398,7 +398,7 @@ def test_a_void_epochs_store_does_not_name_the_port() -> None:
     assert alone.host.offer().state == "open"
 
 
-def test_the_lobby_is_answered_also_by_a_job_that_runs() -> None:
+def test_the_browse_group_is_answered_also_by_a_job_that_runs() -> None:
     alone = Alone()
     alone.form()
     alone.done()
@@ -406,7 +406,7 @@ def test_the_lobby_is_answered_also_by_a_job_that_runs() -> None:
     due = alone.host.next_timer()
     assert due is not None
     alone.host.handle_timer(due)
-    assert any(isinstance(effect, Multicast) and effect.lobby for effect in alone.done())
+    assert any(isinstance(effect, Multicast) and effect.browse for effect in alone.done())
     assert "jbo" in alone.host.diagnostics.other_jobs
 
 
@@ -615,16 +615,16 @@ def test_a_question_by_unicast_is_answered_to_the_asker_also_when_sealed() -> No
 
 
 @pytest.mark.parametrize(
-    ("message", "lobby"),
+    ("message", "browse"),
     [(Seek(job="job", member=b"M" * 16, world_size=2), False), (List(job="jbo", member=b"M" * 16), True)],
 )
-def test_a_question_by_multicast_is_answered_where_it_was_asked(message: Seek | List, lobby: bool) -> None:
+def test_a_question_by_multicast_is_answered_where_it_was_asked(message: Seek | List, browse: bool) -> None:
     alone = formed()
     alone.host.heard(message, HERE, 4.0)
-    assert due(alone) == [Multicast(alone.host.offer(), lobby=lobby)]
+    assert due(alone) == [Multicast(alone.host.offer(), browse=browse)]
 
 
-def test_a_flood_of_questions_to_the_lobby_by_unicast_is_answered_rarely() -> None:
+def test_a_flood_of_questions_to_the_browse_group_by_unicast_is_answered_rarely() -> None:
     alone = formed()
     for _ in range(1000):
         alone.host.heard(List(job="jbo", member=b"M" * 16), BY_UNICAST, 4.0)
@@ -677,13 +677,13 @@ def test_what_is_not_verified_counts_if_it_is_of_this_job_and_a_ranks() -> None:
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_it_asks_in_the_lobby_only_until_the_job_has_formed(finished: bool) -> None:
+def test_it_asks_on_the_browse_group_only_until_the_job_has_formed(finished: bool) -> None:
     alone = formed() if finished else Alone()
     asked: list[Effect] = []
     while (at := alone.host.next_timer()) is not None and at < 55.0:
         alone.host.handle_timer(at)
         asked += alone.done()
-    assert (Multicast(alone.host.identity.list(), lobby=True) in asked) is not finished
+    assert (Multicast(alone.host.identity.list(), browse=True) in asked) is not finished
 
 
 # --- stepping down for another host ---------------------------------------------------------------------------------
@@ -691,7 +691,7 @@ def test_it_asks_in_the_lobby_only_until_the_job_has_formed(finished: bool) -> N
 
 def test_reports_of_other_hosts_are_handed_out_once_and_bounded() -> None:
     alone = formed()
-    alone.say(1, frames.HostSeen(offer=other_offer()), frames.HostSeen(offer=other_offer(host=OWN), stands=True))
+    alone.say(1, frames.HostSeen(offer=other_offer()), frames.HostSeen(offer=other_offer(host=OWN), stays=True))
     assert alone.host.take_sightings() == [(other_offer(), False), (other_offer(host=OWN), True)]
     assert alone.host.take_sightings() == []
     alone.say(1, *[frames.HostSeen(offer=other_offer())] * (MAX_SIGHTINGS + 1))

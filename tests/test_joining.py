@@ -124,7 +124,7 @@ def test_it_asks_and_then_asks_less() -> None:
     while now < 20.0:
         now = alone.joiner.next_timer() or 0.0
         alone.joiner.handle_timer(now)
-        asked += [now for effect in alone.done() if isinstance(effect, Multicast) and not effect.lobby]
+        asked += [now for effect in alone.done() if isinstance(effect, Multicast) and not effect.browse]
     gaps = [later - sooner for sooner, later in itertools.pairwise(asked)]
     assert gaps[0] < 0.1
     assert SEEK_INTERVAL_MAX_SECONDS * 0.75 <= gaps[-1] <= SEEK_INTERVAL_MAX_SECONDS * 1.25

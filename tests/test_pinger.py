@@ -15,7 +15,7 @@ from mingle.observe.finder import Finder
 from mingle.observe.observer import Observer, new_name, this_process
 from mingle.observe.pinger import Pinger
 from mingle.wire import datagrams, echo
-from mingle.wire.datagrams import LOBBY
+from mingle.wire.datagrams import BROWSE_GROUP
 from mingle.wire.echo import EchoReply, EchoRequest
 from tests.bystanders import free_udp_port
 from tests.receiving import no_descriptor_leaks
@@ -64,7 +64,7 @@ def test_another_version_is_noted() -> None:
     ):
         foreign.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1"))
         for data in (seek, seek[:4] + b"\x09" + seek[5:]):
-            foreign.sendto(data, (LOBBY.ipv4, port))
+            foreign.sendto(data, (BROWSE_GROUP.ipv4, port))
         pinger.run(until=time.monotonic() + 5)
     assert pinger.versions == {"version 9": "127.0.0.1"}
 

@@ -235,7 +235,7 @@ def test_sizes_in_the_text_are_those_of_the_code() -> None:
 
 def test_groups_in_the_table() -> None:
     for name, *addresses in rows(section("Groups and ports")):
-        group = datagrams.LOBBY if name == "lobby" else datagrams.job_group(quoted(name)[0])
+        group = datagrams.BROWSE_GROUP if name == "browse group" else datagrams.job_group(quoted(name)[0])
         assert addresses == [group.ipv4, group.ipv6_link, group.ipv6_site]
 
 

@@ -15,7 +15,7 @@ from mingle.errors import InterfaceError
 from mingle.network import transport as sockets
 from mingle.network.interfaces import Family, Interface, scan
 from mingle.network.transport import MAX_DATAGRAM, Transport
-from mingle.wire.datagrams import LOBBY, job_group
+from mingle.wire.datagrams import BROWSE_GROUP, job_group
 from tests.receiving import gather, no_descriptor_leaks, nothing_more
 
 LO = next(interface for interface in scan() if interface.loopback)
@@ -36,7 +36,7 @@ def port() -> int:
 
 
 def on_lo(port: int) -> Transport:
-    return Transport([LO], groups=[GROUP, LOBBY], port=port)
+    return Transport([LO], groups=[GROUP, BROWSE_GROUP], port=port)
 
 
 def test_two_transports_of_one_process_hear_each_other(port: int) -> None:
@@ -98,8 +98,8 @@ def test_other_groups_are_not_heard(port: int) -> None:
     other = job_group("another job")
     with on_lo(port) as mine, Transport([LO], groups=[other], port=port) as theirs:
         theirs.multicast("lo", b"theirs", other)
-        mine.multicast("lo", b"lobby", LOBBY)
-        assert [one.data for one in gather(mine, 1)] == [b"lobby"]
+        mine.multicast("lo", b"browse", BROWSE_GROUP)
+        assert [one.data for one in gather(mine, 1)] == [b"browse"]
         assert nothing_more(mine)
         with pytest.raises(MulticastExpertError):
             mine.multicast("lo", b"not joined", other)
@@ -205,7 +205,7 @@ def test_a_sender_takes_the_next_address_when_one_is_not_ready(port: int) -> Non
 @pytest.mark.parametrize("family", ["4", "auto"])
 def test_nothing_leaks_when_all_is_well(port: int, family: Family) -> None:
     with no_descriptor_leaks():
-        transport = Transport([LO], groups=[GROUP, LOBBY], port=port, family=family)
+        transport = Transport([LO], groups=[GROUP, BROWSE_GROUP], port=port, family=family)
         transport.close()
         transport.close()
         assert transport.sockets() == []

@@ -13,7 +13,7 @@ from mingle.errors import InterfaceError
 from mingle.network import transport as sockets
 from mingle.network.interfaces import Family, Interface, scan
 from mingle.network.transport import Transport
-from mingle.wire.datagrams import LOBBY, job_group
+from mingle.wire.datagrams import BROWSE_GROUP, job_group
 from tests.isolation import cable, host, inside, ip, needs_namespaces, nft, run_isolated
 from tests.receiving import gather, no_descriptor_leaks, nothing_more
 
@@ -24,7 +24,7 @@ def between(name: str, *, ttl: int = 1, family: Family = "auto", port: int = 294
     """A transport on all interfaces of a host but `lo`."""
     with inside(name):
         found = [interface for interface in scan() if interface.addresses and not interface.loopback]
-        return Transport(found, groups=[GROUP, LOBBY], port=port, ttl=ttl, family=family)
+        return Transport(found, groups=[GROUP, BROWSE_GROUP], port=port, ttl=ttl, family=family)
 
 
 def two_hosts() -> None:
@@ -99,7 +99,7 @@ def one_family_only() -> None:
     two_hosts()
     with between("a", family="6") as a, between("b") as b, between("b", family="4", port=29500) as only_ipv4:
         assert not [opened for opened in a.sockets() if opened.family == socket.AF_INET]
-        a.multicast("eth1", b"x", LOBBY)
+        a.multicast("eth1", b"x", BROWSE_GROUP)
         assert [one.family for one in gather(b, 1)] == ["6"]
         assert nothing_more(b)
         assert not [opened for opened in only_ipv4.sockets() if opened.family == socket.AF_INET6]
@@ -223,7 +223,7 @@ def an_ipv6_port_that_is_not_shared() -> None:
         selfish.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         selfish.bind(("::", 29499))
         with no_descriptor_leaks():
-            with Transport([interface_of("a")], groups=[GROUP, LOBBY], port=29499) as a:
+            with Transport([interface_of("a")], groups=[GROUP, BROWSE_GROUP], port=29499) as a:
                 # multicast_expert fails half-way: the socket that could not be bound is closed as well.
                 assert set(a.failures) == {"eth1 IPv6", "IPv6 unicast"}
                 assert a.multicast("eth1", b"x", GROUP)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from hypothesis import strategies as st
 
-from mingle.wire.datagrams import MAX_JOB_ID_BYTES, MAX_SHORT_TEXT_BYTES, clip
+from mingle.wire.datagrams import MAX_JOB_ID_BYTES, MAX_SHORT_TEXT_BYTES, truncate_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ def _texts(info: Any) -> SearchStrategy[str]:
     max_bytes = {MAX_SHORT_TEXT_BYTES: MAX_SHORT_TEXT_BYTES, MAX_JOB_ID_BYTES: MAX_JOB_ID_BYTES}
     texts = st.text(_TEXT, min_size=info.min_length or 0, max_size=limit)
     cut = max_bytes.get(info.max_length)
-    return texts if cut is None else texts.map(lambda text: clip(text, cut))
+    return texts if cut is None else texts.map(lambda text: truncate_utf8(text, cut))
 
 
 def _structs(info: Any) -> SearchStrategy[Any]:

@@ -27,7 +27,7 @@ _VALUES: tuple[Any, ...] = (
         "host.invalid",
     ),
     *("127.0.0.1\0", "127.0.0.1 ", "255.255.255.255", "224.0.0.1", "ff02::1", "::1", "4", "6", "../eth0", "\u202e"),
-    *("open", "sealed", "running", "rival", "probe", "roster", "agents", "offer", "go", "\0", "a\nb", "\x1b[2J"),
+    *("open", "sealed", "running", "conflict", "probe", "roster", "agents", "offer", "go", "\0", "a\nb", "\x1b[2J"),
     *(b"", bytes(16), b"\xff" * 16, bytes(15), bytes(17), bytes(64), bytes(1200)),
 )
 

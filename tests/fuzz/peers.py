@@ -65,7 +65,7 @@ class MemberPeer(Peer):
             attempt="1",
             member=rng.randbytes(16),
             session=session,
-            purpose=rng.choice(("join", "join", "join", "probe", "rival")),
+            purpose=rng.choice(("join", "join", "join", "probe", "conflict")),
             who=self._who,
         )
         conversation = MemberConversation(call, (ADDRESSES[0], PORT))

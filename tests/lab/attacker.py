@@ -20,7 +20,7 @@ import msgspec
 
 from mingle.wire import datagrams
 from mingle.wire.authentication import DATAGRAM_MAC_BYTES
-from mingle.wire.datagrams import LOBBY, job_group
+from mingle.wire.datagrams import BROWSE_GROUP, job_group
 
 from .rank import report
 
@@ -31,7 +31,7 @@ _BATCH = 256
 
 
 def record(job_id: str, address: str) -> list[bytes]:
-    """Return what was multicast for a job, and in the lobby, from ``listening`` to the job's BYE."""
+    """Return what was multicast for a job, and on the browse group, from ``listening`` to the job's BYE."""
     with _hearing(job_id, address) as receiver:
         report("listening")
         heard: list[bytes] = []
@@ -279,12 +279,12 @@ def _next_offer(receiver: socket.socket) -> datagrams.Offer:
 
 @contextlib.contextmanager
 def _hearing(job_id: str, address: str) -> Iterator[socket.socket]:
-    """A socket that hears what is multicast for a job, and in the lobby."""
+    """A socket that hears what is multicast for a job, and on the browse group."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
         receiver.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         receiver.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(address))
         receiver.bind(("", PORT))
-        for group in (job_group(job_id).ipv4, LOBBY.ipv4):
+        for group in (job_group(job_id).ipv4, BROWSE_GROUP.ipv4):
             request = struct.pack("4s4s", socket.inet_aton(group), socket.inet_aton(address))  # struct ip_mreq
             receiver.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, request)
         yield receiver

@@ -12,7 +12,7 @@ from pathlib import Path
 import mingle
 from mingle.cli import main
 from mingle.wire import datagrams
-from mingle.wire.datagrams import LOBBY, job_group
+from mingle.wire.datagrams import BROWSE_GROUP, job_group
 
 from . import report
 from .scenarios import report_log
@@ -55,7 +55,7 @@ def speak_another_version(job_id: str) -> None:
     foreign = seek[:4] + bytes((datagrams.MAJOR_VERSION + 1,)) + seek[5:]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         while True:
-            for group in (job_group(job_id), LOBBY):
+            for group in (job_group(job_id), BROWSE_GROUP):
                 sender.sendto(foreign, (group.ipv4, PORT))
             threading.Event().wait(0.1)
 

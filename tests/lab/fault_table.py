@@ -245,7 +245,7 @@ FAULTS = (
         "the membership limit is reached",
         membership_limit,
         "at once",
-        "Each socket joins the job's group and the lobby; the kernel allows fewer.",
+        "Each socket joins the job's group and the browse group; the kernel allows fewer.",
         {
             "init": ("limit of multicast memberships", "igmp_max_memberships=1", "sysctl -w"),
             "doctor": ("FAIL", "igmp_max_memberships=1", "sysctl -w net.ipv4.igmp_max_memberships=20"),

@@ -15,7 +15,7 @@ from .commands import HOLD_PORT, attempt, command, speak_another_version
 from .scenarios import wait_for_log
 
 SECONDS = 3.0
-"""The discovery timeout of ranks that shall fail; the lobby is asked 2 s before its end."""
+"""The discovery timeout of ranks that shall fail; the browse group is asked 2 s before its end."""
 
 Said = dict[str, str]
 

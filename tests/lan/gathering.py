@@ -95,7 +95,7 @@ class Gathering:
         where = self.network.machine(machine)
         key = None if secret is None else JobKey(secret, message.job)
         for nic in where.nics:
-            self.network.multicast(message.job, nic, Packet(encode(message, key)), lobby=False)
+            self.network.multicast(message.job, nic, Packet(encode(message, key)), browse=False)
 
     def _start(
         self,

@@ -156,28 +156,28 @@ class Network:
 
     # --- datagrams -------------------------------------------------------------------------------------------------
 
-    def multicast(self, job: str, nic: Nic, packet: Packet, *, lobby: bool, sender: Process | None = None) -> None:
+    def multicast(self, job: str, nic: Nic, packet: Packet, *, browse: bool, sender: Process | None = None) -> None:
         """Sends to everybody on a segment who has joined the group, the sender's own machine included."""
         self.world.counts["datagrams"] += 1
         if len(self.recorded) < RECORDED:
-            self.recorded.append((job, nic, packet, lobby))
+            self.recorded.append((job, nic, packet, browse))
         for process in nic.machine.processes:
-            if lobby or process.identity.job == job:
+            if browse or process.identity.job == job:
                 self.world.after(0.0001, functools.partial(process.heard, packet, nic, sender, nic, True))
         if nic.segment is None or not nic.up or not nic.segment.multicast:
             return
         for other in nic.segment.nics:
             if other is not nic and self._passes(nic, other):
                 for process in other.machine.processes:
-                    if lobby or process.identity.job == job:
+                    if browse or process.identity.job == job:
                         self._send(sender, nic, process, other, packet, multicast=True)
 
     def play_again(self, number: int) -> None:
         """Sends a recorded datagram once more, whether or not its sender lives."""
         if self.recorded:
-            job, nic, packet, lobby = self.recorded[number % len(self.recorded)]
+            job, nic, packet, browse = self.recorded[number % len(self.recorded)]
             self.world.note(f"played again: {packet.opened(None)}")
-            self.multicast(job, nic, packet, lobby=lobby)
+            self.multicast(job, nic, packet, browse=browse)
 
     def unicast(self, sender: Process, receiver: Process, packet: Packet) -> None:
         """Sends to one process by the first way there is."""

@@ -468,8 +468,8 @@ class Process:
 
     def _do(self, effect: Effect) -> None:
         match effect:
-            case effects.Multicast(message, lobby):
-                self._multicast(message, lobby)
+            case effects.Multicast(message, browse):
+                self._multicast(message, browse)
             case effects.Answer(source, message):
                 assert isinstance(source.reply_to, Process)
                 self.sent += 1
@@ -509,7 +509,7 @@ class Process:
     def _nics(self) -> list[Nic]:
         return [nic for nic in self.machine.nics if self.interfaces is None or nic.name in self.interfaces]
 
-    def _multicast(self, message: Datagram, lobby: bool) -> None:
+    def _multicast(self, message: Datagram, browse: bool) -> None:
         for nic in self._nics():
             sent = message
             if isinstance(message, Offer) and nic.address in message.addresses:
@@ -517,7 +517,7 @@ class Process:
                 sent = msgspec.structs.replace(message, addresses=(nic.address, *rest))
             self.sent += 1
             packet = Packet(encode(sent, self.key))
-            self.network.multicast(self.identity.job, nic, packet, lobby=lobby, sender=self)
+            self.network.multicast(self.identity.job, nic, packet, browse=browse, sender=self)
 
     def _ask_peers(self) -> None:
         assert self.core is not None

@@ -84,7 +84,7 @@ class Caller:
             job=core.identity.job,
             member=member,
             session=core.session,
-            purpose=self._rng.choice(("join", "join", "probe", "rival")),
+            purpose=self._rng.choice(("join", "join", "probe", "conflict")),
         )
         self._conversation = MemberConversation(self._call, (core.endpoints.addresses[0].address, core.endpoints.port))
         self._near = End(self, self._world.new_id())

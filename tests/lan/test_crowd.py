@@ -1,7 +1,7 @@
 """Many ranks at once, where work takes time: what is late must not make more work.
 
 Each of these ended in a storm once: ranks that hung up on a busy host and called again, ranks that all asked in the
-lobby because the others were not ready in time.
+browse group because the others were not ready in time.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def test_a_late_host_is_known_soon_and_waiting_for_it_is_cheap() -> None:
 
 
 def test_ranks_that_wait_for_a_late_one_hardly_speak() -> None:
-    """All have their seats, and one of them asks in the lobby for all who else is there."""
+    """All have their seats, and one of them asks on the browse group for all who else is there."""
     gathering = Gathering(1, size=RANKS_WITH_SEATS + 1, timeout=60.0)
     gathering.host()
     for rank in range(1, RANKS_WITH_SEATS):

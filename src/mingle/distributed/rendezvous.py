@@ -35,7 +35,7 @@ from mingle.engine.discovery import Discovery
 from mingle.errors import ConfigurationError, MingleError
 from mingle.job import Job, Member
 from mingle.protocol.machine import Formation, Identity, scoped
-from mingle.wire.datagrams import clip
+from mingle.wire.datagrams import truncate_utf8
 from mingle.wire.frames import Place, ProcessInfo
 
 logger = logging.getLogger("mingle")
@@ -287,7 +287,7 @@ def _identity(wanted: Settings) -> Identity:
     key = this_node()
     return Identity(
         job=wanted.job_id,
-        attempt=clip(wanted.attempt or ""),
+        attempt=truncate_utf8(wanted.attempt or ""),
         member=os.urandom(16),
         rank=wanted.rank,
         world_size=wanted.world_size,
@@ -306,7 +306,7 @@ def _identity(wanted: Settings) -> Identity:
 
 def _hostname() -> str:
     """Returns this machine's name, cut so that every datagram has room for it."""
-    return clip(socket.gethostname())
+    return truncate_utf8(socket.gethostname())
 
 
 def _form_alone(wanted: Settings) -> tuple[Formation, LoneSession]:

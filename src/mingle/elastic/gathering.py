@@ -25,7 +25,7 @@ from mingle.elastic.loop import AgentLoop, boot_time
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.errors import MingleError
 from mingle.protocol.machine import Identity
-from mingle.wire.datagrams import clip
+from mingle.wire.datagrams import truncate_utf8
 from mingle.wire.frames import ProcessInfo
 
 __all__ = ["Gathered", "Gathering", "Nodes"]
@@ -247,12 +247,12 @@ def _identity(settings: Settings, nodes: Nodes) -> Identity:
     torch = sys.modules.get("torch")
     return Identity(
         job=settings.job_id,
-        attempt=clip(settings.attempt or ""),
+        attempt=truncate_utf8(settings.attempt or ""),
         member=secrets.token_bytes(16),
         rank=None,
         world_size=nodes.maximum,
         node=placement.this_node()[:256],
-        who=ProcessInfo(hostname=clip(socket.gethostname()), pid=os.getpid()),
+        who=ProcessInfo(hostname=truncate_utf8(socket.gethostname()), pid=os.getpid()),
         kind="agents",
         versions={
             "mingle": __version__,

@@ -48,7 +48,7 @@ from mingle.protocol.machine import (
 )
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import LOBBY, Datagram, Group, List, Offer, Seek, job_group
+from mingle.wire.datagrams import BROWSE_GROUP, Datagram, Group, List, Offer, Seek, job_group
 
 if TYPE_CHECKING:
     from mingle.diagnostics import Finding
@@ -133,10 +133,10 @@ class Driver:
 
     Args:
         network: how to discover.
-        job: the job whose group to join beside the lobby; None: only the lobby.
+        job: the job whose group to join beside the browse group; None: only the browse group.
         key: signs what is sent.
         stack: closes what is opened here, also if this constructor fails.
-        groups: the multicast groups to join in place of the job's and the lobby.
+        groups: the multicast groups to join in place of the job's and the browse group.
         clock: the time; agents also count the time of a suspend.
         perform: carries out the effects that concern a store.
         scanned: called after each scan of the interfaces, with the time and whether those in use have changed.
@@ -207,7 +207,7 @@ class Driver:
         stack.callback(self._relay.close)
         if self._relay.socket is not None:
             self._selector.register(self._relay.socket, selectors.EVENT_READ, self._read_relay)
-        groups = groups or ((LOBBY,) if self._group is None else (self._group, LOBBY))
+        groups = groups or ((BROWSE_GROUP,) if self._group is None else (self._group, BROWSE_GROUP))
         self.transport: Transport | None = Transport(
             self.interfaces.usable, groups=groups, port=network.port, ttl=network.ttl, family=network.family
         )
@@ -534,7 +534,7 @@ class Driver:
         except datagrams.Rejected:
             return None
         if isinstance(message, List):
-            return message  # every host hears what an answer to the lobby contains
+            return message  # every host hears what an answer to the browse group contains
         self._unverified(message)
         return None
 
@@ -634,8 +634,8 @@ class Driver:
     def _perform(self, effect: Effect) -> None:
         events: list[connections.Event] = []
         match effect:
-            case Multicast(message, lobby):
-                self._multicast(message, LOBBY if lobby else self._group)
+            case Multicast(message, browse):
+                self._multicast(message, BROWSE_GROUP if browse else self._group)
             case Answer(source, message):
                 try:
                     self._answer(source, message)
@@ -689,7 +689,7 @@ class Driver:
         ipv4 = any(each.of_family("4") for each in self.interfaces.usable) and network.family != "6"
         return inspection.Observed(
             port=network.port,
-            group=(self._group or LOBBY).ipv4 if ipv4 else "",
+            group=(self._group or BROWSE_GROUP).ipv4 if ipv4 else "",
             used=self.interfaces.usable,
             found=self.interfaces.found,
             named_by=network.interfaces_from if network.interfaces else "",
@@ -708,7 +708,7 @@ class Driver:
         Args:
             diagnosed: whether to examine this machine as well, which takes a moment.
         """
-        network, transport, group = self.network, self.transport, self._group or LOBBY
+        network, transport, group = self.network, self.transport, self._group or BROWSE_GROUP
         groups = [] if network.family == "6" else [group.ipv4]
         if network.family != "4" and any(each.of_family("6") for each in self.interfaces.usable):
             groups.append(group.ipv6(network.ttl))

@@ -94,7 +94,7 @@ class Announcement:
             # No process waits for a change of the announcement: after the first burst it only answers.
             self._announcer.sealed = True
         if self._browse.should_answer(now):
-            self._effects.append(Multicast(self.offer, lobby=True))
+            self._effects.append(Multicast(self.offer, browse=True))
 
     def close(self, reason: str) -> None:
         """Send good-byes, and hang up."""

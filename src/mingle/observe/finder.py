@@ -279,7 +279,7 @@ class Finder(SessionPolicy[Sighting]):
         if now >= self._list_due[0]:
             del self._list_due[0]
             self._list_due = self._list_due or [now + LIST_PERIOD_SECONDS]
-            self._effects.append(Multicast(self._list(), lobby=True))
+            self._effects.append(Multicast(self._list(), browse=True))
         if self._forgets:
             self._forget_old(now)
         self._table.handle_timer(now)

@@ -124,7 +124,7 @@ class Observer:
 
 def this_process() -> ProcessInfo:
     """Return the name of this process for others."""
-    return ProcessInfo(hostname=datagrams.clip(socket.gethostname()), pid=os.getpid())
+    return ProcessInfo(hostname=datagrams.truncate_utf8(socket.gethostname()), pid=os.getpid())
 
 
 def new_name() -> bytes:

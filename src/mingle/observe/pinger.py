@@ -17,7 +17,7 @@ from mingle.observe.ping import Cast, PingMachine, Post, Reply
 from mingle.protocol.machine import Effect
 from mingle.wire import datagrams, echo
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import LOBBY, job_group
+from mingle.wire.datagrams import BROWSE_GROUP, job_group
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -57,7 +57,7 @@ class Pinger:
         self.versions: dict[str, str] = {}
         """The other major versions of the protocol that were heard, each with the address of a sender."""
         self._cast_group = echo.ping_group(job)
-        groups = [self._cast_group, echo.LINK_GROUP, LOBBY]
+        groups = [self._cast_group, echo.LINK_GROUP, BROWSE_GROUP]
         if overheard:
             groups.append(job_group(overheard))
         self._observer = Observer(network, job or None, self._key, groups=groups, perform=self._perform)

@@ -124,7 +124,7 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
         self.running_check.weigh(now)
 
     def _prove(self, session: KnownSession, now: float) -> None:
-        purpose: frames.Purpose = "probe" if session.offer.state == "sealed" else "rival"
+        purpose: frames.Purpose = "probe" if session.offer.state == "sealed" else "conflict"
         self._table.race(session, self._call(session.name, purpose), now)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:

@@ -312,7 +312,7 @@ class Elector(SessionPolicy[KnownSession]):
             attempt=identity.attempt,
             member=identity.member,
             session=session.name,
-            purpose="rival",
+            purpose="conflict",
             who=identity.who,
         )
         self._notified.race(session, call, now)
@@ -321,7 +321,7 @@ class Elector(SessionPolicy[KnownSession]):
         """Tell another host of this one, and hang up; a host that steps down itself by now says nothing."""
         if self.host is not None and self._winner is None:
             stands = self._candidacy.stands_against(session.offer.host, now)
-            session.send(frames.HostSeen(offer=self.host.offer(), stands=stands))
+            session.send(frames.HostSeen(offer=self.host.offer(), stays=stands))
         session.hang_up()
 
     # --- connections -----------------------------------------------------------------------------------------------

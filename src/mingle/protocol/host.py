@@ -395,10 +395,10 @@ class Host:
     def _greet(self, conn: int, caller: Caller, now: float) -> None:
         """Answer a caller that has just proved itself and only asks."""
         hello = caller.hello
-        if hello.purpose in ("probe", "rival"):
+        if hello.purpose in ("probe", "conflict"):
             self._callers.send(conn, self.describe_running(hello.who, now))
         elector = self.registrar.assigned and hello.who.rank is None
-        if hello.purpose == "rival" and not elector and not self.finished:
+        if hello.purpose == "conflict" and not elector and not self.finished:
             self.conflicts.caller(conn, hello.member, caller.as_seen(hello.who), now)
 
     def _frame(self, conn: int, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
@@ -410,7 +410,7 @@ class Host:
             self.registrar.acknowledged(conn, frame.epoch, now)
         elif isinstance(frame, frames.HostSeen):
             if len(self._sightings) < MAX_SIGHTINGS:
-                self._sightings.append((frame.offer, frame.stands))
+                self._sightings.append((frame.offer, frame.stays))
         elif isinstance(frame, frames.Unreachable):
             self._redirect_failed(caller.as_seen(caller.hello.who), frame.session)
         elif isinstance(frame, frames.Ready):
@@ -557,9 +557,9 @@ class Host:
         if self._announcer.should_speak(now) and not self.stepping_down:
             self._effects.append(Multicast(self.offer()))
         if not self.finished and self._browse_group.should_ask(now):
-            self._effects.append(Multicast(self.identity.list(), lobby=True))
+            self._effects.append(Multicast(self.identity.list(), browse=True))
         if self._browse_group.should_answer(now):
-            self._effects.append(Multicast(self.offer(), lobby=True))
+            self._effects.append(Multicast(self.offer(), browse=True))
         self._hold(now)
         if not self.finished:
             self._judge(now)

@@ -83,7 +83,7 @@ class Identity(Struct, frozen=True, kw_only=True):
         )
 
     def list(self) -> List:
-        """The question to the lobby."""
+        """The question to the browse group."""
         return List(
             job=self.job,
             attempt=self.attempt,
@@ -178,10 +178,10 @@ class Formation(Struct, frozen=True, kw_only=True):
 
 
 class Multicast(Struct, frozen=True):
-    """Send to the job's group (or the lobby) on every interface, and to the unicast peers whose turn it is."""
+    """Send to the job's group (or the browse group) on every interface, and to the unicast peers whose turn it is."""
 
     message: Datagram
-    lobby: bool = False
+    browse: bool = False
 
 
 class Answer(Struct, frozen=True):

@@ -323,6 +323,6 @@ class DiscoveryClient:
         if self.seeker.should_ask(now):
             self._effects.append(Multicast(self._identity.seek()))
         if self._browse.should_ask(now):
-            self._effects.append(Multicast(self._identity.list(), lobby=True))
+            self._effects.append(Multicast(self._identity.list(), browse=True))
         if self._browse.should_answer(now):
-            self._effects.append(Multicast(self._identity.seek(), lobby=True))
+            self._effects.append(Multicast(self._identity.seek(), browse=True))

@@ -13,8 +13,8 @@ TCP (:mod:`mingle.protocol.handshake`). ``docs/protocol.md`` holds the same tabl
 
 At most :data:`MAX_BYTES` long, so that it is never fragmented (some clouds drop fragments).
 
-Each job has a multicast group, and all jobs share one lobby. The group only spares bystanders: the job id inside a
-message decides whom it concerns, so two jobs whose ids hash to one group disturb each other's sockets and nothing else.
+Each job has a multicast group, and all jobs share one browse group. The group only spares bystanders: the job id inside
+a message decides, so two jobs whose ids hash to one group wake each other's sockets and nothing else.
 
 IPv4 groups come from 239.192.0.0/14, the organization-local scope (RFC 2365, section 6.2). The highest 256
 addresses of a scoped range are reserved for scope-relative assignments (section 9) and are not used.
@@ -59,7 +59,7 @@ TcpPort: TypeAlias = Annotated[int, Meta(ge=1, le=65535)]
 ProcessId: TypeAlias = Annotated[int, Meta(ge=0, lt=2**32)]
 MAX_SHORT_TEXT_BYTES = 64
 ShortText: TypeAlias = Annotated[str, Meta(max_length=MAX_SHORT_TEXT_BYTES)]
-"""Who makes one cuts it with :func:`clip`: readers count characters, the limit of a datagram counts bytes."""
+"""Truncate it with :func:`truncate_utf8`: readers count characters, the limit of a datagram counts bytes."""
 Address: TypeAlias = Annotated[str, Meta(min_length=2, max_length=45)]
 # Twelve addresses of the longest form still fit into one datagram beside the longest job id and short texts.
 MAX_ADDRESSES = 12
@@ -185,13 +185,13 @@ class Bye(Message, frozen=True, kw_only=True, tag="bye", omit_defaults=True):
 
 
 class List(Message, frozen=True, kw_only=True, tag="list", omit_defaults=True):
-    """Who is there? Asked on the lobby group; names the asker's job so that the asked learn of it too."""
+    """Which jobs are there? Sent to the browse group. It names the sender's job, so that others learn of that one."""
 
     job: Annotated[str, Meta(max_length=MAX_JOB_ID_BYTES)] = ""
     member: Identifier
     rank: Rank | None = None
     hostname: ShortText = ""
-    """Empty: an onlooker asks, and no rank."""
+    """Empty if an observer asks and no rank."""
     pid: ProcessId = 0
     padding: Annotated[bytes, Meta(max_length=MAX_BYTES)] = b""
 
@@ -213,7 +213,7 @@ class Rejected(Exception):
         self.reason = reason
 
 
-def clip(text: str, max_bytes: int = MAX_SHORT_TEXT_BYTES) -> str:
+def truncate_utf8(text: str, max_bytes: int = MAX_SHORT_TEXT_BYTES) -> str:
     """Returns the text cut to a number of bytes in UTF-8, between two characters.
 
     A lone surrogate, which UTF-8 can't hold (a host name in another encoding has some: PEP 383), becomes "?".
@@ -336,11 +336,11 @@ def with_first(message: Datagram, reached: set[str]) -> Datagram:
 
 _IPV4_FIRST = 0xEFC0_0000  # 239.192.0.0/14
 _IPV4_SCOPE_RELATIVE = 256
-_IPV4_LOBBY = 2**18 - _IPV4_SCOPE_RELATIVE - 1
+_IPV4_BROWSE = 2**18 - _IPV4_SCOPE_RELATIVE - 1
 _IPV6_LINK = 0xFF12 << 112
 _IPV6_SITE = 0xFF15 << 112
 _IPV6_FIRST_DYNAMIC = 0x8000_0000
-_IPV6_LOBBY = 0  # offset into the dynamic group ids; a job starts at 1
+_IPV6_BROWSE = 0  # offset into the dynamic group ids; a job starts at 1
 _IPV6_DYNAMIC_IDS = 2**31
 # Separates this hash from every other use of a job id; a change of the mapping needs another text here.
 _DOMAIN = b"mingle multicast group 1\x00"
@@ -362,10 +362,10 @@ class Group(Struct, frozen=True):
 
 
 def job_group(job_id: str) -> Group:
-    """The group of the job `job_id`, the same on every machine and never the lobby."""
+    """The group of the job `job_id`, the same on every machine and never the browse group."""
     digest = hashlib.sha256(_DOMAIN + job_id.encode("utf-8")).digest()
     return _group(
-        ipv4_offset=int.from_bytes(digest[:16], "big") % _IPV4_LOBBY,
+        ipv4_offset=int.from_bytes(digest[:16], "big") % _IPV4_BROWSE,
         ipv6_offset=int.from_bytes(digest[16:], "big") % (_IPV6_DYNAMIC_IDS - 1) + 1,
     )
 
@@ -379,5 +379,5 @@ def _group(*, ipv4_offset: int, ipv6_offset: int) -> Group:
     )
 
 
-LOBBY = _group(ipv4_offset=_IPV4_LOBBY, ipv6_offset=_IPV6_LOBBY)
-"""Where somebody who does not know, or doubts, a job id asks who is there. No job id hashes to it."""
+BROWSE_GROUP = _group(ipv4_offset=_IPV4_BROWSE, ipv6_offset=_IPV6_BROWSE)
+"""The group for all jobs, for a process that does not know, or doubts, its job id. No job id hashes to it."""

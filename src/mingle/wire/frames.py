@@ -63,7 +63,7 @@ Proof: TypeAlias = Annotated[bytes, Meta(max_length=32)]
 Nonce: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 NodeKey: TypeAlias = Annotated[str, Meta(max_length=256)]
 Ranks: TypeAlias = Annotated[tuple[Rank, ...], Meta(max_length=4096)]
-Purpose: TypeAlias = Literal["join", "probe", "rival"]
+Purpose: TypeAlias = Literal["join", "probe", "conflict"]
 
 
 class Path(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -312,8 +312,8 @@ class HostSeen(Frame, frozen=True, kw_only=True, tag="host-seen", omit_defaults=
     """Either side to a host that assigns ranks, member or other host: one more host of this job is there."""
 
     offer: Offer
-    stands: bool = False
-    """Its host's id is the higher one and yet it does not make way: somebody there can't reach you."""
+    stays: bool = False
+    """Whether that host has the higher id and stays a candidate: one of its members can't reach you."""
 
 
 class Redirect(Frame, frozen=True, kw_only=True, tag="redirect", omit_defaults=True):
