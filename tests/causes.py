@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from mingle.cli import jobs
 from mingle.cli.checks import findings_from, why_nobody
 from mingle.diagnostics import Finding, diagnosis
-from mingle.diagnostics.diagnosis import Facts
-from mingle.diagnostics.holders import Holder
+from mingle.diagnostics.diagnosis import Facts, Holder
 from mingle.elastic import reports as agent_reports
 from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Nodes, Policy

@@ -6,9 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from mingle.diagnostics import CheckStatus, Finding, worst
-from mingle.diagnostics.diagnosis import Facts, examine, troubles
+from mingle.diagnostics.diagnosis import Facts, Holder, examine, troubles
 from mingle.diagnostics.firewall import parse
-from mingle.diagnostics.holders import Holder
 
 HEALTHY = Facts(
     port=29499,

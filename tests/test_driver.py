@@ -248,7 +248,7 @@ def test_an_answer_that_can_not_be_sent_ends_no_loop(driver: Noting, caplog: pyt
     """A local message, for example, may name a destination that is no address."""
     offer = Offer(job="a job", session=SESSION, host=MEMBER, addresses=("127.0.0.1",), port=9, world_size=2)
     question = datagrams.padded(Seek(job="a job", member=MEMBER, world_size=2), datagrams.MAX_BYTES)
-    received = Received(question, "lo", ("127.0.0.1", 9), "4", False, False, "127.0.0.1\0", shared=True)
+    received = Received(question, ("127.0.0.1", 9), "4", False, "127.0.0.1\0", interface="lo", shared=True)
     source = Source(interface="lo", multicast=False, signed=False, address="127.0.0.1", reply_to=received)
     for _ in range(3):
         driver.notes.to_do += [Answer(source, offer), Multicast(offer)]
@@ -420,7 +420,7 @@ SEEK = Seek(job="a job", member=MEMBER, world_size=2)
 
 def heard(driver: Noting, data: bytes) -> Datagram | None:
     """The message that the driver finds in a datagram from this machine."""
-    received = Received(data, "lo", ("127.0.0.1", 29499), "4", True, True, "239.0.0.1")
+    received = Received(data, ("127.0.0.1", 29499), "4", True, "239.0.0.1", interface="lo", local=True)
     return driver.on_datagram(received, time.monotonic())
 
 
@@ -469,7 +469,7 @@ def test_what_a_report_says_of_the_network() -> None:
         (failure,) = facts.failures
         assert failure.startswith("no-such-host.invalid did not resolve: ")
         assert facts.findings == ()
-        observed = driver.observed({"version 2": "10.0.0.1"})
+        observed = driver.inspect(versions={"version 2": "10.0.0.1"})
         assert observed.group == "239.192.180.44"
         assert observed.named_by == "MINGLE_INTERFACE"
         assert observed.multicasts_on is None, "nothing was sent, so nothing can have come back"
@@ -489,4 +489,4 @@ def test_a_process_without_a_place_in_the_relay_says_so(monkeypatch: pytest.Monk
         driver.notes.to_do.append(Multicast(SEEK))
         assert driver.turn_until("heard")[1] == SEEK
         assert driver.facts().failures == ["local relay: all 1 names are taken"]
-        assert driver.observed().relay_failure == "all 1 names are taken"
+        assert driver.inspect().relay_failure == "all 1 names are taken"

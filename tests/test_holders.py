@@ -7,12 +7,14 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from mingle.diagnostics.holders import LOOK_SECONDS, Holder, holders, sockets_on
+from mingle.diagnostics.diagnosis import Holder
+from mingle.network import inspection
+from mingle.network.inspection import HOLDER_SECONDS, holders
 from tests.bystanders import free_udp_port
 
 TABLE = """  sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode ref pointer drops
@@ -22,10 +24,21 @@ TABLE = """  sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrn
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 
 
-def test_sockets_in_a_table() -> None:
-    assert sockets_on(29499, TABLE) == {4711: 1000}
-    assert sockets_on(29499, TABLE, "", "header\nshort\n") == {4711: 1000}
-    assert sockets_on(1, TABLE) == {}
+@pytest.fixture(autouse=True)
+def found_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the search read the files of a test, if it makes some."""
+    monkeypatch.setattr(inspection, "_PROC", tmp_path)
+
+
+def test_tables_that_are_short_or_missing(tmp_path: Path) -> None:
+    assert holders(29499) == ()
+    (tmp_path / "self/net").mkdir(parents=True)
+    (tmp_path / "self/net/udp").write_text("")
+    (tmp_path / "self/net/udp6").write_text("header\nshort\n")
+    assert holders(29499) == ()
+    (tmp_path / "self/net/udp").write_text(TABLE)
+    assert holders(29499) == (Holder(None, user=1000),)
+    assert holders(1) == ()
 
 
 def a_proc(root: Path, *, pid: int = 77, maps: str = "", readable: bool = True) -> Path:
@@ -42,18 +55,21 @@ def a_proc(root: Path, *, pid: int = 77, maps: str = "", readable: bool = True) 
 
 
 def test_a_stranger_is_named(tmp_path: Path) -> None:
-    (found,) = holders(29499, a_proc(tmp_path))
+    a_proc(tmp_path)
+    (found,) = holders(29499)
     assert found == Holder(77, "/usr/bin/telemetry --port", 1000)
     assert str(found) == "pid 77 (/usr/bin/telemetry --port)"
 
 
 def test_one_that_discovers_is_known(tmp_path: Path) -> None:
-    (found,) = holders(29499, a_proc(tmp_path, maps="/x/msgspec/_core.so\n/x/netifaces.so\n"))
+    a_proc(tmp_path, maps="/x/msgspec/_core.so\n/x/netifaces.so\n")
+    (found,) = holders(29499)
     assert found.mingle
 
 
 def test_one_that_may_not_be_seen(tmp_path: Path) -> None:
-    (found,) = holders(29499, a_proc(tmp_path, readable=False))
+    a_proc(tmp_path, readable=False)
+    (found,) = holders(29499)
     assert found == Holder(None, user=1000)
     assert "may not be seen" in str(found)
 
@@ -62,16 +78,16 @@ def test_ranks_of_another_user_are_known_by_their_names(tmp_path: Path) -> None:
     a_proc(tmp_path, readable=False)
     names = "Num RefCount Protocol Flags Type St Inode Path\n0: 2 0 0 2 1 31 @mingle/udp-29499/0\n"
     (tmp_path / "self/net/unix").write_text(names)
-    (found,) = holders(29499, tmp_path)
+    (found,) = holders(29499)
     assert found.mingle
     (tmp_path / "self/net/unix").write_text(names.replace("29499", "29498"))
-    (found,) = holders(29499, tmp_path)
+    (found,) = holders(29499)
     assert not found.mingle
 
 
-def seconds_of(step: float) -> Callable[[], float]:
-    """Return a clock that goes on by so much whenever it is looked at."""
-    return itertools.count(0, step).__next__
+def a_clock_of(step: float) -> SimpleNamespace:
+    """Return a clock that advances by this much at each reading."""
+    return SimpleNamespace(monotonic=itertools.count(0, step).__next__)
 
 
 @pytest.mark.parametrize("processes", [(200, 1), (1, 200)], ids=["many processes", "many files"])
@@ -88,30 +104,35 @@ def test_the_search_for_the_process_is_bounded(
     looked: list[str] = []
     readlink = os.readlink
     monkeypatch.setattr(os, "readlink", lambda path: (looked.append(str(path)), readlink(path))[1])
-    (found,) = holders(29499, tmp_path, clock=seconds_of(LOOK_SECONDS / 50))
+    monkeypatch.setattr(inspection, "time", a_clock_of(HOLDER_SECONDS / 50))
+    (found,) = holders(29499)
     assert 10 < len(looked) < 60
     assert found == Holder(None, user=1000, cut_short=True)
     assert str(found) == "a process of user 1000 that was not found in time among those of this machine"
 
 
-def test_holders_are_looked_at_within_the_same_bound(tmp_path: Path) -> None:
+def test_holders_are_looked_at_within_the_same_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a_proc(tmp_path, maps="/x/msgspec/_core.so\n/x/netifaces.so\n")
     for pid in range(1000, 1200):  # many share the socket: forks of one process
         (tmp_path / str(pid) / "fd").mkdir(parents=True)
         (tmp_path / str(pid) / "fd/3").symlink_to("socket:[4711]")
-    found = holders(29499, tmp_path, clock=seconds_of(LOOK_SECONDS / 50))
+    monkeypatch.setattr(inspection, "time", a_clock_of(HOLDER_SECONDS / 50))
+    found = holders(29499)
     assert 1 <= len(found) < 60
     assert all(each.pid is not None for each in found)
 
 
-def test_this_process_is_left_out(tmp_path: Path) -> None:
-    assert holders(29499, a_proc(tmp_path, pid=os.getpid())) == ()
+def test_this_process_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_proc(tmp_path, pid=os.getpid())
+    assert holders(29499) == ()
+    monkeypatch.undo()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
         own.bind(("127.0.0.1", 0))
         assert holders(own.getsockname()[1]) == ()
 
 
-def test_another_process_is_found_for_real() -> None:
+def test_another_process_is_found_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     port = free_udp_port()
     program = (
         f"import socket; s = socket.socket(2, 2); s.bind(('127.0.0.1', {port})); print('held', flush=True); input()"

@@ -11,7 +11,6 @@ import pytest
 from mingle.diagnostics.diagnosis import Facts
 from mingle.errors import InterfaceError
 from mingle.network import inspection
-from mingle.network.inspection import Observed
 from mingle.network.interfaces import choose, scan
 from tests.lab.lab import why_unavailable
 
@@ -19,7 +18,7 @@ LO = choose(scan(), named=["lo"]).usable
 
 
 def facts(environ: dict[str, str] | None = None) -> Facts:
-    return inspection.gather(Observed(port=29499, used=LO, found=scan()), environ)
+    return inspection.gather(29499, used=LO, found=scan(), environ=environ)
 
 
 def test_this_machine() -> None:
@@ -51,7 +50,7 @@ def test_the_environment() -> None:
 
 def test_an_interface_problem_keeps_its_cause() -> None:
     problem = InterfaceError.explain("no eth7", cause="it is eth0 here", remedy="name eth0")
-    found = inspection.gather(Observed(port=1, interface_problem=problem))
+    found = inspection.gather(1, interface_problem=problem)
     assert found.interface_problem == ("no eth7; likely cause: it is eth0 here", "name eth0")
 
 

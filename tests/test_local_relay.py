@@ -31,7 +31,7 @@ def heard(data: bytes = QUESTION, source: local_relay.SocketAddress = ("192.0.2.
     """A unicast datagram that came in at the shared port."""
     family: local_relay.Version = "4" if len(source) == 2 else "6"
     destination = "192.0.2.1" if family == "4" else "fe80::1"
-    return Received(data, "eth0", source, family, False, False, destination, shared=True)
+    return Received(data, source, family, False, destination, interface="eth0", shared=True)
 
 
 @pytest.fixture

@@ -13,22 +13,24 @@ import pytest
 
 from mingle.config.values import Peer
 from mingle.network import peers
-from mingle.network.peers import PER_ROUND, Peers, PeerSchedule, Resolver
+from mingle.network.peers import PER_ROUND, Peers
 from tests.loopback import until
 
 A, B = ("10.0.0.1", 29499), ("10.0.0.2", 29499)
 
 
-def asked_until(schedule: PeerSchedule, end: float, now: float = 0.0) -> list[tuple[float, tuple[str, int]]]:
+def peers_of(*addresses: tuple[str, int], seed: int = 0) -> Peers:
+    return Peers([Peer(*each) for each in addresses], 29499, "auto", random.Random(seed))
+
+
+def asked_until(asked: Peers, end: float, now: float = 0.0) -> list[tuple[float, tuple[str, int]]]:
     """Ask whenever the schedule wants it; when and whom."""
-    asked = []
-    while (timer := schedule.next_timer()) is not None and timer <= end:
-        assert timer >= now
+    found = [(now, address) for address in asked.turn(silent=False, now=now)]
+    while (timer := asked.next_timer(now)) is not None and timer <= end:
+        assert timer > now
         now = timer
-        turn = schedule.turn(now)
-        assert turn, "the timer promised somebody"
-        asked += [(now, address) for address in turn]
-    return asked
+        found += [(now, address) for address in asked.turn(silent=False, now=now)]
+    return found
 
 
 # --- the schedule ---------------------------------------------------------------------------------------------------
@@ -36,9 +38,7 @@ def asked_until(schedule: PeerSchedule, end: float, now: float = 0.0) -> list[tu
 
 @pytest.mark.parametrize("seed", range(5))
 def test_an_address_is_asked_at_once_then_ever_more_rarely(seed: int) -> None:
-    schedule = PeerSchedule(random.Random(seed))
-    schedule.learn([A], 100.0)
-    times = [when for when, _ in asked_until(schedule, 160.0, 100.0)]
+    times = [when for when, _ in asked_until(peers_of(A, seed=seed), 160.0, 100.0)]
     assert times[0] == 100.0
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     for number, gap in enumerate(gaps):
@@ -49,68 +49,55 @@ def test_an_address_is_asked_at_once_then_ever_more_rarely(seed: int) -> None:
 
 
 def test_two_ranks_do_not_stay_in_step() -> None:
-    first, second = (PeerSchedule(random.Random(seed)) for seed in (1, 2))
-    for schedule in (first, second):
-        schedule.learn([A], 0.0)
-    assert asked_until(first, 10.0)[1:] != asked_until(second, 10.0)[1:]
+    first, second = (asked_until(peers_of(A, seed=seed), 10.0) for seed in (1, 2))
+    assert first[1:] != second[1:]
 
 
 def test_few_are_asked_per_round_and_all_have_their_turn() -> None:
     many = [(f"10.0.1.{number}", 29499) for number in range(20)]
-    schedule = PeerSchedule(random.Random(0))
-    schedule.learn(many, 0.0)
-    first = schedule.turn(0.0)
+    asked = peers_of(*many)
+    first = asked.turn(silent=False, now=0.0)
     assert len(first) == PER_ROUND
-    assert schedule.turn(0.01) == [], "the next round is not yet due"
-    assert schedule.next_timer() == 0.02
-    second = schedule.turn(0.02)
-    third = schedule.turn(0.04)
+    assert asked.turn(silent=False, now=0.01) == [], "the next round is not yet due"
+    assert asked.next_timer(0.01) == 0.02
+    second = asked.turn(silent=False, now=0.02)
+    third = asked.turn(silent=False, now=0.04)
     assert len(second) == PER_ROUND
     assert sorted(first + second + third) == sorted(many)
     # However many there are, what is sent in a second is bounded.
-    rate = len(asked_until(schedule, 1.04, 0.04))
+    rate = len(asked_until(asked, 1.04, 0.04))
     assert rate <= PER_ROUND * 51
 
 
 def test_the_longest_overdue_comes_first() -> None:
-    schedule = PeerSchedule(random.Random(0))
-    schedule.learn([B], 5.0)
-    schedule.learn([A], 6.0)
-    assert schedule.turn(10.0) == [B, A]
+    many = [(f"10.0.1.{number}", 29499) for number in range(PER_ROUND + 1)]
+    asked = peers_of(*many)
+    (left_out,) = set(many) - set(asked.turn(silent=False, now=0.0))
+    assert asked.turn(silent=False, now=0.5)[0] == left_out
 
 
-def test_each_address_has_a_timer_of_its_own() -> None:
-    schedule = PeerSchedule(random.Random(3))
-    schedule.learn([A], 0.0)
-    asked_until(schedule, 20.0)
-    schedule.learn([A, B], 20.0)
-    asked = asked_until(schedule, 21.0, 20.0)
+def test_each_address_has_a_timer_of_its_own(names: NameServer, made: Callable[..., Peers]) -> None:
+    names.answers["node7"] = [B]
+    asked = made(Peer(*A), Peer("node7"))
+    asked_until(asked, 20.0)
+    names.answer("node7")
+    until(lambda: asked._found)
+    later = [address for _, address in asked_until(asked, 21.0, 20.0)]
     # The newcomer is asked quickly; the one known already is not asked anew.
-    assert [address for _, address in asked].count(B) >= 3
-    assert [address for _, address in asked].count(A) <= 1
-    assert schedule.addresses == (A, B)
+    assert later.count(B) >= 3
+    assert later.count(A) <= 1
 
 
-def test_after_a_restart_everybody_is_asked_quickly_again() -> None:
-    schedule = PeerSchedule(random.Random(4))
-    schedule.learn([A, B], 0.0)
-    asked_until(schedule, 30.0)
-    schedule.restart(30.5)
-    assert sorted(schedule.turn(30.5)) == [A, B]
-    assert schedule.next_timer() == pytest.approx(30.6, abs=0.026)
-
-
-def test_without_addresses_there_is_no_timer() -> None:
-    schedule = PeerSchedule(random.Random(0))
-    assert schedule.next_timer() is None
-    assert schedule.turn(1.0) == []
-
-
-def test_a_hostile_resolver_costs_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hostile_resolver_costs_a_bounded_memory(
+    names: NameServer, made: Callable[..., Peers], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(peers, "MAX_ADDRESSES", 10)
-    schedule = PeerSchedule(random.Random(0))
-    schedule.learn([(f"10.0.0.{number}", 1) for number in range(200)], 0.0)
-    assert len(schedule.addresses) == 10
+    names.answers["workers"] = [(f"10.0.0.{number}", 1) for number in range(200)]
+    asked = made(Peer("workers"))
+    names.answer("workers")
+    until(lambda: asked._found)
+    assert len({address for _, address in asked_until(asked, 10.0)}) == 10
+    assert sum(asked.knows(f"10.0.0.{number}") for number in range(200)) == 10
 
 
 # --- the resolver ---------------------------------------------------------------------------------------------------
@@ -152,15 +139,15 @@ def names(monkeypatch: pytest.MonkeyPatch) -> NameServer:
 
 
 @pytest.fixture
-def resolver(names: NameServer) -> Iterator[Callable[..., Resolver]]:
-    made = []
+def made(names: NameServer) -> Iterator[Callable[..., Peers]]:
+    opened = []
 
-    def make(*wanted: Peer, family: str = "auto") -> Resolver:
-        made.append(Resolver(wanted, 29499, family))
-        return made[-1]
+    def make(*wanted: Peer, family: str = "auto") -> Peers:
+        opened.append(Peers(wanted, 29499, family, random.Random(0)))
+        return opened[-1]
 
     yield make
-    for each in made:
+    for each in opened:
         each.stop()
     names.answer(*names.answers, times=100)
     for thread in threading.enumerate():
@@ -171,17 +158,15 @@ def resolver(names: NameServer) -> Iterator[Callable[..., Resolver]]:
 
 def test_addresses_need_no_thread(names: NameServer) -> None:
     before = threading.active_count()
-    found = Resolver([Peer("10.0.0.1"), Peer("fe80::1%eth0", 5), Peer("::1")], 29499, "auto")
+    found = Peers([Peer("10.0.0.1"), Peer("fe80::1%eth0", 5), Peer("::1")], 29499, "auto", random.Random(0))
     assert threading.active_count() == before
     assert found.take() == [("10.0.0.1", 29499), ("fe80::1%eth0", 5), ("::1", 29499)]
     assert found.take() == [], "each is handed out once"
 
 
-def test_a_name_that_does_not_resolve_yet_is_asked_for_again(
-    names: NameServer, resolver: Callable[..., Resolver]
-) -> None:
+def test_a_name_that_does_not_resolve_yet_is_asked_for_again(names: NameServer, made: Callable[..., Peers]) -> None:
     names.answers["node7"] = socket.gaierror(-2, "Name or service not known")
-    found = resolver(Peer("node7", 5000))
+    found = made(Peer("node7", 5000))
     names.answer("node7")
     until(lambda: found.failures)
     assert found.failures == {"node7": "Name or service not known"}
@@ -192,9 +177,9 @@ def test_a_name_that_does_not_resolve_yet_is_asked_for_again(
     assert found.take() == [("10.0.0.7", 5000), ("fd00::7", 5000)]
 
 
-def test_a_name_gains_addresses_as_machines_come_up(names: NameServer, resolver: Callable[..., Resolver]) -> None:
+def test_a_name_gains_addresses_as_machines_come_up(names: NameServer, made: Callable[..., Peers]) -> None:
     names.answers["workers"] = [("10.0.0.1", 29499)]
-    found = resolver(Peer("workers"), Peer("10.9.9.9"))
+    found = made(Peer("workers"), Peer("10.9.9.9"))
     assert found.take() == [("10.9.9.9", 29499)]
     names.answer("workers")
     until(lambda: found._found)
@@ -208,10 +193,10 @@ def test_a_name_gains_addresses_as_machines_come_up(names: NameServer, resolver:
     ("family", "asked"), [("auto", socket.AF_UNSPEC), ("4", socket.AF_INET), ("6", socket.AF_INET6)]
 )
 def test_only_the_family_in_use_is_asked_for(
-    names: NameServer, resolver: Callable[..., Resolver], family: str, asked: int
+    names: NameServer, made: Callable[..., Peers], family: str, asked: int
 ) -> None:
     names.answers["node7"] = []
-    resolver(Peer("node7"), family=family)
+    made(Peer("node7"), family=family)
     names.answer("node7")
     until(lambda: names.asked)
     assert names.asked[0] == ("node7", 29499, asked)
@@ -227,10 +212,10 @@ def test_only_the_family_in_use_is_asked_for(
     ],
 )
 def test_one_bad_name_does_not_keep_the_others_from_being_found(
-    names: NameServer, resolver: Callable[..., Resolver], problem: Exception
+    names: NameServer, made: Callable[..., Peers], problem: Exception
 ) -> None:
     names.answers |= {"a..b": problem, "node7": [("10.0.0.1", 29499)]}
-    found = resolver(Peer("a..b"), Peer("node7"))
+    found = made(Peer("a..b"), Peer("node7"))
     names.answer("a..b", "node7")
     until(lambda: found._found and found.failures)
     assert found.take() == [A]
@@ -238,17 +223,17 @@ def test_one_bad_name_does_not_keep_the_others_from_being_found(
     assert found.failures["a..b"] in str(problem)
 
 
-def test_a_link_local_answer_keeps_its_interface(names: NameServer, resolver: Callable[..., Resolver]) -> None:
+def test_a_link_local_answer_keeps_its_interface(names: NameServer, made: Callable[..., Peers]) -> None:
     names.answers["node7.local"] = [("fe80::7", 29499, 0, 3)]
-    found = resolver(Peer("node7.local"))
+    found = made(Peer("node7.local"))
     names.answer("node7.local")
     until(lambda: found._found)
     assert found.take() == [("fe80::7%3", 29499)]
 
 
-def test_failures_can_be_read_while_names_are_looked_up(names: NameServer, resolver: Callable[..., Resolver]) -> None:
+def test_failures_can_be_read_while_names_are_looked_up(names: NameServer, made: Callable[..., Peers]) -> None:
     names.answers |= {name: socket.gaierror(-2, "Name or service not known") for name in ("a", "b", "c")}
-    found = resolver(Peer("a"), Peer("b"), Peer("c"))
+    found = made(Peer("a"), Peer("b"), Peer("c"))
     names.answer("b")
     until(lambda: found.failures)
     reading = iter(found.failures.items())
@@ -270,7 +255,7 @@ def test_a_name_whose_server_is_silent_does_not_keep_the_others_from_being_found
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     monkeypatch.setattr(peers, "RESOLVE_SECONDS", 0.001)
-    found = Resolver([Peer("silent"), Peer("node7")], 29499, "auto")
+    found = Peers([Peer("silent"), Peer("node7")], 29499, "auto", random.Random(0))
     try:
         until(lambda: found._found)
         assert found.take()[0] == A
@@ -282,9 +267,9 @@ def test_a_name_whose_server_is_silent_does_not_keep_the_others_from_being_found
                 thread.join(5)
 
 
-def test_a_look_up_that_hangs_holds_nobody_up(names: NameServer, resolver: Callable[..., Resolver]) -> None:
+def test_a_look_up_that_hangs_holds_nobody_up(names: NameServer, made: Callable[..., Peers]) -> None:
     names.answers["node7"] = [("10.0.0.1", 29499)]
-    found = resolver(Peer("node7"))
+    found = made(Peer("node7"))
     assert found.take() == []
     found.stop()
     names.answer("node7")

@@ -143,7 +143,7 @@ def test_errors_of_a_socket_are_counted_and_do_not_hide_what_follows(
 ) -> None:
     read, pending = sockets.read, [ConnectionRefusedError(111, "refused"), OSError(100, "down")]
 
-    def failing_first(opened: socket.socket) -> sockets.Datagram | None:
+    def failing_first(opened: socket.socket) -> sockets.Received | None:
         if pending:
             raise pending.pop()
         return read(opened)

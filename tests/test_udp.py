@@ -35,7 +35,7 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def next_datagram(opened: socket.socket) -> transport.Datagram:
+def next_datagram(opened: socket.socket) -> transport.Received:
     assert select.select([opened], [], [], 5)[0], "nothing came"
     datagram = transport.read(opened)
     assert datagram is not None
@@ -92,7 +92,7 @@ def test_every_socket_is_ready_for_a_loop_and_private_to_the_process(stack: Exit
         stack.enter_context(transport.open_unicast("4")),
     ]
     if LO.of_family("6"):
-        opened.append(stack.enter_context(transport.open_shared(free_udp_port())))
+        opened.append(stack.enter_context(transport.open_unicast("6", free_udp_port())))
     limit = Path("/proc/sys/net/core/rmem_max")
     # The kernel doubles what is asked for, and cuts it for who has no CAP_NET_ADMIN; socket(7).
     enough = min(transport.RECEIVE_BUFFER, int(limit.read_text()) if limit.exists() else 1)
@@ -125,7 +125,7 @@ def test_a_sender_keeps_to_its_hop_limit_and_interface(stack: ExitStack, ttl: in
 @needs_ipv6
 def test_the_shared_socket_is_for_ipv6_alone_and_shares(stack: ExitStack) -> None:
     port = free_udp_port()
-    shared = [stack.enter_context(transport.open_shared(port)) for _ in range(2)]
+    shared = [stack.enter_context(transport.open_unicast("6", port)) for _ in range(2)]
     receiver = transport.open_receiver(stack, LO, "4", [GROUP], port)
     for version, address in (("6", "::1"), ("4", "127.0.0.1")):
         stack.enter_context(transport.open_unicast(version)).sendto(b"x", (address, port))  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ def test_a_port_that_is_not_shared_is_refused(stack: ExitStack) -> None:
     selfish = stack.enter_context(socket.socket(socket.AF_INET6, socket.SOCK_DGRAM))
     selfish.bind(("::", 0))
     with no_descriptor_leaks(), pytest.raises(OSError, match=r".") as caught:
-        transport.open_shared(selfish.getsockname()[1])
+        transport.open_unicast("6", selfish.getsockname()[1])
     assert caught.value.errno == errno.EADDRINUSE
 
 

@@ -85,11 +85,10 @@ def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], li
             overheard=os.environ.get("MINGLE_JOB_ID", ""),
         ) as pinger:
             pinger.run()
-            seen = structs.replace(pinger.observed(), unresolved=unresolved)
+            facts = pinger.inspect(os.environ, unresolved=unresolved)
     except InterfaceError as error:
-        seen = inspection.Observed(port=network.port, interface_problem=error, unresolved=unresolved)
-        return diagnosis.examine(inspection.gather(seen, os.environ)), []
-    facts = inspection.gather(seen, os.environ)
+        facts = inspection.gather(network.port, environ=os.environ, interface_problem=error, unresolved=unresolved)
+        return diagnosis.examine(facts), []
     silent = [each for each, answered in pinger.pings.asked.items() if not answered]
     closed = [address for address, port in silent if refuses(address, port)]
     findings = diagnosis.examine(facts) + path_checks.judge(pinger.pings, facts, closed=closed)
@@ -185,7 +184,7 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
 
 def findings_of(pinger: Pinger) -> list[Finding]:
     """Return the verdicts on the figures, and if pings are lost the troubles of this machine."""
-    return findings_from(pinger.pings, inspection.gather(pinger.observed()))
+    return findings_from(pinger.pings, pinger.inspect())
 
 
 def findings_from(pings: PingMachine, facts: Facts) -> list[Finding]:

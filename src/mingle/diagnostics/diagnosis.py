@@ -12,7 +12,6 @@ from msgspec import Struct, field
 
 from mingle.diagnostics import CheckStatus, Finding
 from mingle.diagnostics.firewall import Chain, Manager, Packet, allow_tcp, allow_udp, blocked
-from mingle.diagnostics.holders import Holder
 
 PASS, WARN, FAIL = CheckStatus
 
@@ -23,6 +22,26 @@ MEMBERSHIPS_NEEDED = 2
 _SHOWN = 6
 ANY_TCP_PORT = 40_000
 """A port of the system's choice, as mingle's TCP ports are (ip(7), ip_local_port_range)."""
+
+
+class Holder(Struct, frozen=True):
+    """A process that has opened the port, or a socket whose process this one can't see."""
+
+    pid: int | None
+    """None if it belongs to another user or to a container."""
+    command: str = ""
+    user: int | None = None
+    mingle: bool = False
+    """Whether the process uses mingle: such processes share the port."""
+    cut_short: bool = False
+    """Whether the search for the holder's process ran out of time."""
+
+    def __str__(self) -> str:
+        if self.cut_short:
+            return f"a process of user {self.user} that was not found in time among those of this machine"
+        if self.pid is None:
+            return f"a process of user {self.user} that may not be seen from here (root may)"
+        return f"pid {self.pid} ({self.command or 'unknown'})"
 
 
 class Facts(Struct, frozen=True, kw_only=True):

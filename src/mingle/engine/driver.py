@@ -19,15 +19,15 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from mingle import forksafe
 from mingle.config.settings import Network
 from mingle.engine import progress
 from mingle.errors import MingleError
-from mingle.network import connections, inspection
+from mingle.network import connections
 from mingle.network.connections import Connections
-from mingle.network.interfaces import Family, Interface, InterfaceMonitor, Kind, reached_weakly
+from mingle.network.interfaces import Family, Interface, InterfaceMonitor, Kind, reached_weakly, reverse_path_drops
 from mingle.network.local_relay import LocalRelay
 from mingle.network.peers import Peers
 from mingle.network.transport import Received, Transport
@@ -52,6 +52,7 @@ from mingle.wire.datagrams import BROWSE_GROUP, Datagram, Group, List, Offer, Se
 
 if TYPE_CHECKING:
     from mingle.diagnostics import Finding
+    from mingle.diagnostics.diagnosis import Facts
 
 logger = logging.getLogger("mingle")
 
@@ -278,7 +279,7 @@ class Driver:
     def _look_for_others(self, now: float) -> None:
         self.ask_peers(now)
         if self._rp_drops is None and now >= self._slow_from:
-            self._rp_drops = inspection.reverse_path_drops()
+            self._rp_drops = reverse_path_drops()
         if now >= self.interfaces.scan_due:
             self._rescan(now)
 
@@ -679,28 +680,25 @@ class Driver:
 
     # --- what a report says ----------------------------------------------------------------------------------------
 
-    def observed(self, versions: Mapping[str, str] | None = None) -> inspection.Observed:
-        """Return what the checks of this machine need to know of its sockets.
+    def inspect(self, environ: Mapping[str, str] | None = None, **observed: Any) -> Facts:
+        """Return the facts by which this machine can be judged; see `inspection.gather` for the arguments."""
+        from mingle.network import inspection  # only doctor, ping and a rank that has failed need it
 
-        Args:
-            versions: other major versions of mingle that were heard, each with the address of a speaker.
-        """
         network, transport = self.network, self.transport
         ipv4 = any(each.of_family("4") for each in self.interfaces.usable) and network.family != "6"
-        return inspection.Observed(
-            port=network.port,
-            group=(self._group or BROWSE_GROUP).ipv4 if ipv4 else "",
-            used=self.interfaces.usable,
-            found=self.interfaces.found,
-            named_by=network.interfaces_from if network.interfaces else "",
-            multicasts_on=frozenset(self.multicasts_on) if transport and transport.sent else None,
-            failures=dict(transport.failures) if transport else {},
-            relay_failure=self._relay.failure,
-            send_errors=dict(transport.send_errors) if transport else {},
-            unresolved=self.peers.failures,
-            versions=versions or {},
-            rp_drops_before=self._rp_drops,
-        )
+        known: dict[str, Any] = {
+            "group": (self._group or BROWSE_GROUP).ipv4 if ipv4 else "",
+            "used": self.interfaces.usable,
+            "found": self.interfaces.found,
+            "named_by": network.interfaces_from if network.interfaces else "",
+            "multicasts_on": frozenset(self.multicasts_on) if transport and transport.sent else None,
+            "failures": dict(transport.failures) if transport else {},
+            "relay_failure": self._relay.failure,
+            "send_errors": dict(transport.send_errors) if transport else {},
+            "unresolved": self.peers.failures,
+            "rp_drops_before": self._rp_drops,
+        }
+        return inspection.gather(network.port, environ=environ, **known | observed)
 
     def facts(self, *, diagnosed: bool = False) -> NetworkFacts:
         """Return what a report says of the network.
@@ -720,7 +718,7 @@ class Driver:
             with contextlib.suppress(OSError, ImportError):  # EMFILE: without a descriptor no module can be loaded
                 from mingle.diagnostics import diagnosis  # only a rank that has failed needs it
 
-                findings = diagnosis.troubles(inspection.gather(self.observed()))
+                findings = diagnosis.troubles(self.inspect())
         return NetworkFacts(
             interfaces=[str(each) for each in self.interfaces.usable],
             groups=groups,

@@ -1,101 +1,90 @@
-"""The facts that :mod:`mingle.diagnostics.diagnosis` judges, read from /proc, the firewall and the environment.
+"""Read the facts that :mod:`mingle.diagnostics.diagnosis` judges: from /proc, the firewall and the environment.
 
-Nothing here sends a packet, changes anything, or takes long; what can't be read is left out.
-
-Every rank loads this module, for one counter that it reads when it has to wait; the rest is for ranks that have failed
-and for ``mingle-discover``. So what only the rest needs is imported where it is needed: together that takes longer to
-load than all the machines of a rank.
+Nothing here sends a packet, changes anything, or takes long; what can't be read is left out. proc(5) and proc_net(5)
+describe the formats.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Interface, IPv6Interface
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from msgspec import Struct, field
+from msgspec import structs
 
+from mingle.config import launchers
+from mingle.config.placement import place
+from mingle.diagnostics import firewall
+from mingle.diagnostics.diagnosis import Facts, Holder
+from mingle.diagnostics.firewall import Chain, Manager
 from mingle.errors import MingleError
-from mingle.network.interfaces import Interface, Kind
-
-if TYPE_CHECKING:
-    from mingle.diagnostics.diagnosis import Facts
-    from mingle.diagnostics.firewall import Chain, Manager
+from mingle.network.interfaces import Interface, Kind, reverse_path_drops
 
 TOOL_SECONDS = 2.0
 NAME_SECONDS = 2.0
 """How long a look-up may take before it is given up."""
+HOLDER_SECONDS = 1.0
+"""How long to search /proc for processes. All ranks of a machine time out at once, and each does its own search."""
+# A process that uses mingle has both of these libraries in memory.
+_MINGLE_LIBRARIES = ("netifaces", "msgspec")
 _PROC = Path("/proc")
 
 
-class Observed(Struct, frozen=True, kw_only=True):
-    """What the driver's sockets have shown; the other facts are read here."""
-
-    port: int
-    group: str = ""
-    used: Sequence[Interface] = ()
-    found: Sequence[Interface] = ()
-    named_by: str = ""
-    interface_problem: MingleError | None = None
-    multicasts_on: frozenset[str] | None = None
-    failures: Mapping[str, str] = field(default_factory=dict)
-    send_errors: Mapping[str, int] = field(default_factory=dict)
-    relay_failure: str = ""
-    unresolved: Mapping[str, str] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
-    rp_drops_before: int | None = None
-
-
-def gather(observed: Observed, environ: Mapping[str, str] | None = None) -> Facts:
-    """Return the facts.
+def gather(
+    port: int,
+    *,
+    used: Sequence[Interface] = (),
+    found: Sequence[Interface] = (),
+    interface_problem: MingleError | None = None,
+    rp_drops_before: int | None = None,
+    environ: Mapping[str, str] | None = None,
+    **observed: Any,
+) -> Facts:
+    """Return the facts about this machine.
 
     Args:
-        observed: what the sockets have shown.
-        environ: the environment to look at, and with it this host's own name; None: neither matters.
+        port: the UDP port of the discovery.
+        used: the interfaces in use.
+        found: all interfaces.
+        interface_problem: why no interface can be used.
+        rp_drops_before: the counter of the reverse path filter when the discovery began.
+        environ: the environment to examine, and with it this host's own name; None: neither matters.
+        **observed: further facts, which the sockets have shown.
     """
-    from mingle.diagnostics.diagnosis import Facts
-    from mingle.diagnostics.holders import holders
-
-    names = [each.name for each in observed.used]
-    routable = _routable(observed.used)
-    problem = observed.interface_problem
+    names = [each.name for each in used]
+    routable = _routable(used)
     addresses, why = ([], "") if environ is None else resolve(socket.gethostname())
-    drops_before = observed.rp_drops_before
     return Facts(
-        port=observed.port,
-        group=observed.group,
-        interface_problem=None if problem is None else (_in_one(problem), problem.remedy or ""),
-        used=[str(each) for each in observed.used],
+        port=port,
+        interface_problem=None if interface_problem is None else _problem(interface_problem),
+        used=[str(each) for each in used],
         used_names=names,
         addresses=[str(address.ip) for address in routable],
         networks=[str(address.network) for address in routable],
-        unused=[str(each) for each in observed.found if _could_be_meant(each, names)],
-        named_by=observed.named_by,
-        only_loopback=bool(observed.used) and all(each.loopback for each in observed.used),
-        multicasts_on=observed.multicasts_on,
-        failures=observed.failures,
-        relay_failure=observed.relay_failure,
-        send_errors=observed.send_errors,
-        holders=holders(observed.port),
+        unused=[str(each) for each in found if _could_be_meant(each, names)],
+        only_loopback=bool(used) and all(each.loopback for each in used),
+        holders=holders(port),
         default_route=default_route(),
         memberships=membership_limit(),
         rp_filter=_reverse_path_filters(names),
-        rp_drops=0 if drops_before is None else max(0, reverse_path_drops() - drops_before),
+        rp_drops=0 if rp_drops_before is None else max(0, reverse_path_drops() - rp_drops_before),
         hostname=socket.gethostname(),
         hostname_addresses=addresses,
         hostname_problem=why,
-        unresolved=observed.unresolved,
         master="" if environ is None else _master(environ),
         environment_problems=[] if environ is None else _environment_problems(environ),
-        versions=observed.versions,
         chains=firewall_chains(),
         manager=firewall_manager(),
+        **observed,
     )
 
 
@@ -112,15 +101,6 @@ def _could_be_meant(interface: Interface, used: Sequence[str]) -> bool:
 def membership_limit() -> int | None:
     """Return how many multicast groups one IPv4 socket can join; None where the system does not report it."""
     return _number(_PROC / "sys/net/ipv4/igmp_max_memberships")
-
-
-def reverse_path_drops() -> int:
-    """Return how many packets the reverse path filter of this network namespace has dropped so far."""
-    lines = [line.split() for line in _read(_PROC / "self/net/netstat").splitlines() if line.startswith("TcpExt:")]
-    for names, values in zip(lines[::2], lines[1::2], strict=False):
-        if "IPReversePathFilter" in names:
-            return int(values[names.index("IPReversePathFilter")])
-    return 0
 
 
 def _reverse_path_filters(names: Iterable[str]) -> dict[str, int]:
@@ -163,10 +143,6 @@ def resolve(hostname: str) -> tuple[list[str], str]:
 
 def firewall_chains() -> list[Chain]:
     """Return the firewall's chains; none where they can't be listed (that takes root)."""
-    import shutil
-
-    from mingle.diagnostics.firewall import parse
-
     tool = shutil.which("nft", path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin")
     if sys.platform != "linux" or tool is None or os.geteuid() != 0:
         return []
@@ -176,13 +152,11 @@ def firewall_chains() -> list[Chain]:
         )
     except (OSError, subprocess.TimeoutExpired):  # it says nothing then, as where it may not
         return []
-    return parse(done.stdout)
+    return firewall.parse(done.stdout)
 
 
 def firewall_manager() -> Manager:
     """Return the program that keeps the rules: a rule added behind its back is lost with its next start."""
-    import shutil
-
     if "ENABLED=yes" in _read(Path("/etc/ufw/ufw.conf")):
         return "ufw"
     if Path("/run/firewalld").exists() or Path("/run/firewalld.pid").exists():
@@ -197,9 +171,6 @@ def _master(environ: Mapping[str, str]) -> str:
 
 
 def _environment_problems(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    from mingle.config import launchers
-    from mingle.config.placement import place
-
     places = ("MINGLE_RANK", "MINGLE_WORLD_SIZE", "RANK", "WORLD_SIZE")
     launched = any(row.is_seen(environ) for row in launchers.LAUNCHERS)
     # A shell that says nothing of ranks is no conflict: the arguments may say it all.
@@ -208,12 +179,95 @@ def _environment_problems(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     try:
         place(environ)
     except MingleError as error:
-        return [(_in_one(error), error.remedy or "")]
+        return [_problem(error)]
     return []
 
 
-def _in_one(error: MingleError) -> str:
-    return f"{error.observation}; likely cause: {error.cause}" if error.cause else error.observation
+def _problem(error: MingleError) -> tuple[str, str]:
+    """Return an error's observation, with its cause, and its fix."""
+    cause = f"; likely cause: {error.cause}" if error.cause else ""
+    return f"{error.observation}{cause}", error.remedy or ""
+
+
+# --- the processes that hold the port -------------------------------------------------------------------------------
+
+
+def holders(port: int) -> tuple[Holder, ...]:
+    """Return the other processes that hold a UDP port in this network namespace (Linux).
+
+    The search ends after `HOLDER_SECONDS` and returns what it has found so far.
+    """
+    inodes = _sockets(port)
+    if not inodes:
+        return ()
+    deadline = time.monotonic() + HOLDER_SECONDS
+    owners, cut_short = _owners(frozenset(inodes), deadline)
+    # The sockets of a process that has ended meanwhile are gone from the table as well.
+    inodes = {inode: user for inode, user in _sockets(port).items() if inode in inodes}
+    found: dict[int | None, Holder] = {}
+    for inode, user in inodes.items():
+        pids = owners.get(inode, ())
+        for pid in pids:
+            # The search names at least one holder, even after the deadline.
+            if pid != os.getpid() and pid not in found and not (found and time.monotonic() >= deadline):
+                found[pid] = _holder(pid, user)
+        if not pids:
+            found.setdefault(None, Holder(None, user=user, cut_short=cut_short))
+    known = sum(holder.mingle for holder in found.values()) + any(os.getpid() in pids for pids in owners.values())
+    if None in found and _relaying(port) > known:
+        # Ranks of another user or container: their processes can't be seen, but the names of their sockets can.
+        found[None] = structs.replace(found[None], mingle=True)
+    return tuple(found.values())
+
+
+def _sockets(port: int) -> dict[int, int]:
+    """Return the sockets bound to a UDP port: inode to user id."""
+    found: dict[int, int] = {}
+    for table in ("udp", "udp6"):
+        for line in _read(_PROC / "self/net" / table).splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9 and int(fields[1].rpartition(":")[2], 16) == port:
+                found[int(fields[9])] = int(fields[7])
+    return found
+
+
+def _relaying(port: int) -> int:
+    """Return how many processes have a place in the local relay (:mod:`mingle.network.local_relay`)."""
+    names = (line.rpartition(" ")[2] for line in _read(_PROC / "self/net/unix").splitlines())
+    return len({name for name in names if name.startswith(f"@mingle/udp-{port}/")})
+
+
+def _owners(inodes: frozenset[int], deadline: float) -> tuple[dict[int, list[int]], bool]:
+    """Return the processes that hold each socket, and whether the time was too short to look at all of them."""
+    owners: dict[int, list[int]] = {}
+    wanted = {f"socket:[{inode}]": inode for inode in inodes}
+    with os.scandir(_PROC) as processes:
+        for process in processes:
+            if not process.name.isdigit():
+                continue
+            for link in _links(process.path):
+                if link in wanted and int(process.name) not in owners.get(wanted[link], ()):
+                    owners.setdefault(wanted[link], []).append(int(process.name))
+                if time.monotonic() >= deadline:
+                    return owners, True
+    return owners, False
+
+
+def _links(process: str) -> Iterator[str]:
+    """Yield the target of each descriptor of a process, then an empty text, which is all for an unreadable process."""
+    with contextlib.suppress(OSError), os.scandir(f"{process}/fd") as descriptors:  # ended, or somebody else's
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                yield os.readlink(descriptor.path)  # noqa: PTH115 - the text matters, not a path
+    yield ""
+
+
+def _holder(pid: int, user: int) -> Holder:
+    process = _PROC / str(pid)
+    words = _read(process / "cmdline").replace("\0", " ").split() or _read(process / "comm").split()
+    maps = _read(process / "maps")
+    command = " ".join(words)[:120]  # the process chose it, line breaks included
+    return Holder(pid, command, user, mingle=all(library in maps for library in _MINGLE_LIBRARIES))
 
 
 def _number(path: Path) -> int | None:

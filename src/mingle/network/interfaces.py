@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
-import re
 import socket
 import struct
 import sys
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
+from pathlib import Path
 from typing import Literal
 
 import netifaces
@@ -52,12 +52,16 @@ _RTMGRP_IPV6_IFADDR = 0x100
 _DRAINED_AT_ONCE = 64
 _IFREQ_SIZE = 40  # struct ifreq of a 64-bit Linux; the BSDs' 32 bytes fit
 
-# A container's own end of a veth pair is named eth0 and is as good as a card.
-_VIRTUAL = re.compile(
-    r"docker\d|docker_gwbridge|br-[0-9a-f]{12}$|virbr|vnet\d|veth|lxc|lxdbr|podman|cni|cbr\d|flannel|cali|tunl\d"
-    r"|vxlan|geneve|cilium|weave|antrea|ovn|ovs|kube-|nodelocaldns|dummy|ifb\d|bridge\d|awdl|llw|anpi|vmnet|vboxnet"
-)
-_VPN = re.compile(r"tun\d|tap\d|utun|wg|ppp|tailscale|zt|ipsec|nebula|vpn|gpd\d|nordlynx|gre|sit\d|ip6tnl")
+# Prefixes of names. A container's own end of a veth pair is named eth0 and is as good as a card.
+_VIRTUAL = (
+    "antrea", "anpi", "awdl", "bridge", "cali", "cbr", "cilium", "cni", "docker", "dummy", "flannel", "geneve", "ifb",
+    "kube-", "llw", "lxc", "lxdbr", "nodelocaldns", "ovn", "ovs", "podman", "tunl", "vboxnet", "veth", "virbr", "vmnet",
+    "vnet", "vxlan", "weave",
+)  # fmt: skip
+_VPN = (
+    "gpd", "gre", "ip6tnl", "ipsec", "nebula", "nordlynx", "ppp", "sit", "tailscale", "tap", "tun", "utun", "vpn", "wg",
+    "zt",
+)  # fmt: skip
 
 
 class Kind(IntEnum):
@@ -94,16 +98,12 @@ class Interface(Struct, frozen=True):
         """Told by the flags where they say it, else by the name."""
         if self.loopback:
             return Kind.LOOPBACK
-        if _VIRTUAL.match(self.name):
+        # Docker names its bridges br- and twelve digits; a user's br-lan is none of them.
+        if self.name.startswith(_VIRTUAL) or (self.name.startswith("br-") and len(self.name) == 15):
             return Kind.VIRTUAL
-        if self.point_to_point or _VPN.match(self.name):
+        if self.point_to_point or self.name.startswith(_VPN):
             return Kind.VPN
         return Kind.PHYSICAL
-
-    @property
-    def virtual(self) -> bool:
-        """A bridge or overlay inside this machine."""
-        return self.kind is Kind.VIRTUAL
 
     def of_family(self, family: Family) -> tuple[IPv4Interface | IPv6Interface, ...]:
         """The addresses of `family`, best first."""
@@ -339,6 +339,19 @@ def has_direct_route(address: str) -> bool:
     except OSError:  # also EMFILE: then it is not known
         return False
     return True
+
+
+def reverse_path_drops() -> int:
+    """Return how many packets the reverse path filter of this network namespace has dropped so far (Linux)."""
+    try:
+        lines = [line.split() for line in Path("/proc/self/net/netstat").read_text().splitlines()]
+    except OSError:
+        return 0
+    extended = [line for line in lines if line[:1] == ["TcpExt:"]]
+    for names, values in zip(extended[::2], extended[1::2], strict=False):
+        if "IPReversePathFilter" in names:
+            return int(values[names.index("IPReversePathFilter")])
+    return 0
 
 
 def _literal(address: str | IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:

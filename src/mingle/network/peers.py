@@ -41,67 +41,29 @@ class _Target(Struct):
     interval: float = FIRST_INTERVAL_SECONDS
 
 
-class PeerSchedule:
-    """The order and the times in which addresses are asked. Pure: time is an argument."""
+class Peers:
+    """The peers of one process: the addresses of their names, and when to ask each.
 
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._targets: dict[tuple[str, int], _Target] = {}
-        self._not_before = float("-inf")
-
-    @property
-    def addresses(self) -> tuple[tuple[str, int], ...]:
-        """All known addresses."""
-        return tuple(self._targets)
-
-    def learn(self, addresses: Sequence[tuple[str, int]], now: float) -> None:
-        """Add addresses. Each one stays: a resolver can leave some out each time."""
-        for address in addresses:
-            if address not in self._targets and len(self._targets) < MAX_ADDRESSES:
-                self._targets[address] = _Target(now)
-
-    def restart(self, now: float) -> None:
-        """Ask every address quickly again."""
-        for target in self._targets.values():
-            target.due, target.interval = now, FIRST_INTERVAL_SECONDS
-
-    def next_timer(self) -> float | None:
-        """Return when an address is due."""
-        due = min((target.due for target in self._targets.values()), default=None)
-        return None if due is None else max(due, self._not_before)
-
-    def turn(self, now: float) -> list[tuple[str, int]]:
-        """Return the addresses to ask now, the longest overdue first."""
-        if now < self._not_before:
-            return []
-        due = sorted((target.due, address) for address, target in self._targets.items() if target.due <= now)
-        chosen = [address for _, address in due[:PER_ROUND]]
-        for address in chosen:
-            target = self._targets[address]
-            target.due = now + target.interval * self._rng.uniform(0.75, 1.25)
-            target.interval = min(target.interval * GROWTH, MAX_INTERVAL_SECONDS)
-        if chosen:
-            self._not_before = now + ROUND_SECONDS
-        return chosen
-
-
-class Resolver:
-    """The look-ups of the peers' names, in daemon threads until it is stopped.
-
-    ``take()`` hands out what was found since the last call. A look-up that hangs (5 s and more for each server that
-    does not answer: resolv.conf(5)) keeps its thread, and not the other names'; it may be abandoned: it holds nothing.
+    Daemon threads look the names up until :meth:`stop`. A look-up that hangs (5 s and more for each server that does
+    not answer: resolv.conf(5)) keeps only its own thread, which holds nothing and can be abandoned.
     """
 
-    def __init__(self, peers: Sequence[Peer], default_port: int, family: str) -> None:
+    def __init__(self, peers: Sequence[Peer], default_port: int, family: str, rng: random.Random) -> None:
         self._family = {"4": socket.AF_INET, "6": socket.AF_INET6}.get(family, socket.AF_UNSPEC)
-        self._found: list[tuple[str, int]] = []
+        self._rng = rng
+        self._targets: dict[tuple[str, int], _Target] = {}
+        self._hosts: set[str] = set()
+        """The addresses of the targets, in canonical form and without ports."""
+        self._not_before = float("-inf")
+        self._silent = True
         self._stop = threading.Event()
+        # The threads add to these two.
         self._lock = forksafe.register_lock(threading.Lock())
         self._failures: dict[str, str] = {}
         named = [(peer.host, peer.port or default_port) for peer in peers]
-        literals = [(host, port) for host, port in named if _is_literal(host)]
+        self._found = [(host, port) for host, port in named if _is_literal(host)]
+        self._any = bool(named)
         names = [(host, port) for host, port in named if not _is_literal(host)]
-        self._found += literals
         for first in range(min(len(names), MAX_THREADS)):
             work = names[first::MAX_THREADS]
             threading.Thread(target=self._run, args=(work,), name="mingle-abandoned-resolver", daemon=True).start()
@@ -113,10 +75,52 @@ class Resolver:
             return dict(self._failures)
 
     def take(self) -> list[tuple[str, int]]:
-        """Return the addresses found since the last call."""
+        """Return the addresses found since the last call, for a caller with a schedule of its own."""
         with self._lock:
             found, self._found = self._found, []
         return found
+
+    def knows(self, address: str) -> bool:
+        """Return whether an address is a peer's."""
+        return address in self._hosts
+
+    def turn(self, *, silent: bool, now: float) -> list[tuple[str, int]]:
+        """Return the addresses to ask now, the longest overdue first; none if ``silent``.
+
+        After a silence they are asked quickly again.
+        """
+        for address in self.take():
+            # Each one stays: a resolver can leave some out each time.
+            if address not in self._targets and len(self._targets) < MAX_ADDRESSES:
+                self._targets[address] = _Target(now)
+                self._hosts.add(canonical_address(address[0]))
+        if silent != self._silent:
+            self._silent = silent
+            self.restart(now)
+        if silent or now < self._not_before:
+            return []
+        due = sorted((target.due, address) for address, target in self._targets.items() if target.due <= now)
+        chosen = [address for _, address in due[:PER_ROUND]]
+        for address in chosen:
+            target = self._targets[address]
+            target.due = now + target.interval * self._rng.uniform(0.75, 1.25)
+            target.interval = min(target.interval * GROWTH, MAX_INTERVAL_SECONDS)
+        if chosen:
+            self._not_before = now + ROUND_SECONDS
+        return chosen
+
+    def restart(self, now: float) -> None:
+        """Ask every address quickly again, for example because other interfaces can reach it now."""
+        for target in self._targets.values():
+            target.due, target.interval = now, FIRST_INTERVAL_SECONDS
+
+    def next_timer(self, now: float) -> float | None:
+        """Return when an address is due, or when to take new addresses; None without peers."""
+        if not self._any:
+            return None
+        look = now + RESOLVED_SECONDS
+        due = min((target.due for target in self._targets.values()), default=look)
+        return look if self._silent else min(look, max(due, self._not_before))
 
     def stop(self) -> None:
         """End each thread after its present look-up."""
@@ -131,10 +135,7 @@ class Resolver:
     def _look_up(self, host: str, port: int) -> None:
         try:
             answers = socket.getaddrinfo(host, port, self._family, socket.SOCK_DGRAM)
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # ValueError: no name that IDNA can encode, such as "a..b", or a zero byte
+        except (OSError, ValueError) as error:  # ValueError: IDNA can't encode it, such as "a..b", or a zero byte
             with self._lock:
                 self._failures[host] = getattr(error, "strerror", None) or str(error)
             return
@@ -142,58 +143,6 @@ class Resolver:
         with self._lock:
             self._failures.pop(host, None)
             self._found += [(address, port) for address in addresses]
-
-
-class Peers:
-    """The peers of one process: the addresses of their names, and when to ask each."""
-
-    def __init__(self, peers: Sequence[Peer], default_port: int, family: str, rng: random.Random) -> None:
-        self._any = bool(peers)
-        self._schedule = PeerSchedule(rng)
-        self._resolver = Resolver(peers, default_port, family)
-        self._silent = True
-        self._hosts: set[str] = set()
-        """The addresses of all peers that were asked, without ports."""
-
-    @property
-    def failures(self) -> dict[str, str]:
-        """Names that did not resolve, and why, as of the last try."""
-        return self._resolver.failures
-
-    def take(self) -> list[tuple[str, int]]:
-        """Return the addresses found since the last call, for a caller with a schedule of its own."""
-        return self._resolver.take()
-
-    def turn(self, *, silent: bool, now: float) -> list[tuple[str, int]]:
-        """Return the addresses to query now; none if ``silent``. After a silence they are asked quickly again."""
-        if not self._any:
-            return []
-        found = self._resolver.take()
-        self._schedule.learn(found, now)
-        self._hosts.update(canonical_address(host) for host, _ in found)
-        if silent != self._silent:
-            self._silent = silent
-            self._schedule.restart(now)
-        return [] if silent else self._schedule.turn(now)
-
-    def knows(self, address: str) -> bool:
-        """Tell whether an address is a peer's."""
-        return address in self._hosts
-
-    def restart(self, now: float) -> None:
-        """Ask quickly again: other interfaces can reach the peers now."""
-        self._schedule.restart(now)
-
-    def next_timer(self, now: float) -> float | None:
-        """Return when an address is due, or when to take new addresses."""
-        if not self._any:
-            return None
-        look, due = now + RESOLVED_SECONDS, self._schedule.next_timer()
-        return look if due is None or self._silent else min(look, due)
-
-    def stop(self) -> None:
-        """End the look-ups."""
-        self._resolver.stop()
 
 
 def _literal(answer: tuple[Any, ...]) -> str:

@@ -68,34 +68,23 @@ _VERSIONS: tuple[Version, ...] = ("4", "6")
 _BATCH = 64
 
 
-class Datagram(Struct, frozen=True):
-    """One datagram as read."""
+class Received(Struct):
+    """One datagram, where it came from and where it arrived."""
 
     data: bytes
     """At most `MAX_DATAGRAM + 1` bytes."""
     source: SocketAddress
-    destination: str
-    """Our address that it reached; for a multicast the group. Empty when the kernel did not say."""
-    multicast: bool
-    """Whether it was addressed to a group."""
-    index: int
-    """Of the interface it came in on; 0 when the kernel did not say."""
-
-
-class Received(Struct, frozen=True):
-    """One datagram and where it came from."""
-
-    data: bytes
-    interface: str
-    """The name of the interface it came in on."""
-    source: SocketAddress
     family: Version
     multicast: bool
     """Whether it was addressed to a group, and not to this machine."""
-    local: bool
-    """Whether it comes from an address of this machine."""
     destination: str = ""
-    """The address it was sent to: the group, or the one of ours."""
+    """The address it was sent to, the group or one of ours; empty if the kernel did not report it."""
+    index: int = 0
+    """Of the interface it came in on; 0 if the kernel did not report it."""
+    interface: str = ""
+    """The name of that interface."""
+    local: bool = False
+    """Whether it comes from an address of this machine."""
     via: socket.socket | None = None
     """The socket it arrived at; None: another process's."""
     shared: bool = False
@@ -291,7 +280,7 @@ class Transport:
                 self._receiving[opened] = None
                 change.added.append(opened)
             if version == "6" and self._shared is None:
-                self._shared = opened = open_shared(self.port)
+                self._shared = opened = open_unicast("6", self.port)
                 self._receiving[opened] = None
                 change.added.append(opened)
         except OSError as error:
@@ -310,13 +299,12 @@ class Transport:
         if any(why.startswith(("EMFILE", "ENFILE")) for why in self.failures.values()):
             return InterfaceError.explain(observation, cause=NO_DESCRIPTOR, remedy=FREE_DESCRIPTORS)
         from mingle.diagnostics import CheckStatus, diagnosis
-        from mingle.diagnostics.holders import holders
         from mingle.network import inspection
 
         facts = diagnosis.Facts(
             port=self.port,
             failures=self.failures,
-            holders=holders(self.port),
+            holders=inspection.holders(self.port),
             memberships=inspection.membership_limit(),
         )
         for finding in diagnosis.troubles(facts):
@@ -339,36 +327,23 @@ class Transport:
         endpoint = self._receiving[opened]
         for _ in range(_BATCH):
             try:
-                datagram = read(opened)
+                received = read(opened)
             except OSError as error:
                 self.receive_errors[_error_name(error)] += 1
                 continue
-            if datagram is None:
+            if received is None:
                 break
             # The kernel gives an IPv6 multicast to every member, also to one that joined on another interface
             # (net/ipv6/mcast.c, inet6_mc_check), and to sockets that never joined: a copy too many.
-            if datagram.multicast and (endpoint is None or datagram.index != endpoint.interface.index):
+            if received.multicast and (endpoint is None or received.index != endpoint.interface.index):
                 continue
-            batch.append(self._received(datagram, opened, endpoint))
+            host, scope = received.source[0], received.source[3] if len(received.source) == 4 else 0
+            received.local = host == "::1" or host.startswith("127.") or (host, scope) in self._own
+            received.interface = self._interface_name(received.index, endpoint)
+            received.shared = not received.multicast and (endpoint is not None or opened is self._shared)
+            batch.append(received)
         self.received += len(batch)
         return batch
-
-    def _received(self, datagram: Datagram, opened: socket.socket, endpoint: _Endpoint | None) -> Received:
-        host = datagram.source[0]
-        # Not by asking the socket, which takes a tenth of the time that a flood's datagram costs.
-        version: Version = "4" if len(datagram.source) == 2 else "6"
-        scope = datagram.source[3] if len(datagram.source) == 4 else 0
-        return Received(
-            data=datagram.data,
-            interface=self._interface_name(datagram.index, endpoint),
-            source=datagram.source,
-            family=version,
-            multicast=datagram.multicast,
-            local=host == "::1" or host.startswith("127.") or (host, scope) in self._own,
-            destination=datagram.destination,
-            via=opened,
-            shared=not datagram.multicast and (endpoint is not None or opened is self._shared),
-        )
 
     def _interface_name(self, index: int, endpoint: _Endpoint | None) -> str:
         for interface in self._interfaces:
@@ -455,7 +430,7 @@ def open_receiver(
     """A receiver of `groups` on `interface` alone, closed by `stack`.
 
     The IPv4 socket also gets unicast to `port`; the IPv6 ones (one per group) do not, see
-    `open_shared`.
+    `open_unicast`.
 
     Raises:
         OSError: the kernel refused; nothing is left open.
@@ -495,25 +470,17 @@ def open_sender(
     return sender
 
 
-def open_shared(port: int) -> socket.socket:
-    """The socket for IPv6 unicast to the shared port: the receivers are bound to their groups and get none.
+def open_unicast(version: Version, port: int = 0) -> socket.socket:
+    """Open a plain socket: the multicast senders refuse every address but a group's.
+
+    Args:
+        version: the IP version.
+        port: the shared port, for IPv6 unicast: the receivers are bound to their groups and get none; 0: any free port.
 
     Raises:
-        OSError: the kernel refused, EADDRINUSE when a program holds the port and does not share it.
+        OSError: the kernel refused: EAFNOSUPPORT where IPv6 is switched off, EADDRINUSE if a program holds the port
+            and does not share it.
     """
-    return _open_plain("6", port)
-
-
-def open_unicast(version: Version) -> socket.socket:
-    """A plain socket on a port of its own: the multicast senders refuse every address but a group's.
-
-    Raises:
-        OSError: the kernel refused, EAFNOSUPPORT where IPv6 is switched off.
-    """
-    return _open_plain(version, 0)
-
-
-def _open_plain(version: Version, port: int) -> socket.socket:
     opened = socket.socket(ADDRESS_FAMILIES[version], socket.SOCK_DGRAM)
     try:
         if version == "6":
@@ -602,8 +569,8 @@ def rejoin(receiver: McastRxSocket) -> None:
         os_multicast.add_memberships(member, [group], info, family)
 
 
-def read(opened: socket.socket) -> Datagram | None:
-    """The next datagram, or None when there is none.
+def read(opened: socket.socket) -> Received | None:
+    """Return the next datagram, or None if there is none.
 
     Raises:
         OSError: an error that was pending on the socket; reading took it off.
@@ -623,10 +590,11 @@ def read(opened: socket.socket) -> Datagram | None:
             header, index = _IN6_PKTINFO.unpack(value)
             multicast = header[0] == 0xFF
             destination = _address(header)
-    if len(source) == 4:  # asking the socket for its family takes longer than all the rest of this
-        host, port, _flow, scope = source
-        source = (host, port, 0, scope)
-    return Datagram(data, source, destination, multicast, index)
+    # Asking the socket for its family takes longer than all the rest of this.
+    if len(source) == 2:
+        return Received(data, source, "4", multicast, destination, index, via=opened)
+    host, port, _flow, scope = source
+    return Received(data, (host, port, 0, scope), "6", multicast, destination, index, via=opened)
 
 
 @functools.lru_cache(maxsize=64)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from mingle.config.settings import Network
 from mingle.network.connections import bare_address
-from mingle.network.inspection import Observed
 from mingle.network.transport import Received
 from mingle.observe.observer import Machine, Observer, new_name, this_process
 from mingle.observe.ping import Cast, PingMachine, Post, Reply
@@ -21,6 +20,8 @@ from mingle.wire.datagrams import BROWSE_GROUP, job_group
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from mingle.diagnostics.diagnosis import Facts
 
 CALL_SECONDS = 0.1
 """The interval of calls to a caller that shows something live."""
@@ -122,9 +123,9 @@ class Pinger:
         """The names of the interfaces in use."""
         return tuple(each.name for each in self.driver.interfaces.usable)
 
-    def observed(self) -> Observed:
-        """Return what the checks of this machine need to know of the sockets."""
-        return self.driver.observed(self.versions)
+    def inspect(self, environ: Mapping[str, str] | None = None, **observed: Any) -> Facts:
+        """Return the facts about this machine; see `mingle.engine.driver.Driver.inspect`."""
+        return self.driver.inspect(environ, versions=self.versions, **observed)
 
     def _learn_peers(self, _now: float) -> None:
         self.pings.learn([each for each in self.driver.peers.take() if each[0] not in self.own])
