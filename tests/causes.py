@@ -20,7 +20,7 @@ from mingle.elastic import reports as agent_reports
 from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.elastic.reports import Attendance
-from mingle.observe.lookup import not_found
+from mingle.observe.finder import not_found
 from mingle.protocol import reports
 from mingle.protocol.machine import Diagnostics, Identity, NetworkFacts
 from mingle.wire.datagrams import Seek

@@ -15,8 +15,7 @@ from mingle.cli import jobs, main
 from mingle.cli.jobs import MAX_ADDRESS_LENGTH, changes
 from mingle.config.settings import Network
 from mingle.errors import DiscoveryTimeoutError
-from mingle.observe.finder import Seeking
-from mingle.observe.lookup import find
+from mingle.observe.finder import Seeking, find_job
 from mingle.wire.datagrams import Seek
 from tests.bystanders import (
     Wire,
@@ -277,10 +276,10 @@ def test_it_prints_what_it_announces_and_ends_after_its_time() -> None:
 def test_after_its_good_bye_it_is_found_no_more() -> None:
     network = Network(interfaces=("lo",), port=free_udp_port(), discovery_timeout=10)
     with announcing("passing", "--master-port", "29500", port=network.port):
-        assert str(find("passing", network)[0].target()) == "127.0.0.1:29500"
+        assert str(find_job("passing", network)[0].target()) == "127.0.0.1:29500"
     started = time.monotonic()
     with pytest.raises(DiscoveryTimeoutError):
-        find("passing", Network(interfaces=("lo",), port=network.port, discovery_timeout=0.5))
+        find_job("passing", Network(interfaces=("lo",), port=network.port, discovery_timeout=0.5))
     assert time.monotonic() - started < 5
 
 

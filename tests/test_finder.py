@@ -12,8 +12,9 @@ from mingle.observe.finder import (
     SESSION_SECONDS,
     SETTLE_SECONDS,
     UNTRIED_SECONDS,
+    Finder,
+    FoundSession,
     Seeking,
-    Sighting,
     endpoint_text,
     is_host,
     ranks_seeking,
@@ -28,6 +29,11 @@ from tests.bystanders import WHO, Wire, a_finder, an_announcement
 
 def an_offer(job: str = "resnet", *, session: bytes = b"S" * 16, address: str = "10.0.0.9") -> Offer:
     return Offer(job=job, session=session, host=b"H" * 16, addresses=(address,), port=5000, world_size=2)
+
+
+def is_racing(finder: Finder) -> bool:
+    """Return whether a session that is not proved is being tried."""
+    return any(each.race is not None and not each.alive for each in finder.sessions)
 
 
 def test_it_asks_on_the_jobs_group_and_on_the_browse_group_and_is_no_rank() -> None:
@@ -56,9 +62,9 @@ def test_it_finds_what_is_announced_at_the_address_it_reached() -> None:
     early = finder.settled
     wire.run(0.5)
     assert (early, finder.settled) == (False, True), "for a moment a second host may still answer"
-    (sighting,) = finder.alive
-    assert str(sighting.target()) == "10.0.0.1:29500"
-    assert sighting.target().kind == "announced"
+    (session,) = finder.alive
+    assert str(session.target()) == "10.0.0.1:29500"
+    assert session.target().kind == "announced"
 
 
 def test_a_name_that_was_announced_is_handed_out_as_it_is() -> None:
@@ -112,9 +118,9 @@ def test_a_datagram_alone_finds_nothing(silent: bool, problem: str) -> None:
     finder = a_finder(wire, "resnet")
     wire.add("10.0.0.2", finder)
     wire.hear("10.0.0.2", an_offer(), "10.0.0.9")
-    assert finder.racing is silent
+    assert is_racing(finder) is silent
     wire.run(1.5)
-    assert not finder.racing
+    assert not is_racing(finder)
     assert not finder.settled
     assert finder.alive == []
     assert problem in finder.sessions[0].problem
@@ -198,7 +204,7 @@ def test_a_host_that_proves_itself_and_then_says_nothing_is_given_up() -> None:
     finder = a_finder(wire, "resnet")
     wire.add("10.0.0.2", finder)
     wire.run(1)
-    assert finder.racing
+    assert is_racing(finder)
     wire.run(1.5)
     assert finder.alive == []
     assert "said nothing" in finder.sessions[0].problem
@@ -239,7 +245,7 @@ def test_inventions_one_after_the_other_do_not_hold_up_who_has_found_a_host() ->
     for number in range(round((SETTLE_SECONDS + UNTRIED_SECONDS) / 0.1) + 1):
         wire.hear("10.0.0.2", an_offer(session=number.to_bytes(16, "big"), address="10.0.0.66"), "10.0.0.66")
         wire.run(0.1)
-    assert finder.racing
+    assert is_racing(finder)
     assert finder.settled
     assert [each.target().address for each in finder.alive] == ["10.0.0.1"]
 
@@ -264,9 +270,9 @@ def test_closing_hangs_up_on_all() -> None:
     finder = a_finder(wire, "resnet")
     wire.add("10.0.0.2", finder)
     wire.hear("10.0.0.2", an_offer(), "10.0.0.9")
-    raced = finder.racing
+    raced = is_racing(finder)
     finder.close()
-    assert (raced, finder.racing) == (True, False)
+    assert (raced, is_racing(finder)) == (True, False)
     assert len(finder.effects()) == 1
 
 
@@ -322,12 +328,12 @@ def test_who_reports_at_the_end_forgets_nobody_before() -> None:
     assert (len(finder.sessions), len(finder.seekers)) == (1, 1)
 
 
-# --- sightings ---
+# --- sessions ---
 
 
-def sighting(
+def session(
     running: frames.Running | None, *, joined: int = 1, assigned: bool = False, kind: Kind = "ranks"
-) -> Sighting:
+) -> FoundSession:
     offer = Offer(
         job="j",
         session=b"S" * 16,
@@ -342,7 +348,7 @@ def sighting(
         pid=7,
     )
     path = frames.Path(host_address="10.0.0.1", local_address="10.0.0.2", interface="eth0")
-    return Sighting(
+    return FoundSession(
         offer, [DialTarget("10.0.0.1", "eth0", 4000)], signed=False, probed=offer, running=running, path=path
     )
 
@@ -397,27 +403,27 @@ def test_ipv6_stands_in_brackets() -> None:
 
 
 def test_the_target_is_the_control_port_until_there_is_a_store() -> None:
-    assert str(sighting(running()).target()) == "10.0.0.1:4000"
-    sealed = sighting(running(state="sealed", store_address="10.9.0.1", store_port=555)).target()
+    assert str(session(running()).target()) == "10.0.0.1:4000"
+    sealed = session(running(state="sealed", store_address="10.9.0.1", store_port=555)).target()
     assert (str(sealed), sealed.kind) == ("10.9.0.1:555", "store")
 
 
 def test_the_proved_ranks_count_more_than_the_announced_number() -> None:
-    assert sighting(None, joined=3).joined == 3
-    assert sighting(running(joined=(0, 2)), joined=4).joined == 2
-    assert sighting(running(), joined=3, assigned=True).joined == 3, "assigned ranks have no number yet"
+    assert session(None, joined=3).joined == 3
+    assert session(running(joined=(0, 2)), joined=4).joined == 2
+    assert session(running(), joined=3, assigned=True).joined == 3, "assigned ranks have no number yet"
 
 
 def test_a_rank_that_is_seated_is_no_seeker() -> None:
     seekers = [
         Seeking(Seek(job="j", member=bytes([rank]) * 16, world_size=4, rank=rank), "10.0.0.3", False) for rank in (1, 2)
     ]
-    left = ranks_seeking(seekers, [sighting(running(joined=(0, 1)))])
+    left = ranks_seeking(seekers, [session(running(joined=(0, 1)))])
     assert [each.seek.rank for each in left] == [2]
 
 
 def test_a_session_that_is_not_proved_says_so() -> None:
-    seen = sighting(None)
+    seen = session(None)
     assert not seen.alive
     assert seen.problem == "it has not answered yet"
     assert str(seen.host()) == "host head (10.0.0.1), pid 7"

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from mingle.config.settings import Network
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError
-from mingle.observe.lookup import find, list_jobs, not_found
+from mingle.observe.finder import find_job, list_jobs, not_found
 from mingle.protocol.machine import NetworkFacts
 from tests.bystanders import Wire, a_finder, announcing, free_udp_port, gathering
 
@@ -25,11 +25,11 @@ def network() -> Network:
 
 def test_a_job_that_gathers_is_waited_for_and_has_a_control_port(network: Network) -> None:
     with gathering("half there", network.port, (0, 2), world_size=4):
-        sighting, _ = find("half there", network, control=True)
-        assert sighting.control().kind == "control"
+        session, _ = find_job("half there", network, control=True)
+        assert session.control().kind == "control"
         hurried = replace(network, discovery_timeout=1.0)
         with pytest.raises(DiscoveryTimeoutError, match=r"2 of 4 ranks joined, missing ranks: 1, 3"):
-            find("half there", hurried)
+            find_job("half there", hurried)
         finder, _ = list_jobs(hurried)
         (seen,) = finder.sessions
         assert (seen.offer.job, seen.joined, seen.running and seen.running.missing) == (
@@ -45,18 +45,18 @@ def test_ranks_that_only_seek_are_seen(network: Network) -> None:
         (seeker,) = finder.seekers.values()
         assert (seeker.seek.job, seeker.seek.rank) == ("no host", 1)
         with pytest.raises(DiscoveryTimeoutError, match=r"looking for it: rank 1[\s\S]*rank 0 was not started"):
-            find("no host", replace(network, discovery_timeout=2.0))
+            find_job("no host", replace(network, discovery_timeout=2.0))
 
 
 def test_a_job_with_a_secret_is_found_by_those_who_have_it(network: Network) -> None:
     with announcing("guarded", "--master-port", "29500", port=network.port, MINGLE_SECRET=SECRET):
-        sighting, _ = find("guarded", replace(network, secret=SECRET.encode()))
-        assert sighting.signed
+        session, _ = find_job("guarded", replace(network, secret=SECRET.encode()))
+        assert session.signed
         hurried = replace(network, discovery_timeout=1.0)
         with pytest.raises(AuthenticationError, match="--secret-file"):
-            find("guarded", hurried)
+            find_job("guarded", hurried)
         with pytest.raises(AuthenticationError, match="another one"):
-            find("guarded", replace(hurried, secret=b"other"))
+            find_job("guarded", replace(hurried, secret=b"other"))
 
 
 def test_two_live_hosts_are_both_named(network: Network) -> None:
@@ -65,7 +65,7 @@ def test_two_live_hosts_are_both_named(network: Network) -> None:
         announcing("twice", "--master-port", "29501", port=network.port),
         pytest.raises(ConflictError, match=r"2 live hosts") as caught,
     ):
-        find("twice", network)
+        find_job("twice", network)
     assert "127.0.0.1:29500" in str(caught.value)
     assert "127.0.0.1:29501" in str(caught.value)
 
@@ -75,7 +75,7 @@ def test_a_mistyped_id_is_named(network: Network) -> None:
         announcing("resnet", "--master-port", "29500", port=network.port),
         pytest.raises(DiscoveryTimeoutError, match="a mistyped job id: 'resnet' is on this network"),
     ):
-        find("resnte", replace(network, discovery_timeout=1.0))
+        find_job("resnte", replace(network, discovery_timeout=1.0))
 
 
 def test_what_was_tried_is_said() -> None:

@@ -13,7 +13,7 @@ from mingle.config.values import Peer
 from mingle.errors import InterfaceError, MingleError
 from mingle.observe.finder import Finder
 from mingle.observe.observer import Observer, new_name, this_process
-from mingle.observe.pinger import Pinger
+from mingle.observe.ping import Pinger
 from mingle.wire import datagrams, echo
 from mingle.wire.datagrams import BROWSE_GROUP
 from mingle.wire.echo import EchoReply, EchoRequest

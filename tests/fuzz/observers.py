@@ -11,8 +11,7 @@ from typing import Any
 from mingle.cli import checks, jobs, output
 from mingle.diagnostics.diagnosis import Facts
 from mingle.observe import path_checks
-from mingle.observe.finder import Finder
-from mingle.observe.lookup import not_formed, not_found, several_hosts
+from mingle.observe.finder import Finder, not_formed, not_found, several_hosts
 from mingle.observe.ping import PingMachine
 from mingle.protocol.machine import Dial, NetworkFacts, Source
 from mingle.wire import datagrams, echo
@@ -69,10 +68,10 @@ def _shown(finder: Finder) -> None:
     for job in records:
         _check("watch", event="new", job=job)
         assert all(output.printable(cell).isprintable() for cell in jobs.row(job))
-    for sighting in finder.alive:
-        _check("find", **jobs.record(sighting, sighting.control()))
-        _check("find", **jobs.record(sighting))
-        _check("find", error=output.error_record(not_formed(JOB, sighting, 5.0)))
+    for session in finder.alive:
+        _check("find", **jobs.record(session, session.control()))
+        _check("find", **jobs.record(session))
+        _check("find", error=output.error_record(not_formed(JOB, session, 5.0)))
         _check("find", error=output.error_record(several_hosts(JOB, finder.alive)))
     _check("find", error=output.error_record(not_found(JOB, finder, NetworkFacts(), 5.0)))
 

@@ -215,7 +215,7 @@ STORIES: dict[str, Story] = {
         _call("join"),
         (
             Line("member", "join", "a process without a rank asks", msgspec.structs.replace(_JOIN, rank=None)),
-            Line("member", "sighting", "another host is there", frames.HostSeen(offer=_OTHER_OFFER)),
+            Line("member", "host-seen", "another host is there", frames.HostSeen(offer=_OTHER_OFFER)),
             Line("host", "moved", "I have joined it; come after me", frames.Redirect(offer=_OTHER_OFFER)),
             Line("member", "stranded", "I can't reach it", frames.Unreachable(session=_OTHER_OFFER.session)),
         ),

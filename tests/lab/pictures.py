@@ -17,8 +17,8 @@ from rich.terminal_theme import MONOKAI
 
 from mingle.cli import checks, jobs
 from mingle.config.settings import Network
-from mingle.observe.lookup import list_jobs
-from mingle.observe.pinger import Pinger
+from mingle.observe.finder import list_jobs
+from mingle.observe.ping import Pinger
 
 from . import Host, Lab
 from .faults import try_rank

@@ -21,8 +21,7 @@ from mingle.diagnostics.diagnosis import Facts
 from mingle.errors import ConfigurationError, InterfaceError
 from mingle.network import inspection
 from mingle.observe import path_checks
-from mingle.observe.ping import Figures, Peer, PingMachine
-from mingle.observe.pinger import Pinger, refuses
+from mingle.observe.ping import Figures, Peer, Pinger, PingMachine, refuses
 from mingle.wire.echo import WAYS
 
 DOCTOR_ROUNDS = 4

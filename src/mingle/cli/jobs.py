@@ -19,9 +19,19 @@ from mingle.cli.options import Shared, fail, shared_options
 from mingle.cli.output import Table
 from mingle.config import settings
 from mingle.errors import ConfigurationError
-from mingle.observe import lookup
 from mingle.observe.announcement import Announcement
-from mingle.observe.finder import Finder, Seeking, Sighting, Target, endpoint_text, is_host, ranks_seeking
+from mingle.observe.finder import (
+    Finder,
+    FoundSession,
+    Seeking,
+    Target,
+    endpoint_text,
+    find_job,
+    is_host,
+    list_jobs,
+    make_finder,
+    ranks_seeking,
+)
 from mingle.observe.observer import Observer, new_name, this_process
 from mingle.protocol import reports
 from mingle.protocol.machine import Diagnostics, NetworkFacts
@@ -50,7 +60,7 @@ def list_(shared: Shared, fail_if_empty: bool) -> None:
     further host of a job is a line of its own. It takes 2 seconds, or as long as --timeout says. The state of a job
     with a secret needs --secret-file.
     """
-    finder, facts = lookup.list_jobs(shared.network(LIST_SECONDS))
+    finder, facts = list_jobs(shared.network(LIST_SECONDS))
     jobs = records(finder.sessions, finder.seekers.values())
     _log_facts(shared, facts)
     shared.answer({"jobs": jobs}, jobs_table(jobs, wide=shared.wide))
@@ -84,7 +94,7 @@ def watch(shared: Shared) -> None:
     network = shared.network(1.0)
     with contextlib.ExitStack() as stack:
         observer = stack.enter_context(Observer(network))
-        finder = lookup.make_finder(observer, network, None, time.monotonic(), refresh=WATCH_SECONDS, forgets=True)
+        finder = make_finder(observer, network, None, time.monotonic(), refresh=WATCH_SECONDS, forgets=True)
         before: dict[_Key, dict[str, Any]] = {}
 
         def print_changes() -> None:
@@ -124,7 +134,7 @@ def changes(before: Mapping[_Key, dict[str, Any]], now: Mapping[_Key, dict[str, 
 
 def _records_by_session(finder: Finder) -> dict[_Key, dict[str, Any]]:
     # A session is shown once it has answered, or has not answered the first question.
-    tried = [sighting for sighting in finder.sessions if sighting.tried or sighting.alive]
+    tried = [session for session in finder.sessions if session.tried or session.alive]
     return {(record["job"], record["session"]): record for record in records(tried, finder.seekers.values())}
 
 
@@ -145,11 +155,11 @@ def find(shared: Shared, job: str, export: bool, control: bool) -> None:
         raise click.UsageError(f"--export and {other} can't be combined: --export prints the store for a shell.")
     job = settings.check_job_id(job, "JOB")
     network = shared.network(None if os.environ.get("MINGLE_TIMEOUT", "").strip() else FIND_SECONDS)
-    sighting, facts = lookup.find(job, network, control=control)
-    target = sighting.control() if control else sighting.target()
+    session, facts = find_job(job, network, control=control)
+    target = session.control() if control else session.target()
     _log_facts(shared, facts)
     if shared.json:
-        output.answer_json("find", record(sighting, target))
+        output.answer_json("find", record(session, target))
     elif export:
         output.answer(f"export MASTER_ADDR={shlex.quote(target.address)} MASTER_PORT={shlex.quote(str(target.port))}")
     else:
@@ -252,27 +262,27 @@ def _check_address(text: str) -> None:
 # --- records and rows ------------------------------------------------------------------------------------------
 
 
-def records(sessions: Iterable[Sighting], seekers: Iterable[Seeking]) -> list[dict[str, Any]]:
+def records(sessions: Iterable[FoundSession], seekers: Iterable[Seeking]) -> list[dict[str, Any]]:
     """Return one JSON record for each session, by job, and one for each job that only seekers speak of."""
-    sightings: dict[str, list[Sighting]] = {}
+    by_job: dict[str, list[FoundSession]] = {}
     seeking: dict[str, list[Seeking]] = {}
-    for sighting in sessions:
-        sightings.setdefault(sighting.offer.job, []).append(sighting)
+    for session in sessions:
+        by_job.setdefault(session.offer.job, []).append(session)
     for seeker in seekers:
         seeking.setdefault(seeker.seek.job, []).append(seeker)
     found = []
-    for job in sorted({*sightings, *seeking}):
-        hosted, unseated = sightings.get(job, ()), seeking.get(job, ())
+    for job in sorted({*by_job, *seeking}):
+        hosted, unseated = by_job.get(job, ()), seeking.get(job, ())
         hosts = [record(each) for each in hosted] or [_hostless(job, unseated)]
         ranks = [_seeker_record(each) for each in ranks_seeking(unseated, hosted)]
         found += [{**host, "seeking": ranks} for host in hosts]
     return found
 
 
-def record(sighting: Sighting, target: Target | None = None) -> dict[str, Any]:
+def record(session: FoundSession, target: Target | None = None) -> dict[str, Any]:
     """Return a session's JSON record; its address is the target's, else the one at which the session is reached."""
-    running, offer, host = sighting.running, sighting.offer, sighting.host()
-    target = target or (sighting.target() if sighting.alive else None)
+    running, offer, host = session.running, session.offer, session.host()
+    target = target or (session.target() if session.alive else None)
     announced = offer.kind == "announcement"
     world_size = offer.world_size if running is None else running.world_size
     return {
@@ -286,11 +296,11 @@ def record(sighting: Sighting, target: Target | None = None) -> dict[str, Any]:
         "endpoint": "control" if target is None else target.kind,
         # An announcement need not give a size, and does not know who has joined.
         "world_size": None if announced and world_size == 1 else world_size,
-        "joined": None if announced else sighting.joined,
+        "joined": None if announced else session.joined,
         "missing": [] if running is None else list(running.missing),
-        "secret": sighting.signed,
-        "proved": sighting.alive,
-        "problem": sighting.problem or None,
+        "secret": session.signed,
+        "proved": session.alive,
+        "problem": session.problem or None,
         "seconds": None if running is None else round(running.seconds, 3),
     }
 

@@ -1,8 +1,8 @@
-"""Look at jobs without being a part of one: a pure machine that collects OFFERs and lets each host prove itself.
+"""Find one job, or all jobs on the network, without joining one.
 
-It asks as a rank does (SEEK, on the job's group) and as a process does that knows no job id (LIST, on the browse
-group). It believes neither answer: it dials each session with the purpose ``probe``, and uses only what the host then
-says on the proved connection. Its driver is :mod:`mingle.observe.observer`.
+`Finder` is a pure machine. It asks as a rank does (SEEK, on the job's group) and as a process does that knows no job id
+(LIST, on the browse group). It believes neither answer: it dials each session with the purpose ``probe``, and uses only
+what the host then says on the proved connection. `find_job` and `list_jobs` run it with an observer.
 """
 
 from __future__ import annotations
@@ -10,16 +10,21 @@ from __future__ import annotations
 import ipaddress
 import random
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from msgspec import field
 
+from mingle.config.settings import Network
 from mingle.config.values import Secret
+from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
+from mingle.observe.observer import Observer, new_name, this_process
+from mingle.protocol import reports
 from mingle.protocol.connection_race import ConnectionRace, merged, named
 from mingle.protocol.handshake import Call
-from mingle.protocol.machine import Context, Diagnostics, Effect, Multicast, NewId, Source
+from mingle.protocol.machine import Context, Diagnostics, Effect, Multicast, NetworkFacts, NewId, Source
 from mingle.protocol.pacing import Seeker
 from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable
 from mingle.wire import frames
@@ -45,6 +50,9 @@ MAX_SESSIONS = 1024
 MAX_SEEKERS = 1024
 # A RUNNING frame names no more ranks than this (frames.Ranks); a longer list is cut.
 _RANKS_NAMED = 4096
+REFRESH_SECONDS = 0.5
+"""How often a job that has not formed is asked for its state, while `find` waits for its store."""
+_SHOWN = 8
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 
 EndpointKind: TypeAlias = Literal["store", "control", "announced"]
@@ -78,7 +86,7 @@ class Seeking:
         return f"{rank} on host {self.seek.hostname or 'unknown'} ({self.address}), pid {self.seek.pid}"
 
 
-class Sighting(KnownSession, eq=False, kw_only=True):
+class FoundSession(KnownSession, eq=False, kw_only=True):
     """A known session and the result of its last try; ``running`` is set while its host is proved."""
 
     signed: bool
@@ -166,13 +174,13 @@ def endpoint_text(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def ranks_seeking(seekers: Sequence[Seeking], sightings: Sequence[Sighting]) -> list[Seeking]:
+def ranks_seeking(seekers: Sequence[Seeking], sessions: Sequence[FoundSession]) -> list[Seeking]:
     """Return the seekers of a job whose rank has no seat at its hosts."""
-    seated = {rank for each in sightings if each.running is not None for rank in each.running.joined}
+    seated = {rank for each in sessions if each.running is not None for rank in each.running.joined}
     return [each for each in seekers if each.seek.rank is None or each.seek.rank not in seated]
 
 
-class Finder(SessionPolicy[Sighting]):
+class Finder(SessionPolicy[FoundSession]):
     """Collects sessions and lets their hosts prove themselves. It never joins one.
 
     Args:
@@ -211,7 +219,7 @@ class Finder(SessionPolicy[Sighting]):
         self._forgets = forgets
         self._effects: list[Effect] = []
         context = Context(key=None, new_id=new_id, rng=rng, timeout=0.0)
-        self._table: SessionTable[Sighting] = SessionTable(
+        self._table: SessionTable[FoundSession] = SessionTable(
             self, context, self._effects, most=MAX_SESSIONS, most_by_sender=MAX_SESSIONS
         )
         self.owns = self._table.owns
@@ -230,24 +238,19 @@ class Finder(SessionPolicy[Sighting]):
     # --- what was found --------------------------------------------------------------------------------------------
 
     @property
-    def sessions(self) -> list[Sighting]:
+    def sessions(self) -> list[FoundSession]:
         """All remembered sessions, by job and then by session."""
-        return sorted(self._table, key=lambda sighting: (sighting.offer.job, sighting.name))
+        return sorted(self._table, key=lambda session: (session.offer.job, session.name))
 
     @property
-    def alive(self) -> list[Sighting]:
+    def alive(self) -> list[FoundSession]:
         """The proved sessions."""
-        return [sighting for sighting in self.sessions if sighting.alive]
+        return [session for session in self.sessions if session.alive]
 
     @property
     def settled(self) -> bool:
         """Whether a session is proved, and a second one most likely would be as well if there were one."""
-        return self._waited and (self._patient_until is None or all(sighting.tried for sighting in self._table))
-
-    @property
-    def racing(self) -> bool:
-        """Whether a session that is not proved is being tried."""
-        return any(each.race is not None and not each.alive for each in self._table)
+        return self._waited and (self._patient_until is None or all(session.tried for session in self._table))
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 
@@ -265,11 +268,11 @@ class Finder(SessionPolicy[Sighting]):
         """Return when to call :meth:`handle_timer`."""
         times = [self._list_due[0], self._seeker.next_timer(), self._settle_at, self._patient_until]
         times.append(self._table.next_timer())
-        for sighting in self._table:
-            if sighting.race is not None:
-                times.append(sighting.answer_by)
+        for session in self._table:
+            if session.race is not None:
+                times.append(session.answer_by)
             elif self._refresh is not None:
-                times.append(sighting.retry_at)
+                times.append(session.retry_at)
         return min(time for time in times if time is not None)
 
     def handle_timer(self, now: float) -> None:
@@ -283,13 +286,13 @@ class Finder(SessionPolicy[Sighting]):
         if self._forgets:
             self._forget_old(now)
         self._table.handle_timer(now)
-        for sighting in self._table:
-            if sighting.race is not None:
-                if sighting.answer_by is not None and now >= sighting.answer_by:
-                    *_, address = sighting.race.paths
-                    self._give_up(sighting, {address: "proved its session and then said nothing"}, now)
-            elif self._refresh is not None and now >= sighting.retry_at:
-                self._prove(sighting, now)
+        for session in self._table:
+            if session.race is not None:
+                if session.answer_by is not None and now >= session.answer_by:
+                    *_, address = session.race.paths
+                    self._give_up(session, {address: "proved its session and then said nothing"}, now)
+            elif self._refresh is not None and now >= session.retry_at:
+                self._prove(session, now)
         if self._settle_at is not None and now >= self._settle_at:
             self._settle_at, self._waited, self._patient_until = None, True, now + UNTRIED_SECONDS
         if self._patient_until is not None and now >= self._patient_until:
@@ -334,42 +337,42 @@ class Finder(SessionPolicy[Sighting]):
         elif isinstance(message, Offer):
             self._offered(message, source, now)
         elif isinstance(message, Bye):
-            sighting = self._table.get(message.session)
-            if sighting is not None and sighting.race is None and now >= sighting.retry_at:
-                self._prove(sighting, now)
+            session = self._table.get(message.session)
+            if session is not None and session.race is None and now >= session.retry_at:
+                self._prove(session, now)
 
     def _offered(self, offer: Offer, source: Source, now: float) -> None:
         targets = named(offer, source.interface, source.address)
-        sighting = self._table.get(offer.session)
-        if sighting is None:
-            sighting = Sighting(
+        session = self._table.get(offer.session)
+        if session is None:
+            session = FoundSession(
                 offer, targets, signed=source.signed, probed=offer, verified=source.verified, heard_at=now
             )
-            if self._table.add(sighting):
-                self._prove(sighting, now)
+            if self._table.add(session):
+                self._prove(session, now)
             return
-        if sighting.verified and not source.verified:
+        if session.verified and not source.verified:
             return  # forged: the host signs every OFFER
-        sighting.offer, sighting.signed, sighting.verified = offer, source.signed, source.verified
-        sighting.heard_at = now
-        self._table.heard(sighting)
-        if sighting.race is not None:
-            sighting.race.add(targets)
+        session.offer, session.signed, session.verified = offer, source.signed, source.verified
+        session.heard_at = now
+        self._table.heard(session)
+        if session.race is not None:
+            session.race.add(targets)
             return
-        sighting.targets = merged(targets, sighting.targets)
-        changed = (offer.state, offer.joined) != (sighting.probed.state, sighting.probed.joined)
-        if now >= sighting.retry_at and (changed or not sighting.alive):
-            self._prove(sighting, now)
+        session.targets = merged(targets, session.targets)
+        changed = (offer.state, offer.joined) != (session.probed.state, session.probed.joined)
+        if now >= session.retry_at and (changed or not session.alive):
+            self._prove(session, now)
 
-    def keeps(self, session: Sighting) -> bool:
+    def keeps(self, session: FoundSession) -> bool:
         """Return whether a session must not make room for another one."""
         return session.alive
 
     def _forget_old(self, now: float) -> None:
-        for sighting in self._table:
-            dialing = sighting.race is not None and sighting.race.dialing
-            if now - sighting.heard_at >= SESSION_SECONDS and not sighting.alive and not dialing:
-                self._table.remove(sighting)
+        for session in self._table:
+            dialing = session.race is not None and session.race.dialing
+            if now - session.heard_at >= SESSION_SECONDS and not session.alive and not dialing:
+                self._table.remove(session)
         for member, seeker in list(self.seekers.items()):
             if now - seeker.heard_at < SEEKER_SECONDS:
                 return
@@ -377,12 +380,12 @@ class Finder(SessionPolicy[Sighting]):
 
     # --- proofs ----------------------------------------------------------------------------------------------------
 
-    def _prove(self, sighting: Sighting, now: float) -> None:
-        offer = sighting.probed = sighting.offer
-        if self._secret is not None and self.job is not None and not sighting.verified:
+    def _prove(self, session: FoundSession, now: float) -> None:
+        offer = session.probed = session.offer
+        if self._secret is not None and self.job is not None and not session.verified:
             # A search for one job with a secret trusts only hosts with the secret, and proves it only to them.
-            why = "the host's secret is another one" if sighting.signed else "we have a secret and the host has none"
-            self._give_up(sighting, dict.fromkeys(offer.addresses, f"secret: {why}"), now)
+            why = "the host's secret is another one" if session.signed else "we have a secret and the host has none"
+            self._give_up(session, dict.fromkeys(offer.addresses, f"secret: {why}"), now)
             return
         call = Call(
             job=offer.job,
@@ -392,18 +395,18 @@ class Finder(SessionPolicy[Sighting]):
             purpose="probe",
             who=self._who,
         )
-        key = JobKey(self._secret, offer.job) if self._secret is not None and sighting.verified else None
-        self._table.race(sighting, call, now, key=key)
-        sighting.answer_by = None
+        key = JobKey(self._secret, offer.job) if self._secret is not None and session.verified else None
+        self._table.race(session, call, now, key=key)
+        session.answer_by = None
 
     def accepted(self, conn: int, address: str, now: float) -> None:
         """Process an incoming connection: the machine has no port to connect to."""
 
-    def on_proved(self, session: Sighting, now: float) -> None:
+    def on_proved(self, session: FoundSession, now: float) -> None:
         """Handle a session whose host has just proved it."""
         session.answer_by = now + ANSWER_SECONDS
 
-    def on_frame(self, session: Sighting, frame: frames.AnyFrame, now: float) -> None:
+    def on_frame(self, session: FoundSession, frame: frames.AnyFrame, now: float) -> None:
         """Handle a frame from a proved host."""
         if not isinstance(frame, frames.Running) or session.race is None:
             return
@@ -419,24 +422,181 @@ class Finder(SessionPolicy[Sighting]):
         if self._settle_at is None and not self._waited:
             self._settle_at = now + SETTLE_SECONDS
 
-    def on_unreached(self, session: Sighting, race: ConnectionRace, now: float) -> None:
+    def on_unreached(self, session: FoundSession, race: ConnectionRace, now: float) -> None:
         """Handle a race that was lost on every address."""
         self._give_up(session, dict(race.failures), now)
 
-    def on_lost(self, session: Sighting, race: ConnectionRace, reason: str, now: float) -> None:
+    def on_lost(self, session: FoundSession, race: ConnectionRace, reason: str, now: float) -> None:
         """Handle a proved host that hung up before it gave its state."""
         self._give_up(session, dict(race.failures), now)
 
-    def _give_up(self, sighting: Sighting, failures: dict[str, str], now: float) -> None:
-        self._end(sighting, now)
-        sighting.running = sighting.path = None
-        sighting.failures = failures
+    def _give_up(self, session: FoundSession, failures: dict[str, str], now: float) -> None:
+        self._end(session, now)
+        session.running = session.path = None
+        session.failures = failures
         if not any(each.alive for each in self._table):
             self._settle_at, self._waited, self._patient_until = None, False, None
 
     @staticmethod
-    def _end(sighting: Sighting, now: float) -> None:
-        sighting.hang_up()
-        sighting.answer_by = None
-        sighting.tried = True
-        sighting.retry_later(now)
+    def _end(session: FoundSession, now: float) -> None:
+        session.hang_up()
+        session.answer_by = None
+        session.tried = True
+        session.retry_later(now)
+
+
+# --- one search -----------------------------------------------------------------------------------------------------
+
+
+def make_finder(
+    observer: Observer,
+    network: Network,
+    job: str | None,
+    now: float,
+    *,
+    refresh: float | None = None,
+    forgets: bool = False,
+) -> Finder:
+    """Return the machine with which an observer finds one job, or all jobs for None; other arguments as for Finder."""
+    return Finder(
+        job,
+        member=new_name(),
+        who=this_process(),
+        secret=network.secret,
+        new_id=observer.new_id,
+        rng=observer.rng,
+        now=now,
+        refresh=refresh,
+        forgets=forgets,
+    )
+
+
+def list_jobs(network: Network) -> tuple[Finder, NetworkFacts]:
+    """Ask for all jobs, for ``network.discovery_timeout`` seconds.
+
+    Raises:
+        InterfaceError: no interface can be used.
+    """
+    with Observer(network) as observer:
+        now = time.monotonic()
+        finder = make_finder(observer, network, None, now)
+        observer.run(finder, until=now + network.discovery_timeout)
+        return finder, observer.facts(diagnosed=not finder.sessions and not finder.seekers)
+
+
+def find_job(job: str, network: Network, *, control: bool = False) -> tuple[FoundSession, NetworkFacts]:
+    """Find a job's host as a rank does, let it prove itself, and wait for its store, without joining the job.
+
+    Args:
+        job: the job id.
+        network: the network settings; the search ends after ``discovery_timeout`` seconds.
+        control: whether to return rank 0's control port; else wait for rank 0's store, which opens once every rank has
+            joined.
+
+    Raises:
+        DiscoveryTimeoutError: there is no host, none that can be reached, or no store yet.
+        ConflictError: several hosts of this job are alive.
+        AuthenticationError: the host's secret differs from ours, or only one side has a secret.
+        InterfaceError: no interface can be used.
+    """
+    key = None if network.secret is None else JobKey(network.secret, job)
+    with Observer(network, job, key) as observer:
+        now = time.monotonic()
+        finder = make_finder(observer, network, job, now, refresh=REFRESH_SECONDS)
+
+        def done() -> bool:
+            if not finder.settled:
+                return False
+            alive = finder.alive
+            return len(alive) > 1 or control or alive[0].target().kind != "control"
+
+        observer.run(finder, until=now + network.discovery_timeout, done=done)
+        alive = finder.alive
+        facts = observer.facts(diagnosed=not alive)
+    if len(alive) > 1:
+        raise several_hosts(job, alive)
+    if not alive:
+        raise not_found(job, finder, facts, network.discovery_timeout)
+    if not control and alive[0].target().kind == "control":
+        raise not_formed(job, alive[0], network.discovery_timeout)
+    return alive[0], facts
+
+
+def several_hosts(job: str, alive: Sequence[FoundSession]) -> ConflictError:
+    """Return the error for a job with more than one live host."""
+    hosts = "; ".join(f"{_what(each)} by {each.host()} at {each.target()}" for each in alive)
+    return ConflictError.explain(
+        f"job {job!r} has {len(alive)} live hosts: {hosts}.",
+        cause="rank 0 was started twice, two jobs share one job id, or the job is both announced and hosted",
+        remedy="end all of them but one, or give the jobs different ids.",
+    )
+
+
+def _what(session: FoundSession) -> str:
+    return "announced" if session.probed.kind == "announcement" else "hosted"
+
+
+def not_formed(job: str, session: FoundSession, seconds: float) -> DiscoveryTimeoutError:
+    """Return the error for a job whose host was found and whose store is not open yet."""
+    running = session.running
+    assert running is not None
+    missing = f", missing ranks: {reports.ranks_text(running.missing)}" if running.missing else ""
+    return DiscoveryTimeoutError.explain(
+        f"job {job!r} is hosted by {running.host}, but has no store after {seconds:g} s: "
+        f"{session.joined} of {running.world_size} ranks joined{missing}.",
+        cause="rank 0 opens its store once all ranks have joined; some were not started or do not reach it",
+        remedy="start the missing ranks, or wait longer (--timeout); --control prints rank 0's control port meanwhile.",
+    )
+
+
+def not_found(job: str, finder: Finder, facts: NetworkFacts, seconds: float) -> MingleError:
+    """Return the error for a job without a live host."""
+    observation = f"job {job!r}: no live host was found within {seconds:g} s."
+    detail = f"{_heard(finder)}\n{reports.tried(facts)}"
+    if any(why.startswith("secret") for each in finder.sessions for why in each.failures.values()):
+        return AuthenticationError.explain(
+            f"{observation}\n{detail}",
+            cause="only one of its host and this command has a secret, or their secrets differ",
+            remedy="give the job's secret with --secret-file, MINGLE_SECRET_FILE or MINGLE_SECRET.",
+        )
+    cause, remedy = _why_not_found(job, finder, facts)
+    return DiscoveryTimeoutError.explain(f"{observation}\n{detail}", cause=cause, remedy=remedy)
+
+
+def _why_not_found(job: str, finder: Finder, facts: NetworkFacts) -> reports.Cause:
+    sessions = finder.sessions
+    searched = (
+        "ranks look for it, so multicast works here; its rank 0 was not started or does not hear us",
+        "look at the output of rank 0.",
+    )
+    words = reports.Words(
+        unproved="the job's ranks",
+        unproved_fix="give the job's secret with --secret-file, MINGLE_SECRET_FILE or MINGLE_SECRET.",
+        other_id="the job does not run, or runs under another id",
+        other_id_fix="give the job id that the ranks were started with; `mingle-discover list` shows all.",
+        otherwise=(
+            "the job does not run, or this network carries no multicast between the hosts, or a firewall "
+            f"drops UDP port {facts.port}",
+            "start rank 0; without multicast name its host with --peers.",
+        ),
+    )
+    gone = all(each.was_alive for each in sessions)
+    return reports.likely_cause(
+        job,
+        finder.diagnostics,
+        facts,
+        words,
+        alone=True,
+        certain=reports.unreachable_host("its host", gone=gone) if sessions else None,
+        heard=searched if finder.seekers else None,
+    )
+
+
+def _heard(finder: Finder) -> str:
+    lines = [f"  not proved: {each.host()}: {each.problem}" for each in finder.sessions[:_SHOWN]]
+    if finder.seekers:
+        lines.append(f"  looking for it: {reports.few(finder.seekers.values(), '; ')}")
+    if finder.diagnostics.other_jobs:
+        others = (f"{job!r} by {who}" for job, who in sorted(finder.diagnostics.other_jobs.items()))
+        lines.append(f"  other job ids heard on this network: {reports.few(others, '; ')}")
+    return "\n".join(lines) or "  nothing of this job was heard, and no other job either"

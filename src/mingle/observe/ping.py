@@ -1,24 +1,37 @@
-"""Ping other hosts and answer their pings over each path: a pure machine, and its figures.
+"""Ping other hosts and answer their pings over each path.
 
-The same machine runs on every host (``mingle-discover ping``, ``doctor --serve`` and ``--check``). It finds the others
-by multicast and by the addresses it was given, and then tries each path to each of them: the group, a group that no
-switch filters, unicast to the shared port, and TCP. Its driver is :mod:`mingle.observe.pinger`;
-:mod:`mingle.observe.path_checks` judges the figures.
+The same pure machine, `PingMachine`, runs on every host (``mingle-discover ping``, ``doctor --serve`` and ``--check``).
+It finds the others by multicast and by the addresses it was given, and then tries each path to each of them: the group,
+a group that no switch filters, unicast to the shared port, and TCP. `Pinger` gives it sockets and a clock, and
+:mod:`mingle.observe.path_checks` judges its figures.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Collection, Sequence
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from mingle.config.settings import Network
+from mingle.network.connections import bare_address
+from mingle.network.transport import Received
+from mingle.observe.observer import Machine, Observer, new_name, this_process
+from mingle.protocol import machine
 from mingle.protocol.machine import Dial, Hangup, NewId, Write
-from mingle.wire import echo
+from mingle.wire import datagrams, echo
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import Rejected
+from mingle.wire.datagrams import BROWSE_GROUP, Rejected, job_group
 from mingle.wire.echo import WAYS, EchoEnd, EchoMessage, EchoReply, EchoRequest, Way
 from mingle.wire.frames import ProcessInfo
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from mingle.diagnostics.diagnosis import Facts
 
 WAIT_SECONDS = 1.0
 """The time after which a missing answer counts as lost."""
@@ -31,6 +44,11 @@ MAX_ACCEPTED = 256
 ANSWERS_PER_SECOND = 40
 """The most answers to one address, whatever it asks."""
 MAX_ADDRESSES = 1024
+CALL_SECONDS = 0.1
+"""The interval of calls to a caller that shows something live."""
+REFUSAL_TRIES = 5
+REFUSAL_SECONDS = 0.5
+"""The wait for each try: Linux sends one host at most one ICMP error a second (icmp(7), icmp_ratelimit)."""
 
 
 @dataclass(slots=True)
@@ -448,3 +466,172 @@ class PingMachine:
     def _hang_up(self, conn: int) -> None:
         del self._connections[conn]
         self._effects.append(Hangup(conn))
+
+
+class Pinger:
+    """An observer that pings, on every interface that a rank would use. Use it in a ``with`` statement.
+
+    Args:
+        network: the network settings; its peers are pinged by unicast from the start.
+        job: the job to ping about; empty: none.
+        interval: seconds between two rounds.
+        count: the number of rounds; None: no limit.
+        overheard: a job whose group to join as well, to hear other versions of the protocol there.
+
+    Raises:
+        InterfaceError: no interface can be used.
+        MingleError: no file descriptor is free.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        job: str = "",
+        *,
+        interval: float = 1.0,
+        count: int | None = None,
+        overheard: str = "",
+    ) -> None:
+        self._key = None if network.secret is None else JobKey(network.secret, job)
+        self.versions: dict[str, str] = {}
+        """The other major versions of the protocol that were heard, each with the address of a sender."""
+        self._cast_group = echo.ping_group(job)
+        groups = [self._cast_group, echo.LINK_GROUP, BROWSE_GROUP]
+        if overheard:
+            groups.append(job_group(overheard))
+        self._observer = Observer(network, job or None, self._key, groups=groups, perform=self._perform)
+        self.driver = driver = self._observer.driver
+        driver.on_datagram, driver.ask_peers = self._heard, self._learn_peers
+        # On link-local addresses as well: a PING can come from one, and its source is what is dialed.
+        own = [
+            (str(address.ip), each.index)
+            for each in driver.interfaces.usable
+            for address in each.of_family(network.family)
+        ]
+        try:
+            driver.connections.listen(own)
+        except BaseException:
+            self._observer.close()
+            raise
+        self.own = frozenset(address for address, _ in own)
+        self.pings = PingMachine(
+            job,
+            pinger=new_name(),
+            who=this_process(),
+            port=driver.connections.port,
+            shared_port=network.port,
+            interval=interval,
+            count=count,
+            new_id=driver.new_id,
+            now=time.monotonic(),
+            key=self._key,
+            own=self.own,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._observer.close()
+
+    def run(self, *, until: float | None = None, each: Callable[[], None] = lambda: None) -> None:
+        """Ping until all rounds are over or the deadline has passed; always send GONE.
+
+        Args:
+            until: a time of ``time.monotonic()``; None: no deadline.
+            each: called about ten times a second.
+
+        Raises:
+            MingleError: an unforeseen exception ended the loop; its ``__cause__`` is that exception.
+        """
+        call_due = 0.0
+
+        def done() -> bool:
+            nonlocal call_due
+            if time.monotonic() >= call_due:
+                call_due = time.monotonic() + CALL_SECONDS
+                each()
+            return self.pings.done
+
+        # Its messages and effects are not those of a rank.
+        self._observer.run(cast("Machine", self.pings), until=until, done=done, every=CALL_SECONDS)
+
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        """The names of the interfaces in use."""
+        return tuple(each.name for each in self.driver.interfaces.usable)
+
+    def inspect(self, environ: Mapping[str, str] | None = None, **observed: Any) -> Facts:
+        """Return the facts about this machine; see `mingle.engine.driver.Driver.inspect`."""
+        return self.driver.inspect(environ, versions=self.versions, **observed)
+
+    def _learn_peers(self, _now: float) -> None:
+        self.pings.learn([each for each in self.driver.peers.take() if each[0] not in self.own])
+
+    def _heard(self, received: Received, now: float) -> None:
+        try:
+            message = echo.decode(received.data)
+        except Rejected as rejected:
+            self._note_rejected(received, rejected)
+            return
+        host = bare_address(received.source[0])
+        address = f"{host}%{received.interface}" if host.startswith("fe80:") else host
+        self.pings.heard(
+            message,
+            address,
+            received.interface,
+            now,
+            trusted=echo.is_trusted(received.data, self._key),
+            size=len(received.data),
+            handle=received,
+        )
+
+    def _note_rejected(self, received: Received, rejected: Rejected) -> None:
+        """Count a datagram that is no echo. A rank's datagram is expected, and only its version matters here."""
+        reason = rejected.reason
+        if reason == "magic" and received.data[:4] == datagrams.MAGIC:
+            if received.data[4:5] == bytes((datagrams.MAJOR_VERSION,)):
+                return
+            reason = f"version {received.data[4]}"
+        self.driver.rejected[reason] += 1
+        if reason.startswith("version "):
+            self.versions.setdefault(reason, bare_address(received.source[0]))
+
+    def _perform(self, effect: machine.Effect | Cast | Post | Reply) -> None:
+        try:
+            self._send(effect)
+        except Exception as error:  # another host chose the address
+            self.driver.note_fault(error, "a ping or its answer")
+
+    def _send(self, effect: machine.Effect | Cast | Post | Reply) -> None:
+        transport = self.driver.transport
+        if transport is None:
+            return
+        match effect:
+            case Cast(message, link):
+                data = echo.encode(message, self._key)
+                for interface in transport.interfaces:
+                    transport.multicast(interface.name, data, echo.LINK_GROUP if link else self._cast_group)
+            case Post(address, port, message):
+                transport.unicast(echo.encode(message, self._key), (address, port))
+            case Reply(handle, message) if isinstance(handle, Received):
+                transport.reply(handle, echo.encode(message, self._key))
+
+
+def refuses(address: str, port: int) -> bool:
+    """Return whether a host reports by ICMP, on a connected socket, that no program has this UDP port open."""
+    good_bye = echo.encode(echo.EchoEnd(pinger=new_name()))
+    try:
+        family, *_, where = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.settimeout(REFUSAL_SECONDS)
+            probe.connect(where)
+            for _ in range(REFUSAL_TRIES):
+                probe.send(good_bye)
+                with contextlib.suppress(TimeoutError):
+                    probe.recv(1)
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # no way there: the pings say so
+        return False
+    return False
