@@ -124,6 +124,10 @@ docs: $(DOCS_READY) ## make the site of the documents in site/; a broken link is
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "site/index.html"
 
+.PHONY: man
+man: $(EXAMPLES_READY) ## make the manual pages in docs/man from the commands
+	$(BIN)/python docs/build_man.py
+
 .PHONY: dist
 dist: $(DOCS_READY) ## build the sdist, from it the wheel, and check what a package index would show of them
 	rm -rf dist

@@ -163,7 +163,7 @@ def test_ping_in_a_pipe() -> None:
 def test_ping_in_json() -> None:
     port = free_udp_port()
     with answering(Network(interfaces=("lo",), port=port)):
-        status, answer, _ = ping("--count", "4", "--interval", "0.1", "--json", port=port)
+        status, answer, _ = ping("--count", "10", "--interval", "0.1", "--json", port=port)
     assert status == 0
     record = json.loads(answer)
     assert (record["schema"], record["command"], record["job"]) == (1, "ping", None)

@@ -49,7 +49,7 @@ def test_the_examples_print_what_they_say(environment: dict[str, str]) -> None:
         for line, expected in EXAMPLES:
             process = subprocess.Popen(
                 # exec, so that what is ended is the command and no shell around it.
-                ["sh", "-c", line if re.search("[&|=]", line) else f"exec {line}"],
+                ["bash", "-c", line if re.search("[&|=]|^eval", line) else f"exec {line}"],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from mingle.cli import main
+from mingle.cli import local, main
+from mingle.config import settings
 from mingle.network import interfaces
 from mingle.network.interfaces import Interface
 
@@ -134,7 +135,30 @@ def test_a_launcher_and_its_place_are_shown() -> None:
     resolved = record["resolved"]
     assert (resolved["launcher"], resolved["rank"], resolved["world_size"]) == ("Slurm", 3, 8)
     assert resolved["job_id"] == "77.0"
-    assert "SLURM_PROCID\t3\tset by Slurm" in command("env", **slurm).stdout
+    assert "Launcher\tSLURM_PROCID\t3\tset by Slurm" in command("env", **slurm).stdout
+
+
+def test_the_sections_of_env_hold_the_results_and_the_variables_behind_them() -> None:
+    place = {"RANK": "1", "WORLD_SIZE": "2", "MINGLE_JOB_ID": "ada-resnet", "MASTER_ADDR": "10.0.0.5"}
+    rows = [line.split("\t") for line in command("env", "--peers", "node1", **place).stdout.splitlines()]
+    assert list(dict.fromkeys(row[0] for row in rows)) == ["Launcher", "Job", "Network", "torch"]
+    value = {(row[0], row[1]): row[2] for row in rows}
+    assert value["Job", "rank"] == value["Job", "RANK"] == "1"
+    assert value["Job", "job_id"] == value["Job", "MINGLE_JOB_ID"] == "ada-resnet"
+    assert value["Network", "peers"] == "node1"
+    assert value["torch", "MASTER_ADDR"] == "10.0.0.5"
+    # Every result is in the table, as in JSON.
+    assert {row[1] for row in rows if row[1].islower()} == set(answer("env", **place)["resolved"])
+
+
+def test_every_variable_has_the_section_where_a_reader_looks_for_it() -> None:
+    assert set(local._SECTIONS) <= {*settings.VARIABLES, *local._STANDARD}
+    assert set(local._STANDARD) <= set(local._SECTIONS)
+    network = set(settings.VARIABLES) - set(local._SECTIONS)
+    assert network == {
+        f"MINGLE_{name}"
+        for name in ("INTERFACE", "PORT", "PEERS", "SECRET", "SECRET_FILE", "TTL", "FAMILY", "ADVERTISE")
+    }
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def run(*arguments: str, timeout: float | None = 3.0, **environ: str) -> tuple[N
     seen: list[Network] = []
 
     @click.command("probe")
-    @shared_options
+    @shared_options(timeout="")
     def probe(shared: Shared) -> None:
         seen.append(shared.network(timeout))
 
@@ -81,7 +81,7 @@ def test_the_time_is_the_option_else_the_commands_else_the_variable() -> None:
 )
 def test_an_option_that_cannot_be_used_is_named_as_it_was_given(words: tuple[str, ...], named: str) -> None:
     @click.command("probe")
-    @shared_options
+    @shared_options(timeout="")
     def probe(shared: Shared) -> None:
         shared.network()
 
@@ -92,7 +92,7 @@ def test_an_option_that_cannot_be_used_is_named_as_it_was_given(words: tuple[str
 
 def fail(error: Exception, *arguments: str) -> Result:
     @click.command("probe")
-    @shared_options
+    @shared_options(timeout="")
     def probe(shared: Shared) -> None:
         raise error
 
@@ -128,7 +128,7 @@ def test_log_lines_go_to_stderr_as_loud_as_asked(flags: tuple[str, ...], shown: 
     logger = logging.getLogger("mingle")
 
     @click.command("probe")
-    @shared_options
+    @shared_options(timeout="")
     def probe(shared: Shared) -> None:
         logger.warning("w \x1b[2J")
         logger.info("i")
@@ -143,7 +143,7 @@ def test_log_lines_go_to_stderr_as_loud_as_asked(flags: tuple[str, ...], shown: 
 
 def test_a_traceback_that_is_logged_is_shown() -> None:
     @click.command("probe")
-    @shared_options
+    @shared_options(timeout="")
     def probe(shared: Shared) -> None:
         try:
             raise ZeroDivisionError("a riddle \x1b[2J")

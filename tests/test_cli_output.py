@@ -13,7 +13,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from mingle.cli import main, output
+from mingle.cli import checks, jobs, main, output
 from tests.bystanders import command_environment, free_udp_port
 
 
@@ -40,6 +40,33 @@ def test_what_would_act_on_a_terminal_is_escaped(text: str, shown: str) -> None:
 def test_rows_in_a_pipe_are_lines_with_tabs(capsys: pytest.CaptureFixture[str]) -> None:
     output.show(output.Table(("A", "B"), [("1", "x\ty"), ("2", ("[red]", "blue")), ("3", ())]))
     assert capsys.readouterr().out == "1\tx\\ty\n2\t[red], blue\n3\t-\n"
+
+
+def test_with_a_header_the_names_of_the_columns_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+    table = output.Table(("A", "B"), [("1", "2")])
+    output.show(table, header=True)
+    output.show(table, output.Lines(("C",), [("3",)]), header=True)
+    assert capsys.readouterr().out == "A\tB\n1\t2\nC\n3\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "heading"),
+    [
+        (["interfaces"], ["INTERFACE", "USED", "KIND", "STATE", "ADDRESSES"]),
+        (["env"], ["SECTION", "NAME", "VALUE", "MEANING"]),
+        (["list", "-t", "0.2"], list(jobs.COLUMNS)),
+        (["watch", "-t", "0.2"], ["EVENT", *jobs.COLUMNS]),
+        (["doctor"], ["STATUS", "CHECK", "OBSERVATION", "FIX"]),
+        (["ping", "--count", "1", "--interval", "0.05"], ["EVENT", *checks.PING_COLUMNS]),
+    ],
+    ids=lambda value: value[0],
+)
+def test_every_table_has_a_header_for_pipes(words: list[str], heading: list[str]) -> None:
+    environment = {"MINGLE_INTERFACE": "lo", "MINGLE_PORT": str(free_udp_port())}
+    lines = CliRunner().invoke(main, [*words, "--header"], env=environment).stdout.splitlines()
+    assert lines[0].split("\t") == heading
+    without = CliRunner().invoke(main, words, env=environment).stdout.splitlines()
+    assert heading not in [line.split("\t") for line in without]
 
 
 def test_an_encoding_that_lacks_a_letter_gets_an_escape(monkeypatch: pytest.MonkeyPatch) -> None:

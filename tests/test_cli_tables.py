@@ -156,6 +156,18 @@ def test_variables(width: int) -> None:
     assert set(meaning.split()) <= set(" ".join(lines).split())
 
 
+@WIDTHS
+def test_env_shows_each_section_once(width: int) -> None:
+    variables = [{"name": "RANK", "value": "3", "meaning": "rank of this process"}]
+    launcher = {"name": "Slurm", "variables": {"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"}}
+    lines = shown(local.env_table({"launcher": "Slurm", "rank": 3}, variables, [launcher]), width)
+    words = [line.split() for line in lines if line]
+    for section in ("Launcher", "Job", "Network"):
+        assert len([line for line in words if line[0] == section]) == 1
+    assert not any(line[0] == "torch" for line in words), "no variable of this section is set"
+    whole(lines, "SLURM_STEP_NUM_TASKS", "discovery_timeout")
+
+
 def test_a_word_that_no_line_holds_is_folded_and_not_cut() -> None:
     lines = shown(jobs.jobs_table([a_job("x" * 200)]), 80)
     assert "".join(lines).count("x") >= 200

@@ -20,10 +20,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-import click
 import pytest
 import yaml
-from docs import build_reference
+from docs import build_man, build_reference
 
 import mingle
 from mingle import cli as discover
@@ -284,6 +283,17 @@ def test_the_reference_is_that_of_the_docstrings() -> None:
     assert read(build_reference.DOCUMENT) == build_reference.page(), (
         "a docstring has changed: UPDATE_DOCS=1 .venv/bin/python -m pytest -n 0 tests/test_docs.py -k reference"
     )
+
+
+@pytest.mark.parametrize("name", ["mingle-discover.1", "mingle-check.1"])
+def test_the_manual_pages_are_those_of_the_commands(name: str) -> None:
+    path, text = build_man.FOLDER / name, build_man.pages()[name]
+    if UPDATE:
+        path.write_text(text, encoding="utf-8")
+    assert read(path) == text, "an option or a help text has changed: make man"
+    # Text must not begin a line with a control character: roff would take the line as a macro.
+    macros = {line.split()[0] for line in text.splitlines() if line.startswith((".", "'"))}
+    assert macros == {".TH", ".SH", ".SS", ".B", ".BR", ".PP", ".TP"} - ({".SS"} if "check" in name else set())
 
 
 def test_the_covered_names_are_the_public_ones() -> None:

@@ -34,13 +34,17 @@ def _bytes(_context: click.Context, _parameter: click.Parameter, text: str) -> i
     return size
 
 
-@click.command("check", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.command(
+    "check",
+    epilog="Example: mingle-check --nnodes 4 --nproc-per-node 8",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.option("--nnodes", type=click.IntRange(1), metavar="N", help="Machines. Default: what the launcher says.")
 @click.option("--nproc-per-node", type=click.IntRange(1), default=1, metavar="K", help="Processes to start here.")
-@click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", help="Default: auto.")
+@click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", help="Backend. Default: auto.")
 @click.option("--max-size", callback=_bytes, default="64M", metavar="SIZE", help="Largest message. Default: 64M.")
-@click.option("--job-id", metavar="ID", help="Default: MINGLE_JOB_ID, else one of this command's own.")
-@shared_options
+@click.option("--job-id", metavar="ID", help="Job id. Default: MINGLE_JOB_ID, else one of this command's own.")
+@shared_options(timeout=f"Time limit of each step. Default: {STEP_SECONDS:g}.")
 def check(
     shared: Shared, nnodes: int | None, nproc_per_node: int, backend: str, max_size: int, job_id: str | None
 ) -> None:

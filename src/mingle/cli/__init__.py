@@ -7,6 +7,7 @@ One module per family of commands, imported when one of its commands runs: ``--h
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 
 import click
 
@@ -16,6 +17,7 @@ INTERRUPTED = 130
 """The exit status after Ctrl-C, as in shells: 128 and the number of SIGINT."""
 COMMANDS = {
     "announce": ("mingle.cli.jobs:announce", "Announce a job at an address that you know."),
+    "completion": ("mingle.cli.completion:completion", "Print the script that completes this command in a shell."),
     "doctor": ("mingle.cli.checks:doctor", "Check this machine and its network, and suggest fixes."),
     "env": ("mingle.cli.local:env", "Show what a rank started in this environment would read."),
     "find": ("mingle.cli.jobs:find", "Print the address and port of a job's store."),
@@ -25,6 +27,15 @@ COMMANDS = {
     "watch": ("mingle.cli.jobs:watch", "Show the jobs on this network, live."),
 }
 """For each command, where it is and its one-line summary, which its own help begins with."""
+
+
+def documentation_url() -> str | None:
+    """Return the address of the documentation, if the installed distribution names it."""
+    try:
+        links = importlib.metadata.metadata("multinode-mingle").get_all("Project-URL") or []
+    except importlib.metadata.PackageNotFoundError:  # run from a source tree
+        return None
+    return next((url for label, _, url in (link.partition(", ") for link in links) if label == "Documentation"), None)
 
 
 class _Main(click.Group):
@@ -45,6 +56,11 @@ class _Main(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        if url := documentation_url():
+            formatter.write_text(f"Documentation: {url}")
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
@@ -54,14 +70,14 @@ class _Main(click.Group):
     "mingle-discover",
     cls=_Main,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Exit status: 0 done, 1 nothing found or a check failed, 2 wrong usage.",
+    epilog="Example: mingle-discover list\n\nExit status: 0 done, 1 nothing found or a check failed, 2 wrong usage.",
 )
 @version_option
 def main() -> None:
     """Show the torch.distributed jobs on this network, and why ranks do not find each other.
 
-    Every command takes --json and the network options (-i, -p, --peers, --family, --ttl, --secret-file). Their
-    defaults come from the MINGLE_* variables that ranks read.
+    Every command but completion takes --json and the network options (-i, -p, --peers, --family, --ttl, --secret-file).
+    Their defaults come from the MINGLE_* variables that ranks read.
     """
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import click
 from msgspec import structs
 
 from mingle.cli import output
-from mingle.cli.options import Shared, fail, shared_options
-from mingle.cli.output import Table
+from mingle.cli.options import Shared, fail, job_argument, shared_options
+from mingle.cli.output import Lines, Table
 from mingle.config import settings, values
 from mingle.config.settings import Network
 from mingle.config.values import Peer as Address
@@ -32,6 +32,7 @@ SERVE_INTERVAL_SECONDS = 0.5
 SHORTEST_INTERVAL_SECONDS = 0.05
 """Peers answer one address at most 40 times a second for each path."""
 
+FINDING_COLUMNS = ("STATUS", "CHECK", "OBSERVATION", "FIX")
 PING_COLUMNS = ("PEER", "WAY", "SENT", "RECEIVED", "LOSS", "MIN ms", "AVG ms", "MAX ms", "ARRIVED")
 _FINDING = "OBSERVATION AND FIX"
 _FIX = "→ "
@@ -49,7 +50,7 @@ _WAY_NAMES = {"multicast": "multicast", "link": "224.0.0.x", "unicast": "unicast
     help="Check the paths to and from this host as well, where `mingle-discover doctor --serve` runs; can be repeated.",
 )
 @click.option("--serve", is_flag=True, help="After the checks, answer the --check of other hosts until --timeout.")
-@shared_options
+@shared_options(timeout="Time limit of --serve. Default: none.", table=True)
 def doctor(shared: Shared, hosts: tuple[str, ...], serve: bool) -> None:
     """Check this machine and its network, and suggest fixes.
 
@@ -116,7 +117,7 @@ def _resolve(network: Network, hosts: tuple[str, ...]) -> tuple[tuple[Address, .
 
 
 @click.command("ping", epilog="Example: mingle-discover ping $USER-resnet")
-@click.argument("job", required=False, default="")
+@job_argument(required=False, default="")
 @click.option("--count", type=click.IntRange(1, 1_000_000), metavar="N", help="Number of rounds. Default: no limit.")
 @click.option(
     "--interval",
@@ -126,7 +127,7 @@ def _resolve(network: Network, hosts: tuple[str, ...]) -> tuple[tuple[Address, .
     metavar="SECONDS",
     help="Time between two rounds.",
 )
-@shared_options
+@shared_options(timeout="Time limit. Default: none.", table=True)
 def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
     """Show which hosts reach each other, and over which paths.
 
@@ -169,11 +170,10 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
         "peers": [peer_record(peer) for peer in peers],
         "findings": [finding_record(finding) for finding in findings],
     }
-    shared.answer(
-        fields, ping_table(peers, wide=shared.wide), (("=", *row) for peer in peers for row in ping_rows(peer))
-    )
+    rows = [("=", *row) for peer in peers for row in ping_rows(peer)]
+    shared.answer(fields, ping_table(peers, wide=shared.wide), Lines(("EVENT", *PING_COLUMNS), rows))
     if not shared.json:
-        output.show(findings_table(findings), finding_lines(findings))
+        output.show(findings_table(findings), finding_lines(findings), header=shared.header)
     if not peers:
         cause, fix = why_nobody(findings)
         output.say(f"mingle-discover ping: no host answered.\n  likely cause: {cause}\n  fix: {fix}.")
@@ -219,10 +219,12 @@ def finding_record(finding: Finding) -> dict[str, str | None]:
     }
 
 
-def finding_lines(findings: Sequence[Finding]) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of each finding for a pipe; only a finding with a fix has the last one."""
-    for each in findings:
-        yield (each.status.name, each.name, each.observation, *([each.remedy] if each.remedy else []))
+def finding_lines(findings: Iterable[Finding]) -> Lines:
+    """Return the lines for a pipe; only a finding with a fix has the last cell."""
+    return Lines(
+        FINDING_COLUMNS,
+        [(each.status.name, each.name, each.observation, *([each.remedy] if each.remedy else [])) for each in findings],
+    )
 
 
 def findings_table(findings: Iterable[Finding]) -> Table:
@@ -280,4 +282,4 @@ def ping_table(peers: Iterable[Peer], *, wide: bool = False) -> Table:
     """Return the table for a terminal: each peer's name once, losses in color."""
     rows = [row for peer in peers for row in ping_rows(peer)]
     styles = {"LOSS": lambda text: _LOSS_STYLES.get(text, "yellow")}
-    return Table(PING_COLUMNS, rows, wide=wide, group=len(WAYS), styles=styles)
+    return Table(PING_COLUMNS, rows, wide=wide, groups=[len(WAYS)] * (len(rows) // len(WAYS)), styles=styles)

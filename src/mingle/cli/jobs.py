@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeAlias
 import click
 
 from mingle.cli import output
-from mingle.cli.options import Shared, fail, shared_options
+from mingle.cli.options import Shared, fail, job_argument, shared_options
 from mingle.cli.output import Table
 from mingle.config import settings
 from mingle.errors import ConfigurationError
@@ -50,9 +50,9 @@ _Key: TypeAlias = "tuple[str, str | None]"
 _SIGNS = {"new": "+", "gone": "-", "changed": "="}
 
 
-@click.command("list")
+@click.command("list", epilog="Example: mingle-discover list --fail-if-empty --timeout 5")
 @click.option("--fail-if-empty", is_flag=True, help="Exit with status 1 if no job was found.")
-@shared_options
+@shared_options(timeout=f"Time that the question takes. Default: {LIST_SECONDS:g}.", table=True)
 def list_(shared: Shared, fail_if_empty: bool) -> None:
     """List the jobs on this network.
 
@@ -82,8 +82,8 @@ def why_no_job(facts: NetworkFacts) -> tuple[str, str]:
     return reports.failing(facts) or reports.incompatible(facts) or reports.suspect(facts, Diagnostics()) or otherwise
 
 
-@click.command("watch")
-@shared_options
+@click.command("watch", epilog="Example: mingle-discover watch --json | jq .job.missing")
+@shared_options(timeout="Time limit. Default: none.", table=True)
 def watch(shared: Shared) -> None:
     """Show the jobs on this network, live.
 
@@ -109,6 +109,8 @@ def watch(shared: Shared) -> None:
             before.update(now)
 
         update = print_changes
+        if shared.header and not shared.json and not output.is_terminal():
+            output.line(("EVENT", *COLUMNS))
         if output.is_terminal() and not shared.json:
             update = stack.enter_context(
                 output.live(lambda: jobs_table(_records_by_session(finder).values(), wide=shared.wide))
@@ -139,10 +141,10 @@ def _records_by_session(finder: Finder) -> dict[_Key, dict[str, Any]]:
 
 
 @click.command("find", epilog='Example: eval "$(mingle-discover find $USER-resnet --export)"')
-@click.argument("job")
+@job_argument()
 @click.option("--export", is_flag=True, help="Print `export MASTER_ADDR=… MASTER_PORT=…`, quoted for a shell's eval.")
 @click.option("--control", is_flag=True, help="Print rank 0's control port, which is open before the store is.")
-@shared_options
+@shared_options(timeout=f"Time limit. Default: MINGLE_TIMEOUT, else {FIND_SECONDS:g}.")
 def find(shared: Shared, job: str, export: bool, control: bool) -> None:
     """Print the address and port of a job's store.
 
@@ -185,7 +187,7 @@ def _log_facts(shared: Shared, facts: NetworkFacts) -> None:
     help="The address or host name to announce. Default: the address at which each asker reaches this host.",
 )
 @click.option("--world-size", type=click.IntRange(1, 1_000_000), metavar="N", help="The number of ranks.")
-@shared_options
+@shared_options(timeout="Time limit. Default: none.")
 def announce(shared: Shared, job: str, master_port: int, master_addr: str | None, world_size: int | None) -> None:
     """Announce a job at an address that you know.
 

@@ -33,13 +33,37 @@ _STANDARD = {
     "TP_SOCKET_IFNAME": "TensorPipe's interface; mingle keeps it",
     "NCCL_SOCKET_IFNAME": "NCCL's interfaces; mingle keeps them",
 }
+_RESULTS = {
+    "launcher": ("Launcher", "the launcher that these variables tell of"),
+    "job_id": ("Job", "the job that a rank started here joins"),
+    "rank": ("Job", "its rank; -: an argument gives it, or ranks are assigned"),
+    "world_size": ("Job", "the number of ranks in the job"),
+    "discovery_timeout": ("Job", "seconds until an incomplete job is an error"),
+    "progress": ("Job", "the progress line while ranks are missing"),
+    "interfaces": ("Network", "the named interfaces; -: mingle chooses, see `mingle-discover interfaces`"),
+    "interfaces_from": ("Network", "the option or variable that names them"),
+    "port": ("Network", "UDP port of the discovery"),
+    "family": ("Network", "the IP versions in use"),
+    "ttl": ("Network", "multicast hop limit"),
+    "peers": ("Network", "hosts to ask by unicast as well"),
+    "advertise": ("Network", "the address to announce; -: this host's own"),
+    "secret": ("Network", "the secret that all ranks share"),
+}
+"""The section and the meaning of each result."""
+_SECTIONS = {
+    **dict.fromkeys(("MINGLE_JOB_ID", "MINGLE_RANK", "MINGLE_WORLD_SIZE", "MINGLE_TIMEOUT", "MINGLE_PROGRESS"), "Job"),
+    **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"), "Job"),
+    **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT", "MINGLE_MASTER_PORT"), "torch"),
+    **dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "torch"),
+}
+"""The section of each variable; the others belong to the network."""
 _SECRET = "MINGLE_SECRET"  # noqa: S105 - the variable's name
 _HIDDEN = "(set, not shown)"
 _PLACE = ("MINGLE_RANK", "MINGLE_WORLD_SIZE", "RANK", "WORLD_SIZE")
 
 
-@click.command("interfaces")
-@shared_options
+@click.command("interfaces", epilog="Example: mingle-discover interfaces --family 4")
+@shared_options(timeout="Accepted as in every command; this one does not wait.", table=True)
 def interfaces(shared: Shared) -> None:
     """Show the network interfaces, and which of them are used.
 
@@ -99,13 +123,17 @@ def interfaces_table(records: Iterable[Mapping[str, Any]], *, wide: bool = False
     return Table(("INTERFACE", "USED", "KIND", "STATE", "ADDRESSES"), rows, prose="USED", wide=wide)
 
 
-@click.command("env")
-@shared_options
+@click.command("env", epilog="Example: srun mingle-discover env")
+@shared_options(
+    timeout=f"Time limit that a rank would have. Default: MINGLE_TIMEOUT, else {settings.DEFAULT_DISCOVERY_TIMEOUT:g}.",
+    table=True,
+)
 def env(shared: Shared) -> None:
     """Show what a rank started in this environment would read.
 
-    It shows the detected launcher, the variables with their meaning, the result, and what conflicts. The exit status is
-    1 if such a rank would fail.
+    It has four sections: the launcher, the job, the network and torch. In each, names in lower case are what a rank
+    would use, and names in capitals are the variables that are set. Warnings and conflicts follow on stderr. The exit
+    status is 1 if such a rank would fail.
     """
     environ = os.environ
     meanings = {**settings.VARIABLES, **_STANDARD}
@@ -128,19 +156,42 @@ def env(shared: Shared) -> None:
         "warnings": unknown,
         "conflicts": [output.error_record(error) for error in conflicts],
     }
-    rows = [(each["name"], each["value"], each["meaning"]) for each in variables]
-    for launcher in seen:
-        rows += [(name, value, f"set by {launcher['name']}") for name, value in launcher["variables"].items()]
-    rows += [
-        (f"= {name}", "-" if value is None else str(value), "what mingle makes of it")
-        for name, value in resolved.items()
-    ]
-    shared.answer(fields, Table(("NAME", "VALUE", "MEANING"), rows, prose="MEANING", wide=shared.wide))
+    shared.answer(fields, env_table(resolved, variables, seen, wide=shared.wide))
     if not shared.json:
         for line in (*(f"warning: {each}" for each in unknown), *(f"conflict: {error}" for error in conflicts)):
             output.say(line)
     if conflicts:
         fail()
+
+
+def env_table(
+    resolved: Mapping[str, Any],
+    variables: Iterable[Mapping[str, str]],
+    seen: Iterable[Mapping[str, Any]],
+    *,
+    wide: bool = False,
+) -> Table:
+    """Return the table of sections: in each what a rank would use, then the variables that are set."""
+    rows: dict[str, list[tuple[str, str, str, str]]] = {
+        section: [] for section in ("Launcher", "Job", "Network", "torch")
+    }
+    for name, (section, meaning) in _RESULTS.items():
+        value = resolved.get(name)
+        rows[section].append((section, name, "-" if value is None else str(value), meaning))
+    for each in variables:
+        section = _SECTIONS.get(each["name"], "Network")
+        rows[section].append((section, each["name"], each["value"], each["meaning"]))
+    for launcher in seen:
+        for name, value in launcher["variables"].items():
+            rows["Launcher"].append(("Launcher", name, value, f"set by {launcher['name']}"))
+    shown = [part for part in rows.values() if part]
+    return Table(
+        ("SECTION", "NAME", "VALUE", "MEANING"),
+        [row for part in shown for row in part],
+        prose="MEANING",
+        wide=wide,
+        groups=[len(part) for part in shown],
+    )
 
 
 def _resolve(shared: Shared, environ: Mapping[str, str]) -> tuple[dict[str, Any], list[MingleError]]:

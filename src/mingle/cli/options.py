@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,10 +16,12 @@ import click
 
 from mingle._version import __version__
 from mingle.cli import output
-from mingle.cli.output import Row, Table
+from mingle.cli.output import Lines, Table
 from mingle.errors import ConfigurationError, MingleError
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from mingle.config.settings import Network
 
 FAILED = 1
@@ -44,10 +46,20 @@ class Shared:
     ttl: int | None
     secret_file: str | None
     json: bool
-    wide: bool
     verbose: int
+    wide: bool = False
+    header: bool = False
 
     def network(self, timeout: float | None = None) -> Network:
+        """Return the network settings, and warn of a weak secret; see :meth:`settings`."""
+        from mingle.config import values
+
+        network = self.settings(timeout)
+        for remark in values.secret_remarks(network.secret):
+            output.say(f"warning: {remark}")
+        return network
+
+    def settings(self, timeout: float | None = None) -> Network:
         """Return the network settings: the options, else the variables that the ranks read.
 
         Args:
@@ -74,7 +86,7 @@ class Shared:
             values.words(self.interface, "--interface")
         if self.peers:
             values.peers(self.peers, "--peers")
-        network = settings.resolve_network(
+        return settings.resolve_network(
             os.environ,
             discovery_timeout=timeout if self.timeout is None else self.timeout,
             interface=self.interface,
@@ -84,20 +96,17 @@ class Shared:
             ttl=self.ttl,
             family=self.family,
         )
-        for remark in values.secret_remarks(network.secret):
-            output.say(f"warning: {remark}")
-        return network
 
     def deadline(self) -> float | None:
         """Return the monotonic time at which --timeout ends a command that otherwise does not end; None: never."""
         return None if self.timeout is None else time.monotonic() + self.timeout
 
-    def answer(self, fields: Mapping[str, Any], table: Table, lines: Iterable[Row] | None = None) -> None:
+    def answer(self, fields: Mapping[str, Any], table: Table, lines: Lines | None = None) -> None:
         """Print an answer: as JSON if wanted, else the table, which a pipe gets as its rows or as these lines."""
         if self.json:
             output.answer_json(click.get_current_context().info_name or "", fields)
         else:
-            output.show(table, lines)
+            output.show(table, lines, header=self.header)
 
 
 def fail() -> NoReturn:
@@ -105,12 +114,42 @@ def fail() -> NoReturn:
     click.get_current_context().exit(FAILED)
 
 
-_OPTIONS = (
+def _complete_interface(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from mingle.cli import completion
+
+    return completion.interface_names(incomplete)
+
+
+def _complete_job(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from mingle.cli import completion
+
+    given = context.params
+    shared = Shared(
+        interface=given.get("interface") or (),
+        peers=given.get("peers") or (),
+        port=given.get("port"),
+        timeout=None,
+        family=given.get("family"),
+        ttl=given.get("ttl"),
+        secret_file=given.get("secret_file"),
+        json=False,
+        verbose=0,
+    )
+    return completion.job_ids(shared.settings, incomplete)
+
+
+def job_argument(**more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the decorator that adds the argument JOB, which a shell completes with the jobs on the network."""
+    return click.argument("job", shell_complete=_complete_job, **more)
+
+
+_NETWORK_OPTIONS = (
     click.option(
         "-i",
         "--interface",
         multiple=True,
         metavar="NAME",
+        shell_complete=_complete_interface,
         help="Interface to use, by name or address; can be repeated. Default: MINGLE_INTERFACE, else those that "
         "`mingle-discover interfaces` shows as used.",
     ),
@@ -121,7 +160,6 @@ _OPTIONS = (
         metavar="PORT",
         help="UDP port of the discovery. Default: MINGLE_PORT, else 29499.",
     ),
-    click.option("-t", "--timeout", type=float, metavar="SECONDS", help="Time limit of the command."),
     click.option(
         "--peers",
         multiple=True,
@@ -144,28 +182,47 @@ _OPTIONS = (
         type=click.Path(),
         help="File with the job's secret. Default: MINGLE_SECRET or MINGLE_SECRET_FILE.",
     ),
-    click.option("--json", is_flag=True, help="Print one JSON object; docs/cli.md has the schema."),
-    click.option("--wide", is_flag=True, help="On a terminal, keep the columns that are empty on every row."),
+)
+_OUTPUT_OPTIONS = (
+    click.option("--json", is_flag=True, help="Print one JSON object instead of text."),
     click.option("-v", "--verbose", count=True, help="Log more to stderr; given twice, log everything."),
     version_option,
 )
+_TABLE_OPTIONS = (
+    click.option("--header", is_flag=True, help="In a pipe, print the names of the columns first."),
+    click.option("--wide", is_flag=True, help="On a terminal, keep the columns that are empty on every row."),
+)
 
 
-def shared_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the shared options to a command, which gets them as one :class:`Shared`, its first argument."""
+def shared_options(*, timeout: str, table: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds the shared options to a command, which gets them as one :class:`Shared`.
 
-    @functools.wraps(function)
-    def command(**given: Any) -> None:
-        shared = Shared(**{name: given.pop(name) for name in Shared.__slots__})
-        with _logging(shared.verbose):
-            try:
-                function(shared, **given)
-            except MingleError as error:
-                context = click.get_current_context()
-                output.complain(error, context.info_name or "", as_json=shared.json)
-                context.exit(WRONG_USAGE if isinstance(error, ConfigurationError) else FAILED)
+    Args:
+        timeout: the help of ``--timeout``, which differs from command to command.
+        table: whether the command prints a table.
+    """
+    options = (
+        *_NETWORK_OPTIONS,
+        click.option("-t", "--timeout", type=float, metavar="SECONDS", help=timeout),
+        *(_TABLE_OPTIONS if table else ()),
+        *_OUTPUT_OPTIONS,
+    )
 
-    return functools.reduce(lambda inner, option: option(inner), reversed(_OPTIONS), command)
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def command(**given: Any) -> None:
+            shared = Shared(**{name: given.pop(name) for name in Shared.__slots__ if name in given})
+            with _logging(shared.verbose):
+                try:
+                    function(shared, **given)
+                except MingleError as error:
+                    context = click.get_current_context()
+                    output.complain(error, context.info_name or "", as_json=shared.json)
+                    context.exit(WRONG_USAGE if isinstance(error, ConfigurationError) else FAILED)
+
+        return functools.reduce(lambda inner, option: option(inner), reversed(options), command)
+
+    return decorate
 
 
 class _ToStderr(logging.Handler):

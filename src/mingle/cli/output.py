@@ -7,10 +7,11 @@ anything into it, so only printable characters reach a terminal.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
 
 import click
 
@@ -123,7 +124,7 @@ class Table:
         rows: the cells.
         prose: the heading of the column that may be folded, between words; empty for none.
         wide: whether to keep the columns that are empty on every row.
-        group: the number of consecutive rows that share their first cell; 0 for none.
+        groups: how many consecutive rows share their first cell, which a terminal shows once, for each group.
         styles: for a heading, the function from a line of a cell to its style in rich's notation.
     """
 
@@ -134,14 +135,14 @@ class Table:
         *,
         prose: str = "",
         wide: bool = False,
-        group: int = 0,
+        groups: Sequence[int] = (),
         styles: Mapping[str, Callable[[str], str]] | None = None,
     ) -> None:
         self.rows = list(rows)
-        self._columns = columns
+        self.columns = columns
         self._prose = prose
         self._wide = wide
-        self._group = group
+        self._groups = groups
         self._styles = styles or {}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -149,23 +150,24 @@ class Table:
         from rich.measure import Measurement
         from rich.text import Text
 
-        texts = [[self._text(name, cell) for name, cell in zip(self._columns, row, strict=True)] for row in self.rows]
+        texts = [[self._text(name, cell) for name, cell in zip(self.columns, row, strict=True)] for row in self.rows]
         kept = [
             index
-            for index in range(len(self._columns))
+            for index in range(len(self.columns))
             if self._wide or not texts or any(row[index].plain not in _EMPTY for row in texts)
         ]
-        columns = [self._columns[index] for index in kept]
+        columns = [self.columns[index] for index in kept]
         texts = [[row[index] for index in kept] for row in texts]
         table = self._table(columns, texts)
         if Measurement.get(console, options.update_width(_UNLIMITED_WIDTH), table).minimum <= options.max_width:
             yield table
-        elif self._group:
-            for first in range(0, len(self.rows), self._group):
-                rows = self.rows[first : first + self._group]
+        elif self._groups:
+            remaining = iter(self.rows)
+            for count in self._groups:
+                rows = list(itertools.islice(remaining, count))
                 yield Text("\n").append(self._text("", rows[0][0]))
                 narrower = [row[1:] for row in rows]
-                yield Table(self._columns[1:], narrower, prose=self._prose, wide=self._wide, styles=self._styles)
+                yield Table(self.columns[1:], narrower, prose=self._prose, wide=self._wide, styles=self._styles)
         else:
             yield self._blocks(columns, texts)
 
@@ -187,9 +189,10 @@ class Table:
             lines = [line for row in rows for line in row[index].split("\n")]
             widest = max([len(column), *(line.cell_len for line in lines)])
             drawn.add_column(column, no_wrap=not prose, min_width=min(_PROSE_WIDTH, widest) if prose else widest)
+        ends = [*itertools.accumulate(self._groups)]
         for number, row in enumerate(rows):
-            place = number % self._group if self._group else 0
-            drawn.add_row("" if place else row[0], *row[1:], end_section=place == self._group - 1)
+            continues = bool(self._groups) and number not in (0, *ends)
+            drawn.add_row("" if continues else row[0], *row[1:], end_section=number + 1 in ends)
         return drawn
 
     def _blocks(self, columns: Sequence[str], rows: Sequence[Sequence[Text]]) -> Drawing:
@@ -209,13 +212,29 @@ class Table:
         return drawn
 
 
-def show(table: Table, lines: Iterable[Row] | None = None) -> None:
-    """Print an answer: a table on a terminal, else its rows, or these lines, without a heading."""
+class Lines(NamedTuple):
+    """What a pipe gets, if it differs from the rows of the table."""
+
+    columns: Sequence[str]
+    rows: Iterable[Row]
+
+
+def show(table: Table, lines: Lines | None = None, *, header: bool = False) -> None:
+    """Print an answer: a table on a terminal, else its rows, or these lines.
+
+    Args:
+        table: the table.
+        lines: what a pipe gets instead of the table's rows.
+        header: whether a pipe gets the names of the columns first.
+    """
     if is_terminal():
         console().print(table)
-    else:
-        for row in table.rows if lines is None else lines:
-            line(row)
+        return
+    columns, rows = lines or Lines(table.columns, table.rows)
+    if header:
+        line(columns)
+    for row in rows:
+        line(row)
 
 
 @contextlib.contextmanager
