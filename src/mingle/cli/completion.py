@@ -53,12 +53,12 @@ def job_ids(settings: Callable[[], Network], incomplete: str) -> list[Completion
 
 
 def _jobs(network: Network, deadline: float) -> list[CompletionItem]:
-    from mingle.observe import lookup
+    from mingle.observe.finder import make_finder
     from mingle.observe.observer import Observer
 
     with Observer(network) as observer:
         now = time.monotonic()
-        finder = lookup.make_finder(observer, network, None, now)
+        finder = make_finder(observer, network, None, now)
         observer.run(finder, until=min(now + ASK_SECONDS, deadline))
     hosts = {each.offer.job: f"hosted by {printable(str(each.host()))}" for each in finder.sessions}
     jobs = {each.seek.job: "ranks look for their host" for each in finder.seekers.values()} | hosts
