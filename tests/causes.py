@@ -17,7 +17,7 @@ from mingle.cli.checks import findings_from, why_nobody
 from mingle.diagnostics import Finding, diagnosis
 from mingle.diagnostics.diagnosis import Facts, Holder
 from mingle.elastic import reports as agent_reports
-from mingle.elastic.memory import Memory
+from mingle.elastic.leases import Memory
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.elastic.reports import Attendance
 from mingle.observe.finder import not_found

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch.distributed  # noqa: F401 - takes seconds: here, and not within the time that a test allows
 
 from mingle.config.settings import Settings
-from mingle.distributed import rendezvous
 from mingle.engine.discovery import Discovery
 from mingle.protocol.machine import Formation
 from tests.bystanders import free_udp_port
@@ -42,7 +41,7 @@ def settings_of(job_id: str, rank: int, world_size: int, port: int, *, timeout: 
 
 def discovery_of(settings: Settings, *, enters: bool = False) -> Discovery:
     """Return a rank's discovery, which the test runs and closes; torch must have been imported."""
-    return Discovery(settings, rendezvous._identity(settings), enters=enters)
+    return Discovery(settings, enters=enters)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import pytest
 from mingle.protocol.claims import SILENT_SECONDS
 from mingle.protocol.conflicts import RIVAL_SECONDS, ConflictingHosts
 from mingle.protocol.connection_race import ADDRESS_SECONDS, DialTarget
-from mingle.protocol.handshake import Call, HostConversation
+from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Context, Dial, Effect, Identity, Write
 from mingle.protocol.sessions import REMEMBERED_BY_SENDER, REMEMBERED_SESSIONS, RETRY_SECONDS
 from mingle.wire import frames
@@ -34,15 +34,10 @@ class Watched:
 
     def __init__(self) -> None:
         self.effects: list[Effect] = []
-        self.purposes: list[str] = []
         identity = Identity(job="job", attempt="", member=b"M" * 16, rank=0, world_size=2, node="n", who=WHO)
         context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
-        self.conflicts = ConflictingHosts(identity, self._call, context, self.effects)
+        self.conflicts = ConflictingHosts(identity, context, self.effects)
         self.hosts: dict[int, HostConversation] = {}
-
-    def _call(self, session: bytes, purpose: frames.Purpose) -> Call:
-        self.purposes.append(purpose)
-        return Call(job="job", member=b"M" * 16, session=session, purpose=purpose)
 
     def dialled(self) -> list[int]:
         found = [effect.conn for effect in self.effects if isinstance(effect, Dial)]
@@ -128,9 +123,10 @@ def test_who_calls_and_is_called_is_named_once() -> None:
 def test_a_sealed_session_is_waited_for() -> None:
     watched = Watched()
     (conn,) = watched.hear("sealed")
-    assert watched.purposes[-1] == "probe"
     assert watched.conflicts.any_alive, "GO must wait for the answer"
     watched.answer(conn, 1.0, running("running"))
+    assert watched.hosts[conn].hello is not None
+    assert watched.hosts[conn].hello.purpose == "probe"
     assert watched.conflicts.any_alive
     assert watched.conflicts.lasting(99.0) == []
     assert watched.conflicts.running_check.running == [running("running")]

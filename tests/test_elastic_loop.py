@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from mingle.elastic import gathering as agents
+from mingle.elastic import loop as loops
 from mingle.elastic.loop import AgentLoop
 from mingle.elastic.quorum import Nodes, Policy
-from mingle.engine import file_limit, store
+from mingle.engine import discovery, store
+from mingle.engine.discovery import process_identity
 from mingle.errors import MingleError
 from tests.bystanders import free_udp_port
 from tests.in_process import settings_of
@@ -24,7 +25,7 @@ NODES = Nodes(minimum=1, maximum=1)
 def loop_of(changed: Any = lambda: None, nodes: Nodes = NODES, **more: Any) -> AgentLoop:
     settings = structs.replace(settings_of(job_name("agent"), 0, nodes.maximum, free_udp_port(), **more), rank=None)
     policy = Policy(nodes=nodes, last_call=0.2)
-    return AgentLoop(settings, agents._identity(settings, nodes), policy, changed=changed)
+    return AgentLoop(settings, process_identity(settings, minimum=nodes.minimum), policy, changed=changed)
 
 
 def test_an_agent_alone_opens_its_store_and_closes_it() -> None:
@@ -46,9 +47,9 @@ def test_an_agent_alone_opens_its_store_and_closes_it() -> None:
 
 def test_every_agent_makes_room_since_each_may_come_to_host(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int, bool]] = []
-    monkeypatch.setattr(file_limit, "make_room", lambda *count, what, quiet: asked.append((*count, quiet)))
+    monkeypatch.setattr(loops, "make_room", lambda *count, what, quiet: asked.append((*count, quiet)))
     loop_of(nodes=Nodes(minimum=1, maximum=700), progress="off").stop("the test is over")
-    assert asked == [(700, file_limit.FILES_PER_NODE, True)]
+    assert asked == [(700, discovery.FILES_PER_NODE, True)]
 
 
 def test_a_store_that_cannot_be_opened_ends_the_gathering(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from mingle.elastic.leases import LEASE_SECONDS
-from mingle.elastic.memory import Memory
+from mingle.elastic.leases import LEASE_SECONDS, Memory
 from mingle.elastic.quorum import ACKNOWLEDGE_SECONDS, CONFIRM_SECONDS, Nodes, Policy, Quorum
 from mingle.protocol.registrar import ADMITTED_SECONDS, HostSeat, Phase, Registrar
 from mingle.wire import frames

@@ -8,7 +8,7 @@ import pytest
 
 from mingle.diagnostics import CheckStatus, Finding
 from mingle.elastic import reports as agent_reports
-from mingle.elastic.memory import Memory
+from mingle.elastic.leases import Memory
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.elastic.reports import Attendance
 from mingle.errors import DiscoveryTimeoutError, MingleError

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mingle.engine import file_limit, progress
-from mingle.engine.file_limit import FILES_PER_RANK
+from mingle.engine import discovery, progress
+from mingle.engine.discovery import FILES_PER_RANK, free_files, make_room
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -38,7 +38,7 @@ def test_room_for_the_connections_of_a_large_job(
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda _, new: new_limits.append(new))
     monkeypatch.setattr(progress, "say", lambda level, text, *, quiet: said.append((text, quiet)))
-    file_limit.make_room(ranks, FILES_PER_RANK, what="ranks", quiet=quiet)
+    make_room(ranks, FILES_PER_RANK, what="ranks", quiet=quiet)
     assert new_limits == ([] if raised_to is None else [(raised_to, limits[1])])
     assert bool(said) is warned
     if warned:
@@ -49,15 +49,15 @@ def test_room_for_the_connections_of_a_large_job(
 @pytest.mark.parametrize("counts", [True, False])
 def test_how_many_files_can_still_be_opened(monkeypatch: pytest.MonkeyPatch, counts: bool) -> None:
     if not counts:  # a kernel that does not say how many there are
-        monkeypatch.setattr(file_limit, "_OWN_FILES", Path("/dev/fd/"))
-    before = file_limit.free_files()
+        monkeypatch.setattr(discovery, "_OWN_FILES", Path("/dev/fd/"))
+    before = free_files()
     with Path(os.devnull).open() as one, Path(os.devnull).open() as other:
-        assert (before - file_limit.free_files(), one.closed, other.closed) == (2, False, False)
+        assert (before - free_files(), one.closed, other.closed) == (2, False, False)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
-        assert file_limit.free_files() == 0
+        assert free_files() == 0
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert file_limit.free_files() == sys.maxsize
+    assert free_files() == sys.maxsize

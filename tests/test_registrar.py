@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from mingle.protocol import registrar as registrar_module
 from mingle.protocol.admission import ACKNOWLEDGE_SECONDS, Admission
 from mingle.protocol.registrar import (
     AHEAD_SECONDS,
@@ -18,7 +17,6 @@ from mingle.protocol.registrar import (
     Registrar,
     roster_digest,
 )
-from mingle.protocol.seating import Applicant
 from mingle.wire import frames
 from mingle.wire.frames import MAX_FRAME_BYTES, Path, ProcessInfo, encode_frame
 
@@ -251,13 +249,6 @@ def test_a_stranger_with_the_hosts_own_id_gets_no_seat() -> None:
     registrar.join(4, HOST, join(1), 1.0)
     assert told(registrar.port.take(), 4, frames.Refused)
     assert registrar.seats[HOST].conn is None
-
-
-def test_what_a_launcher_says_of_a_node_reaches_the_seating() -> None:
-    application = join(1, local_rank=3, local_world_size=4, node_rank=2)
-    assert registrar_module._applicant(application) == Applicant(
-        node="node1", rank=1, local_rank=3, local_world_size=4, node_rank=2
-    )
 
 
 def test_a_living_member_keeps_its_rank() -> None:

@@ -27,8 +27,8 @@ from mingle.distributed import gloo, rendezvous
 from mingle.distributed.environment import process_environment
 from mingle.distributed.session import LoneSession
 from mingle.distributed.url_scheme import rendezvous_handler
-from mingle.engine import driver, file_limit, progress, store
-from mingle.engine.discovery import Discovery
+from mingle.engine import discovery, driver, progress, store
+from mingle.engine.discovery import Discovery, process_identity
 from mingle.errors import (
     ConfigurationError,
     DiscoveryTimeoutError,
@@ -572,7 +572,7 @@ def test_under_torchrun_nothing_is_discovered(monkeypatch: pytest.MonkeyPatch, n
 def test_a_member_says_who_it_is_and_has_a_new_name_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "a-machine-with-a-name-of-65-bytes-" + "ä" * 40)
     wanted = settings_of("resnet", 1, 2, 29499, local_rank=3, attempt="2" * 300)
-    first, second = rendezvous._identity(wanted), rendezvous._identity(wanted)
+    first, second = process_identity(wanted), process_identity(wanted)
     assert first.member != second.member
     assert (first.job, first.rank, first.world_size, first.local_rank) == ("resnet", 1, 2, 3)
     assert len(first.who.hostname.encode()) <= 64
@@ -584,8 +584,8 @@ def test_a_member_says_who_it_is_and_has_a_new_name_in_each_call(monkeypatch: py
 
 
 def test_the_launchers_word_for_a_node_counts_before_the_machines() -> None:
-    assert rendezvous._identity(settings_of("x", 1, 2, 1, node="7")).node == "launcher 7"
-    assert rendezvous._identity(settings_of("x", 1, 2, 1)).node.startswith("boot:" if os.name == "posix" else "")
+    assert process_identity(settings_of("x", 1, 2, 1, node="7")).node == "launcher 7"
+    assert process_identity(settings_of("x", 1, 2, 1)).node.startswith("boot:" if os.name == "posix" else "")
 
 
 @pytest.mark.parametrize(("rank", "hosts"), [(0, True), (None, True), (1, False)])
@@ -598,8 +598,8 @@ def test_who_may_host_makes_room(monkeypatch: pytest.MonkeyPatch, rank: int | No
     def stop(*_: object, **__: object) -> None:
         raise Stop
 
-    monkeypatch.setattr(file_limit, "make_room", lambda members, *_, **__: asked.append(members))
-    monkeypatch.setattr(rendezvous, "Discovery", stop)
+    monkeypatch.setattr(discovery, "make_room", lambda members, *_, **__: asked.append(members))
+    monkeypatch.setattr(Discovery, "_drive", stop)
     with pytest.raises(Stop):
         mingle.discover("room", rank=rank, world_size=2)
     assert asked == ([2] if hosts else [])

@@ -6,14 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mingle.protocol.seating import Applicant, common_address, contiguous, place, reach_matrix
-from mingle.wire.frames import Path, Place
+from mingle.protocol import seating
+from mingle.protocol.seating import common_address, contiguous, reach_matrix
+from mingle.wire.frames import Join, Path, Place
 
 EXAMPLES = settings(derandomize=True, database=None, deadline=None)
 
 
-def on(node: str, rank: int | None = None, **told: int) -> Applicant:
-    return Applicant(node=node, rank=rank, **told)
+def on(node: str, rank: int | None = None, **told: int) -> Join:
+    return Join(world_size=1, node=node, rank=rank, **told)
+
+
+def place(applicants: list[Join]) -> list[Place]:
+    return seating.place(applicants, len(applicants))
 
 
 def rows(places: list[Place]) -> list[tuple[int, int, int, int, int]]:
@@ -75,13 +80,14 @@ def test_given_ranks_are_kept_and_nodes_are_counted_by_their_lowest_rank() -> No
 
 
 @st.composite
-def applicants_with_ranks(draw: st.DrawFn) -> list[Applicant]:
+def applicants_with_ranks(draw: st.DrawFn) -> list[Join]:
     """Ranks in any order on any nodes, the host first; launchers that say anything or nothing."""
     nodes = draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=20))
     ranks = [0, *draw(st.permutations(range(1, len(nodes))))]
     told = st.none() | st.integers(0, 4)
     return [
-        Applicant(
+        Join(
+            world_size=1,
             node=node,
             rank=rank,
             local_rank=draw(told),
@@ -94,7 +100,7 @@ def applicants_with_ranks(draw: st.DrawFn) -> list[Applicant]:
 
 @EXAMPLES
 @given(applicants_with_ranks())
-def test_given_ranks_are_kept_whatever_launchers_say(applicants: list[Applicant]) -> None:
+def test_given_ranks_are_kept_whatever_launchers_say(applicants: list[Join]) -> None:
     places = place(applicants)
     assert [at.rank for at in places] == [applicant.rank for applicant in applicants]
     _check_nodes([applicant.node for applicant in applicants], places)
@@ -145,7 +151,7 @@ def _check_nodes(nodes: list[str], places: list[Place]) -> None:
         ),
     ],
 )
-def test_local_ranks_are_the_launchers_only_where_they_fit(applicants: list[Applicant], expected: list[int]) -> None:
+def test_local_ranks_are_the_launchers_only_where_they_fit(applicants: list[Join], expected: list[int]) -> None:
     assert [at.local_rank for at in place(applicants)] == expected
 
 
@@ -162,7 +168,7 @@ def test_local_ranks_are_the_launchers_only_where_they_fit(applicants: list[Appl
 )
 def test_node_ranks_are_the_launchers_only_where_they_fit(told: tuple[int | None, ...], expected: list[int]) -> None:
     applicants = [
-        Applicant(node=node, rank=rank, node_rank=node_rank)
+        Join(world_size=1, node=node, rank=rank, node_rank=node_rank)
         for rank, (node, node_rank) in enumerate(zip("aab", told, strict=True))
     ]
     assert [at.node_rank for at in place(applicants)] == expected
@@ -171,11 +177,11 @@ def test_node_ranks_are_the_launchers_only_where_they_fit(told: tuple[int | None
 # --- contiguity ---------------------------------------------------------------------------------------------
 
 
-def containers(*told: tuple[int | None, int | None], machines: str = "") -> list[Applicant]:
+def containers(*told: tuple[int | None, int | None], machines: str = "") -> list[Join]:
     """One rank in each container, with the local and the node rank that it was told; on one machine, or not."""
     machines = machines or "a" * len(told)
     return [
-        Applicant(node=f"boot:{machine}/net:{rank}/pid:{rank}", rank=rank, local_rank=local, node_rank=node)
+        Join(world_size=1, node=f"boot:{machine}/net:{rank}/pid:{rank}", rank=rank, local_rank=local, node_rank=node)
         for rank, ((local, node), machine) in enumerate(zip(told, machines, strict=True))
     ]
 
@@ -193,7 +199,7 @@ def containers(*told: tuple[int | None, int | None], machines: str = "") -> list
     ],
 )
 def test_containers_of_one_machine_are_one_node_where_they_are_told_so(
-    applicants: list[Applicant], expected: list[tuple[int, int]]
+    applicants: list[Join], expected: list[tuple[int, int]]
 ) -> None:
     assert [(each.local_rank, each.node_rank) for each in place(applicants)] == expected
 

@@ -12,7 +12,6 @@ import functools
 import importlib
 import logging
 import os
-import socket
 import sys
 import threading
 import time
@@ -23,20 +22,17 @@ from typing import Any
 from msgspec import structs
 
 from mingle import forksafe
-from mingle._version import __version__
 from mingle.config import settings
-from mingle.config.placement import this_node
 from mingle.config.settings import Settings
 from mingle.distributed import environment, gloo, process_group
 from mingle.distributed.environment import process_environment
 from mingle.distributed.session import Entry, LoneSession, RunningSession, Session
-from mingle.engine import file_limit, progress, store
-from mingle.engine.discovery import Discovery
+from mingle.engine import progress, store
+from mingle.engine.discovery import Discovery, process_identity
 from mingle.errors import ConfigurationError, MingleError
 from mingle.job import Job, Member
-from mingle.protocol.machine import Formation, Identity, scoped
-from mingle.wire.datagrams import truncate_utf8
-from mingle.wire.frames import Place, ProcessInfo
+from mingle.protocol.machine import Formation, scoped
+from mingle.wire.frames import Place
 
 logger = logging.getLogger("mingle")
 
@@ -268,10 +264,7 @@ def _import_torch() -> None:
 
 
 def _discover(wanted: Settings, *, enters: bool) -> tuple[Formation, RunningSession]:
-    if wanted.rank in (0, None):
-        quiet = wanted.progress == "off"
-        file_limit.make_room(wanted.world_size, file_limit.FILES_PER_RANK, what="ranks", quiet=quiet)
-    discovery = Discovery(wanted, _identity(wanted), enters=enters)
+    discovery = Discovery(wanted, enters=enters)
     try:
         formation = discovery.run()
         session = RunningSession(discovery, formation)
@@ -282,40 +275,19 @@ def _discover(wanted: Settings, *, enters: bool) -> tuple[Formation, RunningSess
     return formation, session
 
 
-def _identity(wanted: Settings) -> Identity:
-    torch = sys.modules["torch"]
-    key = this_node()
-    return Identity(
-        job=wanted.job_id,
-        attempt=truncate_utf8(wanted.attempt or ""),
-        member=os.urandom(16),
-        rank=wanted.rank,
-        world_size=wanted.world_size,
-        node=(f"launcher {wanted.node}" if wanted.node is not None else key)[:256],
-        who=ProcessInfo(hostname=_hostname(), pid=os.getpid(), rank=wanted.rank),
-        local_rank=wanted.local_rank,
-        local_world_size=wanted.local_world_size,
-        node_rank=wanted.node_rank,
-        versions={
-            "mingle": __version__,
-            "torch": str(torch.__version__)[:64],
-            "python": sys.version.split(maxsplit=1)[0][:64],
-        },
-    )
-
-
-def _hostname() -> str:
-    """Returns this machine's name, cut so that every datagram has room for it."""
-    return truncate_utf8(socket.gethostname())
-
-
 def _form_alone(wanted: Settings) -> tuple[Formation, LoneSession]:
     """Forms a job of one rank: a store on loopback, and not a single packet."""
     session = os.urandom(16)
     server = store.open_server("127.0.0.1", wanted.master_port, session)
     local_rank = wanted.local_rank or 0
+    who = process_identity(wanted).who
     member = Member(
-        rank=0, local_rank=local_rank, node_rank=0, hostname=_hostname(), address="127.0.0.1", pid=os.getpid()
+        rank=0,
+        local_rank=local_rank,
+        node_rank=0,
+        hostname=who.hostname,
+        address="127.0.0.1",
+        pid=who.pid,
     )
     formation = Formation(
         session=session,

@@ -17,8 +17,8 @@ from typing import TypeGuard
 from msgspec import structs
 
 from mingle.elastic.host import ElasticHost
+from mingle.elastic.leases import Memory
 from mingle.elastic.member import AgentMembership
-from mingle.elastic.memory import Memory
 from mingle.elastic.quorum import Policy
 from mingle.elastic.reports import Attendance
 from mingle.errors import MingleError

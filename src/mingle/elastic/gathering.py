@@ -7,26 +7,18 @@ and one of them hosts the store. Unlike a job of ranks theirs goes on when the h
 from __future__ import annotations
 
 import os
-import platform
-import secrets
-import socket
-import sys
 import threading
 from dataclasses import dataclass
 from typing import Any
 
 from mingle import forksafe
-from mingle._version import __version__
-from mingle.config import placement
 from mingle.config.settings import Settings
 from mingle.elastic import reports as elastic_reports
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.loop import AgentLoop, boot_time
 from mingle.elastic.quorum import Nodes, Policy
+from mingle.engine.discovery import process_identity
 from mingle.errors import MingleError
-from mingle.protocol.machine import Identity
-from mingle.wire.datagrams import truncate_utf8
-from mingle.wire.frames import ProcessInfo
 
 __all__ = ["Gathered", "Gathering", "Nodes"]
 
@@ -72,7 +64,7 @@ class Gathering:
         """Set whenever ``lost`` or ``ended`` becomes set; cleared by :meth:`gather`."""
         self._settings = settings
         self._policy = Policy(nodes=nodes, last_call=last_call, allow_minority=allow_minority)
-        self._identity = _identity(settings, nodes)
+        self._identity = process_identity(settings, minimum=nodes.minimum)
         self._pid = os.getpid()
         self._loop: AgentLoop | None = None
         self._lock = forksafe.register_lock(threading.Condition())
@@ -241,23 +233,3 @@ class Gathering:
                     address=outcome.address,
                 )
             self._lock.notify_all()
-
-
-def _identity(settings: Settings, nodes: Nodes) -> Identity:
-    torch = sys.modules.get("torch")
-    return Identity(
-        job=settings.job_id,
-        attempt=truncate_utf8(settings.attempt or ""),
-        member=secrets.token_bytes(16),
-        rank=None,
-        world_size=nodes.maximum,
-        node=placement.this_node()[:256],
-        who=ProcessInfo(hostname=truncate_utf8(socket.gethostname()), pid=os.getpid()),
-        kind="agents",
-        versions={
-            "mingle": __version__,
-            "torch": str(getattr(torch, "__version__", "not imported"))[:64],
-            "python": platform.python_version()[:64],
-        },
-        minimum=nodes.minimum,
-    )

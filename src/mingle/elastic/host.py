@@ -9,8 +9,7 @@ holds the reason.
 from __future__ import annotations
 
 from mingle.elastic import reports as elastic_reports
-from mingle.elastic.leases import PING_SECONDS
-from mingle.elastic.memory import Memory
+from mingle.elastic.leases import PING_SECONDS, Memory
 from mingle.elastic.quorum import Policy, Quorum
 from mingle.elastic.reports import Attendance
 from mingle.errors import MingleError

@@ -13,8 +13,8 @@ from mingle.detached import PreStartedWorker
 from mingle.elastic.agent import Agent
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.quorum import Policy
-from mingle.engine import file_limit, progress
-from mingle.engine.discovery import job_key, machine_context
+from mingle.engine import progress
+from mingle.engine.discovery import FILES_PER_NODE, job_key, machine_context, make_room
 from mingle.engine.driver import Driver
 from mingle.engine.progress import Progress
 from mingle.engine.store import StoreKeeper, StoreServer
@@ -58,7 +58,7 @@ class AgentLoop:
         self._stopping = False
         self._progress: Progress | None = None
         quiet = settings.progress == "off"
-        file_limit.make_room(policy.nodes.maximum, file_limit.FILES_PER_NODE, what="nodes", quiet=quiet)
+        make_room(policy.nodes.maximum, FILES_PER_NODE, what="nodes", quiet=quiet)
         with contextlib.ExitStack() as stack:
             worker = PreStartedWorker()
             stack.callback(worker.end)

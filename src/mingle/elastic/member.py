@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from mingle.elastic import reports
-from mingle.elastic.leases import BINDING_SECONDS
-from mingle.elastic.memory import Memory
+from mingle.elastic.leases import BINDING_SECONDS, Memory
 from mingle.elastic.quorum import Policy
 from mingle.elastic.reports import Attendance
 from mingle.errors import MingleError

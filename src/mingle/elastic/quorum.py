@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from mingle.elastic.leases import LEASE_SECONDS, Leases
-from mingle.elastic.memory import Memory
+from mingle.elastic.leases import LEASE_SECONDS, Leases, Memory
 from mingle.errors import ConfigurationError
 from mingle.protocol import reports
 from mingle.protocol.admission import Admission, Seated

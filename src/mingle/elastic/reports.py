@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mingle.elastic.memory import Memory
+from mingle.elastic.leases import Memory
 from mingle.elastic.quorum import Policy
 from mingle.errors import DiscoveryTimeoutError, MingleError
 from mingle.protocol import reports

@@ -9,16 +9,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from mingle.config import values
+from mingle._version import __version__
+from mingle.config import placement, values
 from mingle.config.settings import Settings
 from mingle.detached import PreStartedWorker
-from mingle.engine import file_limit, progress, store
+from mingle.engine import progress, store
 from mingle.engine.driver import Driver, FailedCall
 from mingle.engine.progress import Progress
 from mingle.engine.store import StoreClient, StoreKeeper, StoreServer
@@ -27,6 +31,11 @@ from mingle.protocol.host import Host
 from mingle.protocol.machine import CloseStore, Context, Effect, Formation, Identity
 from mingle.protocol.member import Joiner
 from mingle.wire.authentication import JobKey
+from mingle.wire.datagrams import truncate_utf8
+from mingle.wire.frames import ProcessInfo
+
+if sys.platform != "win32":
+    import resource
 
 if TYPE_CHECKING:
     from mingle.protocol.election import Elector
@@ -38,6 +47,48 @@ FIRST_WATCH_SECONDS = 0.05
 LINGER_SECONDS = 1.0
 """How long a member keeps its UDP sockets after GO. Closing them takes a tenth of a millisecond, but all ranks of the
 machine compete for its cores at that moment, and this rank's caller for the interpreter."""
+
+
+FILES_PER_RANK = 3
+"""The files that a rank costs its host: a control connection, two store clients, and room."""
+FILES_PER_NODE = 3 + 16
+"""The files that a node costs the agent that hosts and is agent 0: a control connection, two clients of the agents'
+store, and one of the workers' store for each of its workers, of which it rarely has more."""
+FILES_BESIDE = 128
+_OWN_FILES = Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")
+
+
+# --- what a process brings to its job ------------------------------------------------------------------------------
+
+
+def process_identity(settings: Settings, *, minimum: int | None = None) -> Identity:
+    """Return who this process is in its job, with a new member id.
+
+    Args:
+        settings: how to discover.
+        minimum: an agent's: how many nodes there must be. A rank has none.
+    """
+    torch = sys.modules.get("torch")
+    node = placement.this_node() if settings.node is None else f"launcher {settings.node}"
+    return Identity(
+        job=settings.job_id,
+        attempt=truncate_utf8(settings.attempt or ""),
+        member=os.urandom(16),
+        rank=settings.rank,
+        world_size=settings.world_size,
+        node=node[:256],
+        who=ProcessInfo(hostname=truncate_utf8(socket.gethostname()), pid=os.getpid(), rank=settings.rank),
+        local_rank=settings.local_rank,
+        local_world_size=settings.local_world_size,
+        node_rank=settings.node_rank,
+        kind="ranks" if minimum is None else "agents",
+        versions={
+            "mingle": __version__,
+            "torch": str(getattr(torch, "__version__", "not imported"))[:64],
+            "python": sys.version.split(maxsplit=1)[0][:64],
+        },
+        minimum=minimum,
+    )
 
 
 def job_key(settings: Settings) -> JobKey | None:
@@ -54,9 +105,50 @@ def machine_context(settings: Settings, key: JobKey | None, driver: Driver) -> C
         new_id=driver.new_id,
         rng=driver.rng,
         timeout=settings.discovery_timeout,
-        free_files=file_limit.free_files,
+        free_files=free_files,
         unsent=driver.connections.unsent,
     )
+
+
+def free_files() -> int:
+    """Return the number of files that this process can still open."""
+    if sys.platform == "win32":  # for the type checker
+        return 0
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    try:
+        # Since Linux 6.2 st_size is the number of descriptors (proc(5)), in 2 µs; counting a few thousand takes 1 ms.
+        opened = _OWN_FILES.stat().st_size if sys.platform == "linux" else 0
+        return max(0, soft - (opened or len(list(_OWN_FILES.iterdir()))))
+    except OSError:  # EMFILE: the directory cannot be opened either
+        return 0
+
+
+def make_room(members: int, files_per_member: int, *, what: str, quiet: bool) -> None:
+    """Raise the soft limit of open files to the hard one if it may be too low; warn if that is not enough.
+
+    Args:
+        members: the number of members.
+        files_per_member: the files that each of them costs.
+        what: what the members are called in the warning.
+        quiet: whether to write the warning to the log only.
+    """
+    if sys.platform == "win32":  # for the type checker: no caller comes here on Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = files_per_member * members + FILES_BESIDE
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    limit = hard if hard != resource.RLIM_INFINITY else max(needed, soft)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit < needed:
+        progress.say(
+            logging.WARNING,
+            f"the host of a job may open {limit} files and needs about {needed} for {members} {what}: raise the hard "
+            "limit (ulimit -Hn)",
+            quiet=quiet,
+        )
 
 
 class Discovery:
@@ -64,7 +156,6 @@ class Discovery:
 
     Args:
         settings: of the call.
-        identity: of this rank.
         enters: whether the connection by which a member proves the store is kept for a process group (`take_client`).
 
     Raises:
@@ -73,9 +164,9 @@ class Discovery:
         MingleError: no file descriptor is free.
     """
 
-    def __init__(self, settings: Settings, identity: Identity, *, enters: bool = False) -> None:
+    def __init__(self, settings: Settings, *, enters: bool = False) -> None:
         self.settings = settings
-        self.identity = identity
+        self.identity = identity = process_identity(settings)
         self.watch: Callable[[], float] | None = None
         """Called by the serving thread; returns the seconds until it wants to be called again."""
         self.group_stands = False
@@ -122,6 +213,7 @@ class Discovery:
         context = machine_context(self.settings, key, driver)
         if identity.rank not in (0, None):
             return Joiner(identity, context, now)
+        make_room(identity.world_size, FILES_PER_RANK, what="ranks", quiet=self.settings.progress == "off")
         if fixed_port is not None:
             store.check_port(fixed_port, [each.address for each in driver.addresses])
         endpoints = driver.listen()

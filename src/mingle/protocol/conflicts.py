@@ -8,12 +8,11 @@ ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
 from mingle.protocol.connection_race import ConnectionRace, DialTarget, address_seconds, merged
-from mingle.protocol.handshake import Call
 from mingle.protocol.machine import Context, Effect, Identity
 from mingle.protocol.sessions import (
     RUNNING_PATIENCE_SECONDS,
@@ -40,7 +39,6 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
 
     Args:
         identity: of this process.
-        call: returns this host's HELLO for another session.
         context: what connection races need; its timeout bounds the wait for another run of the job.
         effects: the list to which the host's effects are added.
         competes: whether this host was given no rank. Another such host that takes members is then no conflict
@@ -50,13 +48,12 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
     def __init__(
         self,
         identity: Identity,
-        call: Callable[[bytes, frames.Purpose], Call],
         context: Context,
         effects: list[Effect],
         *,
         competes: bool = False,
     ) -> None:
-        self._call = call
+        self._identity = identity
         self._competes = competes
         self._table = SessionTable(self, context, effects, patience=address_seconds(identity.world_size))
         self.running_check = RunningCheck(
@@ -125,7 +122,7 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
 
     def _prove(self, session: KnownSession, now: float) -> None:
         purpose: frames.Purpose = "probe" if session.offer.state == "sealed" else "conflict"
-        self._table.race(session, self._call(session.name, purpose), now)
+        self._table.race(session, self._identity.call(session.name, purpose), now)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
         """Handle bytes that came in on a connection."""

@@ -28,7 +28,6 @@ from msgspec import Struct, structs
 from mingle.errors import MingleError
 from mingle.protocol.claims import ClaimBudget
 from mingle.protocol.connection_race import address_seconds, named
-from mingle.protocol.handshake import Call
 from mingle.protocol.host import Host
 from mingle.protocol.machine import (
     Address,
@@ -306,16 +305,7 @@ class Elector(SessionPolicy[KnownSession]):
         if session.race is not None or now < session.retry_at:
             return
         session.targets, session.retry_at = targets, now + NOTIFY_AGAIN_SECONDS
-        identity = self.identity
-        call = Call(
-            job=identity.job,
-            attempt=identity.attempt,
-            member=identity.member,
-            session=session.name,
-            purpose="conflict",
-            who=identity.who,
-        )
-        self._notified.race(session, call, now)
+        self._notified.race(session, self.identity.call(session.name, "conflict"), now)
 
     def on_proved(self, session: KnownSession, now: float) -> None:
         """Tell another host of this one, and hang up; a host that steps down itself by now says nothing."""

@@ -22,7 +22,7 @@ from mingle.protocol.admission import Admission
 from mingle.protocol.callers import Caller, Callers
 from mingle.protocol.conflicts import ConflictingHosts
 from mingle.protocol.connection_race import named
-from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation
+from mingle.protocol.handshake import HandshakeFailed, HostConversation
 from mingle.protocol.machine import (
     Address,
     Answer,
@@ -100,7 +100,7 @@ class Host:
         self._announcer = Announcer(started)
         self._browse_group = BrowseGroup(started, self._deadline, context.rng)
         self.registrar = Registrar(session, self._seat(), self, self._admission())
-        self.conflicts = ConflictingHosts(identity, self._call, context, self._effects, competes=identity.rank is None)
+        self.conflicts = ConflictingHosts(identity, context, self._effects, competes=identity.rank is None)
         self._callers = Callers(
             functools.partial(self._conversation, context.key),
             self._effects,
@@ -215,17 +215,6 @@ class Host:
             addresses=self._announced(),
             port=self.endpoints.port,
             key=key,
-        )
-
-    def _call(self, session: bytes, purpose: frames.Purpose) -> Call:
-        """Return the HELLO to the host of another session."""
-        return Call(
-            job=self.identity.job,
-            attempt=self.identity.attempt,
-            member=self.identity.member,
-            session=session,
-            purpose=purpose,
-            who=self._process(),
         )
 
     def offer(self) -> Offer:

@@ -18,9 +18,10 @@ from msgspec import Struct, field
 
 from mingle.diagnostics import Finding
 from mingle.protocol.claims import DialBudget
+from mingle.protocol.handshake import Call
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek
-from mingle.wire.frames import Join, Path, Place, ProcessInfo
+from mingle.wire.frames import Join, Path, Place, ProcessInfo, Purpose
 
 # Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
 REMEMBERED_PER_KIND = 64
@@ -59,6 +60,12 @@ class Identity(Struct, frozen=True, kw_only=True):
             hostname=self.who.hostname,
             pid=self.who.pid,
             kind=self.kind,
+        )
+
+    def call(self, session: bytes, purpose: Purpose) -> Call:
+        """The HELLO to the host of a session."""
+        return Call(
+            job=self.job, attempt=self.attempt, member=self.member, session=session, purpose=purpose, who=self.who
         )
 
     def join(self, who: ProcessInfo, paths: tuple[Path, ...]) -> Join:

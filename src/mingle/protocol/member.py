@@ -25,7 +25,6 @@ from mingle.errors import MingleError
 from mingle.protocol import reports
 from mingle.protocol.claims import ClaimBudget
 from mingle.protocol.connection_race import ConnectionRace, DialTarget, Verdict, address_seconds, merged, named
-from mingle.protocol.handshake import Call
 from mingle.protocol.machine import (
     Context,
     Diagnostics,
@@ -355,16 +354,7 @@ class Joiner(SessionPolicy[KnownSession]):
             # It is said to take members by now, so it does not run without this member. It will be heard again.
             session.forget_life()
             return False
-        identity = self.identity
-        call = Call(
-            job=identity.job,
-            attempt=identity.attempt,
-            member=identity.member,
-            session=session.name,
-            purpose=purpose,
-            who=identity.who,
-        )
-        self._table.race(session, call, now)
+        self._table.race(session, self.identity.call(session.name, purpose), now)
         self.running_check.weigh(now)
         return True
 

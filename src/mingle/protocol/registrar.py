@@ -33,7 +33,7 @@ import msgspec
 from msgspec import Struct
 
 from mingle.protocol.admission import Admission, Seated
-from mingle.protocol.seating import Applicant, common_address, place, reach_matrix
+from mingle.protocol.seating import common_address, place, reach_matrix
 from mingle.wire import frames
 
 CHALLENGE_SECONDS = 1.0
@@ -607,7 +607,7 @@ class Registrar:
             return
         members = list(self.seats.values())
         self.phase, self.store_address = Phase.SEALING, address
-        where = place([_applicant(seat.applicant) for seat in members], self.world_size)
+        where = place([seat.applicant for seat in members], self.world_size)
         self.places = {seat.member: spot for seat, spot in zip(members, where, strict=True)}
         self._port.open_store(self.epoch, address, now)
 
@@ -705,16 +705,6 @@ class Registrar:
         del self.latecomers[member]
         self.places.pop(member, None)
         self.admission.gone(member)
-
-
-def _applicant(join: frames.Join) -> Applicant:
-    return Applicant(
-        node=join.node,
-        rank=join.rank,
-        local_rank=join.local_rank,
-        local_world_size=join.local_world_size,
-        node_rank=join.node_rank,
-    )
 
 
 def roster_digest(seats: Sequence[frames.Seat]) -> bytes:

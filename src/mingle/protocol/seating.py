@@ -12,24 +12,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network
 from typing import TypeAlias
 
-from msgspec import Struct
-
-from mingle.wire.frames import Path, Place
+from mingle.wire.frames import Join, Path, Place
 
 _Subnet: TypeAlias = IPv4Network | IPv6Network
 
 
-class Applicant(Struct, frozen=True, kw_only=True):
-    """What a member says of its place; None where its launcher says nothing."""
-
-    node: str
-    rank: int | None = None
-    local_rank: int | None = None
-    local_world_size: int | None = None
-    node_rank: int | None = None
-
-
-def place(applicants: Sequence[Applicant], world_size: int | None = None) -> list[Place]:
+def place(applicants: Sequence[Join], world_size: int) -> list[Place]:
     """Return every member's place, in the order of the applicants.
 
     Given ranks are kept. Assigned ones are contiguous per node, the host's node first and the host first on it,
@@ -39,7 +27,7 @@ def place(applicants: Sequence[Applicant], world_size: int | None = None) -> lis
 
     Args:
         applicants: the members, the host first.
-        world_size: of the job; None: as many as there are applicants.
+        world_size: of the job.
     """
     nodes = _grouped(each.node for each in applicants)
     if _told_local_ranks(applicants, nodes) is None:
@@ -61,7 +49,7 @@ def place(applicants: Sequence[Applicant], world_size: int | None = None) -> lis
         for index in members:
             places[index] = Place(
                 rank=ranks[index],
-                world_size=len(applicants) if world_size is None else world_size,
+                world_size=world_size,
                 local_rank=local_ranks[index],
                 local_world_size=len(members),
                 node_rank=node_rank,
@@ -78,13 +66,13 @@ def _grouped(keys: Iterable[str]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _told_node(applicant: Applicant) -> str:
+def _told_node(applicant: Join) -> str:
     """Return the node by what its launcher says: containers of one machine can share it, with all devices."""
     machine = applicant.node.partition("/net:")[0]
     return applicant.node if applicant.node_rank is None else f"{machine}/told:{applicant.node_rank}"
 
 
-def _told_local_ranks(applicants: Sequence[Applicant], nodes: Sequence[Sequence[int]]) -> dict[int, int] | None:
+def _told_local_ranks(applicants: Sequence[Join], nodes: Sequence[Sequence[int]]) -> dict[int, int] | None:
     told: dict[int, int] = {}
     for members in nodes:
         here = [applicants[index] for index in members]
@@ -97,7 +85,7 @@ def _told_local_ranks(applicants: Sequence[Applicant], nodes: Sequence[Sequence[
     return told
 
 
-def _told_node_ranks(applicants: Sequence[Applicant], nodes: Sequence[Sequence[int]]) -> list[int] | None:
+def _told_node_ranks(applicants: Sequence[Join], nodes: Sequence[Sequence[int]]) -> list[int] | None:
     told = []
     for members in nodes:
         said = {applicants[index].node_rank for index in members}
