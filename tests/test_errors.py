@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import copy
+import errno
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -13,6 +17,7 @@ from mingle.errors import (
     InterfaceError,
     LauncherError,
     MingleError,
+    loading,
 )
 
 ALL = [
@@ -68,3 +73,34 @@ def test_parts_survive_pickling_and_copying(error_type: type[MingleError], dupli
     assert type(twin) is error_type
     assert str(twin) == str(error)
     assert (twin.observation, twin.cause, twin.remedy) == ("seen", "why", "how")
+
+
+FIRST_CALL_WITHOUT_DESCRIPTORS = """
+import os, resource, mingle
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = []
+try:
+    while True:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+try:
+    mingle.discover("a job", rank=0, world_size=2)
+except mingle.MingleError as error:
+    print(error)
+"""
+
+
+def test_a_first_call_that_finds_no_descriptor_for_its_modules_says_so() -> None:
+    code = FIRST_CALL_WITHOUT_DESCRIPTORS
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.startswith(f"mingle can't be loaded: {os.strerror(errno.EMFILE)}\n"), done.stderr
+    assert "likely cause: this process, or the whole system, has no file descriptor left" in done.stdout
+    assert "fix: look at `ulimit -n`" in done.stdout
+
+
+def test_another_failure_to_load_a_module_stays_what_it_is() -> None:
+    with pytest.raises(OSError, match="no such library"), loading("torch"):
+        raise OSError("no such library")
+    with pytest.raises(MingleError, match="torch can't be loaded"), loading("torch"):
+        raise OSError(errno.ENFILE, "Too many open files in system")

@@ -36,6 +36,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from mingle._version import __version__
+from mingle.config.values import Secret
 from mingle.distributed import url_scheme
 from mingle.errors import (
     AuthenticationError,
@@ -45,6 +46,7 @@ from mingle.errors import (
     InterfaceError,
     LauncherError,
     MingleError,
+    loading,
 )
 from mingle.job import Job, Member
 
@@ -86,9 +88,9 @@ def init(
     advertise: str | None = None,
     **process_group_options: Any,
 ) -> Job:
-    """Finds rank 0, waits until every rank has joined, and makes torch's process group.
+    """Find rank 0, wait until every rank has joined, and make torch's process group.
 
-    It stands in place of ``torch.distributed.init_process_group``: :func:`discover`, then that.
+    It replaces ``torch.distributed.init_process_group``: it does what :func:`discover` does, and then calls that.
 
     Args:
         job_id: the job's name, any text of 1 to 256 bytes in UTF-8, the same on every rank. Default: ``MINGLE_JOB_ID``,
@@ -102,7 +104,7 @@ def init(
             ``GLOO_SOCKET_IFNAME``, then mingle's choice.
         peers: hosts to ask by unicast as well, ``host`` or ``host:port``, for networks without multicast. Default:
             ``MINGLE_PEERS``.
-        secret: what the job's members share; only who has it is believed. Default: ``MINGLE_SECRET``,
+        secret: a secret that the job's members share; a process without it is not believed. Default: ``MINGLE_SECRET``,
             ``MINGLE_SECRET_FILE``.
         port: the UDP port. Default: ``MINGLE_PORT``, then 29499.
         master_port: the TCP port of rank 0's store. Default: ``MINGLE_MASTER_PORT``, then any free one.
@@ -122,11 +124,10 @@ def init(
         LauncherError: a launcher's variables are incomplete.
         ConfigurationError: an argument or a variable is wrong; raised before any packet.
     """
-    from mingle.config.values import Secret
-
     masked = Secret.of(secret)
     del secret  # a traceback that shows local variables must not show it
-    from mingle.distributed import rendezvous
+    with loading("mingle"):
+        from mingle.distributed import rendezvous
 
     return rendezvous.init(
         {
@@ -163,7 +164,7 @@ def discover(
     family: Literal["auto", "4", "6"] | None = None,
     advertise: str | None = None,
 ) -> Job:
-    """Finds rank 0, waits until every rank has joined, and exports what torch and the frameworks read.
+    """Find rank 0, wait until every rank has joined, and export what torch and the frameworks read.
 
     The process group is left to the next caller in this process: ``init_process_group()`` with ``env://``,
     Lightning, Accelerate, DeepSpeed. Exported are ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``,
@@ -171,11 +172,10 @@ def discover(
 
     Arguments, result and errors are those of :func:`init`.
     """
-    from mingle.config.values import Secret
-
     masked = Secret.of(secret)
     del secret  # a traceback that shows local variables must not show it
-    from mingle.distributed import rendezvous
+    with loading("mingle"):
+        from mingle.distributed import rendezvous
 
     return rendezvous.discover(
         job_id,

@@ -16,10 +16,14 @@ A message has three parts: what was observed, the likely cause and a fix (see `M
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import errno
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from typing_extensions import Self
 
 __all__ = [
@@ -31,6 +35,10 @@ __all__ = [
     "LauncherError",
     "MingleError",
 ]
+
+
+NO_DESCRIPTOR = "this process, or the whole system, has no file descriptor left"
+FREE_DESCRIPTORS = "look at `ulimit -n` and at what the process holds in /proc/PID/fd."
 
 
 class MingleError(Exception):
@@ -58,7 +66,7 @@ class MingleError(Exception):
 
     @classmethod
     def explain(cls, observation: str, *, cause: str, remedy: str) -> Self:
-        """Returns an error whose message is the observation, the likely cause and a fix, made printable."""
+        """Return an error whose message is the observation, the likely cause and a fix, made printable."""
         observation, cause, remedy = (printable(part) for part in (observation, cause, remedy))
         error = cls(f"{observation}\n{_labelled('likely cause', cause)}\n{_labelled('fix', remedy)}")
         error.observation = observation
@@ -100,8 +108,34 @@ class ConfigurationError(MingleError, ValueError):
     """An argument or an environment variable has a value that mingle cannot use."""
 
 
+def refused(observation: str, error: OSError) -> MingleError:
+    """Return the error for a system that refuses to open what mingle needs."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return MingleError.explain(f"{observation}: {error.strerror}", cause=NO_DESCRIPTOR, remedy=FREE_DESCRIPTORS)
+    return MingleError.explain(
+        f"{observation}: {error.strerror or error}",
+        cause="a sandbox or a limit of the system refuses it",
+        remedy="look at the limits of this process (`ulimit -a`), and at the rules of its container.",
+    )
+
+
+@contextlib.contextmanager
+def loading(what: str) -> Iterator[None]:
+    """Explain why modules can't be loaded where no file descriptor is free.
+
+    Raises:
+        MingleError: in place of the OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise refused(f"{what} can't be loaded", error) from error
+
+
 def printable(text: str) -> str:
-    """Returns a message of ours with every control character but the newline replaced.
+    """Return a message of ours with every control character but the newline replaced.
 
     It quotes what this machine says: the user's own job id, a command line, an interface. Text from the network is on
     one line and printable already (:func:`mingle.wire.datagrams.make_printable`).
@@ -110,6 +144,6 @@ def printable(text: str) -> str:
 
 
 def _labelled(label: str, text: str) -> str:
-    """Returns ``  label: text`` with the further lines of the text indented below its first one."""
+    """Return ``  label: text`` with the further lines of the text indented below its first one."""
     first, *rest = text.split("\n")
     return "\n".join([f"  {label}: {first}", *(f"    {line}" for line in rest)])

@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from mingle import forksafe
 from mingle.errors import MingleError
 
@@ -27,8 +29,7 @@ if TYPE_CHECKING:
             """End the session; ``failing``: nothing may block."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(Struct, frozen=True, kw_only=True):
     """One rank of a job, the same on every rank.
 
     Attributes:
@@ -174,7 +175,7 @@ class Job(_Handle):
         return self._fetch(self.job_id)
 
     def close(self) -> None:
-        """Destroys the process group that ``init`` made, ends the session and restores the environment.
+        """Destroy the process group that ``init`` made, end the session and restore the environment.
 
         A second call does nothing; a concurrent call waits for the first. Called while an exception is in flight (in a
         ``finally`` block, for example) it never blocks.

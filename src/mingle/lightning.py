@@ -88,7 +88,7 @@ class MingleEnvironment(ClusterEnvironment):  # type: ignore[misc]
         return self.job.world_size
 
     def set_world_size(self, size: int) -> None:
-        """Checks Lightning's count of ranks, which is ``devices`` times ``num_nodes``.
+        """Check Lightning's count of ranks, which is ``devices`` times ``num_nodes``.
 
         Raises:
             ConfigurationError: the job has another number of ranks.
@@ -101,7 +101,7 @@ class MingleEnvironment(ClusterEnvironment):  # type: ignore[misc]
         return self.job.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """Checks the rank that Lightning has worked out.
+        """Check the rank that Lightning has computed.
 
         Raises:
             ConfigurationError: it is not this process's.
@@ -118,7 +118,7 @@ class MingleEnvironment(ClusterEnvironment):  # type: ignore[misc]
         return self.job.node_rank
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Checks the Trainer's ``devices`` and ``num_nodes``.
+        """Check the Trainer's ``devices`` and ``num_nodes``.
 
         Raises:
             ConfigurationError: they are not the job's.
@@ -130,7 +130,7 @@ class MingleEnvironment(ClusterEnvironment):  # type: ignore[misc]
             )
 
     def teardown(self) -> None:
-        """Leaves all as it is: a Trainer tears down after each ``fit`` and goes on with its process group."""
+        """Do nothing: a Trainer tears down after each ``fit`` and goes on with its process group."""
 
     def _miscounted(self, observation: str) -> ConfigurationError:
         job = self.job

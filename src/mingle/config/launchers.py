@@ -106,15 +106,15 @@ class Launcher(Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(name for name in named if name.isidentifier()))
 
     def variables_seen(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Returns this row's variables that are set, with their values."""
+        """Return this row's variables that are set, with their values."""
         return {name: environ[name] for name in self.variables if name in environ}
 
     def is_seen(self, environ: Mapping[str, str]) -> bool:
-        """Tells whether the environment bears a mark of this launcher; it may still be incomplete."""
+        """Return whether the environment bears a mark of this launcher; it may still be incomplete."""
         return text_of(environ, *self.marks) is not None and text_of(environ, *self.yields_to) is None
 
     def read(self, environ: Mapping[str, str]) -> Placement:
-        """Returns the place that this row gives to the process.
+        """Return the place that this row gives to the process.
 
         Raises:
             LauncherError: when a needed variable is missing, the launcher did not start this very process, it
@@ -228,7 +228,7 @@ class Launcher(Struct, frozen=True, kw_only=True):
 
 
 def expand_counts(text: str) -> Iterator[int]:
-    """Yields the task count of each node from Slurm's compressed form: ``2(x3),1`` is 2, 2, 2, 1.
+    """Yield the task count of each node from Slurm's compressed form: ``2(x3),1`` is 2, 2, 2, 1.
 
     Raises:
         ValueError: when the text has another form.
@@ -558,12 +558,12 @@ LAUNCHERS = (
 
 
 def seen(environ: Mapping[str, str]) -> Launcher | None:
-    """Returns the innermost launcher of which the environment bears a mark, or None."""
+    """Return the innermost launcher of which the environment bears a mark, or None."""
     return next((row for row in LAUNCHERS if row.is_seen(environ)), None)
 
 
 def detect(environ: Mapping[str, str]) -> Placement | None:
-    """Returns the place that the innermost launcher gives to this process, or None when there is none.
+    """Return the place that the innermost launcher gives to this process, or None when there is none.
 
     Args:
         environ: the environment without what mingle itself has written into it.

@@ -39,11 +39,11 @@ class _Claim(Struct, frozen=True):
     world_size: _Number | None
 
     def over(self, other: _Claim) -> _Claim:
-        """Returns this claim, completed by another one."""
+        """Return this claim, completed by another one."""
         return _Claim(self.rank or other.rank, self.world_size or other.world_size)
 
     def check_against(self, other: _Claim) -> None:
-        """Refuses to go on when both say something and it is not the same."""
+        """Raise ConfigurationError if both sources say something and it is not the same."""
         for ours, theirs, meaning in (
             (self.rank, other.rank, "rank"),
             (self.world_size, other.world_size, "world size"),
@@ -56,14 +56,14 @@ class _Claim(Struct, frozen=True):
                 )
 
     def agrees(self, rank: int | None, world_size: int) -> bool:
-        """Tells whether nothing here differs from the outcome."""
+        """Return whether nothing here differs from the outcome."""
         return (self.rank is None or self.rank.value == rank) and (
             self.world_size is None or self.world_size.value == world_size
         )
 
 
 def place(environ: Mapping[str, str], *, rank: int | None = None, world_size: int | None = None) -> Placement:
-    """Returns this process's place in its job.
+    """Return this process's place in its job.
 
     Args:
         environ: the environment without what mingle itself has written into it.
@@ -148,7 +148,7 @@ def _launched(environ: Mapping[str, str], argued: _Claim, by_hand: _Claim) -> Pl
 
 
 def _refuse_to_be_alone(environ: Mapping[str, str], launched: Placement, by_hand: _Claim) -> None:
-    """Refuses a launched task of one that was told of a larger world by ``WORLD_SIZE`` alone.
+    """Refuse a task of one that a launcher started, if ``WORLD_SIZE`` alone says that there are more ranks.
 
     Ranks that are started by hand in a shell of ``srun --pty`` are such: taken at the launcher's word, each
     would be rank 0 of 1 and train by itself without a sign.
@@ -166,7 +166,7 @@ def _refuse_to_be_alone(environ: Mapping[str, str], launched: Placement, by_hand
 
 
 def _told(environ: Mapping[str, str], rank: int, world_size: int) -> Placement:
-    """Returns the place with what the user says about the node, who gave each rank its environment."""
+    """Return the place with what the user says about the node, who gave each rank its environment."""
 
     def number(name: str, minimum: int, limit: int, what: str) -> int | None:
         text = text_of(environ, name)
@@ -219,7 +219,7 @@ def _no_world_size(rank: _Number | None) -> ConfigurationError:
 
 
 def this_node() -> str:
-    """Returns a key that is equal in the processes of one node and different in those of others.
+    """Return a key that is equal in the processes of one node and different in those of others.
 
     On Linux it is the kernel's boot id (random(4)) with the inode numbers of this process's network and pid
     namespaces (namespaces(7)): containers of one machine share its boot id, and often its host name, but have
@@ -246,7 +246,7 @@ def describe_node(
     hostname: str,
     machine_id: str | None,
 ) -> str:
-    """Returns the key made of what is known; host name and machine id count only without a boot id."""
+    """Return the key made of what is known; host name and machine id count only without a boot id."""
     machine = f"boot:{boot_id}" if boot_id else f"host:{hostname}"
     if not boot_id and machine_id:
         machine += f"/machine:{machine_id}"
@@ -257,7 +257,7 @@ def describe_node(
 
 
 def hardware_id(node: int) -> str | None:
-    """Returns the hardware address that `uuid.getnode` found, or None when it had made up a random one.
+    """Return the hardware address that `uuid.getnode` found, or None when it had made up a random one.
 
     A made-up address differs from process to process. RFC 9562, section 6.10, marks it by the multicast bit.
     """
@@ -271,7 +271,7 @@ def _hardware_id() -> str | None:
 
 
 def _read(path: str | os.PathLike[str]) -> str | None:
-    """Returns a file's text, or None where there is no such file, as outside Linux and in some sandboxes."""
+    """Return a file's text, or None where there is no such file, as outside Linux and in some sandboxes."""
     try:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - a third of the time, in every call
             return file.read().decode("ascii").strip() or None

@@ -166,7 +166,7 @@ def resolve_network(
     family: str | int | None = None,
     advertise: str | None = None,
 ) -> Network:
-    """Returns what concerns the network, for a command that looks at no one job or has no place in it.
+    """Return what concerns the network, for a command that looks at no one job or has no place in it.
 
     Raises:
         ConfigurationError: when a value can't be used.
@@ -192,7 +192,7 @@ def resolve_network(
 
 
 def check_job_id(value: object, source: str) -> str:
-    """Returns a job id as it is: any text of 1 to 256 bytes in UTF-8, used verbatim.
+    """Return a job id as it is: any text of 1 to 256 bytes in UTF-8, used verbatim.
 
     Raises:
         ConfigurationError: when it is no such text.
@@ -264,7 +264,7 @@ def _job_id(environ: Mapping[str, str], argument: str | None, placement: Placeme
 
 
 def store_port(environ: Mapping[str, str], *, launcher: str | None, master_port: int | None = None) -> int | None:
-    """Returns the TCP port of rank 0's store: torchrun's where it has placed this process, else the fixed one.
+    """Return the TCP port of rank 0's store: torchrun's where it has placed this process, else the fixed one.
 
     Raises:
         ConfigurationError: MINGLE_MASTER_PORT, or the argument, is no port.

@@ -90,7 +90,7 @@ class Secret:
 
 
 def text_of(environ: Mapping[str, str], *names: str) -> str | None:
-    """Returns the stripped value of the first variable that is set and not blank, else None."""
+    """Return the stripped value of the first variable that is set and not blank, else None."""
     return next((text for name in names if (text := environ.get(name, "").strip())), None)
 
 
@@ -103,7 +103,7 @@ def parse_whole(
     error: type[MingleError] = ConfigurationError,
     written: str = "",
 ) -> int:
-    """Returns the whole number that an environment variable holds.
+    """Return the whole number that an environment variable holds.
 
     Only ASCII digits and a sign are accepted; other forms that ``int`` accepts (``1_000``, other scripts' digits) are
     probably mistakes.
@@ -134,7 +134,7 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | No
 
 
 def check_whole(value: object, source: str, *, minimum: int = 0, maximum: int = MAX_COUNT) -> int:
-    """Returns an argument as an ``int``; integers of other libraries count, ``bool`` does not.
+    """Return an argument as an ``int``; integers of other libraries count, ``bool`` does not.
 
     Raises:
         ConfigurationError: when it is no integer within the limits.
@@ -170,7 +170,7 @@ def _outside_limits(written: str, problem: str, minimum: int, maximum: int, erro
 
 
 def seconds(value: object, source: str) -> float:
-    """Returns a duration, given as text, as a number of seconds or as a timedelta, in seconds.
+    """Return a duration, given as text, as a number of seconds or as a timedelta, in seconds.
 
     Raises:
         ConfigurationError: when it is not a finite number above zero.
@@ -195,7 +195,7 @@ def seconds(value: object, source: str) -> float:
 
 
 def address(text: object, source: str) -> str:
-    """Returns an IP literal, that other hosts can be told, in its canonical form.
+    """Return an IP literal, that other hosts can be told, in its canonical form.
 
     Raises:
         ConfigurationError: when it is a name, is bound to one host by a zone, or addresses no single host.
@@ -211,7 +211,7 @@ def address(text: object, source: str) -> str:
 
 
 def words(value: str | Iterable[str], source: str) -> tuple[str, ...]:
-    """Returns the items of a separated text, or of a sequence of such texts, in order, each once.
+    """Return the items of a separated text, or of a sequence of such texts, in order, each once.
 
     Raises:
         ConfigurationError: when an item is not a string, or a text that was given holds no item at all.
@@ -231,7 +231,7 @@ def words(value: str | Iterable[str], source: str) -> tuple[str, ...]:
 
 
 def peers(value: str | Iterable[str], source: str) -> tuple[Peer, ...]:
-    """Returns the peers in a text, or in a sequence of texts, in order, each once.
+    """Return the peers in a text, or in a sequence of texts, in order, each once.
 
     A peer is ``host``, ``host:port``, an IPv6 address, or ``[IPv6 address]:port``; commas, semicolons and
     white space separate.
@@ -325,7 +325,7 @@ def checked_secret(secret: Secret, source: str) -> Secret:
 
 
 def read_secret_file(path: str, source: str) -> Secret:
-    """Returns the content of a secret file without its last line end. At most 64 KiB are read.
+    """Return the content of a secret file without its last line end. At most 64 KiB are read.
 
     Raises:
         ConfigurationError: when the file can't be read, is empty, or is too large to be a secret.

@@ -34,12 +34,12 @@ class Environment:
         self._written: dict[str, tuple[str, str | None]] = {}
 
     def visible(self) -> dict[str, str]:
-        """Returns the environment as it would be if mingle had never written: what to read settings from."""
+        """Return the environment as it would be if mingle had never written: what to read settings from."""
         with self._lock:
             return self._visible()
 
     def export(self, values: Mapping[str, str], *, keep_if_set: frozenset[str] = SOCKET_INTERFACES) -> list[str]:
-        """Writes the values, in the place of all that an earlier export wrote.
+        """Write the values, in the place of all that an earlier export wrote.
 
         Args:
             values: what to set.
@@ -62,7 +62,7 @@ class Environment:
             return _replaced(before, wanted)
 
     def restore(self) -> None:
-        """Puts back what was there before mingle wrote; a second call does nothing."""
+        """Restore what was there before mingle wrote; a second call does nothing."""
         with self._lock:
             for name in list(self._written):
                 self._put_back(name)
@@ -78,7 +78,7 @@ class Environment:
         return seen
 
     def _seen(self, name: str) -> str | None:
-        """Returns one variable as `_visible` shows it: reading all of them costs as much as a round trip."""
+        """Return one variable as `_visible` shows it: reading all of them costs as much as a round trip."""
         value = self._target.get(name)
         if name in self._written:
             written, previous = self._written[name]
@@ -107,7 +107,7 @@ def variables(
     interface: str | None,
     interface_was_named: bool,
 ) -> dict[str, str]:
-    """Returns what to export for a job. ``GROUP_RANK`` is torchrun's name for ``NODE_RANK``.
+    """Return what to export for a job. ``GROUP_RANK`` is torchrun's name for ``NODE_RANK``.
 
     Args:
         place: this process's place in the job.
@@ -132,7 +132,7 @@ def variables(
 
 
 def socket_interfaces(interface: str, *, named: bool) -> dict[str, str]:
-    """Returns the variables by which torch's backends are told an interface.
+    """Return the variables by which torch's backends are told an interface.
 
     ``NCCL_SOCKET_IFNAME`` is among them only when the user named the interface, because it switches off NCCL's own
     choice of InfiniBand and of several interfaces; its ``=`` asks for exactly that name, where a bare name is a
@@ -149,7 +149,7 @@ def socket_interfaces(interface: str, *, named: bool) -> dict[str, str]:
 
 
 def _replaced(before: Mapping[str, str], written: Mapping[str, str]) -> list[str]:
-    """Returns a sentence for each value that the user had set and that has become another one."""
+    """Return a sentence for each value that the user had set and that has become another one."""
     differing = {name for name in written if before.get(name) and before[name] != written[name]}
     notes = []
     pair = ("MASTER_ADDR", "MASTER_PORT")

@@ -54,7 +54,7 @@ _ADDRESS = "_MINGLE_GLOO_ADDRESS"  # between an agent and its workers: no settin
 
 
 def default_address(interface: str) -> str | None:
-    """Returns the address that Gloo takes for an interface by itself, without its zone; None: it has none."""
+    """Return the address that Gloo takes for an interface by itself, without its zone; None: it has none."""
     try:
         families = netifaces.ifaddresses(interface)
     except ValueError:  # it has gone; to list all names first would take as long again
@@ -66,12 +66,12 @@ def default_address(interface: str) -> str | None:
 
 
 def misses(interface: str, address: str, environ: Mapping[str, str]) -> bool:
-    """Returns whether Gloo, by the interface that it is told there, would take another address than this one."""
+    """Return whether Gloo, by the interface that it is told there, would take another address than this one."""
     return environ.get(VARIABLE) == interface and default_address(interface) not in (address, None)
 
 
 def for_workers(address: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables by which processes that don't call mingle use this address as well: see `bind_as_told`.
+    """Return the variables by which processes that don't call mingle use this address as well: see `bind_as_told`.
 
     Args:
         address: it, with its zone if it is a link-local one.
@@ -88,7 +88,7 @@ def bind_as_told() -> None:
 
 
 def bind(address: str) -> Callable[[], None]:
-    """Makes every Gloo group of this process, made from now on, use this address; returns what undoes it.
+    """Make every Gloo group of this process, made from now on, use this address; return what undoes it.
 
     A group that is made with options of its own keeps them.
     """
@@ -126,7 +126,7 @@ def _nothing() -> None:
 
 
 def settle() -> None:
-    """Waits, with the interpreter's lock let go of, until no thread of Gloo is at work; a second of CPU at most.
+    """Wait, without the interpreter's lock, until no thread of Gloo is at work; at most for a second of CPU.
 
     A thread that wants the lock is runnable while this thread is in a system call, so it counts as one at work. Where
     there is no proc(5) this does nothing.
@@ -142,7 +142,7 @@ def settle() -> None:
 
 
 def _states() -> set[str]:
-    """The states of Gloo's threads, by the letters of proc(5).
+    """Return the states of Gloo's threads, by the letters of proc(5).
 
     Where torch is so old that they may have no name, and none has it: of all threads that are not Python's.
     """

@@ -86,7 +86,7 @@ def end_earlier() -> str:
 
 
 def destroy(group: weakref.ref[Any], failing: bool) -> None:
-    """Destroys a process group that ``init`` made, if it still stands.
+    """Destroy a process group that ``init`` made, if it still stands.
 
     Args:
         group: it; another one that came after it is left alone, and so is all in a forked child.

@@ -29,7 +29,7 @@ from mingle.distributed.environment import process_environment
 from mingle.distributed.session import Entry, LoneSession, RunningSession, Session
 from mingle.engine import progress, store
 from mingle.engine.discovery import Discovery, process_identity
-from mingle.errors import ConfigurationError, MingleError
+from mingle.errors import ConfigurationError, MingleError, loading
 from mingle.job import Job, Member
 from mingle.protocol.machine import Formation, scoped
 from mingle.wire.frames import Place
@@ -112,7 +112,7 @@ def _warn_of_its_end(earlier: str, wanted: Settings) -> None:
 
 @contextlib.contextmanager
 def loss_explained() -> Iterator[None]:
-    """Where torch fails because rank 0 is lost, raise that: it says more than that its store is gone."""
+    """Raise the loss of rank 0 where torch fails because of it: torch says only that its store is gone."""
     try:
         yield
     except RuntimeError as error:  # every error of torch's C++ side is one
@@ -122,14 +122,14 @@ def loss_explained() -> Iterator[None]:
 
 
 def _hold(session: Session) -> None:
-    """A session has begun: it is this process's from now on."""
+    """Make a session that has begun this process's session."""
     global _active
     session.on_close = functools.partial(_forget, session)
     _active = session
 
 
 def _forget(session: Session) -> None:
-    """A session has ended: the environment is the user's again."""
+    """Restore the environment after the end of a session."""
     global _active
     if _active is session:
         _active = None
@@ -138,13 +138,13 @@ def _forget(session: Session) -> None:
 
 
 def tell_group_stands() -> None:
-    """Says that the process group of the present session stands."""
+    """Note that the process group of the present session stands."""
     if (active := _active) is not None:
         active.group_stands()
 
 
 def entry(seconds: float) -> Entry | None:
-    """Returns what torch needs to make the process group of the present session, unless that is torchrun's.
+    """Return what torch needs to make the process group of the present session, unless that is torchrun's.
 
     Args:
         seconds: for how long a store that does not answer is waited for.
@@ -157,7 +157,7 @@ def entry(seconds: float) -> Entry | None:
 
 @contextlib.contextmanager
 def one_call() -> Iterator[None]:
-    """Lets one call at a time through.
+    """Let one call at a time through.
 
     Raises:
         ConfigurationError: another thread is in one.
@@ -259,8 +259,9 @@ def form(wanted: Settings, *, enters: bool = False) -> Job:
 
 
 def _import_torch() -> None:
-    """Imports torch before the first packet: its seconds must not count as waiting for the others."""
-    importlib.import_module("torch.distributed")
+    """Import torch before the first packet: its seconds must not count as waiting for the others."""
+    with loading("torch"):
+        importlib.import_module("torch.distributed")
 
 
 def _discover(wanted: Settings, *, enters: bool) -> tuple[Formation, RunningSession]:
@@ -276,7 +277,7 @@ def _discover(wanted: Settings, *, enters: bool) -> tuple[Formation, RunningSess
 
 
 def _form_alone(wanted: Settings) -> tuple[Formation, LoneSession]:
-    """Forms a job of one rank: a store on loopback, and not a single packet."""
+    """Form a job of one rank: a store on loopback, and not a single packet."""
     session = os.urandom(16)
     server = store.open_server("127.0.0.1", wanted.master_port, session)
     local_rank = wanted.local_rank or 0
@@ -362,7 +363,7 @@ def _passed_through(wanted: Settings) -> Job:
 
 @atexit.register
 def _at_exit() -> None:
-    """Says good-bye at the interpreter's exit, so that nobody takes a finished rank for a crashed one."""
+    """Say good-bye at the interpreter's exit, so that no rank takes a finished one for a crashed one."""
     with contextlib.suppress(MingleError):
         end_session()
     gloo.settle()

@@ -101,22 +101,22 @@ class LoneSession(Session):
         self._thread.start()
 
     def _await_group(self) -> None:
-        """Lets go of the store once a process group uses it, also one that was made through no door of ours."""
+        """Release the store once a process group uses it, even one that was not made by mingle."""
         while not self._let_go.wait(WATCH_QUICK_SECONDS):
             if process_group.stands():
                 self.group_stands()
 
     def roster(self) -> tuple[Member, ...]:
-        """Only this rank."""
+        """Return only this rank."""
         return (self._member,)
 
     def entry(self, _seconds: float) -> Entry | None:
-        """The store of this rank alone."""
+        """Return the store of this rank alone."""
         handle = self.server.handle if self.server is not None else None
         return None if handle is None else (handle, 0, 1)
 
     def group_stands(self) -> None:
-        """The process group has taken the store over."""
+        """Release the store: the process group has taken it over."""
         self._let_go.set()
         if self.server is not None:
             self.server.release()
@@ -204,7 +204,7 @@ class RunningSession(Session):
         return None if self._host_lost is None else self._host_lost.copied()
 
     def _watch(self) -> float:
-        """Looks whether the process group has come or gone; torch has no hook for either. Runs in the loop."""
+        """Check, in the loop, whether the process group has come or gone: torch has no hook for either."""
         stands = process_group.stands()
         if stands and not self._group_stood:
             self._note_group()
@@ -224,7 +224,7 @@ class RunningSession(Session):
             machine.ready()
 
     def _look_after_host(self) -> None:
-        """Notes that rank 0 is gone before there was a process group: torch would look for its store for half an hour.
+        """Note that rank 0 is gone before there was a process group: torch would look for its store for half an hour.
 
         Our entry points raise. Code that called torch directly gets only this log line.
         """

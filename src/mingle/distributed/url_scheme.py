@@ -33,7 +33,7 @@ _MODULE = "torch.distributed.rendezvous"
 
 
 def install() -> None:
-    """Registers the scheme now or as soon as torch comes."""
+    """Register the scheme now or as soon as torch comes."""
     if _MODULE in sys.modules:
         _register()
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
@@ -88,7 +88,7 @@ class _Finder:
 
 
 def parse_url(url: str) -> tuple[str | None, dict[str, str]]:
-    """Returns the job id in ``mingle://JOB`` and what torch appended (``?rank=…&world_size=…``).
+    """Return the job id in ``mingle://JOB`` and what torch appended (``?rank=…&world_size=…``).
 
     The id is percent-decoded: one with ``?`` or ``#`` in it is written with ``%3F`` and ``%23``. An empty one gives
     None: then ``MINGLE_JOB_ID`` or the launcher says it.
@@ -136,7 +136,7 @@ def _warn_of_doubt(url: str, job_id: str | None) -> None:
 
 
 def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """What torch calls for ``init_method="mingle://JOB"``; yields its store, rank and world size."""
+    """Yield store, rank and world size for ``init_method="mingle://JOB"``; torch calls this function."""
     from mingle.distributed import rendezvous
 
     try:
@@ -168,12 +168,12 @@ def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> 
 
 
 def formed_handler(_url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """What torch calls for ``init``; yields as `rendezvous_handler` does."""
+    """Yield what `rendezvous_handler` yields, for ``mingle.init``."""
     return _entry(timeout)
 
 
 def _entry(timeout: timedelta | None, *place: int) -> Iterator[tuple[Any, int, int]]:
-    """Hands torch the store that this rank has proved, or goes torch's ``env://`` road to one that is torchrun's.
+    """Yield the store that this rank has proved; under torchrun, what torch's ``env://`` yields.
 
     Raises:
         MingleError: rank 0 is lost, or its store has not answered.

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from mingle import forksafe
 from mingle.config.settings import Network
 from mingle.engine import progress
-from mingle.errors import MingleError
+from mingle.errors import MingleError, refused
 from mingle.network import connections
 from mingle.network.connections import Connections
 from mingle.network.interfaces import Family, Interface, InterfaceMonitor, Kind, reached_weakly, reverse_path_drops
@@ -190,7 +190,7 @@ class Driver:
         try:
             self._open(groups, stack)
         except OSError as error:
-            raise connections.refused("the sockets for the discovery can't be opened", error) from error
+            raise refused("the sockets for the discovery can't be opened", error) from error
 
     def _open(self, groups: Sequence[Group], stack: contextlib.ExitStack) -> None:
         network, now = self.network, self.clock()

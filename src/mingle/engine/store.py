@@ -26,8 +26,8 @@ from msgspec import Struct
 
 from mingle import forksafe
 from mingle.detached import AbandonedError
-from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError
-from mingle.network.connections import bare_address, canonical_address, refused, tune, untune
+from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError, refused
+from mingle.network.connections import bare_address, canonical_address, tune, untune
 from mingle.protocol.machine import Effect, OpenStore, PrepareStore, ProveStore, ReachStore
 
 if TYPE_CHECKING:

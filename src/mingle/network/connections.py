@@ -18,7 +18,7 @@ from typing import TypeAlias
 from msgspec import Struct, field
 
 from mingle import forksafe
-from mingle.errors import InterfaceError, MingleError
+from mingle.errors import InterfaceError
 
 READ_BYTES = 65_536
 DRAINED_READS = 16
@@ -36,8 +36,6 @@ CLOSED_BY_PEER = "the other side closed it"
 # The limit of bytes kept for a peer that does not read; a roster of 100 000 ranks is smaller.
 MAX_UNSENT_BYTES = 32 * 1024 * 1024
 ACCEPTED_AT_ONCE = 32
-NO_DESCRIPTOR = "this process, or the whole system, has no file descriptor left"
-FREE_DESCRIPTORS = "look at `ulimit -n` and at what the process holds in /proc/PID/fd."
 STARVED_SECONDS = 0.1
 """How long a listener pauses when no descriptor is free for accept(2)."""
 _PORT_TRIES = 20
@@ -422,17 +420,6 @@ def canonical_address(text: str) -> str:
     address = ipaddress.ip_address(text.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return str(address if mapped is None else mapped)
-
-
-def refused(observation: str, error: OSError) -> MingleError:
-    """Return the error for a system that refuses to open what mingle needs."""
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return MingleError.explain(f"{observation}: {error.strerror}", cause=NO_DESCRIPTOR, remedy=FREE_DESCRIPTORS)
-    return MingleError.explain(
-        f"{observation}: {error.strerror or error}",
-        cause="a sandbox or a limit of the system refuses it",
-        remedy="look at the limits of this process (`ulimit -a`), and at the rules of its container.",
-    )
 
 
 def tune(sock: socket.socket) -> None:

@@ -104,7 +104,7 @@ def membership_limit() -> int | None:
 
 
 def _reverse_path_filters(names: Iterable[str]) -> dict[str, int]:
-    """The greater of ``all`` and the interface's own counts (Documentation/networking/ip-sysctl.rst)."""
+    """Return the greater of ``all`` and the interface's own counts (Documentation/networking/ip-sysctl.rst)."""
     general = _number(_PROC / "sys/net/ipv4/conf/all/rp_filter")
     if general is None:
         return {}

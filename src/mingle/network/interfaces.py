@@ -106,11 +106,11 @@ class Interface(Struct, frozen=True):
         return Kind.PHYSICAL
 
     def of_family(self, family: Family) -> tuple[IPv4Interface | IPv6Interface, ...]:
-        """The addresses of `family`, best first."""
+        """Return the addresses of `family`, best first."""
         return tuple(address for address in self.addresses if family in ("auto", str(address.version)))
 
     def address(self, family: Family = "auto") -> IPv4Address | IPv6Address | None:
-        """The best address of `family`, or None when there is none."""
+        """Return the best address of `family`, or None when there is none."""
         return next((address.ip for address in self.of_family(family)), None)
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ class Choice(Struct, frozen=True):
 
 
 def scan() -> tuple[Interface, ...]:
-    """All interfaces of this machine (on Linux: of this network namespace), sorted by index.
+    """Return all interfaces of this machine (on Linux: of this network namespace), sorted by index.
 
     Addresses that IPv6 still checks for duplicates, or calls deprecated, cannot be told from others here.
     """
@@ -191,7 +191,7 @@ def _index(probe: socket.socket, name: str) -> int:
 
 
 def _flags(probe: socket.socket, name: str) -> int:
-    """The IFF_ flags of the interface `name`; OSError when it does not exist.
+    """Return the IFF_ flags of the interface `name`; raise OSError if it does not exist.
 
     By ioctl and not from /sys/class/net: that directory shows the network namespace it was mounted in, which
     need not be the caller's, and it leaves out IFF_RUNNING (net/core/net-sysfs.c prints `dev->flags`).

@@ -31,8 +31,7 @@ from msgspec import Struct
 from multicast_expert import IfaceInfo, McastRxSocket, McastTxSocket, os_multicast
 
 from mingle import forksafe
-from mingle.errors import InterfaceError
-from mingle.network.connections import FREE_DESCRIPTORS, NO_DESCRIPTOR
+from mingle.errors import FREE_DESCRIPTORS, NO_DESCRIPTOR, InterfaceError
 from mingle.network.interfaces import Family, Interface
 from mingle.wire.datagrams import Group
 
@@ -386,7 +385,7 @@ class Transport:
         return self._send_plain(received.family, data, received.source)
 
     def _at_shared_port(self, version: Version) -> socket.socket | None:
-        """A socket of ours that answers like the one of a sibling, which has handed us what it received."""
+        """Return a socket that answers as that of the process would which has relayed a datagram to this one."""
         if version == "6":
             return self._shared
         receivers = (each.receiver for each in self._endpoints.values() if each.version == "4")
@@ -427,7 +426,7 @@ class Transport:
 def open_receiver(
     stack: ExitStack, interface: Interface, version: Version, groups: Sequence[str], port: int
 ) -> McastRxSocket:
-    """A receiver of `groups` on `interface` alone, closed by `stack`.
+    """Open a receiver of `groups` on `interface` alone, closed by `stack`.
 
     The IPv4 socket also gets unicast to `port`; the IPv6 ones (one per group) do not, see
     `open_unicast`.
@@ -446,9 +445,9 @@ def open_receiver(
 def open_sender(
     stack: ExitStack, interface: Interface, version: Version, groups: Sequence[str], ttl: int
 ) -> McastTxSocket:
-    """A sender to `groups` out of `interface`, on a port of its own, closed by `stack`.
+    """Open a sender to `groups` out of `interface`, on a port of its own, closed by `stack`.
 
-    Other sockets of this machine hear it too.
+    Other sockets of this machine hear it, too.
 
     Raises:
         OSError: the kernel refused; nothing is left open.
@@ -599,7 +598,7 @@ def read(opened: socket.socket) -> Received | None:
 
 @functools.lru_cache(maxsize=64)
 def _address(packed: bytes) -> str:
-    """An address of ours, or a group's, as text."""
+    """Return an address of ours, or a group's, as text."""
     return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
 
 

@@ -37,7 +37,7 @@ _memory_key = os.urandom(32)
 
 
 def new_nonce() -> bytes:
-    """Returns fresh randomness that makes a proof worthless in any other connection."""
+    """Return fresh randomness that makes a proof worthless in any other connection."""
     return os.urandom(NONCE_BYTES)
 
 
@@ -50,7 +50,7 @@ def session_hash(session: bytes, nonce: bytes) -> bytes:
 
 
 def join_fields(fields: Iterable[bytes]) -> bytes:
-    """Joins byte strings, each after its length, so that no two different lists give the same bytes."""
+    """Join byte strings, each after its length, so that no two different lists give the same bytes."""
     return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
 
 
@@ -91,11 +91,11 @@ class JobKey:
         self._key = hmac.digest(extracted, job_id.encode() + b"\x01", hashlib.sha256)
 
     def mac(self, purpose: bytes, data: bytes) -> bytes:
-        """Returns the 32-byte MAC of ``data``; ``purpose`` keeps MACs of different uses apart."""
+        """Return the 32-byte MAC of ``data``; ``purpose`` keeps MACs of different uses apart."""
         return hmac.digest(self._key, join_fields((purpose, data)), hashlib.sha256)
 
     def verify(self, purpose: bytes, data: bytes, tag: bytes) -> bool:
-        """Tells, in constant time, whether ``tag`` is the MAC of ``data``."""
+        """Return, in constant time, whether ``tag`` is the MAC of ``data``."""
         return hmac.compare_digest(self.mac(purpose, data), tag)
 
     def __repr__(self) -> str:
@@ -118,13 +118,13 @@ class FrameKeys:
         self._received = 0
 
     def seal(self, body: bytes) -> bytes:
-        """Returns the MAC of the next frame to be sent."""
+        """Return the MAC of the next frame to be sent."""
         tag = self._tag(self._sending, self._sent, body)
         self._sent += 1
         return tag
 
     def check(self, body: bytes, tag: bytes) -> bool:
-        """Tells whether ``tag`` belongs to the next frame received."""
+        """Return whether ``tag`` belongs to the next frame received."""
         expected = self._tag(self._receiving, self._received, body)
         self._received += 1
         return hmac.compare_digest(expected, tag)

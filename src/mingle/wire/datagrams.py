@@ -69,7 +69,7 @@ State: TypeAlias = Literal["open", "sealed"]
 
 
 def check_address(text: str) -> None:
-    """Makes sure that a text from the network is an address.
+    """Make sure that a text from the network is an address.
 
     A process that dials one must not resolve a name that a stranger chose, nor wait for a resolver.
 
@@ -174,7 +174,7 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer", omit_defaults=True)
 
     @property
     def host_name(self) -> str:
-        """Who sent it, for reports."""
+        """The sender, as a report names it."""
         return f"host {self.hostname or 'unknown'} ({self.addresses[0]}:{self.port}), pid {self.pid}"
 
 
@@ -214,7 +214,7 @@ class Rejected(Exception):
 
 
 def truncate_utf8(text: str, max_bytes: int = MAX_SHORT_TEXT_BYTES) -> str:
-    """Returns the text cut to a number of bytes in UTF-8, between two characters.
+    """Return the text cut to a number of bytes in UTF-8, between two characters.
 
     A lone surrogate, which UTF-8 can't hold (a host name in another encoding has some: PEP 383), becomes "?".
     """
@@ -222,7 +222,7 @@ def truncate_utf8(text: str, max_bytes: int = MAX_SHORT_TEXT_BYTES) -> str:
 
 
 def encode(message: Datagram, key: JobKey | None = None) -> bytes:
-    """Returns the datagram's bytes, signed if there is a key.
+    """Return the datagram's bytes, signed if there is a key.
 
     Raises:
         ValueError: it would be longer than :data:`MAX_BYTES`.
@@ -237,7 +237,7 @@ def encode(message: Datagram, key: JobKey | None = None) -> bytes:
 
 
 def decode(untrusted: bytes, key: JobKey | None = None) -> Datagram:
-    """Returns the message in bytes that anybody may have sent.
+    """Return the message in bytes that anybody may have sent.
 
     With a key, the MAC is checked before anything is parsed. Without one a signed datagram is still read (its
     signature says nothing to us): that is how a rank without the secret learns what it lacks.
@@ -289,7 +289,7 @@ def is_signed_by(key: JobKey, purpose: bytes, untrusted: bytes) -> bool:
 
 
 def is_signed(data: bytes) -> bool:
-    """Tells whether a datagram claims to carry a MAC."""
+    """Return whether a datagram claims to carry a MAC."""
     return len(data) >= HEADER_BYTES and bool(data[6] & FLAG_SIGNED)
 
 
@@ -304,17 +304,17 @@ def is_echo(untrusted: bytes) -> bool:
 
 
 def is_repeated(data: bytes) -> bool:
-    """Tells whether another process of this host has repeated the datagram; it is not repeated again."""
+    """Return whether another process of this host has repeated the datagram; it is not repeated again."""
     return len(data) >= HEADER_BYTES and bool(data[6] & FLAG_REPEATED)
 
 
 def as_repeated(data: bytes) -> bytes:
-    """Returns a valid datagram marked as repeated; its MAC does not cover the mark, so no key is needed."""
+    """Return a valid datagram marked as repeated; its MAC does not cover the mark, so no key is needed."""
     return data[:6] + bytes((data[6] | FLAG_REPEATED,)) + data[7:]
 
 
 def padded(message: Seek | List, length: int, key: JobKey | None = None) -> bytes:
-    """Returns the encoded question, filled up to ``length`` bytes: no answer is longer than it."""
+    """Return the encoded question, filled up to ``length`` bytes: no answer is longer than it."""
     bare = encode(message, key)
     # A MessagePack key "padding" with a short binary header costs up to 8 + 3 bytes.
     room = length - len(bare) - 11
@@ -324,7 +324,7 @@ def padded(message: Seek | List, length: int, key: JobKey | None = None) -> byte
 
 
 def with_first(message: Datagram, reached: set[str]) -> Datagram:
-    """Returns an OFFER with these addresses first: who hears it at one of them can most likely connect to it."""
+    """Return an OFFER with these addresses first: a process that it reaches there can most likely connect there."""
     if not isinstance(message, Offer):
         return message
     return msgspec.structs.replace(
@@ -357,12 +357,12 @@ class Group(Struct, frozen=True):
     """In ff15::/96, for a hop limit above 1."""
 
     def ipv6(self, ttl: int) -> str:
-        """The IPv6 address whose scope fits packets of hop limit `ttl`."""
+        """Return the IPv6 address whose scope fits packets of hop limit `ttl`."""
         return self.ipv6_site if ttl > 1 else self.ipv6_link
 
 
 def job_group(job_id: str) -> Group:
-    """The group of the job `job_id`, the same on every machine and never the browse group."""
+    """Return the group of the job `job_id`, the same on every machine and never the browse group."""
     digest = hashlib.sha256(_DOMAIN + job_id.encode("utf-8")).digest()
     return _group(
         ipv4_offset=int.from_bytes(digest[:16], "big") % _IPV4_BROWSE,

@@ -96,12 +96,12 @@ _decoder: msgspec.msgpack.Decoder[EchoMessage] = msgspec.msgpack.Decoder(EchoMes
 
 
 def ping_group(job: str) -> Group:
-    """The multicast group on which a job is pinged about: like the job's own, and no rank is in it."""
+    """Return the multicast group of the pings about a job: it is like the job's own, and no rank is in it."""
     return job_group(f"\x00ping {job}")
 
 
 def encode(message: EchoMessage, key: JobKey | None = None) -> bytes:
-    """Returns the message's bytes, a PING filled up to :data:`PING_BYTES`, signed if there is a key."""
+    """Return the message's bytes, a PING filled up to :data:`PING_BYTES`, signed if there is a key."""
     flags = 0 if key is None else FLAG_SIGNED
     header = ECHO_MAGIC + bytes((MAJOR_VERSION, MINOR_VERSION, flags, 0))
     trailer = 0 if key is None else DATAGRAM_MAC_BYTES
@@ -115,7 +115,7 @@ def encode(message: EchoMessage, key: JobKey | None = None) -> bytes:
 
 
 def decode(untrusted: bytes) -> EchoMessage:
-    """Returns the message in bytes that anybody may have sent; see :func:`is_trusted`.
+    """Return the message in bytes that anybody may have sent; see :func:`is_trusted`.
 
     Raises:
         Rejected: ``size``, ``magic``, ``version N`` or ``malformed``.
@@ -128,19 +128,19 @@ def decode(untrusted: bytes) -> EchoMessage:
 
 
 def is_trusted(untrusted: bytes, key: JobKey | None) -> bool:
-    """Tells whether bytes that :func:`decode` took come from somebody with our secret, or, like us, with none."""
+    """Return whether bytes that :func:`decode` took are signed with our secret, or, if we have none, not signed."""
     if key is None or not is_signed(untrusted):
         return key is None and not is_signed(untrusted)
     return is_signed_by(key, b"echo", untrusted)
 
 
 def framed(data: bytes) -> bytes:
-    """Returns a message as it goes over TCP."""
+    """Return a message as it goes over TCP."""
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
 
 
 def unframed(buffer: bytes) -> bytes | None:
-    """Returns the first message in what has come over TCP, or None until more comes.
+    """Return the first message in what has come over TCP, or None until more comes.
 
     Raises:
         Rejected: ``size``: no message is that long.

@@ -457,7 +457,7 @@ _decoder: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
 
 
 def encode_frame(frame: AnyFrame, keys: FrameKeys | None = None) -> bytes:
-    """Returns the frame's bytes with length and, with keys, its MAC.
+    """Return the frame's bytes with length and, with keys, its MAC.
 
     Raises:
         ValueError: it would be longer than :data:`MAX_FRAME_BYTES`.
@@ -507,12 +507,12 @@ class FrameReader:
         return len(self._buffer)
 
     def feed(self, untrusted: bytes) -> None:
-        """Takes what came in; it stays bounded because :meth:`next_frame` is called until it gives None."""
+        """Take what came in; it stays bounded because :meth:`next_frame` is called until it gives None."""
         if not self._failure:
             self._buffer += untrusted
 
     def next_frame(self) -> AnyFrame | None:
-        """Returns the next whole frame, or None until more bytes come.
+        """Return the next whole frame, or None until more bytes come.
 
         Raises:
             Rejected: the peer speaks something else; the connection is of no use any more, nothing more is
