@@ -17,7 +17,7 @@ from mingle.errors import (
     InterfaceError,
     LauncherError,
     MingleError,
-    loading,
+    opening,
 )
 
 ALL = [
@@ -94,13 +94,13 @@ except mingle.MingleError as error:
 def test_a_first_call_that_finds_no_descriptor_for_its_modules_says_so() -> None:
     code = FIRST_CALL_WITHOUT_DESCRIPTORS
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.startswith(f"mingle can't be loaded: {os.strerror(errno.EMFILE)}\n"), done.stderr
+    assert done.stdout.startswith(f"the modules of mingle can't be opened: {os.strerror(errno.EMFILE)}\n"), done.stderr
     assert "likely cause: this process, or the whole system, has no file descriptor left" in done.stdout
     assert "fix: look at `ulimit -n`" in done.stdout
 
 
 def test_another_failure_to_load_a_module_stays_what_it_is() -> None:
-    with pytest.raises(OSError, match="no such library"), loading("torch"):
+    with pytest.raises(OSError, match="no such library"), opening("torch"):
         raise OSError("no such library")
-    with pytest.raises(MingleError, match="torch can't be loaded"), loading("torch"):
+    with pytest.raises(MingleError, match="torch can't be opened"), opening("torch"):
         raise OSError(errno.ENFILE, "Too many open files in system")

@@ -46,7 +46,7 @@ from mingle.errors import (
     InterfaceError,
     LauncherError,
     MingleError,
-    loading,
+    opening,
 )
 from mingle.job import Job, Member
 
@@ -126,7 +126,7 @@ def init(
     """
     masked = Secret.of(secret)
     del secret  # a traceback that shows local variables must not show it
-    with loading("mingle"):
+    with opening("the modules of mingle"):
         from mingle.distributed import rendezvous
 
     return rendezvous.init(
@@ -174,7 +174,7 @@ def discover(
     """
     masked = Secret.of(secret)
     del secret  # a traceback that shows local variables must not show it
-    with loading("mingle"):
+    with opening("the modules of mingle"):
         from mingle.distributed import rendezvous
 
     return rendezvous.discover(

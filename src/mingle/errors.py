@@ -120,8 +120,8 @@ def refused(observation: str, error: OSError) -> MingleError:
 
 
 @contextlib.contextmanager
-def loading(what: str) -> Iterator[None]:
-    """Explain why modules can't be loaded where no file descriptor is free.
+def opening(what: str) -> Iterator[None]:
+    """Explain why files or sockets can't be opened where no file descriptor is free.
 
     Raises:
         MingleError: in place of the OSError.
@@ -131,7 +131,7 @@ def loading(what: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
-        raise refused(f"{what} can't be loaded", error) from error
+        raise refused(f"{what} can't be opened", error) from error
 
 
 def printable(text: str) -> str:

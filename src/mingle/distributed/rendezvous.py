@@ -29,7 +29,7 @@ from mingle.distributed.environment import process_environment
 from mingle.distributed.session import Entry, LoneSession, RunningSession, Session
 from mingle.engine import progress, store
 from mingle.engine.discovery import Discovery, process_identity
-from mingle.errors import ConfigurationError, MingleError, loading
+from mingle.errors import ConfigurationError, MingleError, opening
 from mingle.job import Job, Member
 from mingle.protocol.machine import Formation, scoped
 from mingle.wire.frames import Place
@@ -260,12 +260,13 @@ def form(wanted: Settings, *, enters: bool = False) -> Job:
 
 def _import_torch() -> None:
     """Import torch before the first packet: its seconds must not count as waiting for the others."""
-    with loading("torch"):
+    with opening("torch"):
         importlib.import_module("torch.distributed")
 
 
 def _discover(wanted: Settings, *, enters: bool) -> tuple[Formation, RunningSession]:
-    discovery = Discovery(wanted, enters=enters)
+    with opening("what a discovery needs"):
+        discovery = Discovery(wanted, enters=enters)
     try:
         formation = discovery.run()
         session = RunningSession(discovery, formation)
