@@ -6,15 +6,19 @@ import io
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from mingle.check import command, conduct, report
+from mingle.check import command, session
+from mingle.check.session import Options
 from mingle.check.verdicts import Evidence, Other, Place, judge, rounds
 from tests.bystanders import ROOT, command_environment, free_udp_port
 
@@ -96,8 +100,8 @@ FAULTS: dict[str, tuple[Callable[[Evidence], None], list[tuple[str, tuple[str, .
     "rank stopped": (set_to("lost", {0: "silent"}), [("rank-silent", ("a",))]),
     "rank interrupted": (set_to("lost", {3: "interrupted"}), [("rank-interrupted", ("d",))]),
     "rank 0 cut off": (set_to("lost", {2: "cut"}), [("pair", ("a", "c"))]),
-    "machine busy": (busy(1, 0.02), [("cpu", ("b",))]),
-    "clock slow": (busy(1, 0.19), [("cpu", ("b",))]),
+    "machine busy": (busy(1, 0.02), [("cpu-busy", ("b",))]),
+    "clock slow": (busy(1, 0.19), [("cpu-slow", ("b",))]),
     "wrong network": (faster_network, [("interface", ("a", "b", "c", "d"))]),
     "wrong result": (set_to("wrong", ["all_reduce on cpu, rank 1: 3 of 8 numbers differ"]), [("wrong-result", ())]),
     "collective hangs": (set_to("failed", ["broadcast on cpu: not finished"]), [("collective", ())]),
@@ -151,7 +155,7 @@ def test_a_terminal_gets_a_matrix_in_color() -> None:
     slow((3, 1))(seen)
     seen.broken = {(0, 2): "no TCP connection"}
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system="standard")
-    console.print(report.matrix(conduct.report_of(seen)))
+    console.print(command.matrix(session.report_of(seen)))
     assert isinstance(console.file, io.StringIO)
     drawn = console.file.getvalue()
     assert "\x1b[1;31m100\x1b[0m" in drawn
@@ -166,11 +170,49 @@ def test_wrong_usage_is_told_before_the_first_packet(arguments: list[str]) -> No
     assert CliRunner().invoke(command.check, arguments).exit_code == 2
 
 
+@pytest.mark.parametrize("timeout", [None, "3"])
+def test_the_timeout_is_that_of_a_step_and_not_of_the_discovery(
+    monkeypatch: pytest.MonkeyPatch, timeout: str | None
+) -> None:
+    given: dict[str, Any] = {}
+
+    def run(_job_id: str, options: Options, **more: Any) -> int:
+        given.update(more, seconds=options.seconds)
+        return 0
+
+    monkeypatch.setattr(command, "run", run)
+    arguments = ["--nnodes", "2", *(["--timeout", timeout] if timeout else [])]
+    assert CliRunner().invoke(command.check, arguments).exit_code == 0
+    assert given["seconds"] == float(timeout or 20)
+    assert "discovery_timeout" not in given
+
+
+def test_a_terminal_gets_a_line_for_each_step_with_its_time() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with command.steps(console) as show:
+        for step in ("right? broadcast on cpu", "fast? all_reduce on cpu: 4 B", "fast? all_reduce on cpu: 16 B"):
+            show(step)
+    assert isinstance(console.file, io.StringIO)
+    drawn = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", console.file.getvalue()).replace("\r", "\n")
+    lines = re.findall(r"0:00:00 (.*?)\s*$", drawn, re.MULTILINE)
+    assert lines[-2:] == ["right? broadcast on cpu", "fast? all_reduce on cpu: 16 B"]
+
+
+BY_HAND = [sys.executable, "-m", "mingle.check.command", "--nnodes=1", "--nproc-per-node=2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+
+
 @pytest.mark.slow
-def test_two_processes_of_one_machine_check_each_other() -> None:
+@pytest.mark.parametrize(
+    "line",
+    [BY_HAND, [*TORCHRUN, "-m", "mingle.check.command"], [*TORCHRUN, "--no-python", "mingle-check"]],
+    ids=["by hand", "torchrun", "torchrun and the console script"],
+)
+def test_two_processes_of_one_machine_check_each_other(line: list[str]) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        [sys.executable, "-m", "mingle.check.command", "--nnodes=1", "--nproc-per-node=2", "--max-size=1M", "--json"],
-        env={**command_environment(free_udp_port()), "PYTHONPATH": str(ROOT / "src"), "PATH": os.environ["PATH"]},
+        [*line, "--max-size=1M", "--json"],
+        env={**command_environment(free_udp_port()), "PYTHONPATH": str(ROOT / "src"), "PATH": path},
         capture_output=True,
         text=True,
         timeout=110,

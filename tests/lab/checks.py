@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mingle.check import session
+from mingle.check import command
+from mingle.check.session import Options
 from tests.levels import soaking
 
 from . import Host, Lab, Rank, report
@@ -26,22 +27,25 @@ TIMEOUT = 150.0
 def check(
     rank: int, size: int, *, hold: str = "", until: str = "", as_json: bool = True, **more: Any
 ) -> tuple[int, str]:
-    """Run mingle-check as a rank; rank 0 waits before the step ``hold`` until the file ``until`` exists."""
+    """Run mingle-check as a rank; rank 0 waits before the step ``hold`` until the FIFO ``until`` is written to."""
 
     def before(step: str) -> None:
         report("step", name=step)
-        while hold and step.startswith(hold) and not Path(until).exists():
-            time.sleep(0.01)
+        if hold and step.startswith(hold):
+            Path(until).read_bytes()
 
     text = io.StringIO()
-    options = session.Options(as_json=as_json, **{"seconds": SECONDS, "max_size": 1 << 24, **more})
+    options = Options(**{"seconds": SECONDS, "max_size": 1 << 24, **more})
+    given = {"rank": rank, "world_size": size, "discovery_timeout": FORMS}
     with contextlib.redirect_stdout(text):
-        status = session.run("check", options, before=before, rank=rank, world_size=size, discovery_timeout=FORMS)
+        status = command.run("check", options, as_json=as_json, before=before, **given)
     return status, text.getvalue()
 
 
 def start(hosts: Sequence[Host], **more: Any) -> list[Rank[tuple[int, str]]]:
     """Start one rank on each host; ``env`` is their environment."""
+    if "until" in more:
+        os.mkfifo(more["until"])
     return [host.start(check, rank, len(hosts), **more) for rank, host in enumerate(hosts)]
 
 
@@ -78,11 +82,11 @@ def hosts_of(lab: Lab, count: int) -> list[Host]:
 
 
 def at_step(ranks: Sequence[Rank[Any]], step: str, file: Path, make: Callable[[], None]) -> None:
-    """Make a fault between two steps: rank 0 was started with ``hold`` and this file."""
+    """Make a fault between two steps: rank 0 was started with ``hold`` and this FIFO."""
     while not ranks[0].wait_for("step", FORMS)["name"].startswith(step):
         pass
     make()
-    file.touch()
+    os.close(os.open(file, os.O_RDWR))
 
 
 def outcomes(ranks: Sequence[Rank[tuple[int, str]]]) -> list[dict[str, Any]]:

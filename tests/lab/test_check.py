@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from tests.levels import repeated
 
 from . import Lab
-from .checks import SLOW, at_step, hosts_of, note, outcomes, small_machine, start, verdicts
+from .checks import SLOW, TIMEOUT, at_step, hosts_of, note, outcomes, small_machine, start, verdicts
 
 soak = pytest.mark.soak
 
@@ -78,8 +79,10 @@ def test_lost_jumbo_frames_are_named(lab: Lab, seed: int) -> None:
 def test_a_filter_after_the_job_has_formed_is_named(lab: Lab, tmp_path: Path, pair: tuple[int, int], seed: int) -> None:
     hosts = hosts_of(lab, 3)
     one, other = (hosts[each] for each in pair)
-    ranks = start(hosts, hold="broadcast", until=str(tmp_path / "go"))
-    at_step(ranks, "broadcast", tmp_path / "go", lambda: other.drop(f"ip saddr {one.address()} meta l4proto tcp"))
+    ranks = start(hosts, hold="right? broadcast", until=str(tmp_path / "go"))
+    at_step(
+        ranks, "right? broadcast", tmp_path / "go", lambda: other.drop(f"ip saddr {one.address()} meta l4proto tcp")
+    )
     reports = outcomes(ranks)
     note(f"filter {pair}", seed, reports[0])
     assert [verdicts(report) for report in reports] == [[("pair", (one.name, other.name))]] * 3
@@ -92,9 +95,12 @@ def test_a_filter_after_the_job_has_formed_is_named(lab: Lab, tmp_path: Path, pa
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_rank_that_is_killed_or_stopped_is_named(lab: Lab, tmp_path: Path, how: str, victim: int, seed: int) -> None:
     hosts = hosts_of(lab, 3)
-    ranks = start(hosts, hold="all_reduce of 1024 B", until=str(tmp_path / "go"))
+    ranks = start(hosts, hold="fast? all_reduce on cpu: 1024 B", until=str(tmp_path / "go"))
     at_step(
-        ranks, "all_reduce of 1024 B", tmp_path / "go", ranks[victim].kill if how == "ended" else ranks[victim].stop
+        ranks,
+        "fast? all_reduce on cpu: 1024 B",
+        tmp_path / "go",
+        ranks[victim].kill if how == "ended" else ranks[victim].stop,
     )
     others = [rank for number, rank in enumerate(ranks) if number != victim]
     reports = outcomes(others)
@@ -116,7 +122,7 @@ def test_a_busy_machine_is_named(lab: Lab, tmp_path: Path, seed: int) -> None:
         for burner in burners:
             burner.kill()
     note("cpu", seed, reports[0])
-    assert [verdicts(report) for report in reports] == [[("cpu", ("node3",))]] * 4
+    assert [verdicts(report) for report in reports] == [[("cpu-busy", ("node3",))]] * 4
 
 
 @soak
@@ -134,10 +140,24 @@ def test_the_slower_of_two_networks_is_named(lab: Lab, seed: int) -> None:
 
 
 @pytest.mark.timeout(240)
+def test_torchrun_on_two_hosts(lab: Lab) -> None:
+    """torchrun tells a rank neither its address nor its interface."""
+    hosts = hosts_of(lab, 2)
+    line = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=mingle"]
+    line += ["--rdzv-id=check", "-m", "mingle.check.command", "--json", "--max-size=4M"]
+    agents = [host.run(line) for host in hosts]
+    assert [agent.wait(TIMEOUT) for agent in agents] == [0, 0]
+    (report,) = [json.loads(agent.stdout) for agent in agents if agent.stdout]
+    assert {place["address"] for place in report["places"]} == {host.address() for host in hosts}
+    assert {place["interface"] for place in report["places"]} == {"eth0"}
+    assert verdicts(report) == []
+
+
+@pytest.mark.timeout(240)
 def test_ctrl_c_ends_all(lab: Lab, tmp_path: Path) -> None:
     hosts = hosts_of(lab, 3)
-    ranks = start(hosts, hold="broadcast", until=str(tmp_path / "go"))
-    at_step(ranks, "broadcast", tmp_path / "go", ranks[1].interrupt)
+    ranks = start(hosts, hold="right? broadcast", until=str(tmp_path / "go"))
+    at_step(ranks, "right? broadcast", tmp_path / "go", ranks[1].interrupt)
     assert ranks[1].error(60).name == "KeyboardInterrupt"
     reports = outcomes([ranks[0], ranks[2]])
     assert [verdicts(report) for report in reports] == [[("rank-interrupted", ("node1",))]] * 2

@@ -1,28 +1,41 @@
-"""The command line of ``mingle-check``, and the further processes of this machine."""
+"""The command line of ``mingle-check``, the further processes of this machine, and what is printed."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mingle.cli.options import Shared, shared_options
+import mingle
+from mingle.check.verdicts import SLOW_FACTOR, reference
+from mingle.cli import output
+from mingle.cli.options import FAILED, Shared, shared_options
+from mingle.cli.output import Table
 from mingle.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from rich.console import Console
+
+    from mingle.check.session import Options
+
+    Report = dict[str, Any]
 
 JOB_ID = "mingle-check"
 STEP_SECONDS = 20.0
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells give it: 128 and the number of SIGINT."""
-LEAVE_SECONDS = 10.0
+LEAVE_SECONDS = 15.0
+"""How long a further process of this machine has to end after this one."""
 _LOCAL = "_MINGLE_CHECK_LOCAL"
 """Set for the processes that --nproc-per-node starts."""
+BROKEN = "broken"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -58,32 +71,27 @@ def check(
 
     Exit status: 0 healthy, 1 a fault was named, 2 wrong usage.
     """
-    from mingle.check import session
+    from mingle.check.session import Options
 
     place = _place(nnodes, nproc_per_node)
     network = shared.network()
-    own_job = place.pop("job_id")
-    further = _start_further(nproc_per_node - 1) if "world_size" in place else []
+    seconds = STEP_SECONDS if shared.timeout is None else shared.timeout
+    by_hand = "world_size" in place
+    further = _start_further(nproc_per_node - 1) if by_hand else []
     try:
-        status = session.run(
-            job_id or os.environ.get("MINGLE_JOB_ID") or own_job,
-            session.Options(
-                backend=backend,
-                max_size=max_size,
-                seconds=STEP_SECONDS if shared.timeout is None else shared.timeout,
-                as_json=shared.json,
-                nnodes=nnodes,
-                # Under a launcher the output of all ranks comes to one terminal.
-                each_machine="world_size" in place,
-            ),
-            discovery_timeout=network.discovery_timeout,
+        status = run(
+            job_id or os.environ.get("MINGLE_JOB_ID") or place["job_id"],
+            Options(backend=backend, max_size=max_size, seconds=seconds),
+            as_json=shared.json,
+            nnodes=nnodes,
+            each_machine=by_hand,  # under a launcher the output of all ranks comes to one terminal
             interface=shared.interface or None,
             peers=shared.peers or None,
             secret=network.secret,
             port=shared.port,
             ttl=shared.ttl,
             family=shared.family,
-            **place,
+            world_size=place.get("world_size"),
         )
     except KeyboardInterrupt:
         status = INTERRUPTED
@@ -119,11 +127,150 @@ def _place(nnodes: int | None, nproc_per_node: int) -> dict[str, Any]:
     return {"job_id": JOB_ID, "world_size": nnodes * nproc_per_node}
 
 
-def _start_further(count: int) -> Sequence[subprocess.Popen[bytes]]:
+def _start_further(count: int) -> list[subprocess.Popen[bytes]]:
     if _LOCAL in os.environ:
         return []
     line = [sys.executable, "-m", "mingle.check.command", *sys.argv[1:]]
     return [subprocess.Popen(line, env={**os.environ, _LOCAL: "1"}) for _ in range(count)]
+
+
+def run(
+    job_id: str,
+    options: Options,
+    *,
+    as_json: bool = False,
+    nnodes: int | None = None,
+    each_machine: bool = True,
+    before: Callable[[str], None] = lambda _step: None,
+    **discovery: Any,
+) -> int:
+    """Run the check on this rank, print the report, and return the exit status.
+
+    Args:
+        job_id: under which the ranks find each other.
+        options: the same on every rank.
+        as_json: whether the report is printed as JSON.
+        nnodes: the machines that the user expects; None: any number.
+        each_machine: whether the first rank of each machine prints the report, or rank 0 alone.
+        before: called on rank 0 with the name of each step, before the step.
+        **discovery: further arguments of :func:`mingle.discover`.
+    """
+    from mingle.check import control, session
+
+    with mingle.discover(job_id, **discovery) as job:
+        shows = job.local_rank == 0 and (each_machine or job.rank == 0)
+        with contextlib.ExitStack() as live:
+            show = live.enter_context(steps(_stderr())) if shows else _show_nothing
+            show(f"rank {job.rank} of {job.world_size}: the job has formed on {job.num_nodes} machines")
+            if nnodes not in (None, job.num_nodes):
+                show(f"warning: --nnodes {nnodes} was given, and the ranks are on {job.num_nodes} machines")
+            report = session.take_part(job, options, show, before)
+        # A rank that has lost rank 0 does not rely on it to print.
+        if shows or (job.local_rank == 0 and {"0", str(job.rank)} & report["lost"].keys()):
+            if as_json:
+                output.answer_json("check", {"job_id": job.job_id, **report})
+            else:
+                show_report(report)
+        if "cut" in report["lost"].values():
+            time.sleep(control.LINGER_SECONDS)
+    return 0 if report["healthy"] else FAILED
+
+
+# --- what is printed -----------------------------------------------------------------------------------------------
+
+
+def _show_nothing(_step: str) -> None:
+    """Stand in for what `steps` yields, on ranks that show nothing."""
+
+
+def _stderr() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+@contextlib.contextmanager
+def steps(console: Console) -> Iterator[Callable[[str], None]]:
+    """Yield the function that shows the name of the step that begins: on a terminal a line with a clock that runs.
+
+    A colon in a name separates what replaces the last line from what both have in common.
+    """
+    if not console.is_terminal:
+        yield output.say
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(finished_text=" "), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, refresh_per_second=4) as progress:
+
+        def end() -> None:
+            for task in progress.tasks:
+                progress.update(task.id, total=1, completed=1)
+
+        def show(step: str) -> None:
+            last = progress.tasks[-1] if progress.tasks else None
+            if last is not None and ":" in step and last.description.partition(":")[0] == step.partition(":")[0]:
+                progress.update(last.id, description=step)
+            else:
+                end()
+                progress.add_task(step, total=None)
+
+        yield show
+        end()
+
+
+def sizes(report: Report) -> Table:
+    """Return a row for each size of all_reduce, by the terms of nccl-tests."""
+    rows = []
+    for each in report["all_reduce"]:
+        figures = (f"{each['seconds'] * 1e6:.0f}", f"{each['algbw'] / 1e9:.3f}", f"{each['busbw'] / 1e9:.3f}")
+        rows.append(("all_reduce", each["device"], str(each["size"]), *figures))
+    return Table(("COLLECTIVE", "DEVICE", "BYTES", "TIME us", "ALGBW GB/s", "BUSBW GB/s"), rows)
+
+
+def pair_lines(report: Report) -> Iterator[tuple[str, ...]]:
+    """Yield what a pipe gets of each directed pair."""
+    for each in report["pairs"]:
+        one, other = (report["places"][each[end]]["name"] for end in ("from", "to"))
+        yield "pair", one, other, "-" if each["rtt"] is None else f"{each['rtt'] * 1e6:.0f}", _rate(each)
+
+
+def matrix(report: Report) -> Table:
+    """Return the rates of all directed pairs in MB/s: a row sends, a column receives."""
+    names = [place["name"] for place in report["places"]]
+    cells = {(each["from"], each["to"]): _rate(each) for each in report["pairs"]}
+    usual = reference({(each["from"], each["to"]): each["rate"] for each in report["pairs"] if each["rate"]}) / 1e6
+
+    def style(cell: str) -> str:
+        rate = 0.0 if cell == BROKEN else usual if cell in ("-", *names) else float(cell)
+        return "bold red" if rate < usual / SLOW_FACTOR else "yellow" if rate < usual / 2 else "green"
+
+    rows = [[name, *(cells.get((row, column), "-") for column in range(len(names)))] for row, name in enumerate(names)]
+    return Table(("MB/s from ↓ to →", *names), rows, wide=True, styles=dict.fromkeys(names, style))
+
+
+def _rate(pair: Report) -> str:
+    return BROKEN if pair["fault"] else "-" if pair["rate"] is None else f"{pair['rate'] / 1e6:.0f}"
+
+
+def verdict_lines(report: Report) -> Iterator[str]:
+    """Yield the verdict, in the three parts of every error of mingle."""
+    if report["healthy"]:
+        yield "healthy: all collectives are right, every pair answers, and no link and no rank is far below the others"
+    for verdict in report["verdicts"]:
+        yield f"FAULT: {verdict['observation']}"
+        yield f"  likely cause: {verdict['cause']}"
+        yield f"  fix: {verdict['fix']}"
+
+
+def show_report(report: Report) -> None:
+    """Print the report on stdout: tables on a terminal, else lines with tabs."""
+    if report["all_reduce"]:
+        output.show(sizes(report))
+    if report["pairs"]:
+        output.show(matrix(report), pair_lines(report))
+    for line in verdict_lines(report):
+        output.answer(line)
 
 
 def main() -> None:

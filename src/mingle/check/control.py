@@ -1,214 +1,189 @@
-"""How the ranks of a check speak to each other: small TCP connections apart from the collectives under test.
+"""Every rank's side of a check: a server that the other ranks probe, and the loop that does what rank 0 says.
 
-Rank 0 conducts: each rank holds one connection to it, gets tasks and returns results, one JSON object a line. An empty
-line, sent twice a second, is a heartbeat. Segments are small, so that a network that loses large packets carries them.
-Besides, each rank listens for its peers, which probe the path to it or ask whether rank 0 is still heard there.
+Each rank has a control connection to rank 0, apart from what is tested. The messages are JSON; an empty one is a
+heartbeat of rank 0, which the rank echoes. The segments are small, so a network that loses large packets carries them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import queue
+import secrets
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
-from mingle import detached, forksafe
+from mingle import forksafe
 
 PULSE_SECONDS = 0.5
 SILENCE_SECONDS = 6.0
 """A process from which no heartbeat came for this long is stopped or cut off; a busy machine still sends some."""
-GRACE_SECONDS = 2.0
-"""The time for a result to arrive after the deadline of its task."""
 CONNECT_SECONDS = 5.0
+"""The limit of a connect, and of a message that has begun to arrive or to leave."""
+PROBE_SECONDS = 3.0
+"""The same for a rank that is probed on behalf of another one, which waits for the result."""
+LINGER_SECONDS = SILENCE_SECONDS + CONNECT_SECONDS
+"""How long the ranks still answer after a check in which one was cut off from rank 0: that one will ask them."""
 SEGMENT_BYTES = 500
-SMALL_BYTES, LARGE_BYTES = 64, 1 << 18
-_CHUNK = 1 << 18
+_MESSAGE_LIMIT = 1 << 24
+_ECHO_LIMIT = 1 << 20
+WITNESSES = 3
+"""How many other machines are asked whether they reach a rank."""
 
 Record = dict[str, Any]
 
 
-def listener() -> socket.socket:
-    """Return a listening socket on a free port of every address."""
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    return socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=1024)
+def start(function: Callable[..., object], *arguments: object) -> threading.Thread:
+    """Start a daemon thread: calls of torch can block beyond every deadline, and nothing in Python ends them."""
+    name = f"mingle-check-{function.__name__.strip('_')}"
+    thread = threading.Thread(target=function, args=arguments, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
-def dial(address: str, port: int, seconds: float, *, source: str = "", small: bool = False) -> socket.socket:
-    """Connect, from this source address if one is given, in small segments if told so."""
+def dial(
+    address: str, port: int, *, seconds: float = CONNECT_SECONDS, source: str = "", segment: int = 0
+) -> Connection:
+    """Connect, from this source address and with this maximum segment size if given."""
     family, kind, protocol, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-    connection = socket.socket(family, kind, protocol)
-    try:
+    with socket.socket(family, kind, protocol) as connection:
         connection.settimeout(seconds)
-        if small:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if segment:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, segment)
         if source:
             connection.bind((source, 0))
         connection.connect(target)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+        return _framed(connection, seconds)
 
 
-class Line:
-    """One end of a control connection."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.settimeout(None)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with contextlib.suppress(OSError):  # macOS refuses it on a connection that stands
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
-        self.connection = connection
-        self.heard = time.monotonic()
-        self._sending = forksafe.register_lock(threading.Lock())
-
-    def send(self, record: Record | None = None) -> None:
-        """Send a record, or a heartbeat; the end of the connection shows where it is read."""
-        data = b"\n" if record is None else json.dumps(record).encode() + b"\n"
-        with self._sending, contextlib.suppress(OSError):
-            self.connection.sendall(data)
-
-    def records(self) -> Iterator[Record]:
-        """Yield what arrives until the connection ends."""
-        with contextlib.suppress(OSError, ValueError), self.connection.makefile("rb") as lines:
-            for line in lines:
-                self.heard = time.monotonic()
-                if line.strip():
-                    yield json.loads(line)
-
-    def silent(self) -> bool:
-        """Tell whether no heartbeat came for long."""
-        return time.monotonic() - self.heard > SILENCE_SECONDS
-
-    def close(self) -> None:
-        """Close the connection, also under a thread that reads from it."""
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
-        self.connection.close()
+def _framed(connection: socket.socket, seconds: float) -> Connection:
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), 0))
+    return forksafe.register(Connection(connection.detach()))
 
 
-def _start(function: Callable[..., None], *arguments: Any) -> None:
-    threading.Thread(target=function, args=arguments, name=f"mingle-check-{function.__name__}", daemon=True).start()
+def send(connection: Connection, message: Record) -> None:
+    """Send a message; a connection that has ended shows where it is read."""
+    with contextlib.suppress(OSError):
+        connection.send_bytes(json.dumps(message).encode())
 
 
-class Conductor:
-    """Rank 0's side: asks the ranks to do something, and waits for their answers no longer than the deadline."""
+def receive(connection: Connection) -> Record:
+    """Return the next message.
 
-    def __init__(self, size: int, token: str) -> None:
-        self.server = listener()
-        self.port: int = self.server.getsockname()[1]
-        self.lines: dict[int, Line] = {}
-        self.hellos: dict[int, Record] = {}
-        self.lost: dict[int, str] = {}
-        self.size, self.token = size, token
-        self._answers: queue.Queue[tuple[int, Record]] = queue.Queue()
-        self._asked = 0
-        self._ended = threading.Event()
-        _start(self._accept)
-        _start(self._pulse)
+    Raises:
+        EOFError: the connection has ended.
+        OSError: it was reset, or the message does not arrive.
+        ValueError: it is not a message.
+    """
+    message = json.loads(connection.recv_bytes(_MESSAGE_LIMIT))
+    if not isinstance(message, dict):
+        raise ValueError(message)
+    return message
+
+
+def greet(connection: Connection, peer: Record, **question: Record) -> Record:
+    """Make sure that a rank's server is at the other end, and return its answer.
+
+    Args:
+        connection: a new connection.
+        peer: what that rank says of itself.
+        **question: ``probe``: another rank that this one has to reach.
+
+    Raises:
+        OSError, EOFError, ValueError: another process answers, or none does.
+    """
+    send(connection, {"token": peer["token"], **question})
+    answer = receive(connection)
+    if answer.get("rank") != peer["rank"]:
+        raise OSError(f"rank {answer.get('rank')} answers there")
+    return answer
+
+
+def reaches(peer: Record) -> bool:
+    """Tell whether a rank's server answers this process."""
+    try:
+        with dial(peer["address"], peer["port"], seconds=PROBE_SECONDS) as connection:
+            return bool(greet(connection, peer))
+    except (OSError, EOFError, ValueError):
+        return False
+
+
+def judge_loss(roster: Sequence[Record], own: int, lost: int, how: str) -> str:
+    """Return ``cut`` if a rank that this one has lost still answers other machines, else how it was lost."""
+    nodes, peer = {roster[own]["node"], roster[lost]["node"]}, roster[lost]
+    witnesses = [each for each in roster if each["node"] not in nodes][:WITNESSES]
+    for witness in witnesses:
+        with (
+            contextlib.suppress(OSError, EOFError, ValueError),
+            dial(witness["address"], witness["port"]) as connection,
+        ):
+            if greet(connection, witness, probe=peer)["reached"]:
+                return "cut"
+    if how == "silent" and not witnesses and len(nodes) > 1:
+        try:
+            dial(peer["address"], peer["port"]).close()
+        except OSError:  # the kernel would accept the connection for a process that is stopped
+            return "cut"
+    return how
+
+
+def exchange(connection: Connection, sent: int, received: int) -> float:
+    """Send this many bytes to a rank's server and receive as many as wanted; return the seconds that it took."""
+    started = time.perf_counter()
+    connection.send_bytes(f"{received:8}".encode() + bytes(sent))
+    connection.recv_bytes()
+    return time.perf_counter() - started
+
+
+class Server:
+    """Answers the probes of the other ranks; that of rank 0 also takes their control connections."""
+
+    def __init__(self, rank: int) -> None:
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        self._socket = forksafe.register(
+            socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=1024)
+        )
+        self.port: int = self._socket.getsockname()[1]
+        self.token = secrets.token_hex(16)
+        self.controls: queue.SimpleQueue[tuple[Connection, Record]] = queue.SimpleQueue()
+        """The control connections, with what each rank says of itself."""
+        self._rank = rank
+        start(self._accept)
 
     def _accept(self) -> None:
-        while not self._ended.is_set():
-            try:
-                connection, _ = self.server.accept()
-            except OSError:
-                return
-            _start(self._serve, Line(connection))
+        while True:
+            connection, address = self._socket.accept()
+            there, here = (end[0].removeprefix("::ffff:") for end in (address, connection.getsockname()))
+            start(self._serve, _framed(connection, CONNECT_SECONDS), there, here)
 
-    def _serve(self, line: Line) -> None:
-        records = line.records()
-        hello = next(records, {})
-        if hello.get("token") != self.token:
-            line.close()
-            return
-        rank = int(hello["rank"])
-        hello["seen_by"] = plain(line.connection.getsockname()[0])
-        self.lines[rank], self.hellos[rank] = line, hello
-        for record in records:
-            self._answers.put((rank, record))
-        self._answers.put((rank, {"gone": "ended"}))
-
-    def _pulse(self) -> None:
-        while not self._ended.wait(PULSE_SECONDS):
-            for line in list(self.lines.values()):
-                line.send()
-
-    def gather(self, seconds: float) -> bool:
-        """Wait until every rank has said hello; tell whether all have."""
-        deadline = time.monotonic() + seconds
-        while len(self.hellos) < self.size and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return len(self.hellos) == self.size
-
-    def ask(self, tasks: Mapping[int, Record], seconds: float) -> dict[int, Record]:
-        """Give ranks a task each and return their answers; ``{"timeout": True}`` stands for one that did not come.
-
-        A rank that ends or falls silent cuts the waiting short: it is in `lost` then.
-        """
-        self._asked += 1
-        for rank, task in tasks.items():
-            self.lines[rank].send({"id": self._asked, "seconds": seconds, **task})
-        answers: dict[int, Record] = {}
-        deadline = time.monotonic() + seconds + GRACE_SECONDS
-        while len(answers) < len(tasks) and not self.lost and (remaining := deadline - time.monotonic()) > 0:
-            try:
-                rank, record = self._answers.get(timeout=min(remaining, PULSE_SECONDS))
-            except queue.Empty:
-                self._look_for_silence(tasks)
-                continue
-            if "gone" in record:
-                self.lost.setdefault(rank, record["gone"])
-            elif record.get("id") == self._asked:
-                answers[rank] = record
-        return {rank: answers.get(rank, {"timeout": True}) for rank in tasks}
-
-    def _look_for_silence(self, tasks: Mapping[int, Record]) -> None:
-        for rank in tasks:
-            if self.lines[rank].silent():
-                self.lost[rank] = "silent"
-
-    def confirm_silence(self) -> None:
-        """Ask other machines whether they reach the ranks that are silent here: then the path is at fault."""
-        for rank, how in list(self.lost.items()):
-            witnesses = [
-                each
-                for each, hello in self.hellos.items()
-                if each and each not in self.lost and hello["node"] not in (self.hellos[rank]["node"], 0)
-            ]
-            if how == "silent" and witnesses:
-                hello, held = self.hellos[rank], self.lost
-                self.lost = {}  # or the waiting below would be cut short
-                task = {"do": "alive", "address": hello["address"], "port": hello["port"]}
-                answers = self.ask(dict.fromkeys(witnesses[:3], task), CONNECT_SECONDS)
-                self.lost = held
-                if any("result" in answer for answer in answers.values()):
-                    self.lost[rank] = "cut"
-            elif how == "silent" and not accepts(self.hellos[rank]["address"], self.hellos[rank]["port"]):
-                self.lost[rank] = "cut"
-
-    def end(self, report: Record) -> None:
-        """Give every rank the report, and let go of all connections when they have closed theirs."""
-        self._ended.set()
-        for line in self.lines.values():
-            line.send({"do": "end", "report": report})
-        deadline = time.monotonic() + GRACE_SECONDS
-        gone = len(self.lost)
-        while gone < len(self.lines) and (remaining := deadline - time.monotonic()) > 0:
-            with contextlib.suppress(queue.Empty):
-                gone += "gone" in self._answers.get(timeout=remaining)[1]
-        self.server.close()
-        for line in self.lines.values():
-            line.close()
+    def _serve(self, connection: Connection, there: str, here: str) -> None:
+        with contextlib.suppress(OSError, EOFError, ValueError):
+            question = receive(connection)
+            if not hmac.compare_digest(str(question.get("token")), self.token):
+                connection.close()
+            elif hello := question.get("hello"):
+                self.controls.put((connection, {**hello, "address": hello["address"] or there, "reached": here}))
+            else:
+                with connection:
+                    reached = "probe" in question and reaches(question["probe"])
+                    send(connection, {"rank": self._rank, "reached": reached})
+                    while True:
+                        wanted = int(connection.recv_bytes(_ECHO_LIMIT)[:8])
+                        connection.send_bytes(bytes(min(wanted, _ECHO_LIMIT)))
 
 
 class LostError(Exception):
-    """Rank 0 is lost: the check ends without its report."""
+    """Rank 0 has ``ended``, or is ``silent``, before it sent the report."""
 
     def __init__(self, how: str) -> None:
         super().__init__(how)
@@ -216,201 +191,56 @@ class LostError(Exception):
 
 
 class Worker:
-    """Every rank's side, rank 0's included: does the tasks, each in a thread that can be given up."""
+    """Does what rank 0 says. Rank 0 keeps the deadlines: the next task supersedes one that hangs."""
 
-    def __init__(self, connection: socket.socket, peers: Peers, hello: Record) -> None:
+    def __init__(self, control: Connection) -> None:
         self.roster: list[Record] = []
-        self._line = Line(connection)
-        self._tasks: queue.Queue[Record | None] = queue.Queue()
-        self._ending = threading.Event()
-        self._peers = peers
-        peers.line = self._line
-        self.rank = int(hello["rank"])
-        self._line.send(hello)
-        _start(self._read)
-        _start(self._pulse)
+        """What each rank says of itself; empty until all are there."""
+        self._control = control
+        self._sending = forksafe.register_lock(threading.Lock())
 
-    def _read(self) -> None:
-        for record in self._line.records():
-            if record["do"] == "end":
-                self._ending.set()
-            self._tasks.put(record)
-        self._ending.set()
-        self._tasks.put(None)
+    def run(self, actions: Mapping[str, Callable[..., Any]], show: Callable[[str], None]) -> Record:
+        """Do tasks until rank 0 sends the report, and return it.
 
-    def _pulse(self) -> None:
-        while not self._ending.wait(PULSE_SECONDS):
-            self._line.send()
-
-    def run(self, actions: Mapping[str, Callable[..., Any]], say: Callable[[str], None]) -> Record:
-        """Do what rank 0 says until it sends the report.
+        Args:
+            actions: the functions for what rank 0 asks for, by name.
+            show: called with the words for each step.
 
         Raises:
-            LostError: rank 0 has ended, does not answer, or is cut off from this rank.
+            LostError: rank 0 is lost.
         """
+        heard = time.monotonic()
         try:
             while True:
-                try:
-                    task = self._tasks.get(timeout=PULSE_SECONDS)
-                except queue.Empty:
-                    if self._line.silent():
-                        how = self._ask_around()
-                        self._line.send({"gone": "cut"})
-                        raise LostError(how) from None
-                    continue
-                if task is None:
-                    raise LostError("ended")
-                if task["do"] == "end":
-                    return dict(task["report"])
-                if "say" in task:
-                    say(task["say"])
-                if task["do"] == "roster":
-                    self.roster = task["roster"]
-                self._line.send({"id": task["id"], **self._attempt(actions, task)})
+                while not self._control.poll(PULSE_SECONDS):
+                    if time.monotonic() - heard > SILENCE_SECONDS:
+                        raise LostError("silent")
+                message = receive(self._control)
+                heard = time.monotonic()
+                if "report" in message:
+                    return dict(message["report"])
+                if "roster" in message:
+                    self.roster += message["roster"]
+                elif message:
+                    show(message["show"])
+                    start(self._do, actions[message["do"]], message)
+                else:
+                    self._send({})
+        except (EOFError, OSError):
+            raise LostError("ended") from None
         except KeyboardInterrupt:
-            self._line.send({"gone": "interrupted"})
+            self._send({"gone": "interrupted"})
             raise
         finally:
-            self._ending.set()
-            self._line.close()
+            self._control.close()
 
-    def _attempt(self, actions: Mapping[str, Callable[..., Any]], task: Record) -> Record:
-        named = {name: value for name, value in task.items() if name not in ("id", "do", "say")}
-        deadline = time.monotonic() + task["seconds"]
+    def _do(self, action: Callable[..., Any], task: Record) -> None:
         try:
-            result = detached.run(
-                lambda: actions[task["do"]](**named),
-                f"check-{task['do']}",
-                lambda: not self._tasks.empty() or self._line.silent() or time.monotonic() > deadline,
-            )
-        except detached.AbandonedError:
-            return {"timeout": True}
+            answer = {"result": action(**task["with"])}
         except Exception as error:  # whatever torch raises belongs into the report
-            return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
-        return {"result": result}
+            answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+        self._send({"id": task["id"], **answer})
 
-    def _ask_around(self) -> str:
-        """Return ``cut`` if another machine still hears rank 0, else ``silent``."""
-        if not self.roster:
-            return "silent"
-        here, zero = self.roster[self.rank]["node"], self.roster[0]
-        witnesses = [each for each in self.roster if each["node"] not in (here, zero["node"])][:3]
-        for other in witnesses:
-            with contextlib.suppress(OSError, ValueError):
-                if ask_alive(other["address"], other["port"], self._peers.token) < SILENCE_SECONDS / 2:
-                    return "cut"
-        return "silent" if witnesses or accepts(zero["address"], zero["port"]) else "cut"
-
-
-# --- peers ---------------------------------------------------------------------------------------------------------
-
-
-class Peers:
-    """Serves the other ranks' probes, in threads of its own."""
-
-    def __init__(self, rank: int, token: str) -> None:
-        self.server = listener()
-        self.port: int = self.server.getsockname()[1]
-        self.token = token
-        self.line: Line | None = None
-        self._rank = rank
-        _start(self._accept)
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = self.server.accept()
-                _start(self._serve, connection)
-
-    def _serve(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError, ValueError, KeyError), connection:
-            connection.settimeout(CONNECT_SECONDS)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            question = json.loads(_read_line(connection))
-            if question["token"] != self.token:
-                return
-            heard = 0.0 if self.line is None else time.monotonic() - self.line.heard
-            connection.sendall(json.dumps({"rank": self._rank, "heard": heard}).encode() + b"\n")
-            while asked := _read_line(connection):
-                send, receive = map(int, asked.split())
-                drain(connection, min(receive, _CHUNK))
-                connection.sendall(bytes(min(send, _CHUNK)) or b"\0")
-
-    def close(self) -> None:
-        """Stop listening."""
-        with contextlib.suppress(OSError):
-            self.server.shutdown(socket.SHUT_RDWR)
-        self.server.close()
-
-
-def visit(address: str, port: int, token: str, seconds: float, source: str = "") -> tuple[socket.socket, Record]:
-    """Connect to a peer and return its answer, which says its rank and how long ago it heard rank 0."""
-    connection = dial(address, port, seconds, source=source)
-    try:
-        connection.sendall(json.dumps({"token": token}).encode() + b"\n")
-        return connection, json.loads(_read_line(connection))
-    except BaseException:
-        connection.close()
-        raise
-
-
-def ask_alive(address: str, port: int, token: str) -> float:
-    """Return how long ago a peer heard rank 0, in seconds."""
-    connection, answer = visit(address, port, token, CONNECT_SECONDS / 2)
-    connection.close()
-    return float(answer["heard"])
-
-
-def accepts(address: str, port: int) -> bool:
-    """Tell whether a peer's kernel takes a connection: it does so for a process that is stopped, too."""
-    try:
-        dial(address, port, CONNECT_SECONDS / 2).close()
-    except OSError:
-        return False
-    return True
-
-
-def exchange(connection: socket.socket, send: int, receive: int) -> float:
-    """Send and receive this many bytes; return the seconds until the answer was there."""
-    started = time.perf_counter()
-    connection.sendall(f"{receive} {send}\n".encode() + bytes(send))
-    drain(connection, receive or 1)
-    return time.perf_counter() - started
-
-
-def drain(connection: socket.socket, count: int) -> None:
-    """Read exactly this many bytes."""
-    buffer = bytearray(min(count, _CHUNK) or 1)
-    while count > 0:
-        got = connection.recv_into(buffer, min(count, len(buffer)))
-        if not got:
-            raise ConnectionError("the connection ended early")
-        count -= got
-
-
-def _read_line(connection: socket.socket) -> bytes:
-    """Read up to a newline byte by byte: what follows it belongs to the next reader."""
-    line = bytearray()
-    while (byte := connection.recv(1)) not in (b"", b"\n") and len(line) < 300:
-        line += byte
-    return bytes(line)
-
-
-def plain(address: str) -> str:
-    """Return an address without the prefix of IPv4 in IPv6."""
-    return address.removeprefix("::ffff:")
-
-
-def first_reached(addresses: Sequence[str], port: int, seconds: float) -> socket.socket:
-    """Connect to the first address that answers.
-
-    Raises:
-        OSError: none of them does.
-    """
-    problem: OSError = OSError("no address is known")
-    for address in addresses:
-        try:
-            return dial(address, port, min(seconds, CONNECT_SECONDS), small=True)
-        except OSError as error:
-            problem = error
-    raise problem
+    def _send(self, message: Record) -> None:
+        with self._sending:
+            send(self._control, message)

@@ -1,28 +1,42 @@
-"""One rank's part in a check: form the job, meet rank 0 on a control connection, do its tasks, show its report."""
+"""One check: how a rank takes part in it, and which steps rank 0 has all ranks do."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-import secrets
+import queue
 import socket
-import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from ipaddress import ip_address
+from multiprocessing.connection import Connection, wait
+from statistics import median
 from typing import Any
 
-from msgspec import Struct
+import torch.distributed as dist
+from msgspec import Struct, convert, to_builtins
 
-import mingle
 from mingle import detached
-from mingle.check import conduct, control, probes
-from mingle.check import report as shown
+from mingle.check import control, probes, verdicts
 from mingle.check.control import Record
-from mingle.cli import output
-from mingle.cli.options import FAILED
+from mingle.check.verdicts import Evidence, Pair, Place
+from mingle.job import Job
 
+COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
+SIZE_FACTOR = 4
+REPEAT_SECONDS = 0.15
+"""How long each size of all_reduce is repeated, as far as `MAX_REPEATS` allows."""
+MAX_REPEATS = 20
+WORK_REPEATS = 8
+CONFIRMATIONS = 2
+"""How often a pair that looks slow is measured again; its best rate counts."""
+END_SECONDS = 2.0
+"""How long rank 0 waits for the others to take the report, and any rank for the end of its process group."""
 _KEY = "mingle-check"
-_DESTROY_SECONDS = 2.0
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -32,46 +46,20 @@ class Options(Struct, frozen=True, kw_only=True):
     max_size: int = 1 << 26
     seconds: float = 20.0
     """The deadline of each step."""
-    as_json: bool = False
-    nnodes: int | None = None
-    """The machines that the user expects; None: any number."""
-    each_machine: bool = True
-    """Whether the first rank of each machine prints the report, or rank 0 alone."""
 
 
-def run(job_id: str, options: Options, *, before: Callable[[str], None] = lambda _name: None, **discovery: Any) -> int:
-    """Run the check on this rank and return the exit status.
+def take_part(
+    job: Job, options: Options, show: Callable[[str], None], before: Callable[[str], None] = lambda _step: None
+) -> Record:
+    """Take part in a check; return the report of rank 0, or what this rank knows without it.
 
     Args:
-        job_id: under which the ranks find each other.
+        job: the job to check.
         options: the same on every rank.
-        before: called on rank 0 with the name of each step before the step.
-        **discovery: further arguments of :func:`mingle.discover`.
+        show: called with the name of each step.
+        before: called on rank 0 with the name of each step, before the step.
     """
-    with mingle.discover(job_id, **discovery) as job:
-        shows = job.local_rank == 0 and (options.each_machine or job.rank == 0)
-        say = output.say if shows else _say_nothing
-        say(f"rank {job.rank} of {job.world_size}: the job has formed on {job.num_nodes} machines")
-        if options.nnodes not in (None, job.num_nodes):
-            say(f"warning: --nnodes {options.nnodes} was given, and the ranks are on {job.num_nodes} machines")
-        try:
-            report, cut_off = _take_part(job, options, say, before)
-        finally:
-            _destroy_group()
-        if shows and options.as_json:
-            output.answer_json("check", {"job_id": job.job_id, **report})
-        elif shows:
-            shown.show(report)
-        if cut_off:
-            # Other ranks may still have to ask this one whether it lives.
-            time.sleep(control.SILENCE_SECONDS + control.CONNECT_SECONDS)
-    return 0 if report["healthy"] else FAILED
-
-
-def _take_part(
-    job: mingle.Job, options: Options, say: Callable[[str], None], before: Callable[[str], None]
-) -> tuple[Record, bool]:
-    """Return the report, and whether this rank alone has lost rank 0."""
+    server = control.Server(job.rank)
     hello: Record = {
         "rank": job.rank,
         "node": job.node_rank,
@@ -82,56 +70,330 @@ def _take_part(
         "networks": probes.networks(),
         "gpus": probes.gpus(),
         "local_world_size": job.local_world_size,
+        "port": server.port,
+        "token": server.token,
     }
-    rank_zero = {**hello, "rank": 0, "node": 0, "host": job.master_addr, "address": job.master_addr, "networks": []}
-    deadline = time.monotonic() + options.seconds
-    conductor = None
+    zero: Record = {**hello, "rank": 0, "node": 0, "host": job.master_addr, "address": job.master_addr, "networks": []}
     try:
-        store = _within(deadline, lambda: probes.connect_store(options.seconds))
+        store = _within(options.seconds, lambda: _connect_store(options.seconds))
         if job.rank == 0:
-            conductor = control.Conductor(job.world_size, secrets.token_hex(16))
-            addresses = [job.address, job.master_addr, *(each["address"] for each in hello["networks"])]
-            contact = {"addresses": addresses, "port": conductor.port, "token": conductor.token}
-            store.set(_KEY, json.dumps(contact))
-        contact = json.loads(_within(deadline, lambda: store.get(_KEY)))
-        addresses = ["127.0.0.1"] if conductor else [address for address in contact["addresses"] if address]
-        connection = control.first_reached(addresses, contact["port"], options.seconds)
+            conducting = control.start(Conductor(job, server, options, before).run)
+            store.set(_KEY, json.dumps([server.port, server.token]))
+        port, token = json.loads(_within(options.seconds, lambda: store.get(_KEY)))
+        line = control.dial(job.master_addr if job.rank else "127.0.0.1", port, segment=control.SEGMENT_BYTES)
     except (detached.AbandonedError, OSError, RuntimeError):
-        return conduct.without_rank_zero([rank_zero, hello], job.rank, "silent"), False
-    peers = control.Peers(job.rank, contact["token"])
-    hello["address"] = hello["address"] or control.plain(connection.getsockname()[0])
-    worker = control.Worker(connection, peers, {**hello, "token": contact["token"], "port": peers.port})
-    if conductor is not None:
-        conducting = threading.Thread(
-            target=conduct.run, args=(conductor, options, before), name="mingle-check-conduct", daemon=True
-        )
-        conducting.start()
-    actions = probes.Probes(job, store, contact["token"]).actions()
+        return report_of(evidence_of([zero, hello], {0: "silent"}))
+    control.send(line, {"token": token, "hello": hello})
+    worker = control.Worker(line)
     try:
-        return worker.run(actions, say), False
+        return worker.run(probes.Probes(job, store, worker.roster).actions(), show)
     except control.LostError as lost:
-        hellos = worker.roster or [rank_zero, hello]
-        return conduct.without_rank_zero(hellos, job.rank, lost.how), lost.how == "cut"
+        roster = worker.roster
+        how = control.judge_loss(roster, job.rank, 0, lost.how) if roster else lost.how
+        return report_of(evidence_of(roster or [zero, hello], {job.rank if how == "cut" else 0: how}))
     finally:
-        if conductor is not None:
-            conducting.join(2 * control.GRACE_SECONDS)
+        if job.rank == 0:
+            conducting.join(2 * END_SECONDS)
+        _destroy_group()
 
 
-def _within(deadline: float, function: Callable[[], Any]) -> Any:
+def _connect_store(seconds: float) -> dist.Store:
+    """Return the job's store as torch's ``env://`` does."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store: dist.Store = next(dist.rendezvous("env://", rank, size, timeout=timedelta(seconds=seconds)))[0]
+    return store
+
+
+def _within(seconds: float, function: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + seconds
     return detached.run(function, "check-store", lambda: time.monotonic() > deadline)
 
 
 def _destroy_group() -> None:
     """Destroy the process group; a backend that waits for ranks that are gone is left to itself."""
-    import torch.distributed as dist
-
     if dist.is_initialized():
-        deadline = time.monotonic() + _DESTROY_SECONDS
+        with suppress(detached.AbandonedError, RuntimeError):
+            _within(END_SECONDS, dist.destroy_process_group)
+
+
+def evidence_of(roster: Sequence[Record], lost: Mapping[int, str] | None = None) -> Evidence:
+    """Return the places of these ranks: machines, or, where all ranks are on one machine, the ranks."""
+    nodes = sorted({hello["node"] for hello in roster})
+    alone = len(nodes) == 1
+    numbers = {hello["rank"]: at if alone else nodes.index(hello["node"]) for at, hello in enumerate(roster)}
+    places: list[Place] = []
+    for hello in roster:
+        if numbers[hello["rank"]] == len(places):  # the first rank of its machine speaks for it
+            own: Record = next((each for each in hello["networks"] if each["address"] == hello["address"]), {})
+            name = f"{hello['host']} rank {hello['rank']}" if alone else hello["host"]
+            interface = str(own.get("interface", hello["interface"]))
+            places.append(Place(name, hello["rank"], hello["address"], interface, own.get("mtu", 0)))
+    return Evidence(places=places, place_of=numbers, lost=dict(lost or {}))
+
+
+def report_of(seen: Evidence, **more: Any) -> Record:
+    """Return the report of what was seen: the same fields whether or not the check came to its end."""
+    found = verdicts.judge(seen)
+    pairs = [
+        {
+            "from": one,
+            "to": other,
+            "rtt": seen.trips.get(verdicts.undirected(one, other)),
+            "rate": seen.rates.get((one, other)),
+            "fault": seen.broken.get(verdicts.undirected(one, other)),
+        }
+        for one, other in itertools.permutations(range(len(seen.places)), 2)
+    ]
+    measured = {"backend": None, "elapsed": None, "ranks": [], "steps": [], "all_reduce": [], **more}
+    lost = {str(rank): how for rank, how in seen.lost.items()}
+    return {
+        "healthy": not found,
+        "verdicts": to_builtins(found),
+        "places": to_builtins(seen.places),
+        "pairs": pairs,
+        "lost": lost,
+        **measured,
+    }
+
+
+# --- rank 0 --------------------------------------------------------------------------------------------------------
+
+
+class StopError(Exception):
+    """A step has shown a fault for which later steps of the same kind would wait as well."""
+
+
+class Conductor:
+    """Rank 0's part: has the ranks do each step within its deadline, and judges what they answer."""
+
+    def __init__(self, job: Job, server: control.Server, options: Options, before: Callable[[str], None]) -> None:
+        self._job, self._server, self._before = job, server, before
+        self._backend, self._max_size, self._seconds = options.backend, options.max_size, options.seconds
+        self._started = time.monotonic()
+        self._lines: dict[Connection, int] = {}
+        self._roster: list[Record] = []
+        self._seen = Evidence()
+        self._asked, self._pulsed = 0, 0.0
+        self._work: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        self._sizes: list[Record] = []
+        self._steps: list[Record] = []
+
+    def run(self) -> None:
+        """Conduct the check, and give every rank the report, whatever happens."""
         try:
-            _within(deadline, dist.destroy_process_group)
-        except (detached.AbandonedError, RuntimeError):
-            return
+            self._gather()
+            if not self._seen.unreached:
+                with suppress(StopError):
+                    self._collectives()
+                with suppress(StopError):
+                    if not self._seen.lost:
+                        self._pairs()  # they show what is at fault, also after a collective that failed
+                for rank, how in self._seen.lost.items():
+                    if rank and how != "interrupted":
+                        self._seen.lost[rank] = control.judge_loss(self._roster, 0, rank, how)
+        except Exception as error:
+            self._seen.defect = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self._end(self._report())
+
+    # --- the ranks ---
+
+    def _gather(self) -> None:
+        """Wait for the control connections of all ranks."""
+        hellos: dict[int, Record] = {}
+        deadline = time.monotonic() + self._seconds
+        while len(hellos) < self._job.world_size and time.monotonic() < deadline:
+            self._pulse()
+            with suppress(queue.Empty):
+                line, hello = self._server.controls.get(timeout=control.PULSE_SECONDS)
+                self._lines[line], hellos[hello["rank"]] = hello["rank"], hello
+        self._roster = [hello for _, hello in sorted(hellos.items())]
+        # torchrun does not tell ranks their addresses, and rank 0's own machine sees itself by loopback.
+        zero = self._roster[0]["node"]
+        reached = next((hello["reached"] for hello in self._roster if hello["node"] != zero), "")
+        for hello in self._roster:
+            if reached and ip_address(hello["address"]).is_loopback:
+                hello["address"] = reached
+        self._seen = evidence_of(self._roster)
+        for line in self._lines:
+            control.send(line, {"roster": self._roster})
+        if len(hellos) < self._job.world_size:
+            hosts = {member.rank: member.hostname for member in self._job.members}
+            missing = [rank for rank in range(self._job.world_size) if rank not in hellos]
+            self._seen.unreached = {rank: hosts.get(rank, f"the machine of rank {rank}") for rank in missing}
+
+    def _pulse(self) -> None:
+        if time.monotonic() - self._pulsed >= control.PULSE_SECONDS:
+            self._pulsed = time.monotonic()
+            for line in self._lines:
+                control.send(line, {})
+
+    def _ask(self, name: str, tasks: Mapping[int, Record]) -> dict[int, Record]:
+        """Have ranks do their tasks; return the answers that come before the deadline.
+
+        Raises:
+            StopError: a rank has ended, or is silent.
+        """
+        self._before(name)
+        self._asked += 1
+        for line, rank in self._lines.items():
+            if rank in tasks:
+                control.send(line, {"id": self._asked, "show": name, **tasks[rank]})
+        lost: dict[int, str] = {}
+        answers: dict[int, Record] = {}
+        started = time.monotonic()
+        heard = dict.fromkeys(tasks, started)
+        while len(answers) < len(tasks) and not lost and (left := started + self._seconds - time.monotonic()) > 0:
+            for rank, message in self._received(min(left, control.PULSE_SECONDS)):
+                heard[rank] = time.monotonic()
+                if "gone" in message:
+                    lost[rank] = message["gone"]
+                elif message.get("id") == self._asked:
+                    answers[rank] = message
+            self._pulse()
+            lost |= {rank: "silent" for rank in tasks if time.monotonic() - heard[rank] > control.SILENCE_SECONDS}
+        answers = {rank: answers.get(rank, {"error": "not finished at its deadline"}) for rank in tasks}
+        problems = [answer["error"] for answer in answers.values() if "error" in answer]
+        status = "lost" if lost else problems[0] if problems else "ok"
+        self._steps.append({"name": name, "status": status, "seconds": round(time.monotonic() - started, 3)})
+        if lost:
+            self._seen.lost |= lost
+            raise StopError
+        for rank, answer in answers.items():
+            if isinstance(answer.get("result"), dict) and "work" in answer["result"]:
+                self._work[rank].append(answer["result"]["work"])
+        return answers
+
+    def _received(self, seconds: float) -> Iterator[tuple[int, Record]]:
+        """Wait for messages; yield them with the rank of their sender."""
+        for line in wait(list(self._lines), seconds):
+            assert isinstance(line, Connection)
+            rank = self._lines[line]
+            try:
+                message = control.receive(line)
+            except (EOFError, OSError, ValueError):
+                del self._lines[line]
+                line.close()
+                message = {"gone": "ended"}
+            yield rank, message
+
+    def _all(self, name: str, do: str, **arguments: Any) -> dict[int, Any]:
+        """Have every rank do the same and return the results; a rank that fails or does not end is a StopError."""
+        answers = self._ask(name, {rank: _task(do, **arguments) for rank in range(len(self._roster))})
+        failed = {rank: answer["error"] for rank, answer in answers.items() if "error" in answer}
+        if failed:
+            ranks = ", ".join(map(str, failed))
+            self._seen.failed.append(f"{name}: {next(iter(failed.values()))} (ranks {ranks})")
+            raise StopError
+        return {rank: answer["result"] for rank, answer in answers.items()}
+
+    def _end(self, report: Record) -> None:
+        for line in self._lines:
+            control.send(line, {"report": report})
+        # A connection that is closed while something is unread is reset, and the report could be lost.
+        deadline = time.monotonic() + END_SECONDS
+        while self._lines and (left := deadline - time.monotonic()) > 0:
+            for _ in self._received(left):
+                pass
+
+    # --- right and fast ---
+
+    def _collectives(self) -> None:
+        gpus = all(hello["gpus"] >= hello["local_world_size"] for hello in self._roster)
+        if self._backend == "auto":
+            self._backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+        self._all(f"right? process group of {self._backend}", "group", backend=self._backend, seconds=self._seconds)
+        for device in self._devices():
+            for name in COLLECTIVES:
+                results = self._all(f"right? {name} on {device}", "right", collective=name, device=device)
+                wrong = {rank: words for rank, words in results.items() if words}
+                self._seen.wrong += [f"{name} on {device}, rank {rank}: {words}" for rank, words in wrong.items()]
+            self._all_reduce(device)
+
+    def _devices(self) -> list[str]:
+        return [kind for name, kind in (("gloo", "cpu"), ("nccl", "cuda")) if name in self._backend]
+
+    def _all_reduce(self, device: str) -> None:
+        size, count, world = 4, MAX_REPEATS, len(self._roster)
+        while True:
+            name = f"fast? all_reduce on {device}: {size} B"
+            results = self._all(name, "fast", size=size, count=count, device=device)
+            took = max(result["seconds"] for result in results.values())
+            busbw = size / took * 2 * (world - 1) / world
+            self._sizes.append({"device": device, "size": size, "seconds": took, "algbw": size / took, "busbw": busbw})
+            larger = min(size * SIZE_FACTOR, self._max_size)
+            # The next size takes so much longer at most; a slow link is no reason to reach the deadline.
+            if larger == size or took * (larger / size) * 3 > self._seconds / 2:
+                return
+            count = max(2, min(MAX_REPEATS, int(REPEAT_SECONDS / (took * larger / size))))
+            size = larger
+
+    # --- who ---
+
+    def _pairs(self) -> None:
+        schedule = list(verdicts.rounds(len(self._seen.places)))
+        for number, pairs in enumerate(schedule, 1):
+            self._round(f"who? round {number} of {len(schedule)}", pairs, others=True)
+        for attempt in range(1, CONFIRMATIONS + 1):
+            self._note_work()
+            if verdicts.busy_ranks(self._seen):
+                self._work.clear()
+                for _ in range(WORK_REPEATS):
+                    self._all("who? work again", "work")
+            doubtful = {verdicts.undirected(*pair) for pair in verdicts.slow_links(self._seen.rates)}
+            for number, pairs in enumerate(schedule, 1):
+                again = [pair for pair in pairs if pair in doubtful]
+                if again:
+                    self._round(f"who? slow pairs, {attempt}: round {number}", again, others=False)
+
+    def _note_work(self) -> None:
+        for rank, each in self._work.items():
+            self._seen.host_times[rank] = median(wall for wall, _ in each), median(cpu for _, cpu in each)
+
+    def _round(self, name: str, pairs: Iterable[Pair], *, others: bool) -> None:
+        """Have pairs of places that have no place in common exchange messages."""
+        speakers = [place.rank for place in self._seen.places]
+        shared = {"device": self._devices()[-1], "limit": self._max_size, "seconds": self._seconds, "others": others}
+        ends = [end for pair in pairs for end in (pair, pair[::-1])]
+        tasks = {
+            speakers[own]: _task("pair", peer=speakers[peer], key=f"{name}/{min(own, peer)}", **shared)
+            for own, peer in ends
+        }
+        answers = self._ask(name, tasks)
+        for own, peer in ends:
+            answer, both = answers[speakers[own]], verdicts.undirected(own, peer)
+            if "error" in answer:
+                self._seen.broken.setdefault(both, f"torch's messages fail ({answer['error']})")
+            elif "fault" in (result := answer["result"]):
+                self._seen.broken[both] = result["fault"]
+            else:
+                self._seen.rates[own, peer] = max(result["rate"], self._seen.rates.get((own, peer), 0.0))
+                self._seen.trips[both] = min(result["rtt"], self._seen.trips.get(both, result["rtt"]))
+                self._seen.others.setdefault(both, []).extend(convert(result["others"], list[verdicts.Other]))
+
+    def _report(self) -> Record:
+        self._note_work()
+        ranks = [
+            {
+                "rank": hello["rank"],
+                "place": self._seen.place_of[hello["rank"]],
+                "host": hello["host"],
+                "pid": hello["pid"],
+                "host_seconds": self._seen.host_times.get(hello["rank"]),
+            }
+            for hello in self._roster
+        ]
+        elapsed = round(time.monotonic() - self._started, 3)
+        return report_of(
+            self._seen,
+            backend=self._backend,
+            elapsed=elapsed,
+            ranks=ranks,
+            steps=self._steps,
+            all_reduce=self._sizes,
+        )
 
 
-def _say_nothing(_text: str) -> None:
-    """Stand in for `output.say` on ranks that show nothing."""
+def _task(do: str, **arguments: Any) -> Record:
+    return {"do": do, "with": arguments}

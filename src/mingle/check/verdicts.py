@@ -1,4 +1,4 @@
-"""Judge what the check measured: which rank, machine, pair or direction is at fault. Pure functions.
+"""Judge what a check has seen: which rank, machine, pair or direction is at fault. Pure functions.
 
 A fault explains others: a rank that has stopped hangs every collective, and a busy machine makes all its links look
 slow. So `judge` looks for the fundamental faults first and blames nothing on a machine that one of them explains.
@@ -6,7 +6,8 @@ slow. So `judge` looks for the fundamental faults first and blames nothing on a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 from msgspec import Struct, field
@@ -50,11 +51,13 @@ class Other(Struct, frozen=True):
 
 
 class Evidence(Struct, kw_only=True):
-    """What was seen. Places and ranks are numbered; a rate belongs to a directed pair, a fault to either direction."""
+    """What was seen. Places and ranks are numbered; a rate belongs to a directed pair, a fault to both directions."""
 
-    places: Sequence[Place]
+    places: Sequence[Place] = ()
     place_of: Mapping[int, int] = field(default_factory=dict)
     """The place of each rank."""
+    unreached: Mapping[int, str] = field(default_factory=dict)
+    """Ranks that found rank 0 and did not reach its check, with their machines."""
     lost: dict[int, str] = field(default_factory=dict)
     """Ranks that did not see the end: ``ended``, ``silent``, ``interrupted``, or ``cut`` (others still reach it)."""
     failed: list[str] = field(default_factory=list)
@@ -64,9 +67,14 @@ class Evidence(Struct, kw_only=True):
     broken: dict[Pair, str] = field(default_factory=dict)
     """Pairs whose test failed: ``large`` (small messages pass, large ones do not), else the failure in words."""
     rates: dict[Pair, float] = field(default_factory=dict)
+    """Bytes per second."""
+    trips: dict[Pair, float] = field(default_factory=dict)
+    """Round trips in seconds."""
     others: dict[Pair, list[Other]] = field(default_factory=dict)
     host_times: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Each rank's median wall and CPU seconds of the same piece of work."""
+    defect: str = ""
+    """An exception of the check itself."""
 
 
 class Verdict(Struct, frozen=True):
@@ -77,6 +85,105 @@ class Verdict(Struct, frozen=True):
     observation: str
     cause: str
     fix: str
+
+
+# For each kind of fault: the observation, the likely cause and the fix, of the places that it is blamed on.
+_FAULTS = {
+    "defect": (
+        "the check failed on rank 0: {error}.",
+        "a defect of mingle-check",
+        "see the traceback on rank 0's stderr.",
+    ),
+    "control": (
+        "rank {rank} on {0.name} found rank 0 and did not reach the check's TCP port there.",
+        "a firewall that lets the discovery pass and filters other TCP ports, or a process that has stopped",
+        "allow TCP on all ports between these machines, and look at the output on {0.name}.",
+    ),
+    "rank-ended": (
+        "rank {rank} on {0}: its process ended before the check did.",
+        "it was killed, by hand or for lack of memory, or it crashed",
+        "look at its output and at `dmesg` on {0.name}.",
+    ),
+    "rank-silent": (
+        "rank {rank} on {0}: its process does not answer, not even on a connection of its own.",
+        "it is stopped (SIGSTOP, a debugger, a frozen container), or its machine has lost power or its network",
+        "look for a process in state T on {0.name} (`ps -eo pid,stat,args`), then at the machine itself.",
+    ),
+    "rank-interrupted": (
+        "rank {rank} on {0}: it was interrupted by Ctrl-C.",
+        "a person ended the check there",
+        "start the check again.",
+    ),
+    "machine": (
+        "{0} and every other machine do not reach each other: {how}.",
+        "a firewall on this machine, or its interface or cable",
+        "run `mingle-discover doctor` on {0.name}.",
+    ),
+    "pair": (
+        "{0} and {1} do not reach each other: {how}.{others}",
+        "a firewall, a security group or an access list that filters TCP between these two addresses",
+        "allow TCP between {0.address} and {1.address} on all ports; `mingle-discover ping` on both shows which way is "
+        "filtered.",
+    ),
+    "mtu": (
+        "small messages pass and large ones are lost between {pairs}.",
+        "the network carries smaller packets than the MTU of these interfaces ({mtu}): jumbo frames that a switch, a "
+        "bridge or a tunnel drops",
+        "give all machines the MTU that the network carries (`ip link set {0.interface} mtu 1500`), or raise it on the "
+        "switch; `ping -M do -s {payload} ADDRESS` shows whether full packets pass.",
+    ),
+    "cpu-busy": (
+        "rank {rank} on {0} takes {wall:.0f} ms for a piece of work that takes the others {usual:.0f} ms; it had the "
+        "CPU for {cpu:.0f} ms of them.",
+        "other processes take its cores, or its container has too small a share of them",
+        "look at `top` on {0.name}, and at the CPU limit of its container.",
+    ),
+    "cpu-slow": (
+        "rank {rank} on {0} takes {wall:.0f} ms of CPU for a piece of work that takes the others {usual:.0f} ms.",
+        "its CPU runs at a lower clock: power saving, heat, or an older model",
+        "look at `cpupower frequency-info` and the temperatures on {0.name}.",
+    ),
+    "interface": (
+        "the job uses {used}, and the network {network} ({interfaces}), which {hosts} share as well, is {gain:.1f} "
+        "times as fast.",
+        "MINGLE_INTERFACE, GLOO_SOCKET_IFNAME or --interface names the slower network",
+        "set MINGLE_INTERFACE={faster} on every machine (NCCL: NCCL_SOCKET_IFNAME).",
+    ),
+    "slow-machine": (
+        "all links {ways} {0} are slow: {rate} where the others carry {usual}.",
+        "its cable, its port on the switch or its interface: a lower speed, errors, or a limit on traffic",
+        "look at `ethtool {0.interface}` and `ip -s link show {0.interface}` on {0.name}, and at `tc qdisc` and the "
+        "firewall there.",
+    ),
+    "slow-pair": (
+        "the link between {0} and {1} carries {rate} where the others carry {usual}.",
+        "the route between these two: another switch, an uplink that is full, or a limit on traffic",
+        "compare `ip route get {1.address}` on {0.name} with another machine's, and the counters of the ports between "
+        "them.",
+    ),
+    "slow-direction": (
+        "the link from {0} to {1}, in this direction only, carries {rate} where the others carry {usual}.",
+        "a limit or errors on what {0.name} sends or {1.name} receives from it",
+        "compare `ip route get {1.address}` on {0.name} with another machine's, and the counters of the ports between "
+        "them.",
+    ),
+    "wrong-result": (
+        "wrong result: {results}.",
+        "different versions of torch or of the backend, or faulty memory",
+        "compare `python -m torch.utils.collect_env` of the machines.",
+    ),
+    "collective": (
+        "{failures}; each pair of machines alone works.",
+        "a fault of the backend or of a device, or one that has passed meanwhile",
+        "start the check again, with `--backend gloo` to leave the devices out; NCCL_DEBUG=INFO says what NCCL does.",
+    ),
+}
+KINDS = frozenset(_FAULTS)
+
+
+def _verdict(kind: str, *places: Place, **words: object) -> Verdict:
+    observation, cause, fix = (text.format(*places, **words) for text in _FAULTS[kind])
+    return Verdict(kind, tuple(place.name for place in places), observation, cause, fix)
 
 
 def rounds(count: int) -> Iterator[list[Pair]]:
@@ -113,196 +220,107 @@ def busy_ranks(evidence: Evidence) -> dict[int, float]:
     return found
 
 
-def judge(evidence: Evidence) -> list[Verdict]:
-    """Return the faults; none if the job is healthy."""
-    excused = {evidence.place_of[rank] for rank, how in evidence.lost.items() if how != "cut"}
-    found = [_lost(evidence, rank, how) for rank, how in sorted(evidence.lost.items()) if how != "cut"]
-    broken = {pair: how for pair, how in evidence.broken.items() if excused.isdisjoint(pair)}
-    for rank, how in evidence.lost.items():
-        if how == "cut" and (pair := _pair(evidence.place_of[0], evidence.place_of[rank])) not in broken:
-            broken[pair] = "the connection between them fell silent"
-    found += _broken(evidence, {pair: how for pair, how in broken.items() if how != "large"})
-    found += _large(evidence, [pair for pair, how in broken.items() if how == "large"])
-    busy = {} if found else busy_ranks(evidence)
-    found += [_busy(evidence, rank, factor) for rank, factor in sorted(busy.items())]
-    excused |= {evidence.place_of[rank] for rank in busy} | {place for pair in broken for place in pair}
-    rates = {pair: rate for pair, rate in evidence.rates.items() if excused.isdisjoint(pair)}
-    wrong_network = [] if found else _interface(evidence)
-    found += wrong_network or _slow(evidence, rates)
-    if evidence.wrong:
-        found.append(_wrong(evidence))
-    if evidence.failed and not found:
-        found.append(_hung(evidence))
-    return found
-
-
-def _pair(one: int, other: int) -> Pair:
+def undirected(one: int, other: int) -> Pair:
+    """Return the pair of two places without a direction."""
     return min(one, other), max(one, other)
 
 
-def _lost(evidence: Evidence, rank: int, how: str) -> Verdict:
-    place = evidence.places[evidence.place_of[rank]]
-    observed, cause, fix = {
-        "ended": (
-            "its process ended before the check did",
-            "it was killed, by hand or for lack of memory, or it crashed",
-            f"look at its output and at `dmesg` on {place.name}.",
-        ),
-        "silent": (
-            "its process does not answer, not even on a connection of its own",
-            "it is stopped (SIGSTOP, a debugger, a frozen container), or its machine has lost power or its network",
-            f"look for a process in state T on {place.name} (`ps -eo pid,stat,args`), then at the machine itself.",
-        ),
-        "interrupted": ("it was interrupted by Ctrl-C", "a person ended the check there", "start the check again."),
-    }[how]
-    return Verdict(f"rank-{how}", (place.name,), f"rank {rank} on {place}: {observed}.", cause, fix)
+def judge(seen: Evidence) -> list[Verdict]:
+    """Return the faults; none if the job is healthy."""
+    found = [_verdict("control", Place(host), rank=rank) for rank, host in seen.unreached.items()]
+    if seen.defect:
+        found.append(_verdict("defect", error=seen.defect))
+    gone = {rank: how for rank, how in sorted(seen.lost.items()) if how != "cut"}
+    found += [_verdict(f"rank-{how}", seen.places[seen.place_of[rank]], rank=rank) for rank, how in gone.items()]
+    excused = {seen.place_of[rank] for rank in gone}
+    cut = [undirected(seen.place_of[0], seen.place_of[rank]) for rank in seen.lost.keys() - gone.keys()]
+    broken = dict.fromkeys(cut, "the connection between them fell silent")
+    broken |= {pair: how for pair, how in seen.broken.items() if excused.isdisjoint(pair)}
+    found += _broken(seen, {pair: how for pair, how in broken.items() if how != "large"})
+    found += _large(seen, [pair for pair, how in broken.items() if how == "large"])
+    busy = {} if found else busy_ranks(seen)
+    found += [_busy(seen, rank, factor) for rank, factor in sorted(busy.items())]
+    excused |= {seen.place_of[rank] for rank in busy} | {place for pair in broken for place in pair}
+    rates = {pair: rate for pair, rate in seen.rates.items() if excused.isdisjoint(pair)}
+    wrong_network = [] if found else _interface(seen)
+    found += wrong_network or _slow(seen, rates)
+    if seen.wrong:
+        found.append(_verdict("wrong-result", results="; ".join(seen.wrong)))
+    if seen.failed and not found:
+        found.append(_verdict("collective", failures="; ".join(seen.failed)))
+    return found
 
 
-def _broken(evidence: Evidence, broken: Mapping[Pair, str]) -> Iterator[Verdict]:
-    count, rest = len(evidence.places), dict(broken)
-    for place in range(count):
-        own = [pair for pair in rest if place in pair]
+def _broken(seen: Evidence, broken: dict[Pair, str]) -> Iterator[Verdict]:
+    count = len(seen.places)
+    for number, place in enumerate(seen.places):
+        own = [pair for pair in broken if number in pair]
         if count > 2 and len(own) == count - 1:  # of three places, two broken pairs always have one in common
-            yield Verdict(
-                "machine",
-                (evidence.places[place].name,),
-                f"{evidence.places[place]} and every other machine do not reach each other: {rest[own[0]]}.",
-                "a firewall on this machine, or its interface or cable",
-                f"run `mingle-discover doctor` on {evidence.places[place].name}.",
-            )
-            rest = {pair: how for pair, how in rest.items() if pair not in own}
-    for (one, other), how in rest.items():
-        first, second = evidence.places[one], evidence.places[other]
-        yield Verdict(
-            "pair",
-            (first.name, second.name),
-            f"{first} and {second} do not reach each other: {how}. Each of them reaches other machines."
-            if count > 2
-            else f"{first} and {second} do not reach each other: {how}.",
-            "a firewall, a security group or an access list that filters TCP between these two addresses",
-            f"allow TCP between {first.address} and {second.address} on all ports; "
-            f"`mingle-discover ping` on both shows which way is filtered.",
-        )
+            yield _verdict("machine", place, how=broken[own[0]])
+            broken = {pair: how for pair, how in broken.items() if pair not in own}
+    for (one, other), how in broken.items():
+        others = " Each of them reaches other machines." if count > 2 else ""
+        yield _verdict("pair", seen.places[one], seen.places[other], how=how, others=others)
 
 
-def _large(evidence: Evidence, pairs: Sequence[Pair]) -> Iterator[Verdict]:
+def _large(seen: Evidence, pairs: Sequence[Pair]) -> Iterator[Verdict]:
     if pairs:
-        shown = "; ".join(f"{evidence.places[one]} and {evidence.places[other]}" for one, other in pairs)
-        places = [evidence.places[each] for each in sorted({each for pair in pairs for each in pair})]
-        largest = max(place.mtu for place in places) or 1500
-        yield Verdict(
-            "mtu",
-            tuple(place.name for place in places),
-            f"small messages pass and large ones are lost between {shown}.",
-            f"the network carries smaller packets than the MTU of these interfaces ({largest}): "
-            "jumbo frames that a switch, a bridge or a tunnel drops",
-            f"give all machines the MTU that the network carries (`ip link set {places[0].interface} mtu 1500`), or "
-            f"raise it on the switch; `ping -M do -s {largest - 28} ADDRESS` shows whether full packets pass.",
-        )
+        places = _places(seen, pairs)
+        mtu = max(place.mtu for place in places) or 1500
+        shown = "; ".join(f"{seen.places[one]} and {seen.places[other]}" for one, other in pairs)
+        yield _verdict("mtu", *places, pairs=shown, mtu=mtu, payload=mtu - 28)
 
 
-def _busy(evidence: Evidence, rank: int, factor: float) -> Verdict:
-    place = evidence.places[evidence.place_of[rank]]
-    wall, cpu = evidence.host_times[rank]
-    starved = wall > 2 * cpu
-    return Verdict(
-        "cpu",
-        (place.name,),
-        f"rank {rank} on {place} takes {wall * 1e3:.0f} ms for a piece of work that takes the others "
-        f"{wall / factor * 1e3:.0f} ms; it had the CPU for {cpu * 1e3:.0f} ms of them.",
-        "other processes take its cores, or its container has too small a share of them"
-        if starved
-        else "its CPU runs at a lower clock: power saving, heat, or an older model",
-        f"look at `top` on {place.name}, and at the CPU limit of its container."
-        if starved
-        else f"look at `cpupower frequency-info` and the temperatures on {place.name}.",
-    )
+def _places(seen: Evidence, pairs: Iterable[Pair]) -> list[Place]:
+    return [seen.places[number] for number in sorted({number for pair in pairs for number in pair})]
 
 
-def _interface(evidence: Evidence) -> list[Verdict]:
+def _busy(seen: Evidence, rank: int, factor: float) -> Verdict:
+    wall, cpu = (1e3 * seconds for seconds in seen.host_times[rank])
+    kind = "cpu-busy" if wall > 2 * cpu else "cpu-slow"
+    return _verdict(kind, seen.places[seen.place_of[rank]], rank=rank, wall=wall, cpu=cpu, usual=wall / factor)
+
+
+def _interface(seen: Evidence) -> list[Verdict]:
     """Return that the wrong network is in use if another one is faster between most pairs."""
-    faster: dict[str, list[tuple[Pair, Other]]] = {}
-    for pair, others in evidence.others.items():
+    faster: dict[str, dict[Pair, Other]] = defaultdict(dict)
+    for pair, others in seen.others.items():
         for other in others:
             if other.rate > FASTER_FACTOR * other.rate_in_use:
-                faster.setdefault(other.network, []).append((pair, other))
-    count = len(evidence.places)
-    for network, cases in sorted(faster.items(), key=lambda each: -len(each[1])):
-        if 2 * len(cases) > count * (count - 1) // 2:
-            names = sorted({name for _, other in cases for name in other.interfaces})
-            used = sorted({evidence.places[each].interface for pair, _ in cases for each in pair})
-            gain = median(other.rate / other.rate_in_use for _, other in cases)
-            places = sorted({evidence.places[each].name for pair, _ in cases for each in pair})
-            return [
-                Verdict(
-                    "interface",
-                    tuple(places),
-                    f"the job uses {', '.join(used)}, and the network {network} ({', '.join(names)}), which "
-                    f"{', '.join(places)} share as well, is {gain:.1f} times as fast.",
-                    "MINGLE_INTERFACE, GLOO_SOCKET_IFNAME or --interface names the slower network",
-                    f"set MINGLE_INTERFACE={names[0]} on every machine (NCCL: NCCL_SOCKET_IFNAME).",
-                )
-            ]
-    return []
-
-
-def _slow(evidence: Evidence, rates: Mapping[Pair, float]) -> Iterator[Verdict]:
-    usual = reference(rates)
-    rest = slow_links(rates)
-    for place, at in enumerate(evidence.places):
-        into = [pair for pair in rates if pair[1] == place]
-        out = [pair for pair in rates if pair[0] == place]
-        sides = [(side, links) for side, links in (("in", into), ("out", out)) if len(links) > 1]
-        ways = [(side, links) for side, links in sides if all(pair in rest for pair in links)]
-        if ways:
-            links = [pair for _, each in ways for pair in each]
-            way = {"in": "to", "out": "from"}[ways[0][0]] if len(ways) == 1 else "to and from"
-            yield Verdict(
-                "slow-machine",
-                (at.name,),
-                f"all links {way} {at} are slow: {_speed(median(rates[pair] for pair in links))} where the others "
-                f"carry {_speed(usual)}.",
-                "its cable, its port on the switch or its interface: a lower speed, errors, or a limit on traffic",
-                f"look at `ethtool {at.interface}` and `ip -s link show {at.interface}` on {at.name}, and at "
-                f"`tc qdisc` and the firewall there.",
-            )
-            rest = [pair for pair in rest if pair not in links]
-    for one, other in rest:
-        first, second = evidence.places[one], evidence.places[other]
-        both = (other, one) in rest
-        if both and one > other:
-            continue
-        words = f"between {first} and {second}" if both else f"from {first} to {second}, in this direction only,"
-        yield Verdict(
-            "slow-pair" if both else "slow-direction",
-            (first.name, second.name),
-            f"the link {words} carries {_speed(rates[one, other])} where the others carry {_speed(usual)}.",
-            "the route between these two: another switch, an uplink that is full, or a limit on traffic"
-            if both
-            else f"a limit or errors on what {first.name} sends or {second.name} receives from it",
-            f"compare `ip route get {second.address}` on {first.name} with another machine's, and the counters of the "
-            "ports between them.",
+                faster[other.network][pair] = other
+    network, cases = max(faster.items(), key=lambda each: len(each[1]), default=("", {}))
+    if 4 * len(cases) <= len(seen.places) * (len(seen.places) - 1):
+        return []
+    places = _places(seen, cases)
+    names = sorted({name for other in cases.values() for name in other.interfaces})
+    return [
+        _verdict(
+            "interface",
+            *places,
+            used=", ".join(sorted({place.interface for place in places})),
+            network=network,
+            interfaces=", ".join(names),
+            hosts=", ".join(place.name for place in places),
+            gain=median(other.rate / other.rate_in_use for other in cases.values()),
+            faster=names[0],
         )
+    ]
 
 
-def _wrong(evidence: Evidence) -> Verdict:
-    return Verdict(
-        "wrong-result",
-        (),
-        f"wrong result: {'; '.join(evidence.wrong)}.",
-        "different versions of torch or of the backend, or faulty memory",
-        "compare `python -m torch.utils.collect_env` of the machines.",
-    )
-
-
-def _hung(evidence: Evidence) -> Verdict:
-    return Verdict(
-        "collective",
-        (),
-        f"{'; '.join(evidence.failed)}; each pair of machines alone works.",
-        "a fault of the backend or of a device, or one that has passed meanwhile",
-        "start the check again, with `--backend gloo` to leave the devices out; NCCL_DEBUG=INFO says what NCCL does.",
-    )
+def _slow(seen: Evidence, rates: Mapping[Pair, float]) -> Iterator[Verdict]:
+    usual, slow = _speed(reference(rates)), slow_links(rates)
+    for number, place in enumerate(seen.places):
+        sides = {way: [pair for pair in rates if pair[end] == number] for end, way in enumerate(("from", "to"))}
+        bad = {way: pairs for way, pairs in sides.items() if len(pairs) > 1 and all(pair in slow for pair in pairs)}
+        if links := [pair for pairs in bad.values() for pair in pairs]:
+            rate = _speed(median(rates[pair] for pair in links))
+            yield _verdict("slow-machine", place, ways=" and ".join(bad), rate=rate, usual=usual)
+            slow = [pair for pair in slow if pair not in links]
+    for one, other in slow:
+        both = (other, one) in slow
+        if not both or one < other:
+            kind = "slow-pair" if both else "slow-direction"
+            yield _verdict(kind, seen.places[one], seen.places[other], rate=_speed(rates[one, other]), usual=usual)
 
 
 def _speed(rate: float) -> str:
