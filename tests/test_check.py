@@ -167,7 +167,9 @@ def test_a_terminal_gets_a_matrix_in_color() -> None:
     "arguments", [[], ["--nnodes", "0"], ["--nnodes", "2", "--max-size", "3"], ["--nnodes", "2", "--backend", "mpi"]]
 )
 def test_wrong_usage_is_told_before_the_first_packet(arguments: list[str]) -> None:
-    assert CliRunner().invoke(command.check, arguments).exit_code == 2
+    told = CliRunner().invoke(command.check, arguments, prog_name="mingle-check")
+    assert told.exit_code == 2
+    assert "mingle-discover" not in told.output
 
 
 @pytest.mark.parametrize("timeout", [None, "3"])

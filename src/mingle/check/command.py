@@ -17,7 +17,7 @@ import mingle
 from mingle.check.verdicts import SLOW_FACTOR, reference
 from mingle.cli import output
 from mingle.cli.options import FAILED, Shared, shared_options
-from mingle.cli.output import Table
+from mingle.cli.output import Lines, Table
 from mingle.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -228,11 +228,13 @@ def sizes(report: Report) -> Table:
     return Table(("COLLECTIVE", "DEVICE", "BYTES", "TIME us", "ALGBW GB/s", "BUSBW GB/s"), rows)
 
 
-def pair_lines(report: Report) -> Iterator[tuple[str, ...]]:
-    """Yield what a pipe gets of each directed pair."""
+def pair_lines(report: Report) -> Lines:
+    """Return what a pipe gets: a row for each directed pair."""
+    rows = []
     for each in report["pairs"]:
         one, other = (report["places"][each[end]]["name"] for end in ("from", "to"))
-        yield "pair", one, other, "-" if each["rtt"] is None else f"{each['rtt'] * 1e6:.0f}", _rate(each)
+        rows.append(("pair", one, other, "-" if each["rtt"] is None else f"{each['rtt'] * 1e6:.0f}", _rate(each)))
+    return Lines(("", "FROM", "TO", "RTT us", "MB/s"), rows)
 
 
 def matrix(report: Report) -> Table:

@@ -91,8 +91,8 @@ def error_record(error: MingleError) -> dict[str, str | None]:
 def complain(error: MingleError, command: str, *, as_json: bool) -> None:
     """Print an error on stderr; with JSON also as the answer, since a script reads one stream."""
     if as_json:
-        answer_json(command, {"error": error_record(error)})
-    say(f"mingle-discover {command}: {error}")
+        answer_json(command.removeprefix("mingle-"), {"error": error_record(error)})
+    say(f"{command if command.startswith('mingle-') else f'mingle-discover {command}'}: {error}")
 
 
 def is_terminal() -> bool:
