@@ -265,7 +265,7 @@ class _Rank:
         if isinstance(self.rank, Host):
             self.rank.close(reason)
         else:
-            self.rank.leave(reason)
+            self.rank.close(reason)
 
 
 def _rank(observer: Observer, job: str, rank: int, world_size: int, key: JobKey | None) -> _Rank:

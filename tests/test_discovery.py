@@ -142,7 +142,7 @@ def test_what_waits_at_the_store_goes_with_the_rank() -> None:
         server = ranks[0].store_server
         assert server is not None
         for rank in ranks:  # time is up now, however long the connection has taken
-            rank.machine._deadline = time.monotonic()
+            rank._machine._deadline = time.monotonic()
             rank.call(lambda: None)
         assert all(isinstance(each.exception(), DiscoveryTimeoutError) for each in running)
     assert ranks[1].stores.client is None
@@ -258,7 +258,7 @@ def test_an_unforeseen_exception_while_waiting_is_an_error_with_its_cause(
 ) -> None:
     waiting = alone(rank)
     if farewell == "fails":
-        monkeypatch.setattr(type(waiting._machine), "close" if rank == 0 else "leave", lambda *_: riddle())
+        monkeypatch.setattr(type(waiting._machine), "close", lambda *_: riddle())
     waiting.call(riddle)
     with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError: a riddle") as caught:
         waiting.run()
@@ -428,7 +428,7 @@ def test_closing_says_good_bye_and_is_done_once(ranks: list[Formed], serving: bo
     member.serve()
     host.close("its job was closed")
     host.close("its job was closed")
-    machine = member.machine
+    machine = member.joiner
     assert isinstance(machine, Joiner)
     until(lambda: not machine.connection_stands)
     assert not [each for each in threading.enumerate() if each.name == "mingle-host"]
@@ -486,7 +486,7 @@ def test_a_seal_that_is_called_off_while_its_store_is_opened_leaves_one_store(mo
         with pytest.raises(KeyboardInterrupt):
             leaving.result(10)
         joining = pool.submit(second.run)
-        machine = host.machine
+        machine = host.host
         assert isinstance(machine, Host)
         until(lambda: (machine.registrar.epoch, machine.registrar.phase) == (2, Phase.SEALING))
         go_on.set()

@@ -134,19 +134,18 @@ def test_a_closed_one_looks_for_nobody() -> None:
     assert agent.closed
 
 
-def test_what_an_earlier_part_asked_for_is_none_of_the_present_one() -> None:
+def test_what_an_earlier_session_asked_for_is_none_of_the_present_one() -> None:
     gathering = AgentGathering(5, (1, 2))
     agents = gathering.everybody(2)
     gathering.run_until_together(agents, 12.0)
     host = gathering.host_of(agents)
     rest = next(each for each in agents if each is not host)
-    old_part, old_host = rest.agent.part, host.hosted
-    assert old_host is not None
+    assert rest.outcome is not None
+    old_session = rest.outcome.session
     host.kill()
     gathering.world.run(0.01)
     now = gathering.world.now
-    rest.agent.store_proved(old_part, 1, now)
-    rest.agent.store_unreachable(old_part, 1, "no answer", now)
-    rest.agent.store_opened(old_host, 1, 5000, "token", now)
+    rest.agent.store_proved(old_session, 1, now)
+    rest.agent.store_unreachable(old_session, 1, "no answer", now)
     assert isinstance(rest.agent.part, Elector)
     assert rest.outcome is None

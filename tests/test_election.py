@@ -120,7 +120,7 @@ def test_it_ends_at_its_deadline_and_leaves_quietly() -> None:
     run(machine, 1.9)
     assert not machine.expired(1.9)
     assert machine.expired(2.0)
-    machine.leave("interrupted")
+    machine.close("interrupted")
     assert not isinstance(machine.acting, Host)
 
 
@@ -169,7 +169,7 @@ def test_the_error_of_its_session_stays_when_that_is_gone() -> None:
     failure = machine.failure
     assert isinstance(failure, DiscoveryTimeoutError)
     assert "within 5 s" in str(failure)
-    machine.leave("failed")
+    machine.close("failed")
     assert machine.failure is failure
 
 

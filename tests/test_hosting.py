@@ -30,9 +30,10 @@ from mingle.protocol.machine import (
     PrepareStore,
     Source,
     Write,
+    roster_digest,
 )
 from mingle.protocol.pacing import UNICAST_ANSWERS_AT_ONCE
-from mingle.protocol.registrar import RETURN_SECONDS, Phase, Registrar, roster_digest
+from mingle.protocol.registrar import RETURN_SECONDS, Phase, Registrar
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_ADDRESSES, Bye, List, Offer, Seek
@@ -150,7 +151,7 @@ def test_a_store_that_stands_while_ranks_are_missing_is_told_to_those_that_wait(
         alone.done()
         due = alone.host.next_timer()
     assert alone.prepared == ["10.0.0.1"]
-    alone.host.store_prepared(5000, 2.0)
+    alone.host.store_prepared(5000)
     alone.done()
     assert alone.said[1][-1] == frames.Store(session=SESSION, address="10.0.0.1", port=5000)
     assert alone.phase() is Phase.OPEN

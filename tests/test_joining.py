@@ -136,7 +136,7 @@ def test_the_way_to_its_outcome() -> None:
     assert [type(frame) for frame in alone.said] == [frames.Join, frames.Confirmed]
     assert alone.said[1].paths == (frames.Path(host_address=ADDRESS, local_address="10.0.0.2", interface="eth0"),)
     assert alone.step() is Step.PROVING_STORE
-    alone.joiner.store_proved(1)
+    alone.joiner.store_proved(SESSION, 1, 3.0)
     alone.done()
     assert alone.said[-1] == frames.Ack(session=SESSION, epoch=1)
     assert not alone.joiner.finished
@@ -151,7 +151,7 @@ def test_go_is_only_taken_after_its_ack_and_of_its_epoch(when: str) -> None:
     alone = Alone()
     conn = alone.seal()
     if when == "of another epoch":
-        alone.joiner.store_proved(1)
+        alone.joiner.store_proved(SESSION, 1, 3.0)
     alone.hear(conn, 3.0, frames.Go(session=SESSION, epoch=2 if when == "of another epoch" else 1))
     assert alone.joiner.outcome is None
 
@@ -159,11 +159,11 @@ def test_go_is_only_taken_after_its_ack_and_of_its_epoch(when: str) -> None:
 def test_a_store_that_is_not_reached_is_tried_again_until_the_epoch_is_void() -> None:
     alone = Alone()
     conn = alone.seal()
-    alone.joiner.store_unreachable(1, "refused", 3.0)
+    alone.joiner.store_unreachable(SESSION, 1, "refused", 3.0)
     alone.joiner.handle_timer(3.0 + STORE_RETRY_SECONDS)
     assert any(isinstance(effect, ProveStore) for effect in alone.done())
     alone.hear(conn, 4.0, frames.Void(session=SESSION, epoch=1, reason="test"))
-    alone.joiner.store_proved(1)
+    alone.joiner.store_proved(SESSION, 1, 3.0)
     alone.done()
     assert alone.step() is Step.SEATED
     assert not any(isinstance(frame, frames.Ack) for frame in alone.said)
@@ -184,7 +184,7 @@ def test_epochs_of_one_session_do_not_bind_another() -> None:
 def test_after_confirmed_it_tries_the_same_session_first() -> None:
     alone = Alone()
     conn = alone.seal()
-    alone.joiner.store_proved(1)
+    alone.joiner.store_proved(SESSION, 1, 3.0)
     alone.joiner.disconnected(conn, "reset", 3.0)
     (conn,) = alone.dialled()
     alone.joiner.heard(offer(OTHER, port=4001), HERE, 3.1)
@@ -205,7 +205,7 @@ def test_a_host_that_refuses_connections_is_not_waited_for() -> None:
 def test_a_formed_member_comes_back_until_it_was_ready() -> None:
     alone = Alone()
     conn = alone.seal()
-    alone.joiner.store_proved(1)
+    alone.joiner.store_proved(SESSION, 1, 3.0)
     alone.hear(conn, 3.0, frames.Go(session=SESSION, epoch=1))
     assert alone.joiner.next_timer() is None
     alone.joiner.disconnected(conn, "reset", 4.0)
@@ -220,7 +220,7 @@ def test_a_formed_member_comes_back_until_it_was_ready() -> None:
 def test_a_formed_member_gives_up_coming_back() -> None:
     alone = Alone()
     conn = alone.seal()
-    alone.joiner.store_proved(1)
+    alone.joiner.store_proved(SESSION, 1, 3.0)
     alone.hear(conn, 3.0, frames.Go(session=SESSION, epoch=1))
     alone.joiner.disconnected(conn, "reset", 4.0)
     while (due := alone.joiner.next_timer()) is not None:
@@ -370,8 +370,8 @@ def test_the_deadline() -> None:
 def test_who_leaves_before_go_says_no_ready() -> None:
     alone = Alone()
     conn = alone.seal()
-    alone.joiner.store_proved(1)
-    alone.joiner.leave("gave up")
+    alone.joiner.store_proved(SESSION, 1, 3.0)
+    alone.joiner.close("gave up")
     assert Hangup(conn) in alone.done()
     assert alone.said[-1] == frames.Leave(session=SESSION, reason="gave up")
     assert not any(isinstance(frame, frames.Ready) for frame in alone.said)
@@ -380,9 +380,9 @@ def test_who_leaves_before_go_says_no_ready() -> None:
 def test_who_leaves_after_go_was_ready() -> None:
     alone = Alone()
     conn = alone.seal()
-    alone.joiner.store_proved(1)
+    alone.joiner.store_proved(SESSION, 1, 3.0)
     alone.hear(conn, 3.0, frames.Go(session=SESSION, epoch=1))
-    alone.joiner.leave("done")
+    alone.joiner.close("done")
     alone.done()
     assert alone.said[-2:] == [frames.Ready(session=SESSION), frames.Leave(session=SESSION, reason="done")]
 

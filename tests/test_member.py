@@ -76,7 +76,7 @@ def test_step_by_step() -> None:
     assert (joiner.step, joiner.seated, joiner.has_confirmed) == (Step.SEATED, True, False)
     joined.seal()
     assert (joiner.step, joiner.has_confirmed) == (Step.PROVING_STORE, True)
-    joiner.store_proved(1)
+    joiner.store_proved(SESSION, 1, 3.0)
     assert joiner.step is Step.ACKED
     joined.hear(frames.Go(session=SESSION, epoch=1))
     assert joiner.step is Step.FORMED
@@ -131,14 +131,14 @@ def test_a_void_epoch_leaves_the_seat() -> None:
     joined.seal()
     joined.hear(frames.Void(session=SESSION, epoch=1, reason="test"))
     assert joined.joiner.step is Step.SEATED
-    joined.joiner.store_proved(1)
+    joined.joiner.store_proved(SESSION, 1, 3.0)
     assert joined.joiner.step is Step.SEATED
 
 
 def test_the_store_is_tried_again() -> None:
     joined = Joined()
     joined.seal()
-    joined.joiner.store_unreachable(1, "refused", 2.0)
+    joined.joiner.store_unreachable(SESSION, 1, "refused", 2.0)
     joined.joiner._gather(1.9 + STORE_RETRY_SECONDS)
     assert len(joined.stores()) == 1
     joined.joiner._gather(2.0 + STORE_RETRY_SECONDS)
@@ -175,7 +175,7 @@ def test_only_an_acknowledged_seal_outlasts_a_loss() -> None:
         joined = Joined()
         joined.seal()
         if acked:
-            joined.joiner.store_proved(1)
+            joined.joiner.store_proved(SESSION, 1, 3.0)
         joined.lose("reset", 5.0)
         joined.joiner._join(joined.session, 6.0)
         joined.hear(frames.Joined(session=SESSION, epoch=1))
@@ -185,7 +185,7 @@ def test_only_an_acknowledged_seal_outlasts_a_loss() -> None:
 def formed() -> Joined:
     joined = Joined()
     joined.seal()
-    joined.joiner.store_proved(1)
+    joined.joiner.store_proved(SESSION, 1, 3.0)
     joined.hear(frames.Go(session=SESSION, epoch=1))
     assert joined.joiner.step is Step.FORMED
     return joined

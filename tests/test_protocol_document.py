@@ -19,8 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mingle.protocol.machine import roster_digest
 from mingle.protocol.member import Step
-from mingle.protocol.registrar import Phase, roster_digest
+from mingle.protocol.registrar import Phase
 from mingle.wire import datagrams, frames
 from tests import golden
 from tests.golden.examples import ADDRESSES, HOST_NONCE, JOB, MEMBER_NONCE, PORT, SECRET, SESSION, render

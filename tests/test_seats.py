@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mingle.protocol.admission import Admission
-from mingle.protocol.registrar import HostSeat, Phase, Registrar, roster_digest
+from mingle.protocol.machine import roster_digest
+from mingle.protocol.registrar import HostSeat, Phase, Registrar
 from mingle.wire import frames
 
 from .registrar_port import RecordingPort

@@ -105,7 +105,7 @@ def test_a_host_that_does_not_answer(
     sessions: list[RunningSession], ranks: list[Formed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "ROSTER_SECONDS", 0.2)
-    monkeypatch.setattr(ranks[1].discovery.machine, "ask_roster", lambda: None)
+    monkeypatch.setattr(ranks[1].discovery.joiner, "ask_roster", lambda: None)
     fails_soon(sessions[1], "rank 0 ")
 
 
@@ -139,7 +139,7 @@ def test_a_job_ends_with_its_process_group(ranks: list[Formed], sessions: list[R
         each.group_stands()
     assert len(sessions[1].roster()) == 2
     group.stands = False
-    machine = ranks[1].discovery.machine
+    machine = ranks[1].discovery.joiner
     assert isinstance(machine, Joiner)
     until(lambda: not machine.connection_stands)
     fails_soon(sessions[1], "rank 0 has ended its job")
@@ -185,7 +185,7 @@ def test_a_rank_zero_that_goes_after_it_is_no_loss(
     group.stands = True
     sessions[1].group_stands()
     sessions[0].close(failing=False)
-    machine = ranks[1].discovery.machine
+    machine = ranks[1].discovery.joiner
     assert isinstance(machine, Joiner)
     until(lambda: not machine.connection_stands)
     assert sessions[1].host_lost is None

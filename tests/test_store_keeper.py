@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,19 +11,77 @@ import pytest
 from mingle.engine import store
 from mingle.engine.store import StoreKeeper, StoreServer
 from mingle.errors import ConfigurationError, MingleError
+from mingle.protocol.machine import OpenStore
 
 
-class User:
-    """The owner of a machine, of which these tests need nothing."""
+class Machine:
+    """A machine that notes what its keeper tells it."""
 
-    hosting = part = None
+    hosting: Any = None
     finished = False
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
+        """Take note of a store that listens."""
+        self.told.append(("opened", epoch, port, token, now))
+
+    def store_failed(self, epoch: int, error: MingleError, now: float) -> None:
+        """Take note of one that could not be opened."""
+        self.told.append(("failed", epoch, error, now))
 
 
 @pytest.fixture
-def keeper() -> StoreKeeper:
+def machine() -> Machine:
+    """The machine of the keeper."""
+    return Machine()
+
+
+@pytest.fixture
+def keeper(machine: Machine) -> StoreKeeper:
     """A keeper whose threads a test runs itself."""
-    return StoreKeeper(User(), lambda _: None, lambda *_: None, port=None)  # type: ignore[arg-type]
+    driver: Any = SimpleNamespace(machine=machine, clock=lambda: 3.0, call=lambda function: function())
+    return StoreKeeper(driver, lambda _, work: work(), port=None)
+
+
+@pytest.mark.parametrize("gone", ["closed", "replaced"])
+def test_the_store_of_a_session_that_is_gone_is_released_and_not_told(
+    keeper: StoreKeeper, machine: Machine, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    opened: list[StoreServer] = []
+    host = SimpleNamespace(session=b"one", closed=False)
+
+    def open_server(address: str, _port: int | None, session: bytes) -> StoreServer:
+        if gone == "closed":
+            host.closed = True
+        else:
+            machine.hosting = SimpleNamespace(session=b"two", closed=False)
+        opened.append(StoreServer(address, 5000, session, "token", object()))  # type: ignore[arg-type]
+        return opened[-1]
+
+    machine.hosting = host
+    monkeypatch.setattr(store, "open_server", open_server)
+    keeper.perform(OpenStore(1, "127.0.0.1"))
+    assert not opened[0].held
+    assert (keeper.server, machine.told) == (None, [])
+
+
+def test_a_session_learns_of_its_store_and_of_a_failure(
+    keeper: StoreKeeper, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.hosting = SimpleNamespace(session=b"one", closed=False)
+    monkeypatch.setattr(store, "open_server", lambda address, _, session: StoreServer(address, 5000, session, "token"))
+    keeper.perform(OpenStore(1, "127.0.0.1"))
+    assert machine.told == [("opened", 1, 5000, "token", 3.0)]
+    taken = ConfigurationError.explain("taken", cause="c", remedy="r")
+
+    def fail(*_: Any) -> StoreServer:
+        raise taken
+
+    monkeypatch.setattr(store, "open_server", fail)
+    keeper.perform(OpenStore(2, "127.0.0.2"))
+    assert machine.told[1:] == [("failed", 2, taken, 3.0)]
 
 
 def test_a_store_that_stands_serves_its_session_again(keeper: StoreKeeper, monkeypatch: pytest.MonkeyPatch) -> None:

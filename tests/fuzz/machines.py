@@ -161,18 +161,17 @@ class Theatre:
             case Hangup(conn):
                 self._open.pop(conn, None)
             case PrepareStore():
-                host = machine.host if isinstance(machine, Elector) else machine
-                if isinstance(host, Host) and rng.random() < 0.8:
-                    host.store_prepared(4567, self._now)
+                if machine.hosting is not None and rng.random() < 0.8:
+                    machine.hosting.store_prepared(4567)
             case OpenStore(epoch):
                 assert not isinstance(machine, Joiner)
                 machine.store_opened(epoch, 4567, "token", self._now)
-            case ProveStore(epoch=epoch):
+            case ProveStore(epoch=epoch, session=session):
                 assert not isinstance(machine, Host)
                 if rng.random() < 0.8:
-                    machine.store_proved(epoch)
+                    machine.store_proved(session, epoch, self._now)
                 else:
-                    machine.store_unreachable(epoch, "refused", self._now)
+                    machine.store_unreachable(session, epoch, "refused", self._now)
             case CloseStore():
                 assert machine.finished
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_ADDRESSES
 from mingle.wire.frames import ProcessInfo
 from tests.lan.network import Barrier, Machine, Network
-from tests.lan.process import STORE_SECONDS, STORE_SILENT_SECONDS, Process
+from tests.lan.process import Process
 from tests.lan.tcp import RESET, Connection, End
 from tests.lan.world import World
 
@@ -156,43 +155,6 @@ class AgentProcess(Process):
 
     def _prepare_store(self, address: str) -> None:
         """Like the agents' loop: it is early enough when the session is sealed."""
-
-    def _open_store(self, epoch: int, address: str) -> None:
-        host = self.agent.host
-        assert host is not None
-
-        def opened() -> None:
-            if host.closed:
-                return
-            if self.store_port is None or host.session != self._store_session:
-                self.store_port = 40_000 + self.world.new_id() % 20_000
-                self.store_token = self.world.rng.randbytes(8).hex()
-                self._store_session = host.session
-            self.machine.stores[self.store_port] = self
-            self.agent.store_opened(host, epoch, self.store_port, self.store_token, self.now)
-
-        assert self.machine.nic(address) is not None, "the store shall listen on an address that is not ours"
-        self.world.after(self.world.rng.uniform(*STORE_SECONDS), functools.partial(self._event, opened))
-
-    def _prove_store(self, epoch: int, address: str, port: int, token: str) -> None:
-        part, agent = self.agent.part, self.agent
-        route = self.network.route(self.machine, address)
-        store = None if route is None else route.far.machine.stores.get(port)
-        delay = self.world.rng.uniform(*STORE_SECONDS)
-        if route is None or not route.alive or (store is not None and store.stopped):
-            delay, problem = STORE_SILENT_SECONDS, "no answer"
-        elif store is None or store.store_token != token:
-            problem = "refused, or another store"
-        else:
-            problem = ""
-
-        def answered() -> None:
-            if problem:
-                agent.store_unreachable(part, epoch, problem, self.now)
-            else:
-                agent.store_proved(part, epoch, self.now)
-
-        self.world.after(delay, functools.partial(self._event, answered))
 
 
 class AgentInvariants:

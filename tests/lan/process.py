@@ -267,10 +267,7 @@ class Process:
         core = self.core
         if not self.alive or core is None:
             return
-        if isinstance(core, Host):
-            core.close("closed by its user")
-        else:
-            core.leave("closed by its user")
+        core.close("closed by its user")
         self._carry_out()
         self._end()
 
@@ -426,10 +423,7 @@ class Process:
                 self.world.after(self.ready_after, functools.partial(self._event, core.ready))
         if core.failure is not None and self.failed_at is None:
             self.failed_at = self.world.now
-            if isinstance(core, Host):
-                core.close("failed")
-            else:
-                core.leave("failed")
+            core.close("failed")
             self._carry_out()
             self._end()
         for watch in list(self.world.watchers):
@@ -495,8 +489,8 @@ class Process:
                 self.reached_ahead.append((address, port))
             case effects.OpenStore(epoch, address):
                 self._open_store(epoch, address)
-            case effects.ProveStore(epoch, address, port, _, token):
-                self._prove_store(epoch, address, port, token)
+            case effects.ProveStore():
+                self._prove_store(effect)
             case effects.CloseStore(reason):
                 self.world.note(f"{self.name} closes its store: {reason}")
                 self.closed_stores.append(reason)
@@ -568,21 +562,24 @@ class Process:
     # --- the store -------------------------------------------------------------------------------------------------
 
     def _prepare_store(self, address: str) -> None:
-        self._open_soon(address, lambda host, port: host.store_prepared(port, self.world.now))
+        self._open_soon(address, lambda host, port: host.store_prepared(port))
 
     def _open_store(self, epoch: int, address: str) -> None:
         def tell(_host: Host, port: int) -> None:
-            assert isinstance(self.core, Host | Elector)
-            self.core.store_opened(epoch, port, self.store_token, self.world.now)
+            assert not isinstance(self.core, Joiner | None)
+            self.core.store_opened(epoch, port, self.store_token, self.now)
 
         self._open_soon(address, tell)
 
     def _open_soon(self, address: str, tell: Callable[[Host, int], None]) -> None:
         """Opens the store of the present session, unless it stands, and tells its port."""
-        host = self.host
+        assert self.core is not None
+        host = self.core.hosting
+        assert host is not None
 
         def opened() -> None:
-            if host.closed:
+            assert self.core is not None
+            if host.closed or host is not self.core.hosting:
                 return
             if self.store_port is None or host.session != self._store_session:
                 self.store_port = 40_000 + self.world.new_id() % 20_000
@@ -594,15 +591,16 @@ class Process:
         assert self.machine.nic(address) is not None, "the store shall listen on an address that is not ours"
         self.world.after(self.world.rng.uniform(*STORE_SECONDS), functools.partial(self._event, opened))
 
-    def _prove_store(self, epoch: int, address: str, port: int, token: str) -> None:
-        core = self.core
-        assert isinstance(core, Joiner | Elector)
+    def _prove_store(self, wanted: effects.ProveStore) -> None:
+        address, port = wanted.address, wanted.port
 
         def proved() -> None:
-            core.store_proved(epoch)
+            assert not isinstance(self.core, Host | None)
+            self.core.store_proved(wanted.session, wanted.epoch, self.now)
 
         def unreachable(reason: str) -> None:
-            core.store_unreachable(epoch, reason, self.world.now)
+            assert not isinstance(self.core, Host | None)
+            self.core.store_unreachable(wanted.session, wanted.epoch, reason, self.now)
 
         route = self.network.route(self.machine, address.partition("%")[0])
         delay = self.world.rng.uniform(*STORE_SECONDS)
@@ -611,7 +609,7 @@ class Process:
             delay, happen = STORE_SILENT_SECONDS, functools.partial(unreachable, "no answer")
         elif store is None:
             happen = functools.partial(unreachable, "Connection refused")
-        elif store.store_token != token:
+        elif store.store_token != wanted.token:
             happen = functools.partial(unreachable, "another store answers")
         else:
             happen = functools.partial(proved)

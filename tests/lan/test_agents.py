@@ -384,7 +384,7 @@ def test_a_host_that_is_stopped_before_go_holds_nobody_up_until_the_deadline(ste
         return [each for each, part in parts if isinstance(part, Elector) and part.joiner.step is step]
 
     assert gathering.world.run(15.0, until=lambda: len(there()) >= 2)
-    hosts = [(each, each.agent.host) for each in agents if each.core is not None]
+    hosts = [(each, each.agent.hosting) for each in agents if each.core is not None]
     (host,) = [each for each, machine in hosts if machine is not None and machine.has_members]
     host.stop()
     gathering.run_until_together(without(agents, host), 25.0)
@@ -403,7 +403,7 @@ def test_who_has_acknowledged_starts_no_small_session_although_it_never_heard_go
         agents.append(gathering.start("m2"))
 
     def hosted() -> list[AgentProcess]:
-        hosts = [(each, each.agent.host) for each in agents if each.core is not None]
+        hosts = [(each, each.agent.hosting) for each in agents if each.core is not None]
         return [each for each, host in hosts if host is not None and host.quorum.had_quorum]
 
     assert gathering.world.run(15.0, until=lambda: bool(hosted()))

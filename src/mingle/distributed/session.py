@@ -20,10 +20,7 @@ from mingle.engine import store
 from mingle.engine.discovery import Discovery
 from mingle.errors import MingleError
 from mingle.job import Member
-from mingle.protocol.host import Host
-from mingle.protocol.machine import Formation
-from mingle.protocol.member import RETURN_SECONDS, Joiner
-from mingle.protocol.registrar import roster_digest
+from mingle.protocol.machine import Formation, roster_digest
 from mingle.wire.frames import Seat
 
 if TYPE_CHECKING:
@@ -171,8 +168,8 @@ class RunningSession(Session):
 
     @property
     def _is_connected(self) -> bool:
-        machine = self._discovery.machine
-        return isinstance(machine, Joiner) and machine.connection_stands
+        joiner = self._discovery.joiner
+        return joiner is not None and joiner.connection_stands
 
     def _await_store(self, client: store.StoreClient, seconds: float) -> None:
         try:
@@ -195,7 +192,9 @@ class RunningSession(Session):
         Called when the process group could not be made. Rank 0's store breaks at the same moment as its connection, but
         it is lost only when it does not come back.
         """
-        if isinstance(self._discovery.machine, Joiner):
+        if self._discovery.joiner is not None:
+            from mingle.protocol.member import RETURN_SECONDS
+
             now = time.monotonic()
             noticed, returned = now + LOSS_NOTICED_SECONDS, now + RETURN_SECONDS + LOSS_NOTICED_SECONDS
             while self._host_lost is None and now < (noticed if self._is_connected else returned):
@@ -210,7 +209,7 @@ class RunningSession(Session):
             self._note_group()
         elif self._group_stood and not stands and not self._group_ended:
             self._group_ended = True
-            self._say_good_bye()
+            self._discovery.say_good_bye("its process group was destroyed")
         elif not stands and self.host_lost is None:
             self._look_after_host()
         return WATCH_SLOW_SECONDS if self._group_stood else WATCH_QUICK_SECONDS
@@ -219,30 +218,22 @@ class RunningSession(Session):
         self._group_stood = self._discovery.group_stands = True
         if self._discovery.store_server is not None:
             self._discovery.store_server.release()
-        machine = self._discovery.machine
-        if isinstance(machine, Joiner):
-            machine.ready()
+        if (joiner := self._discovery.joiner) is not None:
+            joiner.ready()
 
     def _look_after_host(self) -> None:
         """Note that rank 0 is gone before there was a process group: torch would look for its store for half an hour.
 
         Our entry points raise. Code that called torch directly gets only this log line.
         """
-        machine = self._discovery.machine
-        if isinstance(machine, Joiner) and (host_lost := machine.host_lost) is not None:
+        joiner = self._discovery.joiner
+        if joiner is not None and (host_lost := joiner.host_lost) is not None:
             self.host_lost = host_lost
-            if machine.close_reason:
+            if joiner.close_reason:
                 # It may have done all that it was there for, if nobody wants a process group.
                 logger.info("%s", host_lost.observation)
             else:
                 self._discovery.say(host_lost.observation)
-
-    def _say_good_bye(self) -> None:
-        machine = self._discovery.machine
-        if isinstance(machine, Host):
-            machine.close("its process group was destroyed")
-        else:
-            machine.leave("its process group was destroyed")
 
     def group_stands(self) -> None:
         """Take note that the process group has taken the store over; on the store's rank, wait until that is done.
@@ -291,20 +282,23 @@ class RunningSession(Session):
         Raises:
             MingleError: rank 0 does not answer any more, or the session's thread has failed.
         """
-        machine = self._discovery.machine
+        host = self._discovery.host
         if os.getpid() != self._pid:
             raise self._gone("this process is a fork of the rank; only the rank itself can ask")
         if self._closing_begun:
             raise self._gone("its session has ended", cause="a later call of init() or discover() took its place")
         try:
-            seats = self._in_loop(machine.registrar.roster) if isinstance(machine, Host) else self._ask(machine)
+            seats = self._in_loop(host.registrar.roster) if host is not None else self._ask()
         except FutureTimeoutError:
             raise self._gone("rank 0 did not answer") from None
         if roster_digest(seats) != self._formation.roster_digest:
             raise self._gone("what came is not the roster that was sealed")
         return tuple(Member(**structs.asdict(seat)) for seat in seats)
 
-    def _ask(self, joiner: Joiner) -> list[Seat]:
+    def _ask(self) -> list[Seat]:
+        joiner = self._discovery.joiner
+        assert joiner is not None
+
         def ask() -> bool:
             if not joiner.connection_stands:
                 return False

@@ -23,6 +23,7 @@ from mingle.elastic.quorum import Policy
 from mingle.elastic.reports import Attendance
 from mingle.errors import MingleError
 from mingle.protocol.election import Candidacy, Elector
+from mingle.protocol.host import Host
 from mingle.protocol.machine import (
     Address,
     Context,
@@ -131,7 +132,7 @@ class Agent:
         """Look for no other session once this one is lost, or has just been: the agent's workers are done."""
         self._stopped_electing = True
         if isinstance(self.part, Elector):
-            self.part.leave("its workers are done")
+            self.part.close("its workers are done")
             self._drop_part()
 
     def close(self, reason: str) -> None:
@@ -139,10 +140,8 @@ class Agent:
         if self.closed:
             return
         self.closed = True
-        if isinstance(self.part, ElasticHost):
+        if self.part is not None:
             self.part.close(reason)
-        elif self.part is not None:
-            self.part.leave(reason)
         self._drop_part()
 
     def _drop_part(self) -> None:
@@ -153,10 +152,14 @@ class Agent:
     # --- what the driver reads -------------------------------------------------------------------------------------
 
     @property
-    def host(self) -> ElasticHost | None:
-        """The hosting machine, if this agent hosts."""
-        host = self.part.host if isinstance(self.part, Elector) else self.part
-        return host if isinstance(host, ElasticHost) else None
+    def hosting(self) -> Host | None:
+        """The machine that hosts a session, if one does."""
+        return self.part.hosting if self.part is not None else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the agent is in a session."""
+        return self.outcome is not None
 
     @property
     def held_until(self) -> float:
@@ -256,30 +259,28 @@ class Agent:
             self.part.disconnected(conn, reason, now)
             self._look(now)
 
-    def store_opened(self, host: ElasticHost, epoch: int, port: int, token: str, now: float) -> None:
-        """The store of the session that we host listens."""
-        if host is self.host:
-            assert isinstance(self.part, Elector | ElasticHost)
+    def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
+        """Handle that the store of the own session listens."""
+        if isinstance(self.part, Elector | ElasticHost):
             self.part.store_opened(epoch, port, token, now)
             self._look(now)
 
-    def store_failed(self, host: ElasticHost, epoch: int, error: MingleError, now: float) -> None:
-        """It could not be opened."""
-        if host is self.host:
-            assert isinstance(self.part, Elector | ElasticHost)
+    def store_failed(self, epoch: int, error: MingleError, now: float) -> None:
+        """Handle that it could not be opened."""
+        if isinstance(self.part, Elector | ElasticHost):
             self.part.store_failed(epoch, error, now)
             self._look(now)
 
-    def store_proved(self, part: object, epoch: int, now: float) -> None:
-        """The store of the session that we joined was reached."""
-        if part is self.part and isinstance(self.part, Elector):
-            self.part.store_proved(epoch)
+    def store_proved(self, session: bytes, epoch: int, now: float) -> None:
+        """Handle that the store of the session that this agent joined was reached."""
+        if isinstance(self.part, Elector):
+            self.part.store_proved(session, epoch, now)
             self._look(now)
 
-    def store_unreachable(self, part: object, epoch: int, reason: str, now: float) -> None:
-        """It was not."""
-        if part is self.part and isinstance(self.part, Elector):
-            self.part.store_unreachable(epoch, reason, now)
+    def store_unreachable(self, session: bytes, epoch: int, reason: str, now: float) -> None:
+        """Handle that it was not."""
+        if isinstance(self.part, Elector):
+            self.part.store_unreachable(session, epoch, reason, now)
 
     def handle_timer(self, now: float) -> None:
         """Does what the clock demands."""
@@ -295,7 +296,7 @@ class Agent:
         part, membership = self.part, self._membership
         if isinstance(part, Elector) and part.failure is not None:
             self.failure = part.failure
-            part.leave(type(part.failure).__name__)
+            part.close(type(part.failure).__name__)
             self._drop_part()
         elif isinstance(part, Elector) and part.outcome is not None:
             acting = part.acting
@@ -307,10 +308,10 @@ class Agent:
             self._fall(part.dissolved, part.moved_to, now)
         elif isinstance(part, Joiner) and membership.ended_because is not None:
             self.ended = membership.ended_because
-            part.leave("its host has ended the job")
+            part.close("its host has ended the job")
             self._drop_part()
         elif isinstance(part, Joiner) and membership.lost_because is not None:
-            part.leave("the session is lost")
+            part.close("the session is lost")
             self._fall(membership.lost_because, membership.moved_to, now)
 
     def _fall(self, reason: str, moved_to: Offer | None, now: float) -> None:

@@ -11,15 +11,12 @@ from collections.abc import Callable
 from mingle.config.settings import Settings
 from mingle.detached import PreStartedWorker
 from mingle.elastic.agent import Agent
-from mingle.elastic.host import ElasticHost
 from mingle.elastic.quorum import Policy
 from mingle.engine import progress
 from mingle.engine.discovery import FILES_PER_NODE, job_key, machine_context, make_room
 from mingle.engine.driver import Driver
 from mingle.engine.progress import Progress
-from mingle.engine.store import StoreKeeper, StoreServer
-from mingle.errors import MingleError
-from mingle.protocol.host import Host
+from mingle.engine.store import StoreKeeper
 from mingle.protocol.machine import CloseStore, Effect, Identity
 
 logger = logging.getLogger("mingle")
@@ -73,7 +70,7 @@ class AgentLoop:
                 scanned=self._scanned,
                 say=self._say,
             )
-            self.stores = StoreKeeper(self, driver.call, worker.run, port=settings.master_port)
+            self.stores = StoreKeeper(driver, worker.run, port=settings.master_port)
             context = machine_context(settings, key, driver)
             self._machine = Agent(identity, driver.listen(), context, boot_time(), policy=policy)
             driver.drive(self._machine, unverified=self._machine.heard_unverified)
@@ -99,6 +96,9 @@ class AgentLoop:
             driver.carry_out()
             while not self._stopping:
                 driver.turn(None if self._progress is None else self._progress.next_timer())
+                if self.stores.server is not None:
+                    # A client of this session's store can still hold the port in the next session.
+                    self.stores.port = None
                 now = boot_time()
                 if machine.deadline_passed(now):
                     machine.give_up(driver.facts(diagnosed=True), now)
@@ -163,42 +163,3 @@ class AgentLoop:
     def _end_store(self) -> None:
         self.stores.abort()
         self.stores.release()
-
-    # --- what the keeper of the store calls ------------------------------------------------------------------------
-
-    @property
-    def hosting(self) -> ElasticHost | None:
-        """The machine that hosts now."""
-        return self._machine.host
-
-    @property
-    def part(self) -> object:
-        """The machine of the present session, or of the search for the next one."""
-        return self._machine.part
-
-    @property
-    def finished(self) -> bool:
-        """Whether this agent is in a session."""
-        return self._machine.outcome is not None
-
-    def store_prepared(self, _host: Host, _server: StoreServer) -> None:
-        """Do nothing: a round of torchrun takes seconds, so the store is opened when the session is sealed."""
-
-    def store_opened(self, host: Host, epoch: int, server: StoreServer) -> None:
-        """Tell the machine that its store listens."""
-        assert isinstance(host, ElasticHost)
-        self.stores.port = None  # a client of this session's store may still hold the port in the next session
-        self._machine.store_opened(host, epoch, server.port, server.token, boot_time())
-
-    def store_failed(self, host: Host, epoch: int, error: MingleError) -> None:
-        """Tell the machine that its store could not be opened."""
-        assert isinstance(host, ElasticHost)
-        self._machine.store_failed(host, epoch, error, boot_time())
-
-    def store_proved(self, part: object, epoch: int) -> None:
-        """Tell the machine that the host's store was proved."""
-        self._machine.store_proved(part, epoch, boot_time())
-
-    def store_unreachable(self, part: object, epoch: int, reason: str) -> None:
-        """Tell the machine that the host's store could not be proved."""
-        self._machine.store_unreachable(part, epoch, reason, boot_time())

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from mingle._version import __version__
 from mingle.config import placement, values
@@ -27,9 +27,7 @@ from mingle.engine.driver import Driver, FailedCall
 from mingle.engine.progress import Progress
 from mingle.engine.store import StoreClient, StoreKeeper, StoreServer
 from mingle.errors import MingleError
-from mingle.protocol.host import Host
 from mingle.protocol.machine import CloseStore, Context, Effect, Formation, Identity
-from mingle.protocol.member import Joiner
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import truncate_utf8
 from mingle.wire.frames import ProcessInfo
@@ -39,6 +37,8 @@ if sys.platform != "win32":
 
 if TYPE_CHECKING:
     from mingle.protocol.election import Elector
+    from mingle.protocol.host import Host
+    from mingle.protocol.member import Joiner
 
 Machine: TypeAlias = "Host | Joiner | Elector"
 
@@ -195,8 +195,7 @@ class Discovery:
                 say=self._progress.say,
             )
             self.stores = StoreKeeper(
-                self,
-                self.driver.call,
+                self.driver,
                 self._worker.run,
                 port=settings.master_port,
                 ahead=True,
@@ -205,24 +204,29 @@ class Discovery:
             if identity.rank == 0:  # the waiting ranks take the cores as soon as they hear of it
                 self._worker.prepare()
             # The time to answer begins when the sockets are open: on a starved machine that can take seconds.
-            self._drive(self._make_machine(key, time.monotonic()))
+            self._drive(self._make_machine(key))
             self._stack = stack.pop_all()
 
-    def _make_machine(self, key: JobKey | None, now: float) -> Machine:
+    def _make_machine(self, key: JobKey | None) -> Machine:
         identity, driver, fixed_port = self.identity, self.driver, self.settings.master_port
         context = machine_context(self.settings, key, driver)
+        # Each role imports its own machine: an import of milliseconds.
         if identity.rank not in (0, None):
-            return Joiner(identity, context, now)
+            from mingle.protocol.member import Joiner
+
+            return Joiner(identity, context, time.monotonic())
         make_room(identity.world_size, FILES_PER_RANK, what="ranks", quiet=self.settings.progress == "off")
         if fixed_port is not None:
             store.check_port(fixed_port, [each.address for each in driver.addresses])
         endpoints = driver.listen()
         if identity.rank is None:
-            from mingle.protocol.election import Elector  # not where ranks are given: an import of milliseconds
+            from mingle.protocol.election import Elector
 
-            self._elector = Elector(identity, endpoints, context, now)
+            self._elector = Elector(identity, endpoints, context, time.monotonic())
             return self._elector
-        return Host(identity, os.urandom(16), endpoints, context, now)
+        from mingle.protocol.host import Host
+
+        return Host(identity, os.urandom(16), endpoints, context, time.monotonic())
 
     def _drive(self, machine: Machine) -> None:
         self._machine = machine
@@ -262,7 +266,7 @@ class Discovery:
             driver.carry_out()
             self._drive(self._elector.acting)
             self._elector = None
-        if isinstance(self._machine, Joiner):
+        if self._machine.hosting is None:
             self.stores.release()  # that of a session that this rank has given up
         driver.settle()
         return machine.outcome
@@ -272,14 +276,14 @@ class Discovery:
         # No process group can exist yet: the new thread goes straight to its sockets, and its caller on.
         now = time.monotonic()
         self._watch_due, self._deaf_due = now + FIRST_WATCH_SECONDS, now + LINGER_SECONDS
-        name = "mingle-host" if isinstance(self._machine, Host) else "mingle-member"
+        name = "mingle-member" if self._machine.hosting is None else "mingle-host"
         self._thread = self._worker.run(name, self._serve)
 
     def _serve(self) -> None:
         self._thread = threading.current_thread()  # here too: Ctrl-C may come before `run` has returned it
         try:
             while not self._stopping:
-                listens = isinstance(self._machine, Joiner) and self.driver.transport is not None
+                listens = self._machine.hosting is None and self.driver.transport is not None
                 self.driver.turn(min(self._watch_due, self._deaf_due) if listens else self._watch_due)
                 now = time.monotonic()
                 if listens and now >= self._deaf_due:
@@ -292,11 +296,11 @@ class Discovery:
     # --- what the driver calls -------------------------------------------------------------------------------------
 
     def _scanned(self, now: float, changed: bool) -> None:
-        machine = self._machine
-        if changed and not isinstance(machine, Host):
-            machine.rewired(now)
-        if not isinstance(machine, Joiner):
-            self.driver.relisten(machine, now)
+        if changed:
+            self._machine.rewired(now)
+        listener = self._elector or self._machine.hosting
+        if listener is not None:
+            self.driver.relisten(listener, now)
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, CloseStore):
@@ -310,48 +314,6 @@ class Discovery:
     def say(self, text: str, error: BaseException | None = None) -> None:
         """Report a problem, also where the application has not configured logging."""
         self._progress.say(logging.ERROR, text, error)
-
-    # --- what the keeper of the store calls ------------------------------------------------------------------------
-
-    @property
-    def hosting(self) -> Host | None:
-        """The machine that hosts; an elector may have given its session up meanwhile."""
-        host = self._machine if self._elector is None else self._elector.host
-        return host if isinstance(host, Host) else None
-
-    @property
-    def part(self) -> Machine:
-        """The machine."""
-        return self._machine
-
-    @property
-    def finished(self) -> bool:
-        """Whether the job has formed or failed."""
-        return self._machine.finished
-
-    def store_prepared(self, host: Host, server: StoreServer) -> None:
-        """Tell the machine that its store was opened ahead."""
-        host.store_prepared(server.port, time.monotonic())
-
-    def store_opened(self, _host: Host, epoch: int, server: StoreServer) -> None:
-        """Tell the machine that its store listens."""
-        assert not isinstance(self._machine, Joiner)
-        self._machine.store_opened(epoch, server.port, server.token, time.monotonic())
-
-    def store_failed(self, _host: Host, epoch: int, error: MingleError) -> None:
-        """Tell the machine that its store could not be opened."""
-        assert not isinstance(self._machine, Joiner)
-        self._machine.store_failed(epoch, error, time.monotonic())
-
-    def store_proved(self, _part: object, epoch: int) -> None:
-        """Tell the machine that the host's store was proved."""
-        assert not isinstance(self._machine, Host)
-        self._machine.store_proved(epoch)
-
-    def store_unreachable(self, _part: object, epoch: int, reason: str) -> None:
-        """Tell the machine that the host's store could not be proved."""
-        assert not isinstance(self._machine, Host)
-        self._machine.store_unreachable(epoch, reason, time.monotonic())
 
     # --- what the session asks -------------------------------------------------------------------------------------
 
@@ -370,17 +332,25 @@ class Discovery:
         self.driver.call(function, failed)
 
     @property
-    def machine(self) -> Host | Joiner:
-        """The machine that this discovery drives, once the job has formed."""
-        assert isinstance(self._machine, Host | Joiner)
-        return self._machine
+    def host(self) -> Host | None:
+        """The machine of the rank that hosts the job that has formed; None on a member."""
+        return self._machine.hosting
+
+    @property
+    def joiner(self) -> Joiner | None:
+        """The machine of a member of the job that has formed; None on the host."""
+        return None if self._machine.hosting is not None else cast("Joiner", self._machine)
+
+    def say_good_bye(self, reason: str) -> None:
+        """Have the machine end its session; the thread goes on."""
+        self._machine.close(reason)
 
     def take_client(self) -> StoreClient | None:
         """Hand out a member's connection to the store, once the job has formed.
 
         None if it was handed out before, or this discovery was not told that it `enters`.
         """
-        formation = self.machine.outcome
+        formation = self._machine.outcome
         client, self.stores.client = self.stores.client, None
         if formation is None or client is None or not client.leads_to(formation.store_address, formation.store_port):
             return None
@@ -401,8 +371,7 @@ class Discovery:
         if self._closed:
             return
         try:
-            machine = self._machine
-            self.driver.part(partial(machine.close if isinstance(machine, Host) else machine.leave, reason))
+            self.driver.part(partial(self._machine.close, reason))
         finally:
             self._let_go()
 
@@ -426,7 +395,7 @@ class Discovery:
         formation, server = self._machine.outcome, self.stores.server
         if server is not None and server.held:
             server.abort()
-        elif isinstance(self._machine, Joiner) and formation is not None:
+        elif self._machine.hosting is None and formation is not None:
             store.shut_down_connections(formation.store_address, formation.store_port)
 
 

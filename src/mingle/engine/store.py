@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import Struct
 
@@ -33,6 +33,7 @@ from mingle.protocol.machine import Effect, OpenStore, PrepareStore, ProveStore,
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
+    from mingle.engine.driver import Driver
     from mingle.protocol.host import Host
 
 logger = logging.getLogger("mingle")
@@ -442,43 +443,11 @@ def torch_version() -> tuple[int, int]:
 # --- the store as a machine wants it --------------------------------------------------------------------------------
 
 
-class StoreUser(Protocol):
-    """The owner of a machine that hosts a store or joins one; the keeper calls it in the driver's thread."""
-
-    @property
-    def hosting(self) -> Host | None:
-        """The machine that hosts now; an election may change it."""
-
-    @property
-    def part(self) -> object:
-        """The machine that joins now; an agent has a new one in each session."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether the job has formed or failed."""
-
-    def store_prepared(self, host: Host, server: StoreServer) -> None:
-        """Process a store that was opened ahead."""
-
-    def store_opened(self, host: Host, epoch: int, server: StoreServer) -> None:
-        """Process a store that listens."""
-
-    def store_failed(self, host: Host, epoch: int, error: MingleError) -> None:
-        """Process the failure to open a store."""
-
-    def store_proved(self, part: object, epoch: int) -> None:
-        """Process the proof of a store that the host named."""
-
-    def store_unreachable(self, part: object, epoch: int, reason: str) -> None:
-        """Process the failure to prove it."""
-
-
 class StoreKeeper:
-    """The stores of one machine: it opens, reaches and proves them in threads, because each call can block.
+    """The stores of a driver's machine: it opens, reaches and proves them in threads, because each call can block.
 
     Args:
-        user: whose machine it is.
-        call: runs a function in the driver's thread.
+        driver: drives the machine, and runs in its own thread what follows from a result.
         in_thread: runs a function in a daemon thread of a name.
         port: the fixed port of the store; None: any free one.
         ahead: whether a store is opened and reached before the seal.
@@ -488,8 +457,7 @@ class StoreKeeper:
 
     def __init__(
         self,
-        user: StoreUser,
-        call: Callable[[Callable[[], None]], object],
+        driver: Driver,
         in_thread: Callable[[str, Callable[[], object]], object],
         *,
         port: int | None,
@@ -501,8 +469,7 @@ class StoreKeeper:
         """The store that this process hosts."""
         self.client: StoreClient | None = None
         """The connection of a member, before the proof and, if it serves a process group, after."""
-        self._user = user
-        self._call = call
+        self._driver = driver
         self._in_thread = in_thread
         self._ahead = ahead
         self._workers = workers
@@ -512,9 +479,14 @@ class StoreKeeper:
         self._waiting: tuple[_Work, tuple[str, bytes]] | None = None
         """The opening of a store that waits for the one in progress."""
 
+    @property
+    def _machine(self) -> Any:
+        """The machine: one that hosts a store is asked what a host knows, one that joins what a member knows."""
+        return self._driver.machine
+
     def perform(self, effect: Effect) -> None:
         """Begin to carry out an effect that concerns a store."""
-        host = self._user.hosting
+        host: Host | None = self._machine.hosting
         match effect:
             case PrepareStore(address):
                 if self._ahead and host is not None:
@@ -528,7 +500,7 @@ class StoreKeeper:
                     self._run("store-ahead", partial(self._reach, address, port))
             case ProveStore():
                 client, self.client = self.client, None
-                self._run("store-proof", partial(self._prove, self._user.part, effect, client))
+                self._run("store-proof", partial(self._prove, effect, client))
             case _:
                 raise AssertionError(f"not an effect of a store: {effect}")
 
@@ -543,7 +515,7 @@ class StoreKeeper:
             if self._closed:
                 result()  # the loop has ended: this only releases what was opened
             else:
-                self._call(result)
+                self._driver.call(result)
 
         self._in_thread(f"mingle-abandoned-{what}", run)
 
@@ -582,25 +554,30 @@ class StoreKeeper:
         if isinstance(server, MingleError):
             logger.debug("the store can't be opened ahead: %s", server)  # the opening at the seal reports it
         elif self._accept(host, server):
-            self._user.store_prepared(host, server)
+            host.store_prepared(server.port)
 
     def _open(self, host: Host, epoch: int, address: str) -> Callable[[], None]:
         return partial(self._opened, host, epoch, self._opened_server(address, host.session))
 
     def _opened(self, host: Host, epoch: int, server: StoreServer | MingleError) -> None:
+        now = self._driver.clock()
         if not isinstance(server, MingleError):
             if self._accept(host, server):
-                self._user.store_opened(host, epoch, server)
-        elif not host.closed:
-            self._user.store_failed(host, epoch, server)
+                self._machine.store_opened(epoch, server.port, server.token, now)
+        elif self._is_wanted(host):
+            self._machine.store_failed(epoch, server, now)
+
+    def _is_wanted(self, host: Host) -> bool:
+        """Return whether the session of this host still exists: an election can have given it up meanwhile."""
+        return not self._closed and not host.closed and host is self._machine.hosting
 
     def _accept(self, host: Host, server: StoreServer) -> bool:
         """Keep an opened store if its session still exists, else release it."""
-        if self._closed or host.closed or host is not self._user.hosting:
-            server.release()
-            return False
-        self.server = server
-        return True
+        if self._is_wanted(host):
+            self.server = server
+            return True
+        server.release()
+        return False
 
     def _opened_server(self, address: str, session: bytes) -> StoreServer | MingleError:
         """Return the store of a session, the one that stands or a new one, or why there is none."""
@@ -633,21 +610,24 @@ class StoreKeeper:
 
     def _reached(self, client: StoreClient | None) -> None:
         self._reaching = False
-        if not self._closed and not self._user.finished:
+        if not self._closed and not self._machine.finished:
             self.client = client
 
-    def _prove(self, part: object, wanted: ProveStore, client: StoreClient | None) -> Callable[[], None]:
+    def _prove(self, wanted: ProveStore, client: StoreClient | None) -> Callable[[], None]:
         place = wanted.address, wanted.port
         try:
             client = prove(*place, wanted.session, wanted.token, ahead=client, workers=self._workers)
         except OSError as error:
-            return partial(self._user.store_unreachable, part, wanted.epoch, str(error))
-        return partial(self._proved, part, wanted.epoch, client)
+            return partial(self._unreachable, wanted, str(error))
+        return partial(self._proved, wanted, client)
 
-    def _proved(self, part: object, epoch: int, client: StoreClient) -> None:
-        if self._workers is not None and not self._closed and not self._user.finished:
+    def _proved(self, wanted: ProveStore, client: StoreClient) -> None:
+        if self._workers is not None and not self._closed and not self._machine.finished:
             self.client = client
-        self._user.store_proved(part, epoch)
+        self._machine.store_proved(wanted.session, wanted.epoch, self._driver.clock())
+
+    def _unreachable(self, wanted: ProveStore, reason: str) -> None:
+        self._machine.store_unreachable(wanted.session, wanted.epoch, reason, self._driver.clock())
 
     # --- the end ---------------------------------------------------------------------------------------------------
 

@@ -180,6 +180,11 @@ class Elector(SessionPolicy[KnownSession]):
         return self.joiner if self.host is None or self._winner is not None else self.host
 
     @property
+    def hosting(self) -> Host | None:
+        """The machine that hosts a session, if one does."""
+        return self.host
+
+    @property
     def outcome(self) -> Formation | None:
         """The place in the job, once it has formed."""
         return self.joiner.outcome or (self.host.outcome if self.host is not None else None)
@@ -362,13 +367,13 @@ class Elector(SessionPolicy[KnownSession]):
             self.host.store_failed(epoch, error, now)
             self._watch(now)
 
-    def store_proved(self, epoch: int) -> None:
+    def store_proved(self, session: bytes, epoch: int, now: float) -> None:
         """Handle that the store of the session that this process joined was reached."""
-        self.joiner.store_proved(epoch)
+        self.joiner.store_proved(session, epoch, now)
 
-    def store_unreachable(self, epoch: int, reason: str, now: float) -> None:
+    def store_unreachable(self, session: bytes, epoch: int, reason: str, now: float) -> None:
         """Handle that it was not."""
-        self.joiner.store_unreachable(epoch, reason, now)
+        self.joiner.store_unreachable(session, epoch, reason, now)
 
     # --- time ------------------------------------------------------------------------------------------------------
 
@@ -475,8 +480,8 @@ class Elector(SessionPolicy[KnownSession]):
             self.joiner.give_up(facts)
             self._end_host("it gave up")
 
-    def leave(self, reason: str) -> None:
+    def close(self, reason: str) -> None:
         """Say good-bye and hang up everywhere."""
         self._notified.hang_up()
         self._end_host(reason)
-        self.joiner.leave(reason)
+        self.joiner.close(reason)

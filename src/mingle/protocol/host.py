@@ -43,10 +43,11 @@ from mingle.protocol.machine import (
     Source,
     note,
     note_name,
+    roster_digest,
     scoped,
 )
 from mingle.protocol.pacing import Announcer, BrowseGroup
-from mingle.protocol.registrar import HostSeat, Phase, Registrar, roster_digest
+from mingle.protocol.registrar import HostSeat, Phase, Registrar
 from mingle.protocol.seating import contiguous
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
@@ -126,6 +127,11 @@ class Host:
     def finished(self) -> bool:
         """Whether the gathering has ended, by success or failure."""
         return self.outcome is not None or self.failure is not None
+
+    @property
+    def hosting(self) -> Host:
+        """The machine that hosts a session: this one."""
+        return self
 
     @property
     def has_members(self) -> bool:
@@ -264,6 +270,9 @@ class Host:
             self.endpoints = msgspec.structs.replace(self.endpoints, addresses=addresses)
             self.registrar.readdress(self._seat())
             self._announcer.burst(now)
+
+    def rewired(self, now: float) -> None:
+        """Do nothing: other processes find the paths to a host."""
 
     # --- datagrams -------------------------------------------------------------------------------------------------
 
@@ -491,7 +500,7 @@ class Host:
 
     # --- the store -------------------------------------------------------------------------------------------------
 
-    def store_prepared(self, port: int, now: float) -> None:
+    def store_prepared(self, port: int) -> None:
         """Take note that the store that was asked for ahead listens."""
         self.registrar.store_prepared(port)
 

@@ -9,11 +9,13 @@ three cost the import of mingle a millisecond, since the methods of each are com
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import msgspec
 from msgspec import Struct, field
 
 from mingle.diagnostics import Finding
@@ -21,7 +23,7 @@ from mingle.protocol.claims import DialBudget
 from mingle.protocol.handshake import Call
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek
-from mingle.wire.frames import Join, Path, Place, ProcessInfo, Purpose
+from mingle.wire.frames import Join, Path, Place, ProcessInfo, Purpose, Seat
 
 # Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
 REMEMBERED_PER_KIND = 64
@@ -179,6 +181,11 @@ class Formation(Struct, frozen=True, kw_only=True):
     interface: str
     address: str
     roster_digest: bytes
+
+
+def roster_digest(seats: Sequence[Seat]) -> bytes:
+    """Return the digest of a roster: SEALED promises it, and the roster must match it."""
+    return hashlib.sha256(msgspec.msgpack.encode(list(seats))).digest()
 
 
 # --- effects -------------------------------------------------------------------------------------------------------

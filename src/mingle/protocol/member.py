@@ -199,6 +199,9 @@ class Joiner(SessionPolicy[KnownSession]):
         self._final_ask_done = False
         self._policy.attach(self)
 
+    hosting = None
+    """The machine that hosts a session: none."""
+
     # --- what the driver reads -------------------------------------------------------------------------------------
 
     @property
@@ -597,20 +600,30 @@ class Joiner(SessionPolicy[KnownSession]):
         address = self._scoped(session, sealed.store_address)
         self._effects.append(ProveStore(sealed.epoch, address, sealed.store_port, sealed.session, sealed.store_token))
 
-    def store_proved(self, epoch: int) -> None:
+    def store_proved(self, session: bytes, epoch: int, now: float) -> None:
         """PROVING STORE -> ACKED: the store was reached and holds the session's token."""
-        session, sealed = self.current, self.sealed
-        if self.step is Step.PROVING_STORE and session is not None and sealed is not None and sealed.epoch == epoch:
+        if self._proves_store(session, epoch):
+            assert self.current is not None
             self.step = Step.ACKED
-            self.send(frames.Ack(session=sealed.session, epoch=epoch))
-            self._policy.acknowledged(session)
+            self.send(frames.Ack(session=session, epoch=epoch))
+            self._policy.acknowledged(self.current)
 
-    def store_unreachable(self, epoch: int, reason: str, now: float) -> None:
+    def store_unreachable(self, session: bytes, epoch: int, reason: str, now: float) -> None:
         """Handle that the store was not reached; it is tried again until the host voids the epoch."""
-        if self.step is Step.PROVING_STORE and self.sealed is not None and self.sealed.epoch == epoch:
+        if self._proves_store(session, epoch):
+            assert self.sealed is not None
             place = f"{self.sealed.store_address}:{self.sealed.store_port}"
             note(self.diagnostics.store_failures, place, reason)
             self._store_retry_at, self._store_failed = now + STORE_RETRY_SECONDS, True
+
+    def _proves_store(self, session: bytes, epoch: int) -> bool:
+        """Return whether this member still has to prove the store of that epoch."""
+        sealed = self.sealed
+        return (
+            self.step is Step.PROVING_STORE
+            and sealed is not None
+            and (sealed.session, sealed.epoch) == (session, epoch)
+        )
 
     def _go(self, session: KnownSession, sealed: frames.Sealed) -> None:
         """ACKED -> FORMED."""
@@ -852,7 +865,7 @@ class Joiner(SessionPolicy[KnownSession]):
         if self.current is not None and self.outcome is not None:
             self.send(frames.Ready(session=self.current.name))
 
-    def leave(self, reason: str) -> None:
+    def close(self, reason: str) -> None:
         """Say good-bye and hang up everywhere.
 
         A member that has heard GO says READY first. Without it the host takes LEAVE for what it is from a member that

@@ -24,15 +24,15 @@ SEALED alone says where the store is.
 from __future__ import annotations
 
 import enum
-import hashlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 
 from mingle.protocol.admission import Admission, Seated
+from mingle.protocol.machine import roster_digest
 from mingle.protocol.seating import common_address, place, reach_matrix
 from mingle.wire import frames
 
@@ -705,8 +705,3 @@ class Registrar:
         del self.latecomers[member]
         self.places.pop(member, None)
         self.admission.gone(member)
-
-
-def roster_digest(seats: Sequence[frames.Seat]) -> bytes:
-    """Return the digest of a roster: SEALED promises it, and the roster must match it."""
-    return hashlib.sha256(msgspec.msgpack.encode(list(seats))).digest()
