@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from msgspec.structs import astuple
 
-from mingle.config.launchers import LAUNCHERS, TORCHRUN, Launcher, Placement, detect, expand_counts, seen
+from mingle.config.launchers import LAUNCHERS, TORCHRUN, Launcher, Placement, expand_counts, seen
 from mingle.errors import LauncherError
 from tests import launcher_environments as recorded
 from tests.launcher_environments import BY_LAUNCHER
@@ -30,6 +31,12 @@ def place(identity: Placement | None) -> Place:
         identity.job_id,
         identity.attempt,
     )
+
+
+def detect(environ: Mapping[str, str]) -> Placement | None:
+    """Return the place that the innermost launcher gives to a process."""
+    row = seen(environ)
+    return None if row is None else row.read(environ)
 
 
 def test_nothing_is_detected_where_no_launcher_is() -> None:

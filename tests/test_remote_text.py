@@ -32,7 +32,7 @@ def decode(kind: type[msgspec.Struct], body: bytes) -> Any:
         reader.feed(PREFACE + len(body).to_bytes(4, "big") + body)
         return reader.next_frame()
     if kind in ECHOES:
-        return echo.decode(datagrams.ECHO_MAGIC + bytes((echo.MAJOR_VERSION, 0, 0, 0)) + body)
+        return echo.decode(datagrams.ECHO_MAGIC + bytes((datagrams.MAJOR_VERSION, 0, 0, 0)) + body)
     return datagrams.decode(datagrams.MAGIC + bytes((datagrams.MAJOR_VERSION, 0, 0, 0)) + body)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from ipaddress import ip_interface
@@ -35,8 +36,8 @@ def port() -> int:
     return free_port()
 
 
-def on_lo(port: int) -> Transport:
-    return Transport([LO], groups=[GROUP, BROWSE_GROUP], port=port)
+def on_lo(port: int) -> contextlib.closing[Transport]:
+    return contextlib.closing(Transport([LO], groups=[GROUP, BROWSE_GROUP], port=port))
 
 
 def test_two_transports_of_one_process_hear_each_other(port: int) -> None:
@@ -96,7 +97,7 @@ def test_a_reply_when_the_socket_of_the_question_has_gone(port: int) -> None:
 
 def test_other_groups_are_not_heard(port: int) -> None:
     other = job_group("another job")
-    with on_lo(port) as mine, Transport([LO], groups=[other], port=port) as theirs:
+    with on_lo(port) as mine, contextlib.closing(Transport([LO], groups=[other], port=port)) as theirs:
         theirs.multicast("lo", b"theirs", other)
         mine.multicast("lo", b"browse", BROWSE_GROUP)
         assert [one.data for one in gather(mine, 1)] == [b"browse"]
@@ -185,7 +186,7 @@ def test_refresh_keeps_hearing(port: int) -> None:
 
 
 def test_an_interface_that_cannot_be_opened_does_not_stop_the_others(port: int) -> None:
-    with no_descriptor_leaks(), Transport([GHOST, LO], groups=[GROUP], port=port) as transport:
+    with no_descriptor_leaks(), contextlib.closing(Transport([GHOST, LO], groups=[GROUP], port=port)) as transport:
         assert transport.interfaces == (LO,)
         assert transport.failures["ghost0 IPv4"].startswith("ENODEV: ")
         assert set(transport.failures) >= {"ghost0 IPv4", "ghost0 IPv6"}
@@ -195,7 +196,7 @@ def test_an_interface_that_cannot_be_opened_does_not_stop_the_others(port: int) 
 
 def test_a_sender_takes_the_next_address_when_one_is_not_ready(port: int) -> None:
     not_here_yet = structs.replace(LO, addresses=(ip_interface("192.0.2.77/24"), ip_interface("127.0.0.1/8")))
-    with no_descriptor_leaks(), Transport([not_here_yet], groups=[GROUP], port=port) as transport:
+    with no_descriptor_leaks(), contextlib.closing(Transport([not_here_yet], groups=[GROUP], port=port)) as transport:
         assert not transport.failures
         transport.multicast("lo", b"x", GROUP)
         assert gather(transport, 1)[0].source[0] == "127.0.0.1"

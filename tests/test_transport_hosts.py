@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable
@@ -20,11 +21,11 @@ from tests.receiving import gather, no_descriptor_leaks, nothing_more
 GROUP = job_group("transport tests")
 
 
-def between(name: str, *, ttl: int = 1, family: Family = "auto", port: int = 29499) -> Transport:
+def between(name: str, *, ttl: int = 1, family: Family = "auto", port: int = 29499) -> contextlib.closing[Transport]:
     """A transport on all interfaces of a host but `lo`."""
     with inside(name):
         found = [interface for interface in scan() if interface.addresses and not interface.loopback]
-        return Transport(found, groups=[GROUP, BROWSE_GROUP], port=port, ttl=ttl, family=family)
+        return contextlib.closing(Transport(found, groups=[GROUP, BROWSE_GROUP], port=port, ttl=ttl, family=family))
 
 
 def two_hosts() -> None:
@@ -206,14 +207,14 @@ def memberships_are_reported_again() -> None:
 def ipv6_on_loopback_alone() -> None:
     (loopback,) = scan()
     with no_descriptor_leaks():
-        with Transport([loopback], groups=[GROUP], port=29499, family="6") as transport:
+        with contextlib.closing(Transport([loopback], groups=[GROUP], port=29499, family="6")) as transport:
             assert transport.interfaces == (loopback,)
             assert not transport.failures
             assert not transport.multicast("lo", b"x", GROUP)
             assert transport.unicast(b"x", ("::1", 29499))
             (heard,) = gather(transport, 1)
             assert (heard.interface, heard.local, heard.family) == ("lo", True, "6")
-        with Transport([loopback], groups=[GROUP], port=29499) as transport:
+        with contextlib.closing(Transport([loopback], groups=[GROUP], port=29499)) as transport:
             assert {opened.family for opened in transport.sockets()} == {socket.AF_INET}
 
 
@@ -223,7 +224,7 @@ def an_ipv6_port_that_is_not_shared() -> None:
         selfish.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         selfish.bind(("::", 29499))
         with no_descriptor_leaks():
-            with Transport([interface_of("a")], groups=[GROUP, BROWSE_GROUP], port=29499) as a:
+            with contextlib.closing(Transport([interface_of("a")], groups=[GROUP, BROWSE_GROUP], port=29499)) as a:
                 # multicast_expert fails half-way: the socket that could not be bound is closed as well.
                 assert set(a.failures) == {"eth1 IPv6", "IPv6 unicast"}
                 assert a.multicast("eth1", b"x", GROUP)

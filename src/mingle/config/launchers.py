@@ -560,17 +560,3 @@ LAUNCHERS = (
 def seen(environ: Mapping[str, str]) -> Launcher | None:
     """Return the innermost launcher of which the environment bears a mark, or None."""
     return next((row for row in LAUNCHERS if row.is_seen(environ)), None)
-
-
-def detect(environ: Mapping[str, str]) -> Placement | None:
-    """Return the place that the innermost launcher gives to this process, or None when there is none.
-
-    Args:
-        environ: the environment without what mingle itself has written into it.
-
-    Raises:
-        LauncherError: when that launcher's environment is incomplete or contradicts itself. An outer launcher
-            does not stand in for it: its rank is another one.
-    """
-    row = seen(environ)
-    return None if row is None else row.read(environ)

@@ -24,8 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from ipaddress import IPv4Interface, IPv6Interface
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Struct
 from multicast_expert import IfaceInfo, McastRxSocket, McastTxSocket, os_multicast
@@ -34,9 +33,6 @@ from mingle import forksafe
 from mingle.errors import FREE_DESCRIPTORS, NO_DESCRIPTOR, InterfaceError
 from mingle.network.interfaces import Family, Interface
 from mingle.wire.datagrams import Group
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Version = Literal["4", "6"]
 """An IP version, in the spelling of the `family` setting."""
@@ -167,14 +163,6 @@ class Transport:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close every socket; a second call does nothing."""

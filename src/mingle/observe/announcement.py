@@ -8,7 +8,8 @@ them and never join.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mingle.protocol.handshake import HandshakeFailed, HostConversation
 from mingle.protocol.machine import Answer, Effect, Hangup, Multicast, Notice, Source, Write, note_name
@@ -23,8 +24,7 @@ PROOF_SECONDS = 2.0
 MAX_CALLERS = 256
 
 
-@dataclass(slots=True)
-class _Caller:
+class _Caller(Struct):
     conversation: HostConversation
     deadline: float
 

@@ -12,10 +12,9 @@ import random
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from msgspec import field
+from msgspec import Struct, field
 
 from mingle.config.settings import Network
 from mingle.config.values import Secret
@@ -58,8 +57,7 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 EndpointKind: TypeAlias = Literal["store", "control", "announced"]
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """Where a job can be reached."""
 
     address: str
@@ -72,8 +70,7 @@ class Target:
         return endpoint_text(self.address, self.port)
 
 
-@dataclass(frozen=True, slots=True)
-class Seeking:
+class Seeking(Struct, frozen=True):
     """A rank that looks for its host."""
 
     seek: Seek

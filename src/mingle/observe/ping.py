@@ -13,8 +13,9 @@ import math
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from msgspec import Struct, field
 
 from mingle.config.settings import Network
 from mingle.network.connections import bare_address
@@ -51,8 +52,7 @@ REFUSAL_SECONDS = 0.5
 """The wait for each try: Linux sends one host at most one ICMP error a second (icmp(7), icmp_ratelimit)."""
 
 
-@dataclass(slots=True)
-class Figures:
+class Figures(Struct):
     """The figures of one path to one peer."""
 
     sent: int = 0
@@ -105,8 +105,7 @@ class Figures:
         self.sent += len(late)
 
 
-@dataclass(slots=True)
-class Peer:
+class Peer(Struct):
     """Another process that pings."""
 
     pinger: bytes
@@ -131,8 +130,7 @@ class Peer:
 # --- effects -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Cast:
+class Cast(Struct, frozen=True):
     """Send to a group on every interface."""
 
     message: EchoMessage
@@ -140,8 +138,7 @@ class Cast:
     """To :data:`mingle.wire.echo.LINK_GROUP`, not to the group of the pings."""
 
 
-@dataclass(frozen=True, slots=True)
-class Post:
+class Post(Struct, frozen=True):
     """Send by unicast."""
 
     address: str
@@ -149,8 +146,7 @@ class Post:
     message: EchoMessage
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """Send to the source of a datagram; ``handle`` is the driver's own."""
 
     handle: object
@@ -160,8 +156,7 @@ class Reply:
 Effect: TypeAlias = Cast | Post | Reply | Dial | Write | Hangup
 
 
-@dataclass(slots=True)
-class _Connection:
+class _Connection(Struct):
     """A connection that carries one PING and its PONG."""
 
     peer: Peer | None = None

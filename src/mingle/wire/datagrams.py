@@ -227,10 +227,7 @@ def encode(message: Datagram, key: JobKey | None = None) -> bytes:
     Raises:
         ValueError: it would be longer than :data:`MAX_BYTES`.
     """
-    flags = FLAG_SIGNED if key is not None else 0
-    data = MAGIC + bytes((MAJOR_VERSION, MINOR_VERSION, flags, 0)) + _encoder.encode(message)
-    if key is not None:
-        data += key.mac(b"datagram", data)
+    data = with_header(MAGIC, _encoder.encode(message), b"datagram", key)
     if len(data) > MAX_BYTES:
         raise ValueError(f"a datagram of {len(data)} bytes is longer than {MAX_BYTES}")
     return data
@@ -260,6 +257,13 @@ def decode(untrusted: bytes, key: JobKey | None = None) -> Datagram:
     except (msgspec.DecodeError, ValueError, RecursionError):
         raise Rejected("malformed") from None
     return message
+
+
+def with_header(magic: bytes, body: bytes, purpose: bytes, key: JobKey | None) -> bytes:
+    """Return a body with its header in front of it and, with a key, its MAC behind it."""
+    flags = 0 if key is None else FLAG_SIGNED
+    data = magic + bytes((MAJOR_VERSION, MINOR_VERSION, flags, 0)) + body
+    return data if key is None else data + key.mac(purpose, data)
 
 
 def check_header(untrusted: bytes, magic: bytes) -> None:

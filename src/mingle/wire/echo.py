@@ -15,7 +15,6 @@ from msgspec import Meta, Struct
 from mingle.wire.authentication import DATAGRAM_MAC_BYTES, JobKey
 from mingle.wire.datagrams import (
     ECHO_MAGIC,
-    FLAG_SIGNED,
     HEADER_BYTES,
     MAX_BYTES,
     MAX_JOB_ID_BYTES,
@@ -30,10 +29,8 @@ from mingle.wire.datagrams import (
     is_signed_by,
     job_group,
     make_printable,
+    with_header,
 )
-
-MAJOR_VERSION = 1
-MINOR_VERSION = 0
 
 PING_BYTES = 640
 """Every PING is padded to this, or a byte more: no PONG is longer, so a forged source gains no amplification."""
@@ -102,16 +99,13 @@ def ping_group(job: str) -> Group:
 
 def encode(message: EchoMessage, key: JobKey | None = None) -> bytes:
     """Return the message's bytes, a PING filled up to :data:`PING_BYTES`, signed if there is a key."""
-    flags = 0 if key is None else FLAG_SIGNED
-    header = ECHO_MAGIC + bytes((MAJOR_VERSION, MINOR_VERSION, flags, 0))
     trailer = 0 if key is None else DATAGRAM_MAC_BYTES
     body = _encoder.encode(message)
     if isinstance(message, EchoRequest):
         # The key "padding" and a header of two bytes, or three from 256 bytes on: it may be a byte longer.
         room = PING_BYTES - HEADER_BYTES - trailer - len(body) - 10
         body = _encoder.encode(msgspec.structs.replace(message, padding=bytes(max(0, room))))
-    data = header + body
-    return data if key is None else data + key.mac(b"echo", data)
+    return with_header(ECHO_MAGIC, body, b"echo", key)
 
 
 def decode(untrusted: bytes) -> EchoMessage:
