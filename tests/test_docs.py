@@ -143,6 +143,7 @@ _VARYING = [
         (r"(?<=sha256 )[0-9a-f]+", "HASH"),
         (r"^  (others that look for|interfaces:|datagrams:).*\n", ""),
         (r"\d+(?= datagrams were rejected)", "N"),
+        (r"(?<=hosted with a secret at ).*(?=, and)", "ADDRESSES"),
     )
 ]
 
@@ -424,6 +425,13 @@ def test_the_targets_of_make_that_are_named_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), re.MULTILINE))
     wanted = {target for path in PAGES for target in re.findall(r"`make ([a-z-]+)", read(path))}
     assert {"demo", "test"} <= wanted <= targets
+
+
+def test_the_files_that_are_named_exist() -> None:
+    named_ones = {
+        name for path in PAGES for name in re.findall(r"`((?:tests|examples|benchmarks|docs)/[\w./-]*)`", read(path))
+    }
+    assert {name for name in named_ones if not (ROOT / name).exists()} == set()
 
 
 def test_the_modules_that_are_named_exist() -> None:

@@ -208,7 +208,7 @@ def check_job_id(value: object, source: str) -> str:
     else:
         return value
     raise ConfigurationError.explain(
-        f"the job id {source}={value!r:.100} {problem}",
+        f"{source}={value!r:.100} {problem}",
         cause="a variable that a template did not fill in, or another value in the job id's place",
         remedy=f"give any text of 1 to {MAX_JOB_ID_BYTES} bytes in UTF-8, the same on all ranks of the job",
     )
@@ -223,10 +223,9 @@ def refuse_backend(job_id: object, source: str, backends: Iterable[str] = _BACKE
     parts = job_id.split(",") if isinstance(job_id, str) else [""]
     if {part.rpartition(":")[2].lower() for part in parts} <= set(backends):
         raise ConfigurationError.explain(
-            f"the job id {source}={job_id!r} is the name of a torch backend",
+            f"{source}={job_id!r} is the name of a torch backend and no job id",
             cause="init_process_group takes the backend as its first argument, mingle.init the job id",
-            remedy=f"mingle.init(job_id=NAME, backend={job_id!r}); NAME is any other text, the same on all ranks of "
-            "the job and on no other job's",
+            remedy=f"call mingle.init(job_id=NAME, backend={job_id!r}) with one NAME for all ranks of this job",
         )
 
 

@@ -234,12 +234,14 @@ def authentication(
             f"job {identity.job!r}: {diagnostics.secret_signs} of its datagrams were rejected because their "
             "signature is missing or wrong"
         )
+        if diagnostics.secret_failures:
+            observation += f"; {few(diagnostics.secret_failures, '; ')}"
         cause = "the other ranks were started without a secret or with another one"
     else:
-        observation = f"job {identity.job!r} is hosted with a secret, and {_me(identity)} has none"
+        addresses = few(failure.partition(": ")[0] for failure in diagnostics.secret_failures)
+        hosted = f"hosted with a secret at {addresses}" if addresses else "hosted with a secret"
+        observation = f"job {identity.job!r} is {hosted}, and {_me(identity)} has none"
         cause = "MINGLE_SECRET or MINGLE_SECRET_FILE is set for the other ranks only"
-    if diagnostics.secret_failures:
-        observation += f"; {few(diagnostics.secret_failures, '; ')}"
     return AuthenticationError.explain(
         f"{observation}.\n{tried(facts)}",
         cause=cause,
