@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mingle.protocol.callers import (
-    MAX_ONLOOKERS,
+    MAX_OBSERVERS,
     MAX_UNPROVED,
     MAX_WHEN_SEALED,
     PROOF_SECONDS,
@@ -126,7 +126,7 @@ def test_whose_purpose_is_another_wins_nothing_by_asking_to_join() -> None:
     called.prove(0)
     called.members[0].send(JOIN)
     called.say(0)
-    for conn in range(1, MAX_ONLOOKERS // SOURCE_SHARE + 1):
+    for conn in range(1, MAX_OBSERVERS // SOURCE_SHARE + 1):
         called.call(conn, purpose="probe", source="10.0.0.0")
         called.prove(conn)
     assert 0 not in called.callers
@@ -137,16 +137,16 @@ def test_without_a_seat_no_more_are_kept_than_there_is_room_for(purpose: Purpose
     called = Called(expected=5)
     called.call(0, source="10.9.9.9", purpose="probe")
     called.prove(0)
-    room = MAX_ONLOOKERS // SOURCE_SHARE + 5
+    room = MAX_OBSERVERS // SOURCE_SHARE + 5
     for conn in range(1, room + 3):
         called.call(conn, purpose=purpose, source="10.0.0.1")
         called.prove(conn)
     assert called.callers.connections() == [0, *range(3, room + 3)]
     assert called.gone == [1, 2], "the rivals are to know"
-    for conn in range(room + 3, MAX_ONLOOKERS + 5 + 6):
+    for conn in range(room + 3, MAX_OBSERVERS + 5 + 6):
         called.call(conn, purpose=purpose, source="10.0.0.2")
         called.prove(conn)
-    assert len(called.callers.connections()) == MAX_ONLOOKERS + 5
+    assert len(called.callers.connections()) == MAX_OBSERVERS + 5
     assert 0 not in called.callers, "the oldest of all"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mingle.protocol.claims import SILENT_SECONDS
-from mingle.protocol.conflicts import RIVAL_SECONDS, ConflictingHosts
+from mingle.protocol.conflicts import CONFLICT_SECONDS, ConflictingHosts
 from mingle.protocol.connection_race import ADDRESS_SECONDS, DialTarget
 from mingle.protocol.handshake import HostConversation
 from mingle.protocol.machine import Context, Dial, Effect, Identity, Write
@@ -84,9 +84,9 @@ def test_a_proved_rival_lasts_after_two_seconds() -> None:
     (conn,) = watched.hear()
     watched.answer(conn, 1.0, running())
     assert watched.conflicts.any_alive
-    assert watched.conflicts.lasting(1.0 + RIVAL_SECONDS - 0.1) == []
-    assert watched.conflicts.verdict_timer() == 1.0 + RIVAL_SECONDS
-    assert watched.conflicts.lasting(1.0 + RIVAL_SECONDS) == [WHO]
+    assert watched.conflicts.lasting(1.0 + CONFLICT_SECONDS - 0.1) == []
+    assert watched.conflicts.verdict_timer() == 1.0 + CONFLICT_SECONDS
+    assert watched.conflicts.lasting(1.0 + CONFLICT_SECONDS) == [WHO]
 
 
 def test_a_rival_that_goes_is_forgotten_and_looked_at_again_later() -> None:
@@ -99,7 +99,7 @@ def test_a_rival_that_goes_is_forgotten_and_looked_at_again_later() -> None:
     assert len(watched.hear(now=2.0 + RETRY_SECONDS)) == 1
 
 
-@pytest.mark.parametrize(("gone_at", "conceded"), [(1.5, False), (1.0 + RIVAL_SECONDS - 0.01, True)])
+@pytest.mark.parametrize(("gone_at", "conceded"), [(1.5, False), (1.0 + CONFLICT_SECONDS - 0.01, True)])
 def test_a_rival_that_fails_of_the_conflict_takes_us_along(gone_at: float, conceded: bool) -> None:
     watched = Watched()
     (conn,) = watched.hear()
@@ -144,7 +144,7 @@ def test_what_was_proved_outweighs_a_datagram(says: str, claims: State) -> None:
     watched.answer(again[0], 2.1, running(says))
     assert bool(watched.conflicts.running_check.running) is (says == "running")
     expected = [] if says == "running" else [WHO]
-    assert watched.conflicts.lasting(1.0 + RIVAL_SECONDS) == expected
+    assert watched.conflicts.lasting(1.0 + CONFLICT_SECONDS) == expected
 
 
 def test_a_silent_sealed_session_is_suspected_once_for_ten_seconds() -> None:

@@ -13,7 +13,7 @@ from mingle.errors import ConfigurationError, DiscoveryTimeoutError, InterfaceEr
 from mingle.protocol.admission import Seated
 from mingle.protocol.callers import MAX_UNPROVED, PROOF_SECONDS, SOURCE_SHARE
 from mingle.protocol.handshake import Call, HandshakeFailed, MemberConversation
-from mingle.protocol.host import MAX_SIGHTINGS, SEATS_PER_FRAME, Host
+from mingle.protocol.host import MAX_HOSTS_SEEN, SEATS_PER_FRAME, Host
 from mingle.protocol.machine import (
     Address,
     Answer,
@@ -693,10 +693,10 @@ def test_it_asks_on_the_browse_group_only_until_the_job_has_formed(finished: boo
 def test_reports_of_other_hosts_are_handed_out_once_and_bounded() -> None:
     alone = formed()
     alone.say(1, frames.HostSeen(offer=other_offer()), frames.HostSeen(offer=other_offer(host=OWN), stays=True))
-    assert alone.host.take_sightings() == [(other_offer(), False), (other_offer(host=OWN), True)]
-    assert alone.host.take_sightings() == []
-    alone.say(1, *[frames.HostSeen(offer=other_offer())] * (MAX_SIGHTINGS + 1))
-    assert len(alone.host.take_sightings()) == MAX_SIGHTINGS
+    assert alone.host.take_hosts_seen() == [(other_offer(), False), (other_offer(host=OWN), True)]
+    assert alone.host.take_hosts_seen() == []
+    alone.say(1, *[frames.HostSeen(offer=other_offer())] * (MAX_HOSTS_SEEN + 1))
+    assert len(alone.host.take_hosts_seen()) == MAX_HOSTS_SEEN
 
 
 def test_members_and_all_that_still_come_are_redirected() -> None:

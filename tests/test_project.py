@@ -119,6 +119,20 @@ def test_module_says_what_it_is_for(path: Path) -> None:
     assert ast.get_docstring(tree), "a module opens with what it is for"
 
 
+# Words of our own for what has a name in the field; docs and code use that name.
+HOMEMADE = re.compile(
+    r"\b(whoever|lobby|_?crowd|sightings?|bereft|obituar\w+|twins?|siblings?|rivals?|onlookers?|blockers?|absentees"
+    r"|mak(es?|ing) (no )?way|looks? round|abandonable|spare_thread|link_news|stranded|deserted)\b|\bclip\(|\bway out:",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("path", [*PACKAGE.rglob("*.py"), *(ROOT / "docs").glob("*.md")], ids=lambda path: path.stem)
+def test_the_words_are_those_of_the_field(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").replace("tests.lan crowd", "").splitlines()
+    assert [f"{number}: {line}" for number, line in enumerate(lines, 1) if HOMEMADE.search(line)] == []
+
+
 def project() -> dict[str, object]:
     table: dict[str, object] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return table

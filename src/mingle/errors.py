@@ -79,9 +79,9 @@ class MingleError(Exception):
 
         An exception that is raised again keeps the frames of every caller, and the objects in them, alive.
         """
-        twin = copy.copy(self)
-        twin.__cause__ = self.__cause__
-        return twin
+        copied = copy.copy(self)
+        copied.__cause__ = self.__cause__
+        return copied
 
 
 class DiscoveryTimeoutError(MingleError, TimeoutError):

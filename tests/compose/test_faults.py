@@ -16,10 +16,10 @@ UNPLUGGED_SECONDS = 3  # longer than mingle takes to see it
 
 def gathering(project: Project, joined: int) -> str:
     """Look from inside a container until so many ranks have joined the one job; return its host's name."""
-    onlooker, *_ = project.containers()
+    observer, *_ = project.containers()
     answer = ""
     for _ in range(LOOKS):
-        answer = onlooker.run("sh", "-c", "mingle-discover list --json || test $? = 1")  # 1: none yet
+        answer = observer.run("sh", "-c", "mingle-discover list --json || test $? = 1")  # 1: none yet
         jobs = json.loads(answer)["jobs"]
         if [(job["state"], job["joined"]) for job in jobs] == [("open", joined)]:
             return str(jobs[0]["host"]["hostname"])

@@ -128,7 +128,7 @@ class LoneSession(Session):
 class RunningSession(Session):
     """A job that has formed: its loop goes on in a thread, answers others and sees the process group come and go.
 
-    ``bereft``: rank 0 is gone for good, and there is no process group yet.
+    ``host_lost``: the error if rank 0 is gone for good and there is no process group yet.
     """
 
     def __init__(self, discovery: Discovery, formation: Formation) -> None:

@@ -148,7 +148,7 @@ class ElasticHost(Host):
             self._begin(now)
         self.quorum.note_quorum(now)
         self._tell_members()
-        for offer, _ in self.take_sightings():
+        for offer, _ in self.take_hosts_seen():
             self._sighted(offer, Source(interface=""), now)
         self.check(now)
         for offer, running in [] if self.closed else self.conflicts.proved():

@@ -31,7 +31,7 @@ PROOF_SECONDS_PER_RANK = 0.005
 MAX_UNPROVED = 2048
 # Callers that have, and do not join, beside one for each rank: without a secret any process can prove itself. Another
 # run of the job waits for the end of this one on so many connections, and must not take it for dead.
-MAX_ONLOOKERS = 2048
+MAX_OBSERVERS = 2048
 MAX_WHEN_SEALED = 64
 """The limit for each of these two kinds once the session is sealed and awaits no more ranks."""
 STRANGERS_SHARE = 8
@@ -67,7 +67,7 @@ class Caller(Struct, frozen=True):
         return msgspec.structs.replace(who, address=self.address)
 
 
-class _Crowd:
+class _CallerQueue:
     """Connections in order of arrival, and by their source address."""
 
     def __init__(self) -> None:
@@ -146,8 +146,8 @@ class Callers:
         self._room = 0
         """The measured number of free descriptors, plus those held by callers without a seat."""
         self._measure_at = float("-inf")
-        self._unproved = _Crowd()
-        self._onlookers = _Crowd()
+        self._unproved = _CallerQueue()
+        self._observers = _CallerQueue()
         """Those that have proved themselves and have no seat, nor have asked for one."""
         self._deadlines: dict[int, float] = {}
         """By when a caller has to prove itself, or to ask for a seat; the earliest first."""
@@ -167,7 +167,7 @@ class Callers:
     def accepted(self, conn: int, address: str, now: float) -> None:
         """Handle a new connection; in a flood the oldest caller that has proved nothing is dropped."""
         if now >= self._measure_at:
-            self._room = self._free_files() + len(self._unproved) + len(self._onlookers)
+            self._room = self._free_files() + len(self._unproved) + len(self._observers)
             self._measure_at = now + ROOM_SECONDS
         self._make_room(self._unproved, address)
         self._callers[conn] = Caller(self._converse(), address)
@@ -179,14 +179,14 @@ class Callers:
         """Take note of the number of ranks without a seat, and of whether the session takes members."""
         self._awaited, self._sealed = ranks, sealed
 
-    def _make_room(self, crowd: _Crowd, address: str) -> None:
+    def _make_room(self, queue: _CallerQueue, address: str) -> None:
         most, ranks = (
             (MAX_UNPROVED, 0 if self._sealed else self._awaited)
-            if crowd is self._unproved
-            else (MAX_ONLOOKERS, self._expected)
+            if queue is self._unproved
+            else (MAX_OBSERVERS, self._expected)
         )
         strangers = min(MAX_WHEN_SEALED if self._sealed else most, self._room // STRANGERS_SHARE)
-        for conn in crowd.too_many(address, strangers, min(ranks, self._room // RANKS_SHARE)):
+        for conn in queue.too_many(address, strangers, min(ranks, self._room // RANKS_SHARE)):
             self.hang_up(conn)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> list[frames.AnyFrame]:
@@ -201,8 +201,8 @@ class Callers:
         received = caller.conversation.receive_data(untrusted)
         if caller.conversation.proved and self._unproved.discard(conn):
             del self._deadlines[conn]
-            self._make_room(self._onlookers, caller.address)
-            self._onlookers.add(conn, caller.address)
+            self._make_room(self._observers, caller.address)
+            self._observers.add(conn, caller.address)
             if caller.hello.purpose == "join":
                 self._deadlines[conn] = now + self._patience
         if any(isinstance(frame, frames.Join) for frame in received) and caller.hello.purpose == "join":
@@ -212,7 +212,7 @@ class Callers:
 
     def _expect_nothing(self, conn: int) -> None:
         self._unproved.discard(conn)
-        self._onlookers.discard(conn)
+        self._observers.discard(conn)
         self._deadlines.pop(conn, None)
 
     def send(self, conn: int, frame: frames.AnyFrame) -> None:

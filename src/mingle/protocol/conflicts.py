@@ -1,7 +1,7 @@
 """Conflicting hosts: the other hosts of the same job, as one host sees them. Pure.
 
-There are two kinds. A *rival* takes members, too: with given ranks that is a second rank 0, and if it stays, both
-report a conflict. A sealed session means that the job runs already under this id: see
+There are two kinds. An open one takes members, too: with given ranks it is a second rank 0, and if it stays, both
+hosts report a conflict. A sealed session means that the job runs already under this id: see
 :class:`~mingle.protocol.sessions.RunningCheck`. Both kinds count once they are proved over TCP, until their connection
 ends.
 """
@@ -24,7 +24,7 @@ from mingle.protocol.sessions import (
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer
 
-RIVAL_SECONDS = 2.0
+CONFLICT_SECONDS = 2.0
 """The time for which each of two rank 0s waits for the other to go."""
 
 
@@ -63,7 +63,7 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
         self.connected = self._table.connected
         self._callers: dict[int, _Caller] = {}
         self._conceded: list[frames.ProcessInfo] = []
-        """Rivals that have ended because of the conflict with this host."""
+        """The open hosts that have ended because of the conflict with this host."""
 
     # --- what is known ---------------------------------------------------------------------------------------------
 
@@ -77,13 +77,15 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
         return bool(self._callers) or self.running_check.may_run()
 
     def lasting(self, now: float) -> list[frames.ProcessInfo]:
-        """Return the rivals that have been alive for long enough to be an error."""
+        """Return the open hosts that have been alive for long enough to be an error."""
         dialed = {
             each.offer.host: each.running.host
             for each in self._table
-            if each.running is not None and each.running.state == "open" and self._has_lasted(each, RIVAL_SECONDS, now)
+            if each.running is not None
+            and each.running.state == "open"
+            and self._has_lasted(each, CONFLICT_SECONDS, now)
         }
-        called = {each.member: each.who for each in self._callers.values() if now >= each.since + RIVAL_SECONDS}
+        called = {each.member: each.who for each in self._callers.values() if now >= each.since + CONFLICT_SECONDS}
         return list(dict.fromkeys([*self._conceded, *{**called, **dialed}.values()]))
 
     @staticmethod
@@ -159,8 +161,8 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
             else:
                 self.running_check.said(session, frame, now)
         elif isinstance(frame, frames.Closed) and frame.conflict:
-            # A rival fails because of this host: its time was up a moment before ours, and both must fail.
-            running, lasted = session.running, self._has_lasted(session, RIVAL_SECONDS / 2, now)
+            # The other host fails because of this one: its time was up a moment before ours, and both must fail.
+            running, lasted = session.running, self._has_lasted(session, CONFLICT_SECONDS / 2, now)
             if running is not None and running.state == "open" and lasted:
                 self._conceded.append(running.host)
 
@@ -189,9 +191,9 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
 
     def verdict_timer(self) -> float | None:
         """The time at which :meth:`lasting` or the verdict of the already-running check can change."""
-        times = [each.since + RIVAL_SECONDS for each in self._callers.values()]
+        times = [each.since + CONFLICT_SECONDS for each in self._callers.values()]
         times += [
-            each.alive_since + RIVAL_SECONDS
+            each.alive_since + CONFLICT_SECONDS
             for each in self._table
             if each.alive_since is not None and each.running is not None and each.running.state == "open"
         ]

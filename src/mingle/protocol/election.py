@@ -414,7 +414,7 @@ class Elector(SessionPolicy[KnownSession]):
                 self._end_host("it has joined another host")
             return
         if self.host is not None:
-            for offer, stands in self.host.take_sightings():
+            for offer, stands in self.host.take_hosts_seen():
                 if self._candidacy.competes(offer):
                     self._compete(offer, Source(interface=""), stands=stands, now=now)
         if self._winner is not None:

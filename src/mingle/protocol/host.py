@@ -55,7 +55,7 @@ from mingle.wire.datagrams import MAX_ADDRESSES, Bye, Datagram, List, Offer, Rej
 
 SEATS_PER_FRAME = 128
 """The seats in one ROSTER: with the longest names (four bytes a character) they still fit into one frame."""
-MAX_SIGHTINGS = 64
+MAX_HOSTS_SEEN = 64
 """Reports of other hosts between two events; bounded against a member that sends many."""
 
 
@@ -95,7 +95,7 @@ class Host:
         self._deadline = started + context.timeout
         self._effects: list[Effect] = []
         self._sealed_since = 0.0
-        self._sightings: list[tuple[Offer, bool]] = []
+        self._hosts_seen: list[tuple[Offer, bool]] = []
         self._description: tuple[tuple[object, ...], tuple[int, ...], str] = ((), (), "")
         """A version of the status, with the ranks and the description of the members at that version."""
         self._announcer = Announcer(started)
@@ -331,9 +331,9 @@ class Host:
 
     def heard_unverified(self, message: Datagram) -> None:
         """Note a datagram whose signature is missing or wrong: a hint for the report."""
-        onlooker = isinstance(message, Seek) and message.kind == "announcement"
+        observer = isinstance(message, Seek) and message.kind == "announcement"
         ours = (message.job, message.attempt) == (self.identity.job, self.identity.attempt)
-        if ours and not onlooker:
+        if ours and not observer:
             self.diagnostics.secret_signs += 1
 
     # --- connections -----------------------------------------------------------------------------------------------
@@ -407,8 +407,8 @@ class Host:
         elif isinstance(frame, frames.Ack):
             self.registrar.acknowledged(conn, frame.epoch, now)
         elif isinstance(frame, frames.HostSeen):
-            if len(self._sightings) < MAX_SIGHTINGS:
-                self._sightings.append((frame.offer, frame.stays))
+            if len(self._hosts_seen) < MAX_HOSTS_SEEN:
+                self._hosts_seen.append((frame.offer, frame.stays))
         elif isinstance(frame, frames.Unreachable):
             self._redirect_failed(caller.as_seen(caller.hello.who), frame.session)
         elif isinstance(frame, frames.Ready):
@@ -538,9 +538,9 @@ class Host:
         self._announcer.burst(now)
         self._hold(now)
 
-    def take_sightings(self) -> list[tuple[Offer, bool]]:
+    def take_hosts_seen(self) -> list[tuple[Offer, bool]]:
         """Return, once, the other hosts that members reported, each with whether it stays a candidate."""
-        seen, self._sightings = self._sightings, []
+        seen, self._hosts_seen = self._hosts_seen, []
         return seen
 
     # --- time ------------------------------------------------------------------------------------------------------

@@ -336,9 +336,9 @@ class Diagnostics(Struct):
         return not (any(names) or self.secret_failures or self.signed_without_secret or self.secret_signs)
 
     def seeker(self, message: Seek | List, source: Source) -> None:
-        """Notes who looks for this job; onlookers, which look for it and never join, are no ranks."""
-        onlooker = message.kind == "announcement" if isinstance(message, Seek) else not message.hostname
-        if not onlooker and message.member not in self.seekers and len(self.seekers) < REMEMBERED_PER_KIND:
+        """Note a rank that looks for this job; an observer looks for it, too, and never joins."""
+        observer = message.kind == "announcement" if isinstance(message, Seek) else not message.hostname
+        if not observer and message.member not in self.seekers and len(self.seekers) < REMEMBERED_PER_KIND:
             rank = "a process without a rank" if message.rank is None else f"rank {message.rank}"
             where = f"host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}"
             self.seekers[message.member] = f"{rank} on {where}"
