@@ -123,6 +123,40 @@ def test_the_store_is_let_go_of_when_the_process_group_stands(
     assert len(sessions[1].roster()) == 2, "rank 0 goes on answering"
 
 
+@pytest.mark.parametrize("ready", [True, False])
+def test_rank_zero_ends_when_the_groups_of_the_others_stand_or_time_is_up(
+    ranks: list[Formed], sessions: list[RunningSession], group: Group, monkeypatch: pytest.MonkeyPatch, ready: bool
+) -> None:
+    joiner = ranks[1].discovery.joiner
+    assert joiner is not None
+    says_ready = joiner.ready
+    monkeypatch.setattr(joiner, "ready", lambda: None)  # its init is still at work
+    monkeypatch.setattr(session, "READY_SECONDS", 30.0 if ready else 1.0)
+    group.stands = True
+    sessions[0].group_stands()
+    closing = threading.Thread(target=partial(sessions[0].close, failing=False))
+    closing.start()
+    closing.join(0.5)
+    assert closing.is_alive(), "the end of rank 0's store would end the init of rank 1"
+    assert len(sessions[1].roster()) == 2
+    if ready:
+        ranks[1].discovery.call(says_ready)
+    closing.join(10)
+    assert not closing.is_alive()
+
+
+@pytest.mark.parametrize("failing", [True, False])
+def test_rank_zero_waits_for_nobody_without_a_group_or_when_it_fails(
+    ranks: list[Formed], sessions: list[RunningSession], group: Group, failing: bool
+) -> None:
+    if failing:
+        group.stands = True
+        sessions[0].group_stands()
+    began = time.monotonic()
+    sessions[0].close(failing=failing)
+    assert time.monotonic() - began < 2.0
+
+
 def test_who_made_the_process_group_need_not_wait_until_it_is_seen(
     ranks: list[Formed], sessions: list[RunningSession]
 ) -> None:

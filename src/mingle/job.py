@@ -177,6 +177,7 @@ class Job(_Handle):
     def close(self) -> None:
         """Destroy the process group that ``init`` made, end the session and restore the environment.
 
+        Rank 0 first waits until every rank's process group stands, for 5 s at most, because they still need its store.
         A second call does nothing; a concurrent call waits for the first. Called while an exception is in flight (in a
         ``finally`` block, for example) it never blocks.
         """

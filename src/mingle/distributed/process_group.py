@@ -31,6 +31,7 @@ _OURS = frozenset({"init_method", "store", "rank", "world_size", "backend"})
 # The process group that init() made, compared by identity: another one is the user's. By weak reference, since who
 # holds a process group holds its store, too, and a store that outlives its group breaks the next one.
 _own_group: weakref.ref[Any] | None = None
+_await_members: Callable[[], None] | None = None
 _own_job = ""
 """The job for which mingle made the process group."""
 # Who made it. A forked child has a copy without the threads behind it: ending that would wait for them for ever.
@@ -50,10 +51,15 @@ def current() -> Any:
     return sys.modules["torch.distributed"].group.WORLD if stands() else None
 
 
-def own(job_id: str) -> Callable[[bool], None]:
-    """Note that mingle has made the present group for this job; return what destroys it (see `destroy`)."""
-    global _own_group, _own_job, _own_pid
-    _own_group, _own_job, _own_pid = weakref.ref(current()), job_id, os.getpid()
+def own(job_id: str, await_members: Callable[[], None]) -> Callable[[bool], None]:
+    """Note that mingle has made the present group for this job; return what destroys it (see `destroy`).
+
+    Args:
+        job_id: the job.
+        await_members: waits until no other rank needs this one to make its group; called before the group is destroyed.
+    """
+    global _own_group, _own_job, _own_pid, _await_members
+    _own_group, _own_job, _own_pid, _await_members = weakref.ref(current()), job_id, os.getpid(), await_members
     return partial(destroy, _own_group)
 
 
@@ -99,6 +105,8 @@ def destroy(group: weakref.ref[Any], failing: bool) -> None:
     if failing:
         abandon()
     else:
+        if _await_members is not None:
+            _await_members()
         _end()
         _own_group = None  # not before: after an interrupt the next call ends it
 

@@ -85,7 +85,7 @@ def _call(arguments: Mapping[str, Any], group: tuple[str | None, Mapping[str, An
                 make = importlib.import_module("torch.distributed").init_process_group
                 with loss_explained():
                     make(group[0], init_method=f"{FORMED}://", **group[1])
-                job._owns_group(process_group.own(wanted.job_id))
+                job._owns_group(process_group.own(wanted.job_id, _await_members))
                 tell_group_stands()
             return job
     except BaseException:
@@ -141,6 +141,12 @@ def tell_group_stands() -> None:
     """Note that the process group of the present session stands."""
     if (active := _active) is not None:
         active.group_stands()
+
+
+def _await_members() -> None:
+    """Wait until no other rank needs the store of the present session to make its process group."""
+    if (active := _active) is not None:
+        active.await_members()
 
 
 def entry(seconds: float) -> Entry | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -36,6 +37,8 @@ LOSS_NOTICED_SECONDS = 0.25
 """How long the loop needs at most to see that a connection has ended, and what follows from that."""
 FRESH_SECONDS = 1.0
 """For how long a proof of the store is taken for its being in reach: torch's calls can't be stopped if it is not."""
+READY_SECONDS = 5.0
+"""How long the end of rank 0 waits for members whose process group does not stand yet: they still need the store."""
 WATCH_QUICK_SECONDS = 0.05
 WATCH_SLOW_SECONDS = 0.5
 
@@ -81,6 +84,9 @@ class Session:
 
     def group_stands(self) -> None:
         """Take note that the process group has taken the store over."""
+
+    def await_members(self) -> None:
+        """Wait until no other rank needs this one to make its process group."""
 
 
 class LoneSession(Session):
@@ -138,6 +144,8 @@ class RunningSession(Session):
         self._group_stood = False
         self._group_ended = False
         self._closing_begun = False
+        self._await_until: float | None = None
+        """By when the end of rank 0 has to go on; None before it."""
         self.host_lost: MingleError | None = None
         discovery.watch = self._watch
         discovery.serve()
@@ -256,6 +264,23 @@ class RunningSession(Session):
                 remedy="look at the load of this machine.",
             ) from None
 
+    def await_members(self) -> None:
+        """On rank 0, wait until the process group of every member stands, for `READY_SECONDS` at most.
+
+        Rank 0's ``init`` returns when its own group stands. If it ended the store then, it would end the ``init`` of
+        members that are a moment later.
+        """
+        host = self._discovery.host
+        if host is None or not self._group_stood:
+            return
+        if self._await_until is None:
+            self._await_until = time.monotonic() + READY_SECONDS
+        with contextlib.suppress(MingleError, FutureTimeoutError):  # the loop has failed: nothing to wait for
+            while time.monotonic() < self._await_until:
+                if self._in_loop(lambda: host.closed or host.registrar.all_ready):
+                    break
+                time.sleep(WATCH_QUICK_SECONDS)
+
     def _in_loop(self, function: Callable[[], _T]) -> _T:
         """Run a function in the loop's thread and return its result.
 
@@ -329,6 +354,8 @@ class RunningSession(Session):
 
     def _end(self, *, failing: bool) -> None:
         self._closing_begun = True
+        if not failing:
+            self.await_members()
         self._discovery.close("an exception ended it" if failing else "its job was closed")
 
 

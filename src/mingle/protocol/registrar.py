@@ -186,6 +186,11 @@ class Registrar:
         """Whether all seats are taken."""
         return len(self.seats) + len(self.latecomers) >= self.world_size
 
+    @property
+    def all_ready(self) -> bool:
+        """Whether every connected member has said READY: its process group stands."""
+        return all(seat.done or seat.conn is None for seat in self._others())
+
     def is_surplus(self, newcomer: frames.ProcessInfo, now: float) -> bool:
         """Return whether a newcomer is certainly one too many."""
         return self.phase is Phase.RUNNING and self.admission.is_surplus(newcomer, now)
