@@ -140,13 +140,6 @@ def test_an_interface_that_mingle_set_is_replaced_by_the_next_export() -> None:
     assert target["GLOO_SOCKET_IFNAME"] == "eth2"
 
 
-def test_keep_if_set_is_the_callers_choice() -> None:
-    target = {"NODE_RANK": "3"}
-    environment = Environment(target)
-    environment.export({"NODE_RANK": "0"}, keep_if_set=frozenset({"NODE_RANK"}))
-    assert target == {"NODE_RANK": "3"}
-
-
 @pytest.mark.parametrize(
     ("before", "noted"),
     [

@@ -12,9 +12,10 @@ import pytest
 from msgspec import structs
 from multicast_expert import MulticastExpertError
 
+from mingle.config.settings import Family
 from mingle.errors import InterfaceError
 from mingle.network import transport as sockets
-from mingle.network.interfaces import Family, Interface, scan
+from mingle.network.interfaces import Interface, scan
 from mingle.network.transport import MAX_DATAGRAM, Transport
 from mingle.wire.datagrams import BROWSE_GROUP, job_group
 from tests.receiving import gather, no_descriptor_leaks, nothing_more

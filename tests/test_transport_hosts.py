@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from mingle.config.settings import Family
 from mingle.errors import InterfaceError
 from mingle.network import transport as sockets
-from mingle.network.interfaces import Family, Interface, scan
+from mingle.network.interfaces import Interface, scan
 from mingle.network.transport import Transport
 from mingle.wire.datagrams import BROWSE_GROUP, job_group
 from tests.isolation import cable, host, inside, ip, needs_namespaces, nft, run_isolated

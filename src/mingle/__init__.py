@@ -124,29 +124,13 @@ def init(
         LauncherError: a launcher's variables are incomplete.
         ConfigurationError: an argument or a variable is wrong; raised before any packet.
     """
-    masked = Secret.of(secret)
+    arguments = {**locals(), "secret": Secret.of(secret)}
     del secret  # a traceback that shows local variables must not show it
+    backend, options = arguments.pop("backend"), arguments.pop("process_group_options")
     with opening("the modules of mingle"):
         from mingle.distributed import rendezvous
 
-    return rendezvous.init(
-        {
-            "job_id": job_id,
-            "rank": rank,
-            "world_size": world_size,
-            "discovery_timeout": discovery_timeout,
-            "interface": interface,
-            "peers": peers,
-            "secret": masked,
-            "port": port,
-            "master_port": master_port,
-            "ttl": ttl,
-            "family": family,
-            "advertise": advertise,
-        },
-        backend,
-        process_group_options,
-    )
+    return rendezvous.init(arguments, backend, options)
 
 
 def discover(
@@ -172,25 +156,12 @@ def discover(
 
     Arguments, result and errors are those of :func:`init`.
     """
-    masked = Secret.of(secret)
-    del secret  # a traceback that shows local variables must not show it
+    arguments = {**locals(), "secret": Secret.of(secret)}
+    del secret  # as in `init`
     with opening("the modules of mingle"):
         from mingle.distributed import rendezvous
 
-    return rendezvous.discover(
-        job_id,
-        rank=rank,
-        world_size=world_size,
-        discovery_timeout=discovery_timeout,
-        interface=interface,
-        peers=peers,
-        secret=masked,
-        port=port,
-        master_port=master_port,
-        ttl=ttl,
-        family=family,
-        advertise=advertise,
-    )
+    return rendezvous.discover(**arguments)
 
 
 def __dir__() -> list[str]:

@@ -26,6 +26,7 @@ DEFAULT_DISCOVERY_TIMEOUT = 300.0
 MAX_JOB_ID_BYTES = 256
 
 Family: TypeAlias = Literal["auto", "4", "6"]
+"""The IP versions to use; `auto` is both."""
 Progress: TypeAlias = Literal["auto", "off"]
 _FAMILIES: dict[str, Family] = {"auto": "auto", "4": "4", "6": "6"}
 _PROGRESS: dict[str, Progress] = {"auto": "auto", "off": "off"}

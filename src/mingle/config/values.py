@@ -200,7 +200,7 @@ def address(text: object, source: str) -> str:
     Raises:
         ConfigurationError: when it is a name, is bound to one host by a zone, or addresses no single host.
     """
-    parsed = _literal(text) if isinstance(text, str) else None
+    parsed = parse_address(text) if isinstance(text, str) else None
     if parsed is None or not _is_one_host(parsed) or "%" in str(parsed):
         raise ConfigurationError.explain(
             f"{source}={text!r} is not the IP address of one host",
@@ -253,14 +253,14 @@ def _peer(word: str, source: str, given: list[str]) -> Peer:
     host, port = word, None
     if word.startswith("["):
         host, bracket, rest = word[1:].partition("]")
-        literal = _literal(host)
+        literal = parse_address(host)
         if not bracket or (rest and not rest.startswith(":")) or literal is None or literal.version != 6:
             raise _not_a_peer(word, source)
         port = rest[1:] if rest else None
     else:
         if word.count(":") == 1:
             host, port = word.split(":")
-        literal = _literal(host)
+        literal = parse_address(host)
         # What looks like an address must be one; a text with several colons can only be of IPv6.
         if literal is None and (":" in host or re.fullmatch(r"[0-9.]*", host)):
             raise _not_a_peer(word, source)
@@ -280,8 +280,8 @@ def _not_a_peer(word: str, source: str) -> ConfigurationError:
     )
 
 
-def _literal(text: str) -> IPv4Address | IPv6Address | None:
-    """Return the IP address that a text writes, or None."""
+def parse_address(text: str) -> IPv4Address | IPv6Address | None:
+    """Return the IP address that a text writes, perhaps with a zone; None if it writes none."""
     try:
         return ipaddress.ip_address(text)
     except ValueError:

@@ -38,20 +38,19 @@ class Environment:
         with self._lock:
             return self._visible()
 
-    def export(self, values: Mapping[str, str], *, keep_if_set: frozenset[str] = SOCKET_INTERFACES) -> list[str]:
+    def export(self, values: Mapping[str, str]) -> list[str]:
         """Write the values, in the place of all that an earlier export wrote.
 
-        Args:
-            values: what to set.
-            keep_if_set: names whose value stays when the user has set one that is not empty.
+        A value in `SOCKET_INTERFACES` that the user has set stays.
 
         Returns:
-            Sentences worth a warning: each value of the user's that was replaced by another one.
-            ``MASTER_ADDR`` and ``MASTER_PORT`` are one pair, so one sentence tells of both.
+            A sentence for a warning about each value of the user's that was replaced. ``MASTER_ADDR`` and
+            ``MASTER_PORT`` are one pair and share a sentence.
         """
         with self._lock:
             before = {name: value for name in values if (value := self._seen(name)) is not None}
-            wanted = {name: value for name, value in values.items() if name not in keep_if_set or not before.get(name)}
+            kept = {name for name in SOCKET_INTERFACES if before.get(name)}
+            wanted = {name: value for name, value in values.items() if name not in kept}
             for name in list(self._written):
                 self._put_back(name)
             for name, value in wanted.items():

@@ -22,12 +22,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from mingle import forksafe
-from mingle.config.settings import Network
+from mingle.config.settings import Family, Network
 from mingle.engine import progress
 from mingle.errors import MingleError, refused
 from mingle.network import connections
 from mingle.network.connections import Connections
-from mingle.network.interfaces import Family, Interface, InterfaceMonitor, Kind, reached_weakly, reverse_path_drops
+from mingle.network.interfaces import Interface, InterfaceMonitor, Kind, reached_weakly, reverse_path_drops
 from mingle.network.local_relay import LocalRelay
 from mingle.network.peers import Peers
 from mingle.network.transport import Received, Transport

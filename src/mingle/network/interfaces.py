@@ -17,12 +17,13 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
 from pathlib import Path
-from typing import Literal
 
 import netifaces
 from msgspec import Struct, structs
 
 from mingle import forksafe
+from mingle.config.settings import Family
+from mingle.config.values import parse_address
 from mingle.errors import InterfaceError
 
 logger = logging.getLogger("mingle")
@@ -33,9 +34,6 @@ LOOK_ANYWAY_SECONDS = 20.0
 """… the interval where it does, …"""
 LOOK_GAP_SECONDS = 0.2
 """… and the shortest interval, however many changes it reports: containers come and go all the time."""
-
-Family = Literal["auto", "4", "6"]
-"""The IP versions to use; `auto` is both."""
 
 # <net/if.h>. The first four agree on Linux and the BSDs, the last does not.
 _IFF_UP = 0x1
@@ -267,10 +265,10 @@ def _find(found: tuple[Interface, ...], name: str) -> Interface:
     for interface in found:
         if interface.name == name:
             return interface
-    interface_of = owner(found, name) if _is_address(name) else None
+    interface_of = owner(found, name) if parse_address(name) else None
     if interface_of is None:
         raise InterfaceError.explain(
-            f"there is no interface with the {'address' if _is_address(name) else 'name'} {name!r} here; "
+            f"there is no interface with the {'address' if parse_address(name) else 'name'} {name!r} here; "
             + _inventory(found),
             cause="names and addresses of interfaces differ from machine to machine",
             remedy="name one of those in MINGLE_INTERFACE, or leave it unset to use every suitable one",
@@ -356,14 +354,6 @@ def reverse_path_drops() -> int:
 
 def _literal(address: str | IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     return ipaddress.ip_address(str(address).partition("%")[0])
-
-
-def _is_address(text: str) -> bool:
-    try:
-        _literal(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _in_words(family: Family) -> str:

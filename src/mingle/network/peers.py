@@ -7,7 +7,6 @@ never final. Each address has a timer of its own, and only a few are asked per r
 
 from __future__ import annotations
 
-import ipaddress
 import random
 import socket
 import threading
@@ -17,7 +16,7 @@ from typing import Any
 from msgspec import Struct
 
 from mingle import forksafe
-from mingle.config.values import Peer
+from mingle.config.values import Peer, parse_address
 from mingle.network.connections import canonical_address
 
 FIRST_INTERVAL_SECONDS = 0.1
@@ -61,9 +60,9 @@ class Peers:
         self._lock = forksafe.register_lock(threading.Lock())
         self._failures: dict[str, str] = {}
         named = [(peer.host, peer.port or default_port) for peer in peers]
-        self._found = [(host, port) for host, port in named if _is_literal(host)]
+        self._found = [(host, port) for host, port in named if parse_address(host)]
         self._any = bool(named)
-        names = [(host, port) for host, port in named if not _is_literal(host)]
+        names = [(host, port) for host, port in named if not parse_address(host)]
         for first in range(min(len(names), MAX_THREADS)):
             work = names[first::MAX_THREADS]
             threading.Thread(target=self._run, args=(work,), name="mingle-abandoned-resolver", daemon=True).start()
@@ -149,11 +148,3 @@ def _literal(answer: tuple[Any, ...]) -> str:
     """Return the address in one of getaddrinfo's answers; a link-local one with its zone, which it needs."""
     scope = answer[3] if len(answer) == 4 else 0
     return f"{answer[0]}%{scope}" if scope and "%" not in answer[0] else str(answer[0])
-
-
-def _is_literal(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True

@@ -30,8 +30,9 @@ from msgspec import Struct
 from multicast_expert import IfaceInfo, McastRxSocket, McastTxSocket, os_multicast
 
 from mingle import forksafe
+from mingle.config.settings import Family
 from mingle.errors import FREE_DESCRIPTORS, NO_DESCRIPTOR, InterfaceError
-from mingle.network.interfaces import Family, Interface
+from mingle.network.interfaces import Interface
 from mingle.wire.datagrams import Group
 
 Version = Literal["4", "6"]

@@ -7,7 +7,6 @@ what the host then says on the proved connection. `find_job` and `list_jobs` run
 
 from __future__ import annotations
 
-import ipaddress
 import random
 import re
 import time
@@ -17,7 +16,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct, field
 
 from mingle.config.settings import Network
-from mingle.config.values import Secret
+from mingle.config.values import Secret, parse_address
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
 from mingle.observe.observer import Observer, new_name, this_process
 from mingle.protocol import reports
@@ -157,12 +156,8 @@ def is_host(text: str) -> bool:
 
     Text from the network ends on a terminal or in a shell, where nothing else must get.
     """
-    if not text:
-        return True
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return _HOST_NAME.fullmatch(text) is not None
+    if parse_address(text) is None:
+        return not text or _HOST_NAME.fullmatch(text) is not None
     return "%" not in text
 
 
