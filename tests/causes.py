@@ -226,19 +226,19 @@ RANKS = (
         cause="the missing ranks were never started",
     ),
     Row(
-        observed="rank 0 is alone, nobody is heard, and there is no default route",
+        observed="rank 0 is alone, no process is heard, and there is no default route",
         status=ALONE,
         machine=NO_ROUTE,
         cause="the missing ranks were never started",
     ),
     Row(
-        observed="rank 0 is alone, nobody is heard, and only loopback is up",
+        observed="rank 0 is alone, no process is heard, and only loopback is up",
         status=ALONE,
         machine=LOOPBACK,
         cause="only loopback is used",
     ),
     Row(
-        observed="rank 0 is alone, nobody is heard, and another program shares the UDP port",
+        observed="rank 0 is alone, no process is heard, and another program shares the UDP port",
         status=ALONE,
         machine=SHARED_PORT,
         cause="is also held by pid 99",
@@ -304,21 +304,21 @@ RANKS = (
         cause="rank 0 was not started, or runs alone with a world size of 1",
     ),
     Row(
-        observed="nobody is heard, and only loopback is up",
+        observed="no process is heard, and only loopback is up",
         machine=LOOPBACK,
         cause="only loopback is used",
     ),
     Row(
-        observed="nobody is heard, and MINGLE_INTERFACE names one of two networks",
+        observed="no process is heard, and MINGLE_INTERFACE names one of two networks",
         machine=NAMED,
         cause="MINGLE_INTERFACE names eth0 alone",
     ),
     Row(
-        observed="nobody is heard, and there is no default route",
+        observed="no process is heard, and there is no default route",
         machine=NO_ROUTE,
         cause="rank 0 was not started, or this network carries no multicast",
     ),
-    Row(observed="nobody is heard", cause="rank 0 was not started, or this network carries no multicast"),
+    Row(observed="no process is heard", cause="rank 0 was not started, or this network carries no multicast"),
 )
 AGENTS = (
     Row(
@@ -366,12 +366,12 @@ AGENTS = (
         cause="the other nodes were not started",
     ),
     Row(
-        observed="nobody is heard, and there is no default route",
+        observed="no process is heard, and there is no default route",
         machine=NO_ROUTE,
         cause="the other nodes were not started",
     ),
-    Row(observed="nobody is heard, and only loopback is up", machine=LOOPBACK, cause="only loopback is used"),
-    Row(observed="nobody is heard", cause="the other nodes were not started"),
+    Row(observed="no process is heard, and only loopback is up", machine=LOOPBACK, cause="only loopback is used"),
+    Row(observed="no process is heard", cause="the other nodes were not started"),
 )
 FIND = (
     Row(
@@ -406,9 +406,9 @@ FIND = (
         machine=LOOPBACK,
         cause="the job does not run, or runs under another id: 'bert' is on this network",
     ),
-    Row(observed="nobody is heard, and only loopback is up", machine=LOOPBACK, cause="only loopback is used"),
+    Row(observed="no process is heard, and only loopback is up", machine=LOOPBACK, cause="only loopback is used"),
     Row(
-        observed="nobody is heard, and there is no default route",
+        observed="no process is heard, and there is no default route",
         machine=NO_ROUTE,
         cause="the job does not run, or this network carries no multicast",
     ),
@@ -416,9 +416,9 @@ FIND = (
 LIST = (
     Row(observed="a check of this machine fails", machine=SURE, rejected=VERSION, cause="Network is unreachable"),
     Row(observed="another version is heard", rejected=VERSION, machine=LOOPBACK, cause="an incompatible mingle"),
-    Row(observed="nobody is heard, and only loopback is up", machine=LOOPBACK, cause="only loopback is used"),
+    Row(observed="no process is heard, and only loopback is up", machine=LOOPBACK, cause="only loopback is used"),
     Row(
-        observed="nobody is heard, and there is no default route",
+        observed="no process is heard, and there is no default route",
         machine=NO_ROUTE,
         cause="no job runs here, or no multicast passes",
     ),
@@ -426,15 +426,15 @@ LIST = (
 PING = (
     Row(observed="a check of this machine fails", machine=SURE, cause="Network is unreachable"),
     Row(
-        observed="somebody pings about another job",
+        observed="a host pings about another job",
         heard={"job": "bert"},
         machine=NO_ROUTE,
         cause="192.0.2.66 pings about 'bert', and not with us",
     ),
     Row(observed="another version is heard", rejected=VERSION, machine=LOOPBACK, cause="version 9 of the protocol"),
-    Row(observed="nobody is heard, and only loopback is up", machine=LOOPBACK, cause="only loopback is used"),
+    Row(observed="no process is heard, and only loopback is up", machine=LOOPBACK, cause="only loopback is used"),
     Row(
-        observed="nobody is heard, and there is no default route",
+        observed="no process is heard, and there is no default route",
         machine=NO_ROUTE,
         cause="the command does not run on another host, or no multicast passes",
     ),

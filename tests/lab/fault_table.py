@@ -42,9 +42,9 @@ from .faults import (
 
 SYMPTOMS = {
     "waiting": "Ranks wait, and others are heard",
-    "unheard": "Ranks wait, and nobody is heard",
+    "unheard": "Ranks wait, and no process is heard",
     "unreachable": "Rank 0 is heard and not reached",
-    "conflict": "Two want the same place",
+    "conflict": "Two processes want the same place",
     "secret": "The secret",
     "at once": "The error comes at once",
     "works": "It works, with a warning",
@@ -69,42 +69,42 @@ FAULTS = (
         "a mistyped job id",
         mistyped_job_id,
         "waiting",
-        "Two ids are two jobs. Each side waits for ranks that the other has.",
+        "Two ids are two jobs, so each side waits for ranks that have joined the other.",
         {"init": ("mistyped job id: 'resnet'",), "list": ("resnet", "resent")},
     ),
     Fault(
         "a missing rank",
         missing_rank,
         "waiting",
-        "All that were started are told which ranks were not.",
+        "Every rank that was started reports which ranks are missing.",
         {"init": ("missing ranks: 2",), "list": ("2/3\t2\t",)},
     ),
     Fault(
         "a rank twice",
         rank_twice,
         "conflict",
-        "The living holder of a rank keeps it; the second process is told who that is.",
+        "The process that holds the rank keeps it, and the second process reports which process that is.",
         {"init": ("rank taken", "the same rank was started twice"), "list": ("resnet",)},
     ),
     Fault(
         "two rank 0s",
         two_rank_zeros,
         "conflict",
-        "Both are told of each other within seconds, and no rank joins the wrong one by chance.",
+        "Both report each other within seconds, and no rank joins either of them by chance.",
         {"init": ("more than one rank 0", "host1", "host2"), "list": ("host1", "host2")},
     ),
     Fault(
         "different world sizes",
         world_sizes,
         "conflict",
-        "Whoever disagrees with rank 0 is refused at once; rank 0 goes on waiting for the right ones.",
+        "A rank that disagrees with rank 0 is refused at once. Rank 0 continues to wait for ranks that agree.",
         {"init": ("world_size=2", "different world sizes"), "list": ("1/3",)},
     ),
     Fault(
         "multicast dropped by this host's firewall",
         own_firewall,
         "unheard",
-        "Not even the own datagrams come back through the filter, so it must be this host's.",
+        "This host's own multicasts do not come back to it, so its own firewall must drop them.",
         {
             "init": ("likely cause: this host's firewall drops multicast", "udp dport 29499 drop"),
             "doctor": (
@@ -119,7 +119,7 @@ FAULTS = (
         "multicast dropped by the other host's firewall",
         other_firewall,
         "unheard",
-        "Who is heard, and does not join, does not hear us: its own host drops our multicasts.",
+        "A rank that is heard and does not join does not hear rank 0: the firewall of its host drops the multicasts.",
         {
             "init": ("rank 1 on host host2", "heard, and has not joined", "Its host's firewall"),
             "doctor --check": ("multicast to host2 (10.77.0.2) is lost, unicast fine: the firewall of host2 drops it",),
@@ -130,7 +130,7 @@ FAULTS = (
         "rank 0's TCP port filtered: heard, not reachable",
         rank_zero_tcp,
         "unreachable",
-        "Discovery is UDP, joining is TCP, and only one of them is let in.",
+        "Discovery uses UDP and joining uses TCP; the firewall allows UDP only.",
         {
             "init": ("was heard but could not be reached over TCP: a firewall",),
             "doctor": ("WARN\ttcp", "meta l4proto tcp drop", "saddr 10.77.0.0/24 meta l4proto tcp accept"),
@@ -141,50 +141,50 @@ FAULTS = (
         "the named interface missing",
         interface_missing,
         "at once",
-        "A named interface is taken exactly, and nothing else in its place.",
+        "mingle uses exactly the interface that is named, and no other in its place.",
         {"init": ("'eth7'", "eth0"), "doctor": ("FAIL", "'eth7'")},
     ),
     Fault(
         "the named interface down",
         interface_down,
         "at once",
-        "The same; a rank waits for no cable that somebody else must plug in.",
+        "mingle does not wait for a named interface to come up.",
         {"init": ("down",), "doctor": ("FAIL\tinterfaces", "down")},
     ),
     Fault(
         "the named interface without an address",
         interface_without_address,
         "at once",
-        "Without an address nobody could be told where to connect.",
+        "Without an address, rank 0 could not announce where to connect.",
         {"init": ("no IPv4 or IPv6 address",), "doctor": ("FAIL\tinterfaces", "no IPv4 or IPv6 address")},
     ),
     Fault(
         "the secrets differ",
         secrets_differ,
         "secret",
-        "What is not signed with our secret is not believed, but it is counted.",
+        "Datagrams that are not signed with this rank's secret are rejected and counted.",
         {"init": ("AuthenticationError", "another one"), "ping": ("host2 (10.77.0.2)", "another secret")},
     ),
     Fault(
         "one side without a secret",
         secret_on_one_side,
         "secret",
-        "The same, for somebody who has none at all.",
+        "A rank without a secret rejects the job of a host that has one.",
         {"init": ("AuthenticationError", "has none"), "ping": ("host2 (10.77.0.2)", "only one side has a secret")},
     ),
     Fault(
         "the UDP port held by another program",
         port_taken,
         "at once",
-        "Every program that discovers must share the port; this one does not.",
+        "All processes of mingle share the port. This program does not share it.",
         {"init": ("UDP port 29499 is held by pid", "python"), "doctor": ("FAIL", "is held by pid", "python")},
     ),
     Fault(
         "the UDP port shared with a program that swallows unicast",
         port_shared,
         "unheard",
-        "The kernel gives a unicast datagram to the last program that opened the port. Here multicast is not "
-        "there to help, and MINGLE_PEERS goes to the wrong one.",
+        "The kernel gives a unicast datagram to the program that opened the port last. Here that is another "
+        "program, and no multicast passes, so the questions of MINGLE_PEERS are lost.",
         {
             "init": ("is also held by pid", "a unicast datagram to a shared port reaches only one program"),
             "doctor": ("WARN\tport", "is also held by pid", "MINGLE_PEERS may not work"),
@@ -194,7 +194,7 @@ FAULTS = (
         "the reverse path filter drops the peer's subnet",
         reverse_path_filter,
         "unreachable",
-        "The kernel drops what comes in on another interface than the one it would answer on (RFC 3704).",
+        "The kernel drops packets that arrive on another interface than the one on which it would answer (RFC 3704).",
         {
             "init": ("the reverse path filter of eth0 has dropped", "net.ipv4.conf.eth0.rp_filter=2"),
             "doctor": ("FAIL\trp_filter", "sysctl -w net.ipv4.conf.eth0.rp_filter=2"),
@@ -204,21 +204,21 @@ FAULTS = (
         "no default route",
         no_default_route,
         "unheard",
-        "Multicast needs no route, hosts in other subnets do.",
+        "Multicast on the local network needs no route, but other subnets do.",
         {"init": ("Network is unreachable (ENETUNREACH)", "ip route add default"), "doctor": ("no default route",)},
     ),
     Fault(
         "only loopback up",
         only_loopback,
         "unheard",
-        "With no other interface mingle uses lo, on which only this machine is.",
+        "Without another interface mingle uses lo, which reaches only this machine.",
         {"init": ("only loopback is used",), "doctor": ("WARN\tinterfaces\tonly loopback is used",)},
     ),
     Fault(
         "two networks, and the chosen one is not shared",
         network_not_shared,
         "unheard",
-        "Both hosts are healthy, and listen on networks that do not meet.",
+        "Both hosts are healthy, but they use two networks that are not connected.",
         {
             "init": ("MINGLE_INTERFACE names eth0 alone", "eth1 10.88.0.1/24 is up as well"),
             "doctor": ("host2 (10.88.0.2) is reached by eth1, but only eth0 is used here",),
@@ -228,7 +228,8 @@ FAULTS = (
         "MASTER_ADDR already set to something else",
         master_addr,
         "works",
-        "A left-over of another launcher. mingle replaces it; a program that does not use mingle connects there.",
+        "Another launcher has left the variable. mingle replaces it; a program that does not use mingle connects to "
+        "the old address.",
         {
             "init": (*FORMED, "the environment had MASTER_ADDR=10.9.9.9"),
             "doctor": ("MASTER_ADDR=10.9.9.9", "unset MASTER_ADDR MASTER_PORT"),
@@ -238,14 +239,15 @@ FAULTS = (
         "the own hostname resolves to 127.0.1.1",
         own_name_is_loopback,
         "works",
-        "Debian's default. mingle asks no name, so the job forms; Gloo without an interface, MPI and Ray do ask.",
+        "This is Debian's default. mingle does not resolve the name, so the job forms; Gloo without an interface, MPI "
+        "and Ray do.",
         {"init": FORMED, "doctor": ("WARN\thostname", "resolves to 127.0.1.1")},
     ),
     Fault(
         "the membership limit is reached",
         membership_limit,
         "at once",
-        "Each socket joins the job's group and the browse group; the kernel allows fewer.",
+        "Each socket joins the job's group and the browse group, and the kernel allows fewer memberships.",
         {
             "init": ("limit of multicast memberships", "igmp_max_memberships=1", "sysctl -w"),
             "doctor": ("FAIL", "igmp_max_memberships=1", "sysctl -w net.ipv4.igmp_max_memberships=20"),
@@ -255,7 +257,7 @@ FAULTS = (
         "python in an sbatch body without srun",
         sbatch_body,
         "at once",
-        "The body of a batch script runs once, on one node; srun starts the ranks.",
+        "The body of a batch script runs once, on one node. srun starts the ranks.",
         {"init": ("LauncherError", "srun"), "doctor": ("FAIL\tenvironment", "srun"), "env": ("conflict:", "srun")},
     ),
     Fault(
@@ -273,8 +275,8 @@ FAULTS = (
         "multicast flooding off on the bridge",
         flooding_off,
         "unheard",
-        "The switch sends a group only where it has seen a member join, and has seen none. 224.0.0.x it must "
-        "pass everywhere (RFC 4541), which tells this from a network without multicast.",
+        "The switch sends a group only to ports on which it has seen a member join, and has seen none. It must send "
+        "224.0.0.x to all ports (RFC 4541), so those pings arrive.",
         {
             "init": (
                 "carries no multicast between the hosts",
@@ -288,7 +290,7 @@ FAULTS = (
         "a name in MINGLE_PEERS that does not resolve",
         peer_without_address,
         "unheard",
-        "Names are resolved again and again while a rank waits; this one never was.",
+        "Names are looked up again while a rank waits. This name never resolves.",
         {
             "init": ("'node-17' in MINGLE_PEERS does not resolve", "getent hosts node-17"),
             "doctor": ("FAIL\tpeers\t'node-17' in MINGLE_PEERS does not resolve",),

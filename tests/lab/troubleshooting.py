@@ -24,18 +24,18 @@ _VARYING = (
 )
 _INTRODUCTION = """# Troubleshooting
 
-What people see when a job does not form, by symptom. Each answer below was given by the lab, where each fault was made
-for real; a test compares them with what is said today. In them … stands for what differs each time.
+Faults by symptom, each with what the rank and the commands print for it. The test lab made every fault for real, and a
+test compares the output with today's. … stands for what differs each time.
 
-Three commands find most of it:
+Three commands find most faults:
 
 ```text
-mingle-discover list          # which jobs are there, who is missing, who still looks
-mingle-discover doctor        # what is wrong with this machine (as root it sees more)
-mingle-discover ping          # on every host at once: who hears whom, by multicast, unicast and TCP
+mingle-discover list          # which jobs are there, which ranks are missing, which still look for their host
+mingle-discover doctor        # what is wrong with this machine (root sees more)
+mingle-discover ping          # on every host at the same time: which hosts reach each other, and over which paths
 ```
 
-An error of the library holds the answer of `doctor` already: its likely cause is the same check.
+The likely cause in an error of the library comes from the same checks as `doctor`.
 """
 
 
@@ -53,7 +53,7 @@ def _matters(who: str, line: str) -> bool:
     if who == "ping":
         return line.startswith(("=", "WARN", "FAIL"))
     if who == "env":
-        return not re.match(r"[A-Z_=]", line)
+        return "\t" not in line  # the table
     return True
 
 
