@@ -5,11 +5,16 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import multiprocessing
 import os
 import re
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +22,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from mingle.check import command, session
+from mingle.check import command, control, session
 from mingle.check.session import Options
 from mingle.check.verdicts import Evidence, Other, Place, judge, rounds
 from tests.bystanders import ROOT, command_environment, free_udp_port
@@ -148,6 +153,78 @@ def test_the_verdict_shows_interface_address_and_mtu_of_both_ends() -> None:
     seen.broken = {(1, 2): "no TCP connection (timed out)"}
     (verdict,) = judge(seen)
     assert "b (eth0 10.0.0.2, MTU 1500) and c (eth0 10.0.0.3, MTU 1500)" in verdict.observation
+
+
+@pytest.fixture
+def roster() -> Iterator[list[dict[str, Any]]]:
+    """Give three ranks on machines of their own, whose servers run in this process."""
+    with ExitStack() as servers:
+        made = [servers.enter_context(closing(control.Server(rank))) for rank in range(3)]
+        yield [
+            {"rank": rank, "node": rank, "address": "127.0.0.1", "port": server.port, "token": server.token}
+            for rank, server in enumerate(made)
+        ]
+
+
+def test_a_lost_rank_that_another_machine_reaches_is_cut_off(roster: list[dict[str, Any]]) -> None:
+    assert control.judge_loss(roster, 1, 0, "silent") == "cut"
+
+
+def test_a_lost_rank_that_no_other_machine_reaches_is_gone(roster: list[dict[str, Any]]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        roster[0]["port"] = silent.getsockname()[1]
+        assert control.judge_loss(roster, 1, 0, "silent") == "silent"
+        assert control.judge_loss(roster[:2], 1, 0, "silent") == "silent"
+    assert control.judge_loss(roster, 1, 0, "ended") == "ended"
+    assert control.judge_loss(roster[:2], 1, 0, "silent") == "cut"
+
+
+def test_another_process_at_the_address_of_a_rank_is_not_taken_for_it(roster: list[dict[str, Any]]) -> None:
+    imposter = {**roster[1], "rank": 0}
+    assert control.reaches(roster[1])
+    assert not control.reaches(imposter)
+    assert not control.reaches({**roster[1], "token": "another"})
+
+
+class _Tasks:
+    def __init__(self) -> None:
+        self.ends = threading.Event()
+
+    def hang(self) -> None:
+        self.ends.wait()
+
+    def add(self, *, one: int, other: int) -> int:
+        return one + other
+
+
+def test_a_task_that_hangs_gives_way_to_the_next() -> None:
+    here, there = multiprocessing.Pipe()
+    tasks, steps = _Tasks(), list[str]()
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(control.Worker(there).run, tasks, steps.append)
+        control.send(here, {"id": 1, "show": "first", "do": "hang", "with": {}})
+        control.send(here, {"id": 2, "show": "second", "do": "add", "with": {"one": 1, "other": 2}})
+        assert control.receive(here) == {"id": 2, "result": 3}
+        control.send(here, {"id": 3, "show": "third", "do": "add", "with": {"one": 1}})
+        assert "TypeError" in control.receive(here)["error"]
+        control.send(here, {})
+        assert control.receive(here) == {}
+        control.send(here, {"report": {"healthy": True}})
+        assert running.result(10) == {"healthy": True}
+        tasks.ends.set()
+    assert steps == ["first", "second", "third"]
+
+
+def test_a_rank_knows_how_it_lost_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr(control, "PULSE_SECONDS", 0.02)
+    for end, how in ((False, "silent"), (True, "ended")):
+        here, there = multiprocessing.Pipe()
+        if end:
+            here.close()
+        with pytest.raises(control.LostError) as lost:
+            control.Worker(there).run(_Tasks(), str)
+        assert lost.value.how == how
 
 
 def test_a_terminal_gets_a_matrix_in_color() -> None:

@@ -1,4 +1,4 @@
-"""Draws docs/pictures/*.svg from a lab run: ``python -m tests.lab.pictures`` (as root, half a minute).
+"""Draws docs/pictures/*.svg from a lab run: ``python -m tests.lab.pictures [NAME …]`` (as root, a minute).
 
 What they show is made by the command's own tables, of processes on hosts of the lab.
 """
@@ -6,7 +6,9 @@ What they show is made by the command's own tables, of processes on hosts of the
 from __future__ import annotations
 
 import io
+import json
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +17,14 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, RenderableType
 from rich.terminal_theme import MONOKAI
 
+from mingle.check import command
 from mingle.cli import checks, jobs
 from mingle.config.settings import Network
 from mingle.observe.finder import list_jobs
 from mingle.observe.ping import Pinger
 
 from . import Host, Lab
+from .checks import SLOW, check, hosts_of
 from .faults import try_rank
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
@@ -29,13 +33,13 @@ WIDTH = 118
 _FORMAT = re.sub(r"@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
 
-def picture(command: str, *shown: RenderableType) -> str:
+def picture(line: str, *shown: RenderableType) -> str:
     """A terminal in which a command was typed, as SVG."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, highlight=False)
-    console.print(f"$ {command}", style="bold")
+    console.print(f"$ {line}", style="bold")
     for each in shown:
         console.print(each)
-    return console.export_svg(title="mingle", theme=MONOKAI, code_format=_FORMAT, unique_id=command.split()[1])
+    return console.export_svg(title="mingle", theme=MONOKAI, code_format=_FORMAT, unique_id=line.split()[1].strip("-"))
 
 
 def watch_picture() -> str:
@@ -55,6 +59,20 @@ def ping_picture(count: int = 12) -> str:
 def doctor_picture() -> str:
     findings, _ = checks.examine(Network(), ())
     return picture("mingle-discover doctor", checks.findings_table(findings))
+
+
+def check_picture() -> str:
+    report = json.loads(check(0, 4)[1])
+    return picture("mingle-check --nnodes 4", command.matrix(report), "", *command.verdict_lines(report))
+
+
+def slow_receiver(lab: Lab) -> Host:
+    """One host of four receives less than a tenth of what the others do."""
+    hosts = hosts_of(lab, 4)
+    hosts[2].drop(SLOW)
+    for rank, host in enumerate(hosts[1:], 1):
+        host.start(check, rank, 4)
+    return hosts[0]
 
 
 def watched(lab: Lab) -> Host:
@@ -94,10 +112,12 @@ def main() -> None:
         "watch": (watched, watch_picture),
         "ping": (pinged, ping_picture),
         "doctor": (examined, doctor_picture),
+        "check": (slow_receiver, check_picture),
     }
-    for name, (make, draw) in pictures.items():
+    for name in sys.argv[1:] or pictures:
+        make, draw = pictures[name]
         with Lab() as lab:
-            drawn = make(lab).start(draw).result()
+            drawn = make(lab).start(draw).result(120)
         PICTURES.joinpath(f"{name}.svg").write_text(drawn + "\n", encoding="utf-8")
         print(PICTURES / f"{name}.svg")
 

@@ -7,9 +7,18 @@ import re
 import pytest
 
 from . import Lab
-from .pictures import PICTURES, doctor_picture, examined, picture, watch_picture, watched
+from .pictures import (
+    PICTURES,
+    check_picture,
+    doctor_picture,
+    examined,
+    picture,
+    slow_receiver,
+    watch_picture,
+    watched,
+)
 
-NAMES = ("watch", "ping", "doctor")
+NAMES = ("watch", "ping", "doctor", "check")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -18,7 +27,7 @@ def test_a_picture_stands_alone(name: str) -> None:
     assert text.startswith("<svg")
     assert "@font-face" not in text
     assert "url(http" not in text
-    documents = [PICTURES.parent.parent / "README.md", PICTURES.parent / "cli.md"]
+    documents = [PICTURES.parent.parent / "README.md", *PICTURES.parent.glob("*.md")]
     assert any(f"pictures/{name}.svg" in document.read_text(encoding="utf-8") for document in documents)
 
 
@@ -30,6 +39,13 @@ def test_they_are_drawn_of_what_happens(lab: Lab) -> None:
     examination = examined(lab).start(doctor_picture)
     assert "resent seeking" in words(watched(lab).start(watch_picture).result())
     assert "nft insert rule inet lab input udp dport 29499 accept" in words(examination.result())
+
+
+@pytest.mark.timeout(240)
+def test_the_matrix_is_drawn_of_a_check(lab: Lab) -> None:
+    drawn = words(slow_receiver(lab).start(check_picture).result(120))
+    assert "MB/s from ↓ to → node0 node1 node2 node3" in drawn
+    assert "FAULT: all links to node2" in drawn
 
 
 def test_a_command_line_stands_on_top() -> None:

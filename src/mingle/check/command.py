@@ -157,14 +157,14 @@ def run(
     """
     from mingle.check import control, session
 
-    with mingle.discover(job_id, **discovery) as job:
+    with mingle.discover(job_id, **discovery) as job, contextlib.closing(control.Server(job.rank)) as server:
         shows = job.local_rank == 0 and (each_machine or job.rank == 0)
         with contextlib.ExitStack() as live:
             show = live.enter_context(steps(_stderr())) if shows else _show_nothing
             show(f"rank {job.rank} of {job.world_size}: the job has formed on {job.num_nodes} machines")
             if nnodes not in (None, job.num_nodes):
                 show(f"warning: --nnodes {nnodes} was given, and the ranks are on {job.num_nodes} machines")
-            report = session.take_part(job, options, show, before)
+            report = session.take_part(job, server, options, show, before)
         # A rank that has lost rank 0 does not rely on it to print.
         if shows or (job.local_rank == 0 and {"0", str(job.rank)} & report["lost"].keys()):
             if as_json:

@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -160,11 +160,18 @@ class Server:
         self._rank = rank
         start(self._accept)
 
+    def close(self) -> None:
+        """Stop listening; connections go on until the other end closes them."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends the thread that waits in accept()
+        self._socket.close()
+
     def _accept(self) -> None:
-        while True:
-            connection, address = self._socket.accept()
-            there, here = (end[0].removeprefix("::ffff:") for end in (address, connection.getsockname()))
-            start(self._serve, _framed(connection, CONNECT_SECONDS), there, here)
+        with contextlib.suppress(OSError):
+            while True:
+                connection, address = self._socket.accept()
+                there, here = (end[0].removeprefix("::ffff:") for end in (address, connection.getsockname()))
+                start(self._serve, _framed(connection, CONNECT_SECONDS), there, here)
 
     def _serve(self, connection: Connection, there: str, here: str) -> None:
         with contextlib.suppress(OSError, EOFError, ValueError):
@@ -199,11 +206,11 @@ class Worker:
         self._control = control
         self._sending = forksafe.register_lock(threading.Lock())
 
-    def run(self, actions: Mapping[str, Callable[..., Any]], show: Callable[[str], None]) -> Record:
+    def run(self, tasks: object, show: Callable[[str], None]) -> Record:
         """Do tasks until rank 0 sends the report, and return it.
 
         Args:
-            actions: the functions for what rank 0 asks for, by name.
+            tasks: its methods are what rank 0 can ask for.
             show: called with the words for each step.
 
         Raises:
@@ -223,7 +230,7 @@ class Worker:
                     self.roster += message["roster"]
                 elif message:
                     show(message["show"])
-                    start(self._do, actions[message["do"]], message)
+                    start(self._do, getattr(tasks, message["do"]), message)
                 else:
                     self._send({})
         except (EOFError, OSError):
@@ -234,9 +241,9 @@ class Worker:
         finally:
             self._control.close()
 
-    def _do(self, action: Callable[..., Any], task: Record) -> None:
+    def _do(self, method: Callable[..., Any], task: Record) -> None:
         try:
-            answer = {"result": action(**task["with"])}
+            answer = {"result": method(**task["with"])}
         except Exception as error:  # whatever torch raises belongs into the report
             answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
         self._send({"id": task["id"], **answer})

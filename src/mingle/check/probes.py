@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -56,21 +55,10 @@ def gpus() -> int:
 
 
 class Probes:
-    """The actions of one rank."""
+    """What rank 0 can ask of a rank: each method is a task by its name."""
 
     def __init__(self, job: Job, store: dist.Store, roster: list[Record]) -> None:
         self._job, self._store, self._roster = job, store, roster
-
-    def actions(self) -> dict[str, Callable[..., Any]]:
-        """Return what rank 0 can ask for, by name."""
-        return {
-            "group": self.group,
-            "right": self.right,
-            "fast": self.fast,
-            "work": lambda: {"work": work()},
-            "path": self.path,
-            "pair": self.pair,
-        }
 
     def _device(self, kind: str) -> torch.device:
         if kind != "cuda":
@@ -113,6 +101,10 @@ class Probes:
         different = int((got != expected).sum().item())
         return f"{different} of {got.numel()} numbers differ" if different else ""
 
+    def work(self) -> Record:
+        """Do the piece of work alone."""
+        return {"work": _work()}
+
     def fast(self, *, size: int, count: int, device: str) -> Record:
         """Time ``count`` all_reduces of this many bytes after one that does not count, and this host's own work."""
         at = self._device(device)
@@ -123,7 +115,7 @@ class Probes:
         for _repeat in range(count):
             dist.all_reduce(numbers)
         _settle(at)
-        return {"seconds": (time.perf_counter() - started) / count, "work": work()}
+        return {"seconds": (time.perf_counter() - started) / count, "work": _work()}
 
     def path(self, *, peer: int) -> str:
         """Probe the path to a rank by plain TCP: small messages, then large ones both ways; return the fault."""
@@ -223,10 +215,10 @@ class Probes:
             transfer(small, not other)
             trips.append(time.perf_counter() - started)
         rates = [stream(outward) for outward in (bool(other), not other)]
-        return {"rtt": median(trips), "rate": rates[0 if other else 1], "work": work()}
+        return {"rtt": median(trips), "rate": rates[0 if other else 1], "work": _work()}
 
 
-def work() -> tuple[float, float]:
+def _work() -> tuple[float, float]:
     """Do a fixed piece of work; return its wall and CPU seconds."""
     wall, cpu = time.perf_counter(), time.thread_time()
     for _round in range(WORK_ROUNDS):

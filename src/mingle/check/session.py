@@ -49,17 +49,21 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 def take_part(
-    job: Job, options: Options, show: Callable[[str], None], before: Callable[[str], None] = lambda _step: None
+    job: Job,
+    server: control.Server,
+    options: Options,
+    show: Callable[[str], None],
+    before: Callable[[str], None] = lambda _step: None,
 ) -> Record:
     """Take part in a check; return the report of rank 0, or what this rank knows without it.
 
     Args:
         job: the job to check.
+        server: for the other ranks; it has to outlive the check.
         options: the same on every rank.
         show: called with the name of each step.
         before: called on rank 0 with the name of each step, before the step.
     """
-    server = control.Server(job.rank)
     hello: Record = {
         "rank": job.rank,
         "node": job.node_rank,
@@ -86,7 +90,7 @@ def take_part(
     control.send(line, {"token": token, "hello": hello})
     worker = control.Worker(line)
     try:
-        return worker.run(probes.Probes(job, store, worker.roster).actions(), show)
+        return worker.run(probes.Probes(job, store, worker.roster), show)
     except control.LostError as lost:
         roster = worker.roster
         how = control.judge_loss(roster, job.rank, 0, lost.how) if roster else lost.how
