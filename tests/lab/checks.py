@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -53,7 +54,9 @@ def start(hosts: Sequence[Host], **more: Any) -> list[Rank[tuple[int, str]]]:
 def small_machine() -> Iterator[Path]:
     """Yield the file that takes the processes of a machine with a single core; cgroup v1 or v2."""
     old, new = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
-    group = (old if old.is_dir() else new) / f"mingle-lab-{os.getpid()}"
+    # Beside the test's own processes, where these are in a group: the cores are shared as between machines of one kind.
+    own = re.search(r"^\d+:(?:\S*,)?cpu(?:,\S*)?:/(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+    group = (old / (own[1] if own else "") if old.is_dir() else new) / f"mingle-lab-{os.getpid()}"
     group.mkdir()
     try:
         if old.is_dir():
