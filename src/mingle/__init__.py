@@ -1,6 +1,6 @@
 """mingle: the ranks of a PyTorch job find each other, by UDP multicast on a group made from the job id.
 
-Every machine runs the same command; nobody types an address::
+Every machine runs the same command, without an address::
 
     import mingle
 

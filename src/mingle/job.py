@@ -165,7 +165,7 @@ class Job(_Handle):
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Everybody in the job, in order of rank; empty where torchrun did the discovery.
+        """The members of the job, in order of rank; empty where torchrun did the discovery.
 
         Fetched from rank 0 when first asked for, and then kept.
 

@@ -1,6 +1,6 @@
-"""The plug-in for Lightning: its ranks find each other, and nobody sets ``MASTER_ADDR``.
+"""The plug-in for Lightning: its ranks find each other without ``MASTER_ADDR``.
 
-It is all that a Trainer or a Fabric needs to be told, beside how many ranks there are::
+A Trainer or a Fabric needs only this plug-in and the number of ranks::
 
     from lightning.pytorch import Trainer
     from mingle.lightning import MingleEnvironment

@@ -59,7 +59,7 @@ class Launcher(Struct, frozen=True, kw_only=True):
     Attributes:
         name: what people call it.
         marks: when one of these is set, the launcher is here, and its row must be complete.
-        yields_to: when one of these is set, it is not: somebody closer to the process has placed it.
+        yields_to: when one of these is set, the launcher is ignored: another one has placed the process.
         rank, world_size: always needed.
         required: further variables that belong to a complete environment.
         local_rank, local_world_size, node_rank, num_nodes, attempt: optional.

@@ -166,7 +166,7 @@ def _refuse_to_be_alone(environ: Mapping[str, str], launched: Placement, by_hand
 
 
 def _told(environ: Mapping[str, str], rank: int, world_size: int) -> Placement:
-    """Return the place with what the user says about the node, who gave each rank its environment."""
+    """Return the place with what the environment of a rank that a user started says about its node."""
 
     def number(name: str, minimum: int, limit: int, what: str) -> int | None:
         text = text_of(environ, name)

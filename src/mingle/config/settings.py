@@ -98,7 +98,7 @@ class Settings(Network, frozen=True, kw_only=True):
         attempt: the launcher's count of the job's starts.
         master_port: the TCP port of rank 0's store; None: any free one.
         launcher: the name of the launcher that was detected.
-        pass_through: torchrun has already found everybody, nothing is to be discovered.
+        pass_through: torchrun has brought the ranks together already, so nothing is discovered.
         master_addr: the address of rank 0's store, when passing through.
     """
 

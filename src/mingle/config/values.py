@@ -364,8 +364,8 @@ def secret_remarks(secret: Secret | None) -> list[str]:
     """Return the warnings about a secret and the secret files that were read, each once per process."""
     if secret is not None and len(bytes(secret).decode(errors="replace")) < SAFE_SECRET_CHARACTERS:
         _remark(
-            f"the secret has fewer than {SAFE_SECRET_CHARACTERS} characters: who has heard one datagram can guess it; "
-            "fix: head -c 32 /dev/urandom | base64"
+            f"the secret has fewer than {SAFE_SECRET_CHARACTERS} characters, so a process that hears one datagram "
+            "can guess it; fix: head -c 32 /dev/urandom | base64"
         )
     fresh = [text for text, is_fresh in _remarks.items() if is_fresh]
     _remarks.update(dict.fromkeys(fresh, False))

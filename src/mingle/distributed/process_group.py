@@ -28,13 +28,13 @@ _NO_OPTIONS = frozenset({"environ", "arguments"})
 """The parameters that stand for no option of ``mingle.init``."""
 _OURS = frozenset({"init_method", "store", "rank", "world_size", "backend"})
 
-# The process group that init() made, compared by identity: another one is the user's. By weak reference, since who
-# holds a process group holds its store, too, and a store that outlives its group breaks the next one.
+# The process group that init() made, compared by identity: another one is the user's. By weak reference: a process
+# group holds its store, and a store that outlives its group breaks the next one.
 _own_group: weakref.ref[Any] | None = None
 _await_members: Callable[[], None] | None = None
 _own_job = ""
 """The job for which mingle made the process group."""
-# Who made it. A forked child has a copy without the threads behind it: ending that would wait for them for ever.
+# The process that made it. A forked child has a copy without the threads: ending that would wait for them forever.
 _own_pid = 0
 
 
@@ -97,7 +97,7 @@ def destroy(group: weakref.ref[Any], failing: bool) -> None:
     Args:
         group: it; another one that came after it is left alone, and so is all in a forked child.
         failing: an exception is on its way. The other ranks may be gone, and a backend may wait for them: then
-            this waits a moment only, and leaves the rest to a thread that nobody waits for.
+            this waits only a moment, and leaves the rest to a detached thread.
     """
     global _own_group
     if group() is None or current() is not group() or _own_pid != os.getpid():

@@ -342,7 +342,7 @@ def _unbind_gloo() -> None:
 
 
 def _passed_through(wanted: Settings) -> Job:
-    """Under torchrun everybody is found already."""
+    """Return the job of a worker of torchrun, which has brought the ranks together already."""
     assert wanted.rank is not None
     assert wanted.master_addr is not None
     assert wanted.master_port is not None

@@ -90,7 +90,7 @@ class Session:
 
 
 class LoneSession(Session):
-    """The session of a job with one rank: a store, nobody to talk to, and a thread until torch has the store."""
+    """The session of a job with one rank: a store, and a thread until torch has taken it over."""
 
     def __init__(self, member: Member, server: store.StoreServer) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ class RunningSession(Session):
         if joiner is not None and (host_lost := joiner.host_lost) is not None:
             self.host_lost = host_lost
             if joiner.close_reason:
-                # It may have done all that it was there for, if nobody wants a process group.
+                # A job without a process group may have done its work.
                 logger.info("%s", host_lost.observation)
             else:
                 self._discovery.say(host_lost.observation)
@@ -252,7 +252,7 @@ class RunningSession(Session):
         if self._discovery.failure is not None:
             raise self._discovery.failure.copied()
         if self._discovery.store_server is None:
-            self._discovery.call(self._note_group)  # nothing is let go of, so nobody need wait for the other thread
+            self._discovery.call(self._note_group)  # no store is released, so there is no need to wait for the thread
             return
         try:
             self._in_loop(self._note_group)

@@ -93,7 +93,7 @@ class Connections:
         self._new_id = new_id
         self._connections: dict[int, _Connection] = {}
         self._listeners: dict[tuple[str, int], socket.socket] = {}
-        """By address and scope. One whose address has gone stays: it listens again when that comes back."""
+        """By address and scope. A listener whose address has gone stays, because the address can come back."""
         self._spare = -1
         """A spare descriptor, for a caller that arrives when no other descriptor is free."""
         self._keep_spare()

@@ -255,7 +255,7 @@ def _owners(inodes: frozenset[int], deadline: float) -> tuple[dict[int, list[int
 
 def _links(process: str) -> Iterator[str]:
     """Yield the target of each descriptor of a process, then an empty text, which is all for an unreadable process."""
-    with contextlib.suppress(OSError), os.scandir(f"{process}/fd") as descriptors:  # ended, or somebody else's
+    with contextlib.suppress(OSError), os.scandir(f"{process}/fd") as descriptors:  # ended, or another user's
         for descriptor in descriptors:
             with contextlib.suppress(OSError):
                 yield os.readlink(descriptor.path)  # noqa: PTH115 - the text matters, not a path

@@ -125,7 +125,7 @@ def _is_question(data: bytes) -> bool:
     try:
         if datagrams.is_one(data):
             return isinstance(datagrams.decode(data), Seek | List)
-        from mingle.wire import echo  # only where somebody pings
+        from mingle.wire import echo  # only where a process pings
 
         return isinstance(echo.decode(data), echo.EchoRequest)
     except Rejected:

@@ -513,7 +513,7 @@ def _prepare(opened: socket.socket, version: Version) -> None:
     try:
         if sys.platform != "linux":
             raise PermissionError
-        # Beyond net.core.rmem_max, for who has CAP_NET_ADMIN.
+        # This exceeds net.core.rmem_max, and needs CAP_NET_ADMIN.
         opened.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, RECEIVE_BUFFER)
     except PermissionError:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)  # Linux cuts it to rmem_max

@@ -78,7 +78,7 @@ class Announcement:
         return self.offer
 
     def next_timer(self) -> float | None:
-        """Return when to call :meth:`handle_timer`; None: when somebody asks."""
+        """Return when to call :meth:`handle_timer`; None: when a question arrives."""
         times = [self._announcer.next_timer(), self._browse.answer_timer()]
         times += [caller.deadline for caller in self._callers.values() if not caller.conversation.proved]
         return min((time for time in times if time is not None), default=None)

@@ -82,7 +82,7 @@ def _derive(secret: bytes | SupportsBytes) -> bytes:
 
 
 class JobKey:
-    """The key of one job: signs datagrams and proves who holds the secret."""
+    """The key of one job: it signs datagrams and proves that a process has the secret."""
 
     __slots__ = ("_key",)
 

@@ -13,8 +13,8 @@ TCP (:mod:`mingle.protocol.handshake`). ``docs/protocol.md`` holds the same tabl
 
 At most :data:`MAX_BYTES` long, so that it is never fragmented (some clouds drop fragments).
 
-Each job has a multicast group, and all jobs share one browse group. The group only spares bystanders: the job id inside
-a message decides, so two jobs whose ids hash to one group wake each other's sockets and nothing else.
+Each job has a multicast group, and all jobs share one browse group. The group only spares other hosts the packets: the
+job id inside a message decides, so two jobs whose ids hash to one group wake each other's sockets and nothing else.
 
 IPv4 groups come from 239.192.0.0/14, the organization-local scope (RFC 2365, section 6.2). The highest 256
 addresses of a scoped range are reserved for scope-relative assignments (section 9) and are not used.
@@ -114,37 +114,37 @@ def make_printable(message: Struct, *names: str) -> None:
 
 
 class Message(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
-    """What every datagram says: which job it is about, and in which attempt of it."""
+    """Base of all datagrams: the job, and the attempt of it."""
 
     job: JobId
-    """The job id, verbatim. It decides; the multicast group only spares bystanders."""
+    """The job id, verbatim."""
     attempt: ShortText = ""
     """The launcher's attempt number; ranks of different attempts never meet."""
 
 
 class Seek(Message, frozen=True, kw_only=True, tag="seek", omit_defaults=True):
-    """I look for the host of this job."""
+    """A question: where is the host of this job?"""
 
     member: Identifier
-    """Who looks: fresh in each call, so that a restarted process is not taken for the one before."""
+    """The sender: new in each call, so that a restarted process is not taken for the one before."""
     world_size: WorldSize
     rank: Rank | None = None
-    """The rank given to it; None: ranks are to be assigned."""
+    """The rank given to it; None: the host assigns ranks."""
     hostname: ShortText = ""
     pid: ProcessId = 0
     kind: Kind = "ranks"
     padding: Annotated[bytes, Meta(max_length=MAX_BYTES)] = b""
-    """Makes a unicast question as long as the longest answer: a forged source gains no amplification."""
+    """Makes a unicast question as long as the longest answer, so that a forged source gains no amplification."""
 
     def __post_init__(self) -> None:
         make_printable(self, "hostname")
 
 
 class Offer(Message, frozen=True, kw_only=True, tag="offer", omit_defaults=True):
-    """I host a session of this job, at these addresses."""
+    """A host's announcement: it hosts a session of this job, at these addresses."""
 
     session: Identifier
-    """The session's name: an address and a port may be someone else's by now, this can't."""
+    """The session's id: unlike an address and a port, it can't become another process's."""
     host: Identifier
     """The host's member id; when ranks are assigned the lower one wins."""
     addresses: Addresses
@@ -156,7 +156,7 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer", omit_defaults=True)
     state: State = "open"
     kind: Kind = "ranks"
     assigned: bool = False
-    """Whether this session assigns ranks (nobody was given one)."""
+    """Whether this session assigns ranks, because none were given."""
     hostname: ShortText = ""
     pid: ProcessId = 0
     quorum: bool = False
@@ -179,7 +179,7 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer", omit_defaults=True)
 
 
 class Bye(Message, frozen=True, kw_only=True, tag="bye", omit_defaults=True):
-    """This session is over: don't look for it any more."""
+    """A host's good-bye: this session is over."""
 
     session: Identifier
 
@@ -206,7 +206,7 @@ _decoder: msgspec.msgpack.Decoder[Datagram] = msgspec.msgpack.Decoder(Datagram)
 
 
 class Rejected(Exception):
-    """Bytes that nobody should act on. ``reason`` is a short word under which they are counted."""
+    """Bytes that must not be acted on; ``reason`` is a short word under which they are counted."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -234,7 +234,7 @@ def encode(message: Datagram, key: JobKey | None = None) -> bytes:
 
 
 def decode(untrusted: bytes, key: JobKey | None = None) -> Datagram:
-    """Return the message in bytes that anybody may have sent.
+    """Return the message in untrusted bytes.
 
     With a key, the MAC is checked before anything is parsed. Without one a signed datagram is still read (its
     signature says nothing to us): that is how a rank without the secret learns what it lacks.

@@ -51,12 +51,12 @@ _Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 
 
 class Echo(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
-    """What all of them say."""
+    """Base of all echo messages."""
 
     job: _JobText = ""
     """The job that is pinged about; empty: none."""
     pinger: Identifier
-    """Who sends it: fresh in each process."""
+    """The sender: new in each process."""
     hostname: ShortText = ""
     pid: ProcessId = 0
     port: _Port = 0
@@ -67,7 +67,7 @@ class Echo(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=Tr
 
 
 class EchoRequest(Echo, frozen=True, kw_only=True, tag="ping", omit_defaults=True):
-    """Answer me."""
+    """A question that every process with the same job answers."""
 
     number: _Number
     way: Way
@@ -83,7 +83,7 @@ class EchoReply(Echo, frozen=True, kw_only=True, tag="pong", omit_defaults=True)
 
 
 class EchoEnd(Echo, frozen=True, kw_only=True, tag="gone", omit_defaults=True):
-    """I stop: what you send from now on is not lost."""
+    """A good-bye: a PING that is sent to the sender from now on is not lost."""
 
 
 EchoMessage: TypeAlias = EchoRequest | EchoReply | EchoEnd
@@ -109,7 +109,7 @@ def encode(message: EchoMessage, key: JobKey | None = None) -> bytes:
 
 
 def decode(untrusted: bytes) -> EchoMessage:
-    """Return the message in bytes that anybody may have sent; see :func:`is_trusted`.
+    """Return the message in untrusted bytes; see :func:`is_trusted`.
 
     Raises:
         Rejected: ``size``, ``magic``, ``version N`` or ``malformed``.

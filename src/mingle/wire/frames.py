@@ -42,13 +42,13 @@ from mingle.wire.datagrams import (
     make_printable,
 )
 
-# A peer can make us hold no more than one such frame per connection; the fullest STATUS and ROSTER fit in …
+# A peer can make this process hold one such frame per connection; the fullest STATUS and ROSTER fit in it.
 MAX_FRAME_BYTES = 131_072
-# … and a stranger, who has proved nothing yet, no more than one of these: the handshake's frames are short.
+# A peer that has proved nothing yet can make it hold one of these: the frames of the handshake are short.
 MAX_HANDSHAKE_BYTES = 4_096
 LENGTH_BYTES = 4
 PREFACE = MAGIC + bytes((MAJOR_VERSION, MINOR_VERSION, 0, 0))
-# A roster of many thousand ranks comes in parts of at most so many seats, each below the limit of a frame.
+# A roster comes in parts of at most so many seats, each below the limit of a frame.
 ROSTER_CHUNK = 256
 # The greatest number of agents of one job. MEMBERS lists at most MAX_PRESENT of them, for messages.
 MAX_NODES = 1024
@@ -74,7 +74,7 @@ class Path(Struct, frozen=True, kw_only=True, omit_defaults=True):
     interface: ShortText
     """The member's interface that owns ``local_address``."""
     weak: bool = False
-    """It says nothing about the network that ``host_address`` is on: see
+    """Whether it says nothing about the network of ``host_address``: see
     :func:`mingle.network.interfaces.reached_weakly`."""
 
     def __post_init__(self) -> None:
@@ -122,14 +122,14 @@ class Frame(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=T
 
 
 class Hello(Frame, frozen=True, kw_only=True, tag="hello", omit_defaults=True):
-    """Member to host, first: who calls, for which session, and why."""
+    """Member to host, first: the caller, the session, and the purpose."""
 
     job: JobId
     attempt: ShortText = ""
     member: Identifier
     nonce: Nonce
     session_hash: Identifier
-    """Names the session to its host only (:func:`mingle.wire.authentication.session_hash`)."""
+    """Identifies the session to its host only (:func:`mingle.wire.authentication.session_hash`)."""
     purpose: Purpose
     who: ProcessInfo = ProcessInfo()
     proof: Proof = b""
@@ -137,7 +137,7 @@ class Hello(Frame, frozen=True, kw_only=True, tag="hello", omit_defaults=True):
 
 
 class Welcome(Frame, frozen=True, kw_only=True, tag="welcome", omit_defaults=True):
-    """Host to member: this is the session, and this is the proof that it is no one else's."""
+    """Host to member: the session, and the proof that this host hosts it."""
 
     session: Identifier
     nonce: Nonce
@@ -207,7 +207,7 @@ RefusalReason: TypeAlias = Literal[
 
 
 class Refused(Frame, frozen=True, kw_only=True, tag="refused", omit_defaults=True):
-    """Host to member: no seat for you, why, and who is in the way."""
+    """Host to member: you get no seat; the reason, and the process that has it."""
 
     reason: RefusalReason
     detail: Text = ""
@@ -218,7 +218,7 @@ class Refused(Frame, frozen=True, kw_only=True, tag="refused", omit_defaults=Tru
 
 
 class Running(Frame, frozen=True, kw_only=True, tag="running", omit_defaults=True):
-    """Host to a caller that only asked whether the session lives: it does."""
+    """Host to a caller that only asked whether the session is alive: it is."""
 
     state: Literal["open", "sealed", "running"]
     world_size: WorldSize
@@ -228,7 +228,7 @@ class Running(Frame, frozen=True, kw_only=True, tag="running", omit_defaults=Tru
     joined: Ranks = ()
     missing: Ranks = ()
     roster: Text = ""
-    """Who is in it, for people."""
+    """Its members, for people."""
     store_address: Annotated[str, Meta(max_length=64)] = ""
     """Where the store listens, once the session is sealed. An announcement may name a host here; empty: the
     address that was dialled."""
@@ -242,7 +242,7 @@ class Running(Frame, frozen=True, kw_only=True, tag="running", omit_defaults=Tru
 
 
 class Store(Frame, frozen=True, kw_only=True, tag="store", omit_defaults=True):
-    """Host to member, while others are awaited: the store listens here already, and SEALED may say so."""
+    """Host to member, before the job is complete: the store listens here already, and SEALED can name it."""
 
     session: Identifier
     address: Address
@@ -253,14 +253,14 @@ class Store(Frame, frozen=True, kw_only=True, tag="store", omit_defaults=True):
 
 
 class Confirm(Frame, frozen=True, kw_only=True, tag="confirm", omit_defaults=True):
-    """Host to member: all are in; are you still?"""
+    """Host to member: all members are there; are you still there?"""
 
     session: Identifier
     epoch: Epoch
 
 
 class Confirmed(Frame, frozen=True, kw_only=True, tag="confirmed", omit_defaults=True):
-    """Member to host: I am, and I leave only on VOID, EOF or my own deadline."""
+    """Member to host: I am, and leave only on VOID, end of file or my own deadline."""
 
     session: Identifier
     epoch: Epoch
@@ -268,7 +268,7 @@ class Confirmed(Frame, frozen=True, kw_only=True, tag="confirmed", omit_defaults
 
 
 class Sealed(Frame, frozen=True, kw_only=True, tag="sealed", omit_defaults=True):
-    """Host to member: the gathering is closed; this is your place in it and this is the store."""
+    """Host to member: the job is complete; this is your place in it, and this is the store."""
 
     session: Identifier
     epoch: Epoch
@@ -298,7 +298,7 @@ class Go(Frame, frozen=True, kw_only=True, tag="go", omit_defaults=True):
 
 
 class Void(Frame, frozen=True, kw_only=True, tag="void", omit_defaults=True):
-    """Host to member: this epoch is off, you keep your seat, a new one will come."""
+    """Host to member: this epoch is aborted; you keep your seat, and a new epoch will come."""
 
     session: Identifier
     epoch: Epoch
@@ -309,7 +309,7 @@ class Void(Frame, frozen=True, kw_only=True, tag="void", omit_defaults=True):
 
 
 class HostSeen(Frame, frozen=True, kw_only=True, tag="host-seen", omit_defaults=True):
-    """Either side to a host that assigns ranks, member or other host: one more host of this job is there."""
+    """Either side to a host that assigns ranks, from a member or another host: this job has one more host."""
 
     offer: Offer
     stays: bool = False
@@ -317,7 +317,7 @@ class HostSeen(Frame, frozen=True, kw_only=True, tag="host-seen", omit_defaults=
 
 
 class Redirect(Frame, frozen=True, kw_only=True, tag="redirect", omit_defaults=True):
-    """Host to member: this session goes up in that one, where I have a seat already; join it, then hang up here."""
+    """Host to member: this session merges into that one, where I have a seat; join it, then hang up here."""
 
     offer: Offer
 
@@ -329,13 +329,13 @@ class Unreachable(Frame, frozen=True, kw_only=True, tag="unreachable", omit_defa
 
 
 class Ready(Frame, frozen=True, kw_only=True, tag="ready", omit_defaults=True):
-    """Member to host: the process group stands."""
+    """Member to host: the process group exists."""
 
     session: Identifier
 
 
 class Leave(Frame, frozen=True, kw_only=True, tag="leave", omit_defaults=True):
-    """Member to host: I am done, on purpose; this is no crash."""
+    """Member to host: I end on purpose; this is not a crash."""
 
     session: Identifier
     reason: Text = ""
@@ -352,9 +352,9 @@ class Closed(Frame, frozen=True, kw_only=True, tag="closed", omit_defaults=True)
     conflict: bool = False
     """Whether the host ended it because of a conflict that concerns every rank."""
     network: bool = False
-    """Whether that is that the ranks share no network."""
+    """Whether that conflict is that the ranks share no network."""
     regather: bool = False
-    """Agents only: the session is given up, the job is not; look for a host again."""
+    """Agents only: the session ends, the job does not; look for a host again."""
 
     def __post_init__(self) -> None:
         make_printable(self, "reason")
@@ -374,28 +374,28 @@ class Members(Frame, frozen=True, kw_only=True, tag="members", omit_defaults=Tru
 
 
 class Ask(Frame, frozen=True, kw_only=True, tag="ask", omit_defaults=True):
-    """Member to host: tell me how it stands, or who is in it."""
+    """Member to host: send me the status, or the roster."""
 
     what: Literal["status", "roster"]
 
 
 class Status(Frame, frozen=True, kw_only=True, tag="status", omit_defaults=True):
-    """Host to member: who is in, who never came, who came and went."""
+    """Host to member: the ranks that joined, those that never came, and those that left."""
 
     joined: Annotated[int, Meta(ge=0, le=MAX_WORLD_SIZE)]
     world_size: WorldSize
     missing: Ranks = ()
     departed: Ranks = ()
-    """Ranks that were in and have gone; not among the missing."""
+    """Ranks that joined and have left; not among the missing."""
     left: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
     refused: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
     phase: ShortText = "open"
     unconfirmed: Ranks = ()
     """Ranks that have not answered in this phase."""
     present: Annotated[tuple[Text, ...], Meta(max_length=32)] = ()
-    """Agents only: who is in."""
+    """Agents only: the members."""
     lacks: Text = ""
-    """Agents only: what has to come before the session can be sealed."""
+    """Agents only: what the session lacks before it can be sealed."""
 
     def __post_init__(self) -> None:
         make_printable(self, "left", "refused", "phase", "present", "lacks")
@@ -430,13 +430,13 @@ class Roster(Frame, frozen=True, kw_only=True, tag="roster", omit_defaults=True)
 
 
 class Ping(Frame, frozen=True, kw_only=True, tag="ping", omit_defaults=True):
-    """Either side: are you alive?"""
+    """Either side: a question whether the other side is alive."""
 
     number: Annotated[int, Meta(ge=0, lt=2**31)] = 0
 
 
 class Pong(Frame, frozen=True, kw_only=True, tag="pong", omit_defaults=True):
-    """Either side: I am."""
+    """Either side: the answer to PING."""
 
     number: Annotated[int, Meta(ge=0, lt=2**31)] = 0
 
