@@ -22,6 +22,7 @@ ORDER = (
     "last_rank",
     "torchrun_recovery",
     "scale",
+    "capacity",
     "memory",
     "start_up",
     "loss",

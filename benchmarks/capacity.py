@@ -1,0 +1,283 @@
+"""What rank 0 can carry: a real host, and members that are machines in a few processes whose CPU does not count."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+
+from tests.lab import Event, Lab, report
+from torch.distributed import TCPStore
+
+import mingle
+from benchmarks.results import Comparison, Goal
+from benchmarks.samples import alternate, median
+from mingle.config import settings
+from mingle.config.settings import Settings
+from mingle.engine import file_limit, store
+from mingle.engine.driver import Driver
+from mingle.protocol.machine import Context, Dial, Effect, Identity, ProveStore, Source
+from mingle.protocol.member import Joiner
+from mingle.wire.datagrams import Datagram
+from mingle.wire.frames import ProcessInfo
+
+SIZES = (256, 1024, 4096)
+QUICK_SIZES = (64, 256)
+CROWDS = 2
+"""The processes that drive the members."""
+STORE_THREADS = 8
+FILES_PER_MEMBER = 4
+PORT = 29400
+TIMEOUT = 300.0
+
+TEXT = """\
+One host of the lab is rank 0: `mingle.discover` in a process of its own. All other ranks are the state machines of
+members, in two processes on two other hosts: each has a control connection, a real proof and a client of the TCPStore
+of its own, but no interpreter and no scan of the interfaces. Their CPU does not count. The figure is rank 0's own CPU,
+from its call of `discover` until GO, which bounds how many members it can carry. The other contender is a process with
+nothing but a TCPStore, to which as many clients connect; each writes one key. Seconds are those of the whole round on
+two cores, which the members share."""
+
+
+def run(rounds: int) -> Comparison:
+    """Measures; one round of many members takes tens of seconds on two cores."""
+    sizes = QUICK_SIZES if rounds < 10 else SIZES
+    samples: dict[str, list[float]] = {}
+    walls: dict[str, list[float]] = {}
+    for size in sizes:
+
+        def one(contender: str, size: int = size) -> float:
+            cpu, wall = _round(contender, size)
+            walls.setdefault(f"{contender}, {size} members", []).append(wall)
+            return cpu
+
+        taken = alternate(
+            min(rounds, max(3, rounds * 256 // size)),
+            {"mingle": lambda _: one("mingle"), "TCPStore": lambda _: one("TCPStore")},
+        )
+        samples |= {f"{name}, {size} members": values for name, values in taken.items()}
+    ratios = {
+        f"{size} members": median(samples[f"mingle, {size} members"]) / median(samples[f"TCPStore, {size} members"])
+        for size in sizes
+    }
+    each = {size: median(samples[f"mingle, {size} members"]) / size for size in sizes}
+    first, last = sizes[0], sizes[-1]
+    return Comparison(
+        name="capacity",
+        title="What rank 0 can carry",
+        text=TEXT,
+        unit="ms of CPU",
+        samples=samples,
+        goals=(
+            *(Goal(f"{size} members, against a bare TCPStore", ratios[f"{size} members"], 3.0, "×") for size in sizes),
+            Goal(f"a member's part of rank 0's CPU, with {last} members", each[last], 0.5, "ms"),
+            Goal(f"a member's part from {first} to {last} grows by", each[last] / each[first], 1.2, "×"),
+        ),
+        ratios=ratios,
+        extra={name: {"seconds": median(values)} for name, values in walls.items()},
+    )
+
+
+def _round(contender: str, size: int) -> tuple[float, float]:
+    """Return rank 0's milliseconds of CPU, and the seconds that the round took."""
+    host, members = {"mingle": (_host, _members), "TCPStore": (_server, _clients)}[contender]
+    with Lab() as lab:
+        network = lab.network()
+        first, *others = [lab.host(network) for _ in range(CROWDS + 1)]
+        waiting = [
+            other.start(members, first.address(), range(1 + index, size + 1, CROWDS), size)
+            for index, other in enumerate(others)
+        ]
+        for each in waiting:
+            each.wait_for("waiting", TIMEOUT)
+        end: Event = first.start(host, size).wait_for("done", TIMEOUT)
+        for each in waiting:
+            each.wait_for("done", TIMEOUT)
+        return float(end["cpu"]) * 1e3, float(end["seconds"])
+
+
+# --- mingle --------------------------------------------------------------------------------------------------------
+
+
+def _host(size: int) -> None:
+    started, cpu = time.monotonic(), time.process_time()
+    job = mingle.discover("capacity", rank=0, world_size=size + 1, discovery_timeout=TIMEOUT)
+    report("done", cpu=time.process_time() - cpu, seconds=time.monotonic() - started)
+    threading.Event().wait()
+    del job
+
+
+def _members(_address: str, ranks: range, size: int) -> None:
+    wanted = settings.resolve(
+        {}, job_id="capacity", rank=ranks[0], world_size=size + 1, discovery_timeout=TIMEOUT, interface=None
+    )
+    file_limit.make_room(len(ranks), FILES_PER_MEMBER, what="members", quiet=False)
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(STORE_THREADS) as threads:
+        crowd = Crowd(wanted, ranks, threads, stack)
+        report("waiting")
+        crowd.run()
+        report("done")
+        threading.Event().wait()
+
+
+class Crowd:
+    """Many members behind one driver: a connection's events go to the member that dialed, datagrams to all."""
+
+    def __init__(
+        self, wanted: Settings, ranks: range, threads: ThreadPoolExecutor, stack: contextlib.ExitStack
+    ) -> None:
+        self._threads = threads
+        self._owners: dict[int, int] = {}
+        self._timers: list[tuple[float, int]] = []
+        self._stirred: set[int] = set()
+        self._clients: list[store.StoreClient] = []
+        self._proving = -1
+        self._driver = Driver(wanted, wanted.job_id, None, stack, perform=self._perform)
+        now = time.monotonic()
+        context = Context(key=None, new_id=self._driver.new_id, rng=self._driver.rng, timeout=TIMEOUT)
+        self._members = [Joiner(_identity(wanted, rank), context, now) for rank in ranks]
+        self._stirred.update(range(len(self._members)))
+        self._driver.drive(self)
+
+    def run(self) -> None:
+        """Drive them until all have heard GO."""
+        self._driver.carry_out()
+        while not all(each.outcome for each in self._members):
+            self._driver.turn(time.monotonic() + 1.0)
+            failed = next((each.failure for each in self._members if each.failure is not None), None)
+            if failed is not None:
+                raise failed
+
+    # --- the store -------------------------------------------------------------------------------------------------
+
+    def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, ProveStore):
+            member = self._proving
+            self._threads.submit(self._prove, member, effect)
+
+    def _prove(self, number: int, wanted: ProveStore) -> None:
+        member = self._members[number]
+        try:
+            self._clients.append(store.prove(wanted.address, wanted.port, wanted.session, wanted.token))
+        except OSError as error:
+            told = partial(member.store_unreachable, wanted.epoch, str(error), time.monotonic())
+        else:
+            told = partial(member.store_proved, wanted.epoch)
+        self._driver.call(partial(self._stir, number, told))
+
+    # --- the machine that the driver sees --------------------------------------------------------------------------
+
+    def _stir(self, number: int, handle: Callable[..., object], *arguments: object) -> None:
+        handle(*arguments)
+        self._stirred.add(number)
+
+    def effects(self) -> list[Effect]:
+        """Hand out the effects of one member at a time, so that a proof of the store is known to be its own."""
+        while self._stirred:
+            number = self._stirred.pop()
+            member = self._members[number]
+            effects = member.effects()
+            for effect in effects:
+                if isinstance(effect, Dial):
+                    self._owners[effect.conn] = number
+            due = member.next_timer()
+            if due is not None:
+                heapq.heappush(self._timers, (due, number))
+            if effects:
+                self._proving = number
+                self._stirred.add(number)
+                return effects
+        return []
+
+    def next_timer(self) -> float | None:
+        """Return the earliest timer; one that is out of date costs a call of `handle_timer` and no more."""
+        return self._timers[0][0] if self._timers else None
+
+    def handle_timer(self, now: float) -> None:
+        """Act for every member that is due."""
+        while self._timers and self._timers[0][0] <= now:
+            number = heapq.heappop(self._timers)[1]
+            due = self._members[number].next_timer()
+            if due is not None and due <= now:
+                self._stir(number, self._members[number].handle_timer, now)
+
+    def calling(self) -> Datagram | None:
+        """Return nothing: no member has unicast peers."""
+        return None
+
+    def heard(self, message: Datagram, source: Source, now: float) -> None:
+        """Let every member hear it, as every process of a group does."""
+        for number, member in enumerate(self._members):
+            self._stir(number, member.heard, message, source, now)
+
+    def owns(self, conn: int) -> bool:
+        """Return whether a member wants the connection."""
+        number = self._owners.get(conn)
+        return number is not None and self._members[number].owns(conn)
+
+    def accepted(self, conn: int, address: str, now: float) -> None:
+        """Members listen nowhere."""
+        raise AssertionError(f"a connection from {address} to a member")
+
+    def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
+        """Pass it on."""
+        number = self._owners[conn]
+        self._stir(number, partial(self._members[number].connected, weak=weak), conn, local_address, interface, now)
+
+    def received(self, conn: int, untrusted: bytes, now: float) -> None:
+        """Pass it on."""
+        number = self._owners[conn]
+        self._stir(number, self._members[number].received, conn, untrusted, now)
+
+    def disconnected(self, conn: int, reason: str, now: float) -> None:
+        """Pass it on."""
+        number = self._owners[conn]
+        self._stir(number, self._members[number].disconnected, conn, reason, now)
+
+
+def _identity(wanted: Settings, rank: int) -> Identity:
+    return Identity(
+        job=wanted.job_id,
+        attempt="",
+        member=os.urandom(16),
+        rank=rank,
+        world_size=wanted.world_size,
+        node=socket.gethostname(),
+        who=ProcessInfo(hostname=socket.gethostname(), pid=os.getpid(), rank=rank),
+    )
+
+
+# --- a bare store --------------------------------------------------------------------------------------------------
+
+
+def _server(size: int) -> None:
+    file_limit.make_room(size, FILES_PER_MEMBER, what="clients", quiet=False)
+    started, cpu = time.monotonic(), time.process_time()
+    server = TCPStore("0.0.0.0", PORT, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=TIMEOUT))
+    server.wait(["all"])
+    report("done", cpu=time.process_time() - cpu, seconds=time.monotonic() - started)
+    threading.Event().wait()
+
+
+def _clients(address: str, ranks: range, size: int) -> None:
+    file_limit.make_room(len(ranks), FILES_PER_MEMBER, what="clients", quiet=False)
+    report("waiting")
+    with ThreadPoolExecutor(STORE_THREADS) as threads:
+        kept = list(threads.map(partial(_client, address, size), ranks))
+        report("done")
+        threading.Event().wait()
+        del kept
+
+
+def _client(address: str, size: int, _rank: int) -> TCPStore:
+    client = TCPStore(address, PORT, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=TIMEOUT))
+    if client.add("clients", 1) == size:
+        client.set("all", "1")
+    return client
