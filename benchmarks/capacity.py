@@ -21,7 +21,8 @@ from benchmarks.results import Comparison, Goal
 from benchmarks.samples import alternate, median
 from mingle.config import settings
 from mingle.config.settings import Settings
-from mingle.engine import file_limit, store
+from mingle.engine import store
+from mingle.engine.discovery import make_room
 from mingle.engine.driver import Driver
 from mingle.protocol.machine import Context, Dial, Effect, Identity, ProveStore, Source
 from mingle.protocol.member import Joiner
@@ -118,7 +119,7 @@ def _members(_address: str, ranks: range, size: int) -> None:
     wanted = settings.resolve(
         {}, job_id="capacity", rank=ranks[0], world_size=size + 1, discovery_timeout=TIMEOUT, interface=None
     )
-    file_limit.make_room(len(ranks), FILES_PER_MEMBER, what="members", quiet=False)
+    make_room(len(ranks), FILES_PER_MEMBER, what="members", quiet=False)
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(STORE_THREADS) as threads:
         crowd = Crowd(wanted, ranks, threads, stack)
         report("waiting")
@@ -258,7 +259,7 @@ def _identity(wanted: Settings, rank: int) -> Identity:
 
 
 def _server(size: int) -> None:
-    file_limit.make_room(size, FILES_PER_MEMBER, what="clients", quiet=False)
+    make_room(size, FILES_PER_MEMBER, what="clients", quiet=False)
     started, cpu = time.monotonic(), time.process_time()
     server = TCPStore("0.0.0.0", PORT, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=TIMEOUT))
     server.wait(["all"])
@@ -267,7 +268,7 @@ def _server(size: int) -> None:
 
 
 def _clients(address: str, ranks: range, size: int) -> None:
-    file_limit.make_room(len(ranks), FILES_PER_MEMBER, what="clients", quiet=False)
+    make_room(len(ranks), FILES_PER_MEMBER, what="clients", quiet=False)
     report("waiting")
     with ThreadPoolExecutor(STORE_THREADS) as threads:
         kept = list(threads.map(partial(_client, address, size), ranks))
