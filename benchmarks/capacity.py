@@ -168,9 +168,9 @@ class Crowd:
         try:
             self._clients.append(store.prove(wanted.address, wanted.port, wanted.session, wanted.token))
         except OSError as error:
-            told = partial(member.store_unreachable, wanted.epoch, str(error), time.monotonic())
+            told = partial(member.store_unreachable, wanted.session, wanted.epoch, str(error), time.monotonic())
         else:
-            told = partial(member.store_proved, wanted.epoch)
+            told = partial(member.store_proved, wanted.session, wanted.epoch, time.monotonic())
         self._driver.call(partial(self._stir, number, told))
 
     # --- the machine that the driver sees --------------------------------------------------------------------------

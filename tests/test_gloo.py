@@ -109,6 +109,26 @@ def test_options_that_somebody_gives_are_theirs(bound: None) -> None:
     assert group.options._devices == [device]
 
 
+def test_what_a_newer_torch_makes_a_group_with_is_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(dist.ProcessGroupGloo, "__init__", lambda _self, *given, **named: made.append((*given, named)))
+    group = dist.ProcessGroupGloo.__new__(dist.ProcessGroupGloo)
+    undo = gloo.bind("127.0.0.1")
+    try:
+        group.__init__("store", 0, 1, timeout=timedelta(seconds=79), global_ranks_in_group=[0])
+        group.__init__("store", 0, 1, timeout=timedelta(seconds=79), of_tomorrow=True)
+    finally:
+        undo()
+    (_, _, _, options, named), as_given = made
+    assert (options._timeout, options.global_ranks_in_group, len(options._devices)) == (timedelta(seconds=79), [0], 1)
+    assert named == {}
+    assert as_given == ("store", 0, 1, {"timeout": timedelta(seconds=79), "of_tomorrow": True})
+    assert "of_tomorrow" in caplog.text
+    assert "update mingle" in caplog.text
+
+
 def test_it_is_undone(wrong_interface: None) -> None:
     before = dist.ProcessGroupGloo.__init__
     undo = gloo.bind("127.0.0.1")

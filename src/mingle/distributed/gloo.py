@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import logging
 import os
 import sys
 import threading
@@ -36,6 +37,8 @@ from pathlib import Path
 from typing import Any
 
 import netifaces
+
+logger = logging.getLogger("mingle")
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 """How Gloo is told an interface."""
@@ -100,15 +103,14 @@ def bind(address: str) -> Callable[[], None]:
 
     @functools.wraps(made_before)
     def initialise(self: Any, store: Any, rank: int, size: int, *more: Any, **named: Any) -> None:
-        given = [*more, *named.values()]  # one at most: the options or the timeout
-        if any(isinstance(each, gloo._Options) for each in given):
+        options = None
+        if not any(isinstance(each, gloo._Options) for each in (*more, *named.values())):
+            options = _as_options(gloo, more, named)
+        if options is None:
             made_before(self, store, rank, size, *more, **named)
-            return
-        options = gloo._Options()
-        options._devices = [gloo.create_device(hostname=address)]
-        for timeout in given:
-            options._timeout = timeout
-        made_before(self, store, rank, size, options)
+        else:
+            options._devices = [gloo.create_device(hostname=address)]
+            made_before(self, store, rank, size, options)
 
     def undo() -> None:
         if gloo.__init__ is initialise:
@@ -116,6 +118,27 @@ def bind(address: str) -> Callable[[], None]:
 
     gloo.__init__ = initialise
     return undo
+
+
+def _as_options(gloo: Any, more: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """Return Gloo's options with what a group is made with; None where they have no room for it.
+
+    Torch makes a group with the timeout; 2.15 also with ``enable_reconfigure``, an option of that name.
+    """
+    options = gloo._Options()
+    given: dict[str, Any] = {**dict(zip(("timeout",), more, strict=False)), **named}
+    unknown = [name for name in given if name != "timeout" and not hasattr(options, name)]
+    if unknown or len(more) > 1:
+        logger.warning(
+            "a Gloo group is made with arguments that this version of mingle does not know (%s), so Gloo chooses its "
+            "address by %s; likely cause: torch is newer than mingle; fix: update mingle",
+            ", ".join(unknown) or "a positional one",
+            VARIABLE,
+        )
+        return None
+    for name, value in given.items():
+        setattr(options, "_timeout" if name == "timeout" else name, value)
+    return options
 
 
 def _nothing() -> None:
