@@ -36,8 +36,8 @@ class RecordingPort:
     def formed(self) -> None:
         self.calls.append(("formed",))
 
-    def member_lost(self, who: frames.ProcessInfo) -> None:
-        self.calls.append(("member_lost", who))
+    def member_lost(self, who: frames.ProcessInfo, how: str) -> None:
+        self.calls.append(("member_lost", who, how))
 
     def take(self) -> list[tuple[Any, ...]]:
         """Return the calls since the last time."""

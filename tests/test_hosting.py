@@ -22,6 +22,7 @@ from mingle.protocol.machine import (
     Dial,
     Effect,
     Endpoints,
+    FormedStore,
     Hangup,
     Identity,
     Multicast,
@@ -376,6 +377,20 @@ def test_no_common_network_ends_it_for_all() -> None:
     assert isinstance(alone.host.failure, InterfaceError)
     assert alone.said[1][-1].conflict
     assert "not 10.0.0.1" in alone.said[1][-1].reason
+
+
+def test_go_is_noted_here_before_it_is_sent() -> None:
+    """`mingle-run` lets go of its port in between."""
+    alone = Alone()
+    alone.join(1, 1)
+    alone.confirm(1)
+    alone.host.store_opened(1, 5000, "token", 2.0)
+    alone.done()
+    alone.callers[1].send(frames.Ack(session=SESSION, epoch=1))
+    alone.host.received(1, alone.callers[1].data_to_send(), 3.0)
+    effects = alone.done()
+    assert isinstance(alone.said[1][-1], frames.Go)
+    assert [type(effect) for effect in effects if isinstance(effect, FormedStore | Write)] == [FormedStore, Write]
 
 
 def test_a_member_lost_before_ready_closes_the_store() -> None:

@@ -334,9 +334,11 @@ def test_who_does_not_come_back_before_it_was_ready_deserts() -> None:
     registrar.lost(1, 10.0)
     registrar.lost(2, 10.0)
     registrar.port.take()
+    assert not registrar.all_left
     registrar.handle_timer(10.0 + RETURN_SECONDS)
-    ((_, lost),) = of(registrar.port.take(), "member_lost")
-    assert lost.rank == 2
+    ((_, lost, how),) = of(registrar.port.take(), "member_lost")
+    assert (lost.rank, how) == (2, "its connection closed")
+    assert registrar.all_left
     assert registrar.next_timer() is None
 
 
@@ -346,8 +348,10 @@ def test_good_bye_after_go_is_a_loss_only_without_ready() -> None:
     registrar.ready(1)
     registrar.left(1, 10.0, "done")
     assert not registrar.port.take()
+    assert not registrar.all_left
     registrar.left(2, 10.0, "gave up")
-    assert [who.rank for _, who in of(registrar.port.take(), "member_lost")] == [2]
+    assert [(who.rank, how) for _, who, how in of(registrar.port.take(), "member_lost")] == [(2, "gave up")]
+    assert registrar.all_left
 
 
 def test_no_acknowledgement_in_time() -> None:

@@ -293,7 +293,7 @@ def test_a_proof_that_is_looked_at_again_is_given_up_when_the_thread_dies(
 
     with formed(2, enters=True) as ranks:
         waiting = RunningSession(*ranks[1])
-        monkeypatch.setattr(store, "_connect", never)
+        monkeypatch.setattr(store, "connect_plainly", never)
         with ThreadPoolExecutor(1) as pool:
             entry = pool.submit(waiting.entry, 60)
             assert waits.wait(10)

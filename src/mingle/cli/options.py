@@ -29,8 +29,20 @@ FAILED = 1
 WRONG_USAGE = 2
 """The exit status when an option, an argument or a variable can't be used, as in click."""
 
-version_option = click.version_option(
-    __version__, "--version", prog_name="mingle-discover", message="%(prog)s %(version)s"
+
+def _show_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"{context.find_root().info_name} {__version__}")
+        context.exit()
+
+
+version_option = click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_show_version,
+    help="Show the version and exit.",
 )
 
 
@@ -45,8 +57,8 @@ class Shared:
     family: str | None
     ttl: int | None
     secret_file: str | None
-    json: bool
     verbose: int
+    json: bool = False
     wide: bool = False
     header: bool = False
 
@@ -183,8 +195,8 @@ _NETWORK_OPTIONS = (
         help="File with the job's secret. Default: MINGLE_SECRET or MINGLE_SECRET_FILE.",
     ),
 )
-_OUTPUT_OPTIONS = (
-    click.option("--json", is_flag=True, help="Print one JSON object instead of text."),
+_ANSWER_OPTIONS = (click.option("--json", is_flag=True, help="Print one JSON object instead of text."),)
+_LOGGING_OPTIONS = (
     click.option("-v", "--verbose", count=True, help="Log more to stderr; given twice, log everything."),
     version_option,
 )
@@ -194,18 +206,22 @@ _TABLE_OPTIONS = (
 )
 
 
-def shared_options(*, timeout: str, table: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def shared_options(
+    *, timeout: str, table: bool = False, answers: bool = True
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that adds the shared options to a command, which gets them as one :class:`Shared`.
 
     Args:
         timeout: the help of ``--timeout``, which differs from command to command.
         table: whether the command prints a table.
+        answers: whether the command prints an answer, which can be JSON.
     """
     options = (
         *_NETWORK_OPTIONS,
         click.option("-t", "--timeout", type=float, metavar="SECONDS", help=timeout),
         *(_TABLE_OPTIONS if table else ()),
-        *_OUTPUT_OPTIONS,
+        *(_ANSWER_OPTIONS if answers else ()),
+        *_LOGGING_OPTIONS,
     )
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:

@@ -154,6 +154,8 @@ def make_room(members: int, files_per_member: int, *, what: str, quiet: bool) ->
 class Discovery:
     """One rank's discovery, from its first datagram to the end of its session.
 
+    A class that derives from it can have another kind of store (`keeper`), and wait for the end in its own way.
+
     Args:
         settings: of the call.
         enters: whether the connection by which a member proves the store is kept for a process group (`take_client`).
@@ -163,6 +165,8 @@ class Discovery:
         ConfigurationError: the fixed port of the store is taken.
         MingleError: no file descriptor is free.
     """
+
+    keeper: type[StoreKeeper] = StoreKeeper
 
     def __init__(self, settings: Settings, *, enters: bool = False) -> None:
         self.settings = settings
@@ -194,7 +198,7 @@ class Discovery:
                 scanned=self._scanned,
                 say=self._progress.say,
             )
-            self.stores = StoreKeeper(
+            self.stores = self.keeper(
                 self.driver,
                 self._worker.run,
                 port=settings.master_port,

@@ -296,6 +296,11 @@ class Driver:
         with contextlib.suppress(OSError):  # full: it will wake up anyway; closed: there is no thread to wake
             self._wake_writer.send(b"\0")
 
+    @property
+    def wakeup_fd(self) -> int:
+        """A descriptor that ends a wait when a byte is written to it: for `signal.set_wakeup_fd`."""
+        return self._wake_writer.fileno()
+
     def run_calls(self) -> None:
         """Run the functions that other threads have passed to :meth:`call`."""
         with contextlib.suppress(OSError):  # empty, or closed at the end

@@ -28,7 +28,7 @@ from mingle import forksafe
 from mingle.detached import AbandonedError
 from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError, refused
 from mingle.network.connections import bare_address, canonical_address, tune, untune
-from mingle.protocol.machine import Effect, OpenStore, PrepareStore, ProveStore, ReachStore
+from mingle.protocol.machine import Effect, FormedStore, OpenStore, PrepareStore, ProveStore, ReachStore
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -325,7 +325,7 @@ def connect(address: str, port: int, workers: int | None = None) -> StoreClient:
     """
     from torch.distributed import TCPStore
 
-    _connect(address, port).close()
+    connect_plainly(address, port).close()
     with _failures_as_oserror(address, port):
         # Its bytes on the wire are torch's own business: only a client of torch's proves that one will be served.
         store = TCPStore(
@@ -398,7 +398,7 @@ def await_server(address: str, port: int, *, seconds: float, given_up: Callable[
     deadline = time.monotonic() + seconds
     while not given_up():
         try:
-            _connect(address, port).close()
+            connect_plainly(address, port).close()
         except OSError as error:
             if time.monotonic() >= deadline:
                 raise DiscoveryTimeoutError.explain(
@@ -412,8 +412,8 @@ def await_server(address: str, port: int, *, seconds: float, given_up: Callable[
     raise AbandonedError
 
 
-def _connect(address: str, port: int) -> socket.socket:
-    """Return a connection to an address literal. `create_connection` would load the codec for names, 2 ms."""
+def connect_plainly(address: str, port: int) -> socket.socket:
+    """Return a TCP connection to an address literal. `create_connection` would load the codec for names, 2 ms."""
     literal, _, zone = address.partition("%")
     family = socket.AF_INET6 if ":" in literal else socket.AF_INET
     target = (literal, port, 0, socket.if_nametoindex(zone) if zone else 0)
@@ -501,8 +501,24 @@ class StoreKeeper:
             case ProveStore():
                 client, self.client = self.client, None
                 self._run("store-proof", partial(self._prove, effect, client))
+            case FormedStore():
+                self.formed()
             case _:
                 raise AssertionError(f"not an effect of a store: {effect}")
+
+    # --- what another kind of store does in its own way ------------------------------------------------------------
+
+    def open(self, address: str, session: bytes) -> StoreServer:
+        """Open a store; see `open_server`. This can block."""
+        return open_server(address, self.port, session)
+
+    def prove(self, wanted: ProveStore, client: StoreClient | None) -> StoreClient | None:
+        """Prove the store that the host named; see the function of this name. This can block."""
+        place = wanted.address, wanted.port
+        return prove(*place, wanted.session, wanted.token, ahead=client, workers=self._workers)
+
+    def formed(self) -> None:
+        """Process the decision for GO, before any member hears of it."""
 
     def _run(self, what: str, work: _Work) -> None:
         """Run what can block in a daemon thread; its result is a call for the driver."""
@@ -587,7 +603,7 @@ class StoreKeeper:
         if server is not None:
             server.release()  # torch knows a store by its port: on another address it would be the old one
         try:
-            return open_server(address, self.port, session)
+            return self.open(address, session)
         except MingleError as error:
             return error
         except RuntimeError as error:  # every error of torch's C++ side is one
@@ -614,14 +630,13 @@ class StoreKeeper:
             self.client = client
 
     def _prove(self, wanted: ProveStore, client: StoreClient | None) -> Callable[[], None]:
-        place = wanted.address, wanted.port
         try:
-            client = prove(*place, wanted.session, wanted.token, ahead=client, workers=self._workers)
+            client = self.prove(wanted, client)
         except OSError as error:
             return partial(self._unreachable, wanted, str(error))
         return partial(self._proved, wanted, client)
 
-    def _proved(self, wanted: ProveStore, client: StoreClient) -> None:
+    def _proved(self, wanted: ProveStore, client: StoreClient | None) -> None:
         if self._workers is not None and not self._closed and not self._machine.finished:
             self.client = client
         self._machine.store_proved(wanted.session, wanted.epoch, self._driver.clock())

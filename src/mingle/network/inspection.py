@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Interface, IPv6Interface
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import structs
 
@@ -192,18 +192,18 @@ def _problem(error: MingleError) -> tuple[str, str]:
 # --- the processes that hold the port -------------------------------------------------------------------------------
 
 
-def holders(port: int) -> tuple[Holder, ...]:
-    """Return the other processes that hold a UDP port in this network namespace (Linux).
+def holders(port: int, protocol: Literal["udp", "tcp"] = "udp") -> tuple[Holder, ...]:
+    """Return the other processes that hold a port in this network namespace (Linux).
 
     The search ends after `HOLDER_SECONDS` and returns what it has found so far.
     """
-    inodes = _sockets(port)
+    inodes = _sockets(port, protocol)
     if not inodes:
         return ()
     deadline = time.monotonic() + HOLDER_SECONDS
     owners, cut_short = _owners(frozenset(inodes), deadline)
     # The sockets of a process that has ended meanwhile are gone from the table as well.
-    inodes = {inode: user for inode, user in _sockets(port).items() if inode in inodes}
+    inodes = {inode: user for inode, user in _sockets(port, protocol).items() if inode in inodes}
     found: dict[int | None, Holder] = {}
     for inode, user in inodes.items():
         pids = owners.get(inode, ())
@@ -220,14 +220,15 @@ def holders(port: int) -> tuple[Holder, ...]:
     return tuple(found.values())
 
 
-def _sockets(port: int) -> dict[int, int]:
-    """Return the sockets bound to a UDP port: inode to user id."""
+def _sockets(port: int, protocol: str) -> dict[int, int]:
+    """Return the sockets bound to a port: inode to user id."""
     found: dict[int, int] = {}
-    for table in ("udp", "udp6"):
+    for table in (protocol, f"{protocol}6"):
         for line in _read(_PROC / "self/net" / table).splitlines()[1:]:
             fields = line.split()
             if len(fields) > 9 and int(fields[1].rpartition(":")[2], 16) == port:
                 found[int(fields[9])] = int(fields[7])
+    found.pop(0, None)  # connections in TIME_WAIT, which no process holds
     return found
 
 

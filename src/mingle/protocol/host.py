@@ -32,6 +32,7 @@ from mingle.protocol.machine import (
     Effect,
     Endpoints,
     Formation,
+    FormedStore,
     Hangup,
     Identity,
     Multicast,
@@ -491,12 +492,13 @@ class Host:
             address=next(seat.address for seat in roster if seat.rank == where.rank),
             roster_digest=roster_digest(roster),
         )
+        self._effects.append(FormedStore())  # GO waits in the callers until they are flushed
         if not contiguous(list(registrar.places.values())):
             self._effects.append(Notice(reports.not_contiguous(self.identity)))
 
-    def member_lost(self, who: frames.ProcessInfo) -> None:
+    def member_lost(self, who: frames.ProcessInfo, how: str) -> None:
         """Close the store: the other members can't go on without this one."""
-        self._effects.append(CloseStore(reports.member_lost(self.identity, who)))
+        self._effects.append(CloseStore(reports.member_lost(self.identity, who, how), lost=who, how=how))
 
     # --- the store -------------------------------------------------------------------------------------------------
 

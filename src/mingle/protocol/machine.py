@@ -263,10 +263,18 @@ class ProveStore(Struct, frozen=True):
     token: str
 
 
+class FormedStore(Struct, frozen=True):
+    """Take note that GO is decided; this effect comes before GO is sent."""
+
+
 class CloseStore(Struct, frozen=True):
     """End the store with all its connections: a rank was lost, so no other rank must wait for it."""
 
     reason: str
+    lost: ProcessInfo | None = None
+    """The rank that was lost; None: the session has ended for another reason."""
+    how: str = ""
+    """How it was lost."""
 
 
 class Notice(Struct, frozen=True):
@@ -276,7 +284,7 @@ class Notice(Struct, frozen=True):
     warning: bool = True
 
 
-_StoreEffect: TypeAlias = PrepareStore | OpenStore | ReachStore | ProveStore | CloseStore
+_StoreEffect: TypeAlias = PrepareStore | OpenStore | ReachStore | ProveStore | FormedStore | CloseStore
 Effect: TypeAlias = Multicast | Answer | Dial | Write | Hangup | Reset | _StoreEffect | Notice
 
 

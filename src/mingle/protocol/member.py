@@ -262,6 +262,11 @@ class Joiner(SessionPolicy[KnownSession]):
         return self.current is not None and self.current.race is not None
 
     @property
+    def loss(self) -> str:
+        """Which host was lost, and why, if the connection has ended after GO and before READY."""
+        return self._loss
+
+    @property
     def host_lost(self) -> MingleError | None:
         """The error of a member whose host was lost for good after GO and before READY: its store answers no more."""
         gone = self._loss and not self._ready and self.current is None and self._return_to is None
@@ -513,7 +518,7 @@ class Joiner(SessionPolicy[KnownSession]):
     def _closed_by_host(self, session: KnownSession, frame: frames.Closed) -> None:
         self._policy.closed(session, frame)
         if self.outcome is not None:
-            self.close_reason = f"it ended its session: {frame.reason}"
+            self.close_reason = frame.reason or "it gave no reason"
         elif frame.conflict:
             self.failure = reports.closed_by_host(self.identity, frame.reason, network=frame.network)
         else:
@@ -788,7 +793,8 @@ class Joiner(SessionPolicy[KnownSession]):
         if self.outcome is not None:
             # The host counts a member as lost that does not come back and say READY, unless it has said CLOSED.
             returning = not self._ready and not self.close_reason
-            self._loss = f"{session.host_name}: {self.close_reason or reason}"
+            how = f"it ended its session: {self.close_reason}" if self.close_reason else reason
+            self._loss = f"{session.host_name}: {how}"
             self.current = self._suspect_until = None
         else:
             returning = self.step in BEFORE_GO
@@ -865,13 +871,17 @@ class Joiner(SessionPolicy[KnownSession]):
         if self.current is not None and self.outcome is not None:
             self.send(frames.Ready(session=self.current.name))
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str, *, failed: bool = False) -> None:
         """Say good-bye and hang up everywhere.
 
         A member that has heard GO says READY first. Without it the host takes LEAVE for what it is from a member that
         gave up before it heard GO: a loss, whether or not GO has been decided meanwhile.
+
+        Args:
+            reason: why.
+            failed: whether the host must take this for a loss.
         """
-        if self.outcome is not None and not self._ready:
+        if self.outcome is not None and not self._ready and not failed:
             self.ready()
         if self.current is not None:
             self.send(frames.Leave(session=self.current.name, reason=reason[:2048]))

@@ -113,7 +113,7 @@ class Port(Protocol):
     def formed(self) -> None:
         """Take note of GO."""
 
-    def member_lost(self, who: frames.ProcessInfo) -> None:
+    def member_lost(self, who: frames.ProcessInfo, how: str) -> None:
         """Handle the loss of a member after GO and before its process group stood: the others can't go on."""
 
 
@@ -152,8 +152,8 @@ class Registrar:
         """Those that have not confirmed, or not acknowledged, in this epoch."""
         self._phase_ends = float("inf")
         """By when CONFIRMING or SEALED must be over."""
-        self._lost: dict[bytes, float] = {}
-        """When members were lost after GO."""
+        self._lost: dict[bytes, tuple[float, str]] = {}
+        """When and how members were lost after GO."""
         self._challenges: list[Challenge] = []
         self._store = ("", 0, "")
         """The sealed store's address, port and token."""
@@ -247,6 +247,11 @@ class Registrar:
     def has_seat(self, conn: int) -> bool:
         """Return whether a connection is that of a member or latecomer."""
         return conn in self._conns
+
+    @property
+    def all_left(self) -> bool:
+        """Whether every other member has said good-bye, or was lost for good."""
+        return all(seat.done and seat.conn is None for seat in self._others())
 
     def member_connections(self) -> list[int]:
         """Return the connections of all members and latecomers."""
@@ -403,7 +408,7 @@ class Registrar:
         if self.phase is Phase.RUNNING and not self.admission.takes_latecomers:
             seat.conn = None
             if not seat.done:
-                self._lost[member] = now
+                self._lost[member] = now, reason
             return
         self.admission.gone(member)
         del self.seats[member]
@@ -434,9 +439,9 @@ class Registrar:
             self._member_lost(seat)
 
     def _member_lost(self, seat: Seated) -> None:
-        del self._lost[seat.member]
+        _, how = self._lost.pop(seat.member)
         seat.done = True
-        self._port.member_lost(msgspec.structs.replace(seat.applicant.who, rank=self._rank_of(seat)))
+        self._port.member_lost(msgspec.structs.replace(seat.applicant.who, rank=self._rank_of(seat)), how)
 
     # --- frames of the members -------------------------------------------------------------------------------------
 
@@ -550,7 +555,7 @@ class Registrar:
         elif self.phase is Phase.SEALED or (self.phase is Phase.CONFIRMING and self._awaited):
             times += [self._phase_ends] if self._phase_ends < float("inf") else []
         elif self.phase is Phase.RUNNING:
-            times += [since + RETURN_SECONDS for since in self._lost.values()]
+            times += [since + RETURN_SECONDS for since, _ in self._lost.values()]
         return min(times, default=None)
 
     def handle_timer(self, now: float) -> None:
@@ -582,7 +587,7 @@ class Registrar:
                 lack = "this job is held by another session"
             self._void(lack, now)
         elif self.phase is Phase.RUNNING:
-            for member in [each for each, since in self._lost.items() if now >= since + RETURN_SECONDS]:
+            for member in [each for each, (since, _) in self._lost.items() if now >= since + RETURN_SECONDS]:
                 self._member_lost(self.seats[member])
         self._advance(now)
 

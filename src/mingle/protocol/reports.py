@@ -461,9 +461,9 @@ def reopened(identity: Identity, reason: str) -> str:
     return f"job {identity.job!r}: forming it was interrupted and starts again: {reason}"
 
 
-def member_lost(identity: Identity, who: ProcessInfo) -> str:
+def member_lost(identity: Identity, who: ProcessInfo, how: str) -> str:
     """Return why the store is closed: no rank must wait there for one that is gone."""
-    return f"job {identity.job!r}: {who} was lost before its process group stood"
+    return f"job {identity.job!r}: {who} was lost before its process group stood ({how})"
 
 
 def host_lost(identity: Identity, loss: str) -> MingleError:

@@ -1,0 +1,277 @@
+"""The command line of ``mingle-run``."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import shlex
+import time
+from typing import TYPE_CHECKING
+
+import click
+from msgspec import structs
+
+from mingle.cli import output
+from mingle.cli.options import FAILED, Shared, shared_options
+from mingle.errors import ConfigurationError, MingleError
+from mingle.run import placeholders
+from mingle.run.program import Interrupted, Program, check_exists
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mingle.config.settings import Settings
+    from mingle.protocol.machine import Formation
+    from mingle.run.session import NodeSession
+
+NAME = "mingle-run"
+SAY_SECONDS = 2.0
+"""How long node 0 waits for the commands of the others in silence, once its own has ended."""
+logger = logging.getLogger("mingle")
+
+
+@click.command(
+    NAME,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 110,
+        "allow_interspersed_args": False,
+    },
+    options_metavar="--nnodes N [OPTIONS] --",
+)
+@click.option("--nnodes", type=click.IntRange(1), required=True, metavar="N", help="Number of machines.")
+@click.option(
+    "--job-id", metavar="ID", help="Default: MINGLE_JOB_ID or the launcher's, else one made of the command line."
+)
+@click.option(
+    "--node-rank", type=click.IntRange(0), metavar="R", help="This machine's node rank. Default: assigned, on all."
+)
+@click.option("--head", metavar="COMMAND", help="The command of node 0, where it differs, as one argument.")
+@click.option("--keep-going", is_flag=True, help="Do not end the commands of the other machines when one fails.")
+@click.option(
+    "--master-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="MASTER_PORT. Default: MINGLE_MASTER_PORT, else a port that is free on node 0.",
+)
+@shared_options(timeout="Time limit for finding the others. Default: MINGLE_TIMEOUT, else 300.", answers=False)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND [ARG]...")
+def run(
+    shared: Shared,
+    nnodes: int,
+    job_id: str | None,
+    node_rank: int | None,
+    head: str | None,
+    keep_going: bool,
+    master_port: int | None,
+    command: tuple[str, ...],
+) -> None:
+    """Start a program on every machine: type the same line on each.
+
+    The machines find each other and agree on node ranks; then each starts COMMAND. The program finds MASTER_ADDR,
+    MASTER_PORT, NODE_RANK and NNODES in its environment, and {master_addr}, {master_port}, {node_rank}, {nnodes},
+    {address} and {interface} are filled in in its arguments. ({{address}} stands for the text {address}.)
+
+    Signals go to the program, and its exit status is that of this command. A program that fails, and a machine that
+    is lost, end the programs of the other machines.
+
+    Exit status before the start: 1 the machines did not find each other, 2 wrong usage.
+    """
+    words = {False: list(command), True: _split(head) if head is not None else list(command)}
+    for at_node_0, each in words.items():
+        placeholders.check(each)
+        if node_rank is None or (node_rank == 0) is at_node_0:
+            _check_program(each)
+    wanted = _settings(shared, nnodes, job_id, node_rank, master_port, [head or "", *command])
+    program = Program()
+    status = FAILED
+    try:
+        with program.signals():
+            status = _meet_and_run(wanted, program, words, keep_going=keep_going)
+    except Interrupted as interrupted:
+        status = 128 + interrupted.number
+    click.get_current_context().exit(status)
+
+
+def _split(head: str) -> list[str]:
+    try:
+        words = shlex.split(head)
+    except ValueError as error:
+        raise ConfigurationError.explain(
+            f"--head={head!r} can't be split into words: {error}.",
+            cause="a quotation mark without its partner",
+            remedy="quote the command as a shell would need it.",
+        ) from error
+    if not words:
+        raise ConfigurationError.explain(
+            "--head is empty.", cause="a variable that is not set", remedy="give the command of node 0, or no --head."
+        )
+    return words
+
+
+def _check_program(words: Sequence[str]) -> None:
+    if not placeholders.used_in(words[0]):
+        check_exists(words[0])
+
+
+def _settings(
+    shared: Shared,
+    nnodes: int,
+    job_id: str | None,
+    node_rank: int | None,
+    master_port: int | None,
+    line: Sequence[str],
+) -> Settings:
+    """Return what the machine needs to find the others.
+
+    Raises:
+        ConfigurationError: a value can't be used, or the port of the program is taken.
+    """
+    from mingle.config import settings
+    from mingle.run import port
+
+    if node_rank is not None and node_rank >= nnodes:
+        raise ConfigurationError.explain(
+            f"--node-rank {node_rank} does not fit --nnodes {nnodes}.",
+            cause="node ranks that are counted from 1",
+            remedy=f"give node ranks from 0 to {nnodes - 1}, or none on any machine.",
+        )
+    network = shared.network()
+    chosen = settings.check_job_id(job_id if job_id is not None else _default_job_id(nnodes, line), "--job-id")
+    fixed = settings.store_port(os.environ, launcher=None, master_port=master_port)
+    if fixed is not None and node_rank in (None, 0):
+        port.reserve(fixed).close()
+    return settings.Settings(
+        **structs.asdict(network), job_id=chosen, rank=node_rank, world_size=nnodes, master_port=fixed
+    )
+
+
+def _default_job_id(nnodes: int, line: Sequence[str]) -> str:
+    """Return a job id that no rank of the program has, and that another command line has not by chance.
+
+    Machines whose users start different programs at the same time must not meet.
+    """
+    from mingle.config import placement
+
+    given = os.environ.get("MINGLE_JOB_ID")
+    with contextlib.suppress(MingleError):  # a launcher that says too little for a rank says enough for this
+        given = given or placement.place(os.environ).job_id
+    if given:
+        return f"{NAME}-{given}"
+    text = "\0".join([str(nnodes), *line])
+    return f"{NAME}-{hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()[:8]}"
+
+
+def _meet_and_run(wanted: Settings, program: Program, words: dict[bool, list[str]], *, keep_going: bool) -> int:
+    """Find the other machines, run the program, and return the exit status."""
+    from mingle.run import session as sessions
+
+    session: NodeSession | None = None
+    if wanted.world_size == 1:
+        formation = sessions.form_alone(wanted)
+    else:
+        session = sessions.NodeSession(wanted)
+        formation = session.run()
+    try:
+        at_node_0 = formation.place.rank == 0
+        values, environment = _told(wanted, formation)
+        logger.info("job %s: node %s, started with %s", wanted.job_id, formation.place.rank, values)
+        try:
+            program.start(placeholders.fill(words[at_node_0], values), environment)
+        except MingleError as error:
+            if session is not None and not keep_going:
+                session.fail(f"did not start: {error.observation}")
+            raise
+        try:
+            status = _attend(program, session, keep_going=keep_going)
+        except MingleError:
+            program.end()
+            raise
+    finally:
+        if session is not None:
+            session.close("its command has ended")
+    if at_node_0 and status:
+        _look_at_port(formation.store_port)
+    return status
+
+
+def _told(wanted: Settings, formation: Formation) -> tuple[dict[str, object], dict[str, str]]:
+    """Return the values of the placeholders, and the environment of the program."""
+    from mingle.distributed.environment import SOCKET_INTERFACES, socket_interfaces
+
+    values: dict[str, object] = {
+        "master_addr": formation.store_address,
+        "master_port": formation.store_port,
+        "node_rank": formation.place.rank,
+        "nnodes": wanted.world_size,
+        "address": formation.address,
+        "interface": formation.interface,
+    }
+    told = {name.upper(): str(values[name]) for name in ("master_addr", "master_port", "node_rank", "nnodes")}
+    told |= socket_interfaces(formation.interface, named=wanted.interfaces_from in ("interface=", "MINGLE_INTERFACE"))
+    kept = {name: value for name in SOCKET_INTERFACES if (value := os.environ.get(name))}
+    return values, {**os.environ, **told, **kept}
+
+
+def _attend(program: Program, session: NodeSession | None, *, keep_going: bool) -> int:
+    """Wait for the end of the program and, on node 0, of the others; return the exit status."""
+    if session is None:
+        status = program.wait()
+        return program.end() if status else status
+    warned = False
+    while (ended := program.status) is None:
+        session.turn()
+        trouble = session.trouble
+        if trouble is not None and not keep_going:
+            output.say(f"{NAME}: ending the command: {trouble}")
+            session.pass_on()
+            return program.end() or FAILED
+        if trouble is not None and not warned:
+            warned = True
+            output.say(f"{NAME}: the command runs on (--keep-going): {trouble.observation}")
+    if ended or program.interrupted_by is not None:
+        if not keep_going:
+            output.say(f"{NAME}: the command {program.how_ended()}; those of the other machines are ended, too.")
+            session.fail(program.how_ended())
+            return program.end()
+        program.end()
+    return _stay(session, keep_going=keep_going) or ended
+
+
+def _stay(session: NodeSession, *, keep_going: bool) -> int:
+    """Keep the other machines together until all have left; return a failure among them as an exit status."""
+    say_at: float | None = time.monotonic() + SAY_SECONDS
+    while not session.others_left:
+        try:
+            session.turn(say_at)
+        except Interrupted as interrupted:
+            if not keep_going:
+                session.fail(f"has ended, and {interrupted} ended the wait for the others")
+            raise
+        if session.trouble is not None and not keep_going:
+            output.say(f"{NAME}: {session.trouble.observation}")
+            session.pass_on()
+            return FAILED
+        if say_at is not None and time.monotonic() >= say_at:
+            say_at = None
+            output.say(f"{NAME}: the command of node 0 has ended; waiting for those of the other machines.")
+    return 0
+
+
+def _look_at_port(number: int) -> None:
+    """Say so if the program of node 0 has failed and another program holds its port."""
+    from mingle.run import port
+
+    if port.is_taken(number):
+        output.say(f"{NAME}: {port.taken(number, 'it is in use')}")
+
+
+def main() -> None:
+    """Run the command."""
+    run(prog_name=NAME)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""The port of the program on node 0: kept free until all machines are there, and let go of before any of them starts.
+
+The program binds ``MASTER_PORT`` itself, so nothing can hold the port for it. Until GO, a listening socket takes the
+place of the store: each machine connects to it, which proves that the address and the port are in reach.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+from pathlib import Path
+
+from mingle.engine.store import BACKLOG, StoreClient, StoreKeeper, StoreServer, connect_plainly
+from mingle.errors import ConfigurationError, MingleError
+from mingle.network.inspection import holders
+from mingle.protocol.machine import ProveStore
+
+_PREFERRED = range(20_000, 32_768)
+_TRIES = 32
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+class Reservation(StoreServer):
+    """A listening socket on the port of the program, in the place of a store."""
+
+    listener: socket.socket | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether the port is held."""
+        return self.listener is not None
+
+    def release(self) -> None:
+        """Let go of the port."""
+        if self.listener is not None:
+            self.listener.close()
+            self.listener = None
+
+    abort = release
+
+
+class PortKeeper(StoreKeeper):
+    """Holds the port until GO, and reaches the port of another machine."""
+
+    def open(self, address: str, session: bytes) -> StoreServer:
+        """Hold the fixed port, else any free one."""
+        listener = reserve(self.port)
+        return Reservation(address, listener.getsockname()[1], session, "", listener=listener)
+
+    def prove(self, wanted: ProveStore, client: StoreClient | None) -> None:
+        """Connect to the port that node 0 holds."""
+        connect_plainly(wanted.address, wanted.port).close()
+
+    def formed(self) -> None:
+        """Let go of the port before a program of another machine can look for it."""
+        self.release()
+
+
+def reserve(port: int | None) -> socket.socket:
+    """Return a socket that listens at a port on all addresses.
+
+    Args:
+        port: the port; None: a free one. It is none that the kernel gives to outgoing connections, since such a
+            connection could take it before the program binds it.
+
+    Raises:
+        ConfigurationError: the fixed port is taken.
+        MingleError: no port is free.
+    """
+    if port is not None:
+        try:
+            return _listen(port)
+        except OSError as error:
+            raise taken(port, error.strerror or str(error)) from error
+    for candidate in [*random.sample(_outside_ephemeral(), _TRIES), 0]:
+        try:
+            return _listen(candidate)
+        except OSError as error:
+            last = error
+    raise MingleError.explain(
+        f"no TCP port can be opened for the program: {last.strerror}.",
+        cause="the system refused a listening socket",
+        remedy="name a free port with --master-port.",
+    ) from last
+
+
+def is_taken(port: int) -> bool:
+    """Return whether a process listens at a port."""
+    try:
+        _listen(port).close()
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    return False
+
+
+def taken(port: int, why: str) -> ConfigurationError:
+    """Return the error for a port that the program can't bind."""
+    found = ", ".join(str(holder) for holder in holders(port, "tcp"))
+    return ConfigurationError.explain(
+        f"the program can't listen on port {port} (MASTER_PORT) of this machine: {why}{f'; {found}' if found else ''}.",
+        cause="another program holds it, perhaps an earlier run of this one",
+        remedy=f"end that program (`ss -tlnp 'sport = :{port}'` shows it), or name another port with --master-port.",
+    )
+
+
+def _listen(port: int) -> socket.socket:
+    """Listen on all addresses of both families, where the system has IPv6.
+
+    A program that has just ended leaves connections in TIME_WAIT, which must not count: hence SO_REUSEADDR.
+    """
+    try:
+        listener = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+        place: tuple[str, int] = ("::", port)
+    except OSError:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        place = ("0.0.0.0", port)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if listener.family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(place)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _outside_ephemeral() -> list[int]:
+    try:
+        low, high = map(int, _EPHEMERAL.read_text(encoding="ascii").split())
+    except (OSError, ValueError):
+        low, high = 32_768, 65_535
+    outside = [port for port in _PREFERRED if not low <= port <= high]
+    return outside if len(outside) >= _TRIES else list(_PREFERRED)

@@ -1,0 +1,549 @@
+"""mingle-run: its placeholders, what it refuses before a packet, and several of it on `lo`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mingle.errors import ConfigurationError
+from mingle.run import placeholders, port
+from mingle.run.command import run
+from tests.bystanders import command_environment, free_udp_port
+from tests.loopback import until
+
+COMMAND = (sys.executable, "-m", "mingle.run.command")
+KNOWN = {
+    "master_addr": "10.0.0.1",
+    "master_port": 4242,
+    "node_rank": 0,
+    "nnodes": 3,
+    "address": "10.0.0.2",
+    "interface": "eth0",
+}
+
+
+# --- placeholders ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "filled"),
+    [
+        ("--master={master_addr}:{master_port}", "--master=10.0.0.1:4242"),
+        ("{node_rank}{nnodes}", "03"),
+        ("{address}%{interface}", "10.0.0.2%eth0"),
+        ("{{node_rank}}", "{node_rank}"),
+        ("{{{node_rank}}}", "{{node_rank}}"),
+        ("{{other}}", "{other}"),
+        ("${HOME}/{node_rank}", "${HOME}/0"),
+        ('{"a": {"b": {}}, "c": [{"d":1}]}', '{"a": {"b": {}}, "c": [{"d":1}]}'),
+        ("{} {1} {a b} {a-b} { node_rank } {{ node_rank }} {", "{} {1} {a b} {a-b} { node_rank } {{ node_rank }} {"),
+        ("{node_rank", "{node_rank"),
+        ("", ""),
+    ],
+)
+def test_placeholders_are_filled_in_and_other_braces_stay(word: str, filled: str) -> None:
+    assert placeholders.fill([word], KNOWN) == [filled]
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("{master_adr}", "write {master_addr}"),
+        ("{MASTER_PORT}", "write {master_port}"),
+        ("{zzz}", "the placeholders are {master_addr}, {master_port}"),
+        ("a{_}b", "for the text {_} itself write {{_}}"),
+    ],
+)
+def test_an_unknown_placeholder_is_an_error_that_says_how_to_write_it(word: str, hint: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(hint)):
+        placeholders.check(["fine", word])
+
+
+# --- bad input ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    file = tmp_path / "no-right"
+    file.write_text("#!/bin/sh\n")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--nnodes", "2"], "Missing argument 'COMMAND"),
+        (["--nnodes", "2", "--"], "Missing argument 'COMMAND"),
+        (["--", "true"], "Missing option '--nnodes'"),
+        (["--nnodes", "0", "--", "true"], "0 is not in the range x>=1"),
+        (["--nnodes", "2", "--node-rank", "2", "--", "true"], "--node-rank 2 does not fit --nnodes 2"),
+        (["--nnodes", "2", "--node-rank", "-1", "--", "true"], "-1 is not in the range x>=0"),
+        (["--nnodes", "2", "--master-port", "70000", "--", "true"], "70000 is not in the range"),
+        (["--nnodes", "2", "--job-id", "", "--", "true"], "is empty"),
+        (["--nnodes", "2", "--", "echo", "{node}"], "{node} in the command is no placeholder"),
+        (["--nnodes", "2", "--head", "echo {node}", "--", "true"], "{node} in the command is no placeholder"),
+        (["--nnodes", "2", "--head", "echo '", "--", "true"], "can't be split into words"),
+        (["--nnodes", "2", "--head", " ", "--", "true"], "--head is empty"),
+        (["--nnodes", "2", "--", "no-such-program"], "the program 'no-such-program' is not there"),
+        (["--nnodes", "2", "--head", "no-such-program", "--", "true"], "the program 'no-such-program' is not there"),
+        (["--nnodes", "2", "--", "/no/such/program"], "the program '/no/such/program' is not there"),
+        (["--nnodes", "2", "--", "/tmp"], "the program '/tmp' is not there"),
+        (["--nnodes", "2", "-t", "-1", "--", "true"], "--timeout"),
+        (["--nnodes", "2", "--secret-file", "/none", "--", "true"], "--secret-file"),
+    ],
+    ids=" ".join,
+)
+def test_bad_input_is_wrong_usage_before_a_packet(words: list[str], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_arguments: object) -> None:
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket, "socket", never)
+    done = CliRunner().invoke(run, words)
+    assert (done.exit_code, done.stdout) == (2, ""), done.output
+    assert text in done.stderr
+
+
+def test_a_file_without_the_right_to_execute_it_is_wrong_usage(script: Path) -> None:
+    done = CliRunner().invoke(run, ["--nnodes", "2", "--", str(script)])
+    assert done.exit_code == 2
+    assert "is not executable" in done.stderr
+    assert f"chmod +x {script}" in done.stderr
+
+
+def test_the_program_of_another_node_need_not_be_there() -> None:
+    for words in (["--node-rank", "0", "--head", "true", "--", "no-such"], ["--head", "no-such", "--", "true"]):
+        done = CliRunner().invoke(run, ["--nnodes", "1", *words])
+        assert done.exit_code == (0 if "--node-rank" in words else 2), done.output
+
+
+def test_a_fixed_port_that_is_taken_is_wrong_usage_and_its_holder_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        number = server.getsockname()[1]
+        code = f"import mingle.run.port as port; port.reserve({number})"
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=command_environment(29499), capture_output=True, text=True, check=False
+        )
+        assert f"ConfigurationError: the program can't listen on port {number} (MASTER_PORT)" in done.stderr
+        assert f"pid {os.getpid()}" in done.stderr
+        words = ["--nnodes", "2", "--master-port", str(number), "--", "true"]
+        assert CliRunner().invoke(run, words).exit_code == 2
+        # Only node 0 needs the port.
+        words = ["--nnodes", "2", "--node-rank", "1", "-t", "0.1", "--master-port", str(number), "--", "true"]
+        assert CliRunner().invoke(run, words).exit_code == 1
+
+
+def test_the_port_is_none_that_the_kernel_gives_to_outgoing_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = tmp_path / "range"
+    monkeypatch.setattr(port, "_EPHEMERAL", limits)
+    limits.write_text("21000\t60999\n")
+    for _ in range(20):
+        with port.reserve(None) as listener:
+            assert 20_000 <= listener.getsockname()[1] < 21_000
+    limits.write_text("1024\t65535\n")
+    port.reserve(None).close()
+
+
+def test_help_and_version() -> None:
+    shown = CliRunner().invoke(run, ["-h"])
+    assert shown.exit_code == 0
+    assert shown.output.startswith("Usage: mingle-run --nnodes N [OPTIONS] -- COMMAND [ARG]...")
+    for option in ("--interface", "--peers", "--secret-file", "--timeout", "--family", "--head", "--keep-going"):
+        assert option in shown.output
+    assert "--json" not in shown.output
+    assert CliRunner().invoke(run, ["--version"]).output.startswith("mingle-run ")
+
+
+def test_options_after_the_program_are_its_own() -> None:
+    done = CliRunner().invoke(run, ["--nnodes", "1", "true", "--nnodes", "7", "-h"])
+    assert (done.exit_code, done.output) == (0, "")
+
+
+# --- one machine -------------------------------------------------------------------------------------------------
+
+
+def one(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *words],
+        env={**command_environment(29499), **more},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_one_machine_needs_no_network() -> None:
+    done = one("--nnodes", "1", "--", "sh", "-c", "echo {master_addr} {node_rank} {nnodes} $NNODES; exit 7")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "127.0.0.1 0 1 1\n", "")
+
+
+def test_the_status_of_a_program_that_is_ended_by_a_signal_is_that_of_a_shell() -> None:
+    assert one("--nnodes", "1", "--", "sh", "-c", "kill -9 $$").returncode == 128 + signal.SIGKILL
+
+
+def test_a_file_that_is_no_program_is_an_error_of_its_own(script: Path) -> None:
+    script.write_text("nothing that a kernel starts")
+    script.chmod(0o755)
+    done = one("--nnodes", "1", "--", str(script))
+    assert done.returncode == 1
+    assert "can't be started: Exec format error" in done.stderr
+
+
+def test_the_program_gets_no_socket_and_no_signal_mask_of_ours_and_what_we_inherited() -> None:
+    look = (
+        "import json, os; files = ['/proc/self/fd/' + name for name in os.listdir('/proc/self/fd')];"
+        "status = dict(line.split(':', 1) for line in open('/proc/self/status'));"
+        "links = [os.readlink(file) for file in files if os.path.exists(file)];"
+        "print(json.dumps([links, [int(status[n], 16) for n in ('SigBlk', 'SigIgn')], os.getsid(0) == os.getpid()]))"
+    )
+    udp = free_udp_port()
+    read, write = os.pipe()
+    try:
+        nodes = [
+            subprocess.Popen(
+                [*COMMAND, "--nnodes", "2", "--node-rank", rank, "--job-id", "test", "--", sys.executable, "-c", look],
+                env=command_environment(udp),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                pass_fds=[write],
+                text=True,
+            )
+            for rank in "01"
+        ]
+        for node in nodes:
+            links, (blocked, ignored), leads = json.loads(node.communicate(timeout=60)[0])
+            assert not [link for link in links if "socket" in link or "eventpoll" in link]
+            assert f"pipe:[{os.fstat(write).st_ino}]" in links
+            # CPython itself ignores these two.
+            own = 1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1
+            assert (blocked, ignored & ~own, leads) == (0, 0, True)
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_mingle_run_loads_neither_torch_nor_rich() -> None:
+    code = (
+        "import sys, mingle.run.command as command, mingle.run.session, mingle.run.port\n"
+        "try:\n    command.run(['--nnodes', '1', '--', 'true'])\n"
+        "except SystemExit as end:\n    assert end.code == 0, end.code\n"
+        "loaded = {'torch', 'rich', 'numpy'} & {*sys.modules}; assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", code], env=command_environment(29499), check=True, timeout=60)
+
+
+# --- several machines --------------------------------------------------------------------------------------------
+
+
+class Nodes:
+    """Several `mingle-run` of one job on `lo`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.udp = free_udp_port()
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, *words: str, count: int = 3, given: Sequence[int | None] | None = None, **more: str) -> None:
+        """Start as many as there are given node ranks, by default all of them; None: it is assigned."""
+        for rank in range(count) if given is None else given:
+            place = [] if rank is None else ["--node-rank", str(rank)]
+            line = ["--nnodes", str(count), "--job-id", "test", *place, *words]
+            self.processes.append(
+                subprocess.Popen(
+                    [*COMMAND, *line],
+                    env={**command_environment(self.udp), **more},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    cwd=self.folder,
+                )
+            )
+
+    def started(self, count: int | None = None) -> list[int]:
+        """Wait until every program has written its pid to the file of its node, and return them by node rank."""
+        names = [self.folder / f"pid{rank}" for rank in range(len(self.processes) if count is None else count)]
+        until(lambda: all(name.exists() and name.read_text().endswith("\n") for name in names), 60)
+        return [int(name.read_text()) for name in names]
+
+    def ended(self, seconds: float = 60) -> list[tuple[int, str, str]]:
+        """Return status, output and errors of each."""
+        done = []
+        for process in self.processes:
+            output, errors = process.communicate(timeout=seconds)
+            done.append((process.returncode, output, errors))
+        return done
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    made = Nodes(tmp_path)
+    try:
+        yield made
+    finally:
+        for process in made.processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+SAY = "echo $$ > pid{node_rank}; "
+
+
+def test_machines_are_assigned_node_ranks_and_told_one_address(nodes: Nodes) -> None:
+    show = 'echo "$NODE_RANK $NNODES $MASTER_ADDR:$MASTER_PORT $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME '
+    nodes.start(
+        "--",
+        "sh",
+        "-c",
+        show + '{node_rank} {nnodes} {master_addr}:{master_port} {address} {interface}"',
+        given=[None] * 3,
+    )
+    done = nodes.ended()
+    assert [status for status, _, _ in done] == [0, 0, 0]
+    said = sorted(output.split() for _, output, _ in done)
+    (place,) = {words[2] for words in said}
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", place)
+    assert said == [[str(rank), "3", place, "lo", "=lo", str(rank), "3", place, "127.0.0.1", "lo"] for rank in range(3)]
+
+
+def test_the_port_is_free_on_node_0_before_any_program_starts(nodes: Nodes) -> None:
+    """No program may find the port of another one there, and node 0's binds it without any option."""
+    head = (
+        "import socket, sys; server = socket.create_server(('127.0.0.1', int(sys.argv[1])), reuse_port=False);"
+        "[server.accept()[0].recv(1) for _ in range(2)]"
+    )
+    other = (
+        "import errno, os, socket, sys, time\n"
+        "while (error := (connection := socket.socket()).connect_ex(('127.0.0.1', int(sys.argv[1])))):\n"
+        "    assert error == errno.ECONNREFUSED, error\n"
+        "connection.send(b'x'); assert connection.recv(1) == b''"
+    )
+    nodes.start(
+        "--head", f'{sys.executable} -c "{head}" {{master_port}}', "--", sys.executable, "-c", other, "{master_port}"
+    )
+    assert [(status, errors) for status, _, errors in nodes.ended()] == [(0, "")] * 3
+
+
+def test_a_program_that_fails_ends_those_of_the_other_machines(nodes: Nodes) -> None:
+    nodes.start(
+        "--head", f"sh -c '{SAY} sleep 100'", "--", "sh", "-c", SAY + "test {node_rank} = 1 && exit 3; sleep 100"
+    )
+    done = nodes.ended(20)
+    assert [status for status, _, _ in done] == [128 + signal.SIGTERM, 3, 128 + signal.SIGTERM]
+    assert "the command ended with status 3; those of the other machines are ended, too" in done[1][2]
+    for number in (0, 2):
+        assert f"node 1 on host {socket.gethostname()} (127.0.0.1): its command ended with status 3" in done[number][2]
+        assert "likely cause: " in done[number][2]
+
+
+def test_what_is_told_of_node_0_names_it_and_its_status(nodes: Nodes) -> None:
+    nodes.start("--head", "sh -c 'exit 4'", "--", "sleep", "100")
+    done = nodes.ended(20)
+    assert [status for status, _, _ in done] == [4, 128 + signal.SIGTERM, 128 + signal.SIGTERM]
+    assert f"node 0 on host {socket.gethostname()}: its command ended with status 4" in done[2][2]
+
+
+def test_a_program_that_ignores_sigterm_is_killed_with_its_children(nodes: Nodes) -> None:
+    stubborn = f"trap '' TERM; {SAY} (trap '' TERM; echo > child{{node_rank}}; while :; do sleep 0.1; done) & wait"
+    head = f"{SAY} until test -e child1 -a -e child2; do sleep 0.05; done; kill -9 $$"
+    patched = nodes.folder / "sitecustomize.py"
+    patched.write_text("import mingle.run.program as program\nprogram.GRACE_SECONDS = 0.5\n")
+    path = os.pathsep.join([str(nodes.folder), command_environment(29499)["PYTHONPATH"]])
+    nodes.start("--head", f"sh -c '{head}'", "--", "sh", "-c", stubborn, PYTHONPATH=path)
+    pids = nodes.started()
+    done = nodes.ended(20)
+    assert [status for status, _, _ in done] == [128 + signal.SIGKILL] * 3
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.killpg(pid, 0)
+
+
+def test_with_keep_going_a_failure_ends_no_other_program(nodes: Nodes) -> None:
+    # Node 0 fails first, and goes on keeping the others together.
+    nodes.start(
+        "--keep-going", "--", "sh", "-c", SAY + "test {node_rank} = 2 || exit 3; until test -e go; do sleep 0.05; done"
+    )
+    nodes.started()
+    assert nodes.processes[1].wait(20) == 3
+    assert nodes.processes[2].poll() is None
+    (nodes.folder / "go").touch()
+    assert [status for status, _, _ in nodes.ended(20)] == [3, 3, 0]
+
+
+def test_with_keep_going_a_lost_machine_is_told_and_ends_nothing(nodes: Nodes) -> None:
+    nodes.start("--keep-going", "--", "sh", "-c", SAY + "until test -e go; do sleep 0.05; done")
+    pids = nodes.started()
+    nodes.processes[0].kill()
+    until(lambda: _ended(pids[0]))
+    (nodes.folder / "go").touch()
+    done = nodes.ended(20)
+    assert [status for status, _, _ in done] == [-signal.SIGKILL, 0, 0]
+
+
+def _ended(pid: int) -> bool:
+    """Whether a process has ended; whoever adopted it need not have reaped it yet."""
+    try:
+        return state(pid) == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_mingle_run_that_is_killed_ends_its_program_and_the_others(nodes: Nodes, victim: int) -> None:
+    nodes.start("--", "sh", "-c", SAY + "exec sleep 100")
+    pids = nodes.started()
+    nodes.processes[victim].kill()
+    done = nodes.ended(20)
+    assert [status for status, _, _ in done] == [
+        -signal.SIGKILL if number == victim else 128 + signal.SIGTERM for number in range(3)
+    ]
+    for number, (_, _, errors) in enumerate(done):
+        if number != victim:
+            assert f"node {victim} " in errors
+            assert "is lost" in errors
+    until(lambda: all(_ended(pid) for pid in pids))
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
+def test_a_signal_goes_to_the_program_and_its_end_ends_the_others(nodes: Nodes, number: str) -> None:
+    trap = f"trap 'echo caught; exit 0' {number[3:]}; {SAY} while :; do sleep 0.05; done"
+    nodes.start("--", "sh", "-c", trap)
+    nodes.started()
+    nodes.processes[1].send_signal(getattr(signal, number))
+    done = nodes.ended(20)
+    # The program has ended well, and the job has not: it was asked to end.
+    assert done[1][:2] == (0, "caught\n")
+    assert [done[0][0], done[2][0]] == [128 + signal.SIGTERM, 128 + signal.SIGTERM] or number == "SIGTERM"
+    assert f"its command ended with status 0 after {number}" in done[0][2]
+    assert f"its command ended with status 0 after {number}" in done[2][2]
+
+
+def test_other_signals_are_handed_on(nodes: Nodes) -> None:
+    nodes.start("--", "sh", "-c", f"trap 'exit 0' USR1; {SAY} while :; do sleep 0.05; done", count=2)
+    nodes.started()
+    for process in nodes.processes:
+        process.send_signal(signal.SIGUSR1)
+    assert [status for status, _, _ in nodes.ended(20)] == [0, 0]
+
+
+def test_a_program_is_suspended_and_continued_with_mingle_run(nodes: Nodes) -> None:
+    nodes.start("--", "sh", "-c", SAY + "until test -e go; do sleep 0.05; done", count=2)
+    pids = nodes.started()
+    nodes.processes[0].send_signal(signal.SIGTSTP)
+    until(lambda: state(pids[0]) == "T" and state(nodes.processes[0].pid) == "T")
+    nodes.processes[0].send_signal(signal.SIGCONT)
+    until(lambda: state(pids[0]) != "T")
+    (nodes.folder / "go").touch()
+    assert [status for status, _, _ in nodes.ended(20)] == [0, 0]
+
+
+def test_an_ignored_signal_stays_ignored(nodes: Nodes) -> None:
+    """As nohup has it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        nodes.start("--", "sh", "-c", SAY + "until test -e go; do sleep 0.05; done", count=2)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    nodes.started()
+    for process in nodes.processes:
+        process.send_signal(signal.SIGHUP)
+    (nodes.folder / "go").touch()
+    assert [(status, errors) for status, _, errors in nodes.ended(20)] == [(0, "")] * 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait_for_the_others(nodes: Nodes, number: int) -> None:
+    nodes.start("-vv", "--", "true", given=[0, 1])
+    for process in nodes.processes:
+        assert process.stderr is not None
+        while "2/3 joined" not in (line := process.stderr.readline()) and "seated" not in line:
+            assert line
+        process.send_signal(number)
+    assert [status for status, _, _ in nodes.ended(20)] == [128 + number] * 2
+
+
+def test_node_0_waits_for_the_programs_of_the_others(nodes: Nodes) -> None:
+    nodes.start(
+        "--head", f"sh -c '{SAY}'", "--", "sh", "-c", SAY + "until test -e go; do sleep 0.05; done; exit {node_rank}"
+    )
+    nodes.started()
+    errors = nodes.processes[0].stderr
+    assert errors is not None
+    assert "the command of node 0 has ended; waiting" in errors.readline()
+    (nodes.folder / "go").touch()
+    # Its own status is not 0 then, although its own command has succeeded: the job has failed.
+    assert sorted(status for status, _, _ in nodes.ended(20)) in ([1, 1, 2], [1, 1, 143], [1, 2, 143])
+
+
+def test_ctrl_c_on_a_node_0_that_waits_ends_the_others(nodes: Nodes) -> None:
+    nodes.start("--head", f"sh -c '{SAY}'", "--", "sh", "-c", SAY + "exec sleep 100")
+    nodes.started()
+    errors = nodes.processes[0].stderr
+    assert errors is not None
+    assert "the command of node 0 has ended; waiting" in errors.readline()
+    nodes.processes[0].send_signal(signal.SIGINT)
+    assert [status for status, _, _ in nodes.ended(20)] == [130, 143, 143]
+
+
+def test_what_a_program_that_failed_leaves_behind_is_ended(nodes: Nodes) -> None:
+    """Also in a session of its own, as the workers of a torchrun that was killed."""
+    nodes.start("--", "sh", "-c", "setsid sleep 100 & echo $! > pid{node_rank}; kill -9 $$", count=1)
+    assert nodes.ended(20)[0][0] == 128 + signal.SIGKILL
+    assert _ended(*nodes.started())
+
+
+def test_daemons_that_a_program_leaves_behind_live_on(nodes: Nodes) -> None:
+    """As Ray's `ray start` has it."""
+    nodes.start("--", "sh", "-c", "sleep 30 >/dev/null 2>&1 & echo $! > pid{node_rank}", count=2)
+    assert [status for status, _, _ in nodes.ended(20)] == [0, 0]
+    for pid in nodes.started():
+        os.kill(pid, signal.SIGKILL)  # raises if it has ended
+
+
+def test_a_node_rank_that_is_given_twice_is_a_conflict(nodes: Nodes) -> None:
+    nodes.start("-t", "15", "--", "true", given=[0, 1, 1])
+    refused = next(iter(done for done in _in_order_of_end(nodes)))
+    assert refused[0] == 1
+    assert "rank taken" in refused[1]
+    assert "the same rank was started twice" in refused[1]
+    for process in nodes.processes:
+        process.send_signal(signal.SIGINT)
+
+
+def _in_order_of_end(nodes: Nodes) -> Iterator[tuple[int, str]]:
+    while True:
+        ended = [process for process in nodes.processes if process.poll() is not None]
+        for process in ended:
+            nodes.processes.remove(process)
+            yield process.returncode, process.communicate()[1]
+        time.sleep(0.02)
+
+
+def test_a_port_that_another_program_took_is_named(nodes: Nodes) -> None:
+    """The program of node 0 can't bind it, and mingle-run says who holds it."""
+    nodes.start("--", "sh", "-c", "echo {master_port} > pid0; until test -e go; do sleep 0.05; done; exit 9", count=1)
+    (number,) = nodes.started()
+    with socket.create_server(("127.0.0.1", number)):
+        (nodes.folder / "go").touch()
+        ((status, _, errors),) = nodes.ended()
+    assert status == 9
+    assert f"the program can't listen on port {number} (MASTER_PORT) of this machine" in errors
+    assert f"pid {os.getpid()}" in errors
