@@ -123,8 +123,8 @@ def test_a_file_without_the_right_to_execute_it_is_wrong_usage(script: Path) -> 
 
 def test_the_program_of_another_node_need_not_be_there() -> None:
     for words in (["--node-rank", "0", "--head", "true", "--", "no-such"], ["--head", "no-such", "--", "true"]):
-        done = CliRunner().invoke(run, ["--nnodes", "1", *words])
-        assert done.exit_code == (0 if "--node-rank" in words else 2), done.output
+        done = one("--nnodes", "1", *words)
+        assert done.returncode == (0 if "--node-rank" in words else 2), done.stderr
 
 
 def test_a_fixed_port_that_is_taken_is_wrong_usage_and_its_holder_is_named() -> None:
@@ -167,8 +167,8 @@ def test_help_and_version() -> None:
 
 
 def test_options_after_the_program_are_its_own() -> None:
-    done = CliRunner().invoke(run, ["--nnodes", "1", "true", "--nnodes", "7", "-h"])
-    assert (done.exit_code, done.output) == (0, "")
+    done = one("--nnodes", "1", "echo", "--nnodes", "7", "-h")
+    assert (done.returncode, done.stdout) == (0, "--nnodes 7 -h\n")
 
 
 # --- one machine -------------------------------------------------------------------------------------------------
