@@ -476,6 +476,7 @@ def test_a_signal_ends_the_wait_for_the_others(nodes: Nodes, number: int) -> Non
         assert process.stderr is not None
         while "2/3 joined" not in (line := process.stderr.readline()) and "seated" not in line:
             assert line
+    for process in nodes.processes:
         process.send_signal(number)
     assert [status for status, _, _ in nodes.ended(20)] == [128 + number] * 2
 

@@ -42,7 +42,7 @@ class NodeSession(Discovery):
         """Wait until the machines have found each other, as :meth:`Discovery.run`."""
         formation = super().run()
         self._worker.end()  # the program is forked from a process with one thread
-        if isinstance(self.machine, Joiner):
+        if isinstance(self._part, Joiner):
             self.driver.close_transport()  # no process asks a member any more
         # From before the program's start to the end: a signal between two waits must end the second one.
         signal.set_wakeup_fd(self.driver.wakeup_fd, warn_on_full_buffer=False)
@@ -62,9 +62,15 @@ class NodeSession(Discovery):
             self.driver.turn(until)
 
     @property
+    def _part(self) -> Host | Joiner:
+        """The machine, once the others have been found."""
+        assert isinstance(self._machine, Host | Joiner)
+        return self._machine
+
+    @property
     def trouble(self) -> MingleError | None:
         """Why the program must not go on here: another machine, or the program there, has failed."""
-        machine = self.machine
+        machine = self._part
         if isinstance(machine, Host):
             return None if self._lost is None else _failed_elsewhere(_describe(self._lost))
         if machine.close_reason:
@@ -80,12 +86,12 @@ class NodeSession(Discovery):
     @property
     def others_left(self) -> bool:
         """Whether this machine must no longer stay for the others: it is not the host, or all others have left."""
-        machine = self.machine
+        machine = self._part
         return not isinstance(machine, Host) or machine.registrar.all_left
 
     def fail(self, how: str) -> None:
         """End the session with a failure of the command, which the other machines hear of."""
-        machine, reason = self.machine, f"{COMMAND} {how}"
+        machine, reason = self._part, f"{COMMAND} {how}"
         if isinstance(machine, Host):
             farewell = partial(machine.close, f"node 0 on host {self.identity.who.hostname}: {reason}")
         else:
