@@ -17,9 +17,7 @@ from mingle.cli.checks import findings_from, why_nobody
 from mingle.diagnostics import Finding, diagnosis
 from mingle.diagnostics.diagnosis import Facts, Holder
 from mingle.elastic import reports as agent_reports
-from mingle.elastic.leases import Memory
-from mingle.elastic.quorum import Nodes, Policy
-from mingle.elastic.reports import Attendance
+from mingle.elastic.quorum import Memory, Nodes, Policy
 from mingle.observe.finder import not_found
 from mingle.protocol import reports
 from mingle.protocol.machine import Diagnostics, Identity, NetworkFacts
@@ -87,9 +85,7 @@ def agent_names(row: Row) -> str:
     """The same, of an agent."""
     status = row.status or Status(joined=1, world_size=4, lacks="1 more node(s): 2 to 4 are wanted")
     policy = Policy(nodes=Nodes(minimum=2, maximum=4), last_call=30.0)
-    error = agent_reports.incomplete(
-        _identity(row), policy, Memory(), status, 5.0, Attendance(), Diagnostics(**row.heard), row.facts()
-    )
+    error = agent_reports.incomplete(_identity(row), Memory(policy), status, 5.0, Diagnostics(**row.heard), row.facts())
     return str(error.cause)
 
 

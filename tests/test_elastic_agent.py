@@ -6,9 +6,9 @@ import pytest
 
 from mingle.elastic.agent import ElasticCandidacy
 from mingle.elastic.host import ElasticHost
+from mingle.elastic.member import AgentMember
 from mingle.protocol.election import Elector
 from mingle.protocol.machine import Identity
-from mingle.protocol.member import Joiner
 from mingle.wire.datagrams import Offer
 from mingle.wire.frames import ProcessInfo
 from tests.lan.agents import AgentGathering
@@ -70,7 +70,7 @@ def test_from_seeking_to_a_session_and_on_to_the_next(monkeypatch: pytest.Monkey
     gathering.world.run(0.1)
     assert all(isinstance(each.agent.part, Elector) for each in agents)
     gathering.run_until_together(agents, 12.0)
-    assert {type(each.agent.part) for each in agents} == {ElasticHost, Joiner}
+    assert {type(each.agent.part) for each in agents} == {ElasticHost, AgentMember}
     host = gathering.host_of(agents)
     rest = other if host is one else one
     port, identity = rest.agent.endpoints.port, rest.identity.member

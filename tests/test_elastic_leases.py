@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mingle.elastic.leases import BINDING_SECONDS, LEASE_SECONDS, Binding, Leases, Memory
-from mingle.wire.frames import ProcessInfo
+from mingle.elastic.leases import BINDING_SECONDS, LEASE_SECONDS, Binding, Leases
 
 A, B = b"a" * 16, b"b" * 16
 S, T = b"s" * 16, b"t" * 16
@@ -75,13 +74,3 @@ def test_a_binding_is_to_one_session_and_ends_by_itself_or_by_its_host() -> None
 
 def test_the_host_stops_counting_before_the_member_is_free_on_clocks_that_differ() -> None:
     assert LEASE_SECONDS * 1.01 < BINDING_SECONDS * 0.99
-
-
-def test_who_was_there_and_is_not_here_is_missed() -> None:
-    one, two = (
-        ProcessInfo(hostname="one", pid=1, address="10.0.0.1"),
-        ProcessInfo(hostname="two", pid=2, address="10.0.0.2"),
-    )
-    memory = Memory(companions=(one, two))
-    assert memory.missed([ProcessInfo(hostname="one", pid=1, address="192.0.2.9")]) == ["host two (10.0.0.2), pid 2"]
-    assert memory.missed([one, ProcessInfo(hostname="two", pid=3)]) == [str(two)], "started again it is another process"

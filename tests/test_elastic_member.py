@@ -9,10 +9,23 @@ from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.election import Elector
 from mingle.protocol.machine import Source
 from mingle.protocol.member import Joiner, Step
+from mingle.protocol.sessions import KnownSession
 from mingle.wire.datagrams import Offer
 from mingle.wire.frames import HostSeen, Join, Void
 from tests.lan.agents import AgentGathering, AgentProcess
 from tests.lan.tcp import RESET
+
+OTHER = Offer(
+    job="job",
+    session=b"T" * 16,
+    host=b"A" * 16,
+    addresses=("10.0.0.9",),
+    port=4000,
+    world_size=2,
+    joined=1,
+    state="sealed",
+    kind="agents",
+)
 
 
 @pytest.fixture
@@ -38,6 +51,13 @@ def joined(gathering: AgentGathering, host: AgentProcess) -> AgentProcess:
 def part(process: AgentProcess) -> Joiner:
     assert isinstance(process.agent.part, Joiner)
     return process.agent.part
+
+
+def application(process: AgentProcess) -> Join:
+    """What an agent that looks for a session would say to its host."""
+    assert isinstance(process.agent.part, Elector)
+    joiner = process.agent.part.joiner
+    return joiner._application(KnownSession(OTHER, []))
 
 
 def test_it_is_bound_to_a_host_that_it_hears(gathering: AgentGathering, joined: AgentProcess) -> None:
@@ -87,17 +107,15 @@ def test_a_host_that_has_finished_is_no_loss(
 
 
 def test_after_a_loss_it_tells_of_its_past(gathering: AgentGathering, host: AgentProcess, joined: AgentProcess) -> None:
-    wish = Join(world_size=2, node="B")
     host.kill()
     gathering.world.run(0.2)
-    assert isinstance(joined.agent.part, Elector)
-    join = joined.agent._membership.complete(wish)
+    join = application(joined)
     assert (join.generation, join.had_quorum, join.surplus) == (0, True, False)
     assert joined.agent.memory.missed([])
     fresh = gathering.start("m2")
     gathering.world.run(0.01)
-    assert isinstance(fresh.agent.part, Elector)
-    assert fresh.agent._membership.complete(wish) == wish
+    join = application(fresh)
+    assert (join.generation, join.had_quorum, join.surplus) == (-1, False, False)
 
 
 def test_it_tells_its_host_of_other_sessions(
@@ -108,22 +126,11 @@ def test_it_tells_its_host_of_other_sessions(
     monkeypatch.setattr(Joiner, "send", lambda _, frame: sent.append(frame))
     current = joiner.current
     assert current is not None
-    other = Offer(
-        job="job",
-        session=b"T" * 16,
-        host=b"A" * 16,
-        addresses=("10.0.0.9",),
-        port=4000,
-        world_size=2,
-        joined=1,
-        state="sealed",
-        kind="agents",
-    )
     now = gathering.world.now + 5.0
-    for message in (other, other, current.offer):
+    for message in (OTHER, OTHER, current.offer):
         joiner.heard(message, Source(interface="eth0"), now)
-    assert sent == [HostSeen(offer=other)]
-    joiner.heard(other, Source(interface="eth0"), now + 1.0)
+    assert sent == [HostSeen(offer=OTHER)]
+    joiner.heard(OTHER, Source(interface="eth0"), now + 1.0)
     assert len(sent) == 2
 
 

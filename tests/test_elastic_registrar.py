@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mingle.elastic.leases import LEASE_SECONDS, Memory
-from mingle.elastic.quorum import ACKNOWLEDGE_SECONDS, CONFIRM_SECONDS, Nodes, Policy, Quorum
+from mingle.elastic.leases import LEASE_SECONDS
+from mingle.elastic.quorum import ACKNOWLEDGE_SECONDS, CONFIRM_SECONDS, Memory, Nodes, Policy, Quorum
 from mingle.protocol.registrar import ADMITTED_SECONDS, HostSeat, Phase, Registrar
 from mingle.wire import frames
 
@@ -40,12 +40,12 @@ class Registry:
     """A registrar, its host "A", and whoever joins it: connection 1 is the first."""
 
     def __init__(self, minimum: int = 2, maximum: int = 4, *, allow_minority: bool = False, **past: Any) -> None:
-        self.memory = Memory(**past)
         self.nodes = Nodes(minimum=minimum, maximum=maximum)
         self.now = 0.0
         self.port = RecordingPort()
         policy = Policy(nodes=self.nodes, last_call=LAST_CALL, allow_minority=allow_minority)
-        self.quorum = Quorum(member("Z"), policy, self.memory, 0.0)
+        self.memory = Memory(policy, **past)
+        self.quorum = Quorum(member("Z"), self.memory, 0.0)
         seat = HostSeat(member=member("A"), applicant=self.wish("A"), prefix_lengths={HOST_ADDRESS: 24})
         self.registrar = Registrar(member("Z"), seat, self.port, self.quorum)
         self._conns = 0

@@ -8,9 +8,7 @@ import pytest
 
 from mingle.diagnostics import CheckStatus, Finding
 from mingle.elastic import reports as agent_reports
-from mingle.elastic.leases import Memory
-from mingle.elastic.quorum import Nodes, Policy
-from mingle.elastic.reports import Attendance
+from mingle.elastic.quorum import Memory, Nodes, Policy
 from mingle.errors import DiscoveryTimeoutError, MingleError
 from mingle.protocol.machine import Diagnostics, Identity, NetworkFacts
 from mingle.wire.frames import ProcessInfo, Status
@@ -42,18 +40,15 @@ def incomplete(
     status: Status,
     *,
     seconds: float = 30.0,
-    attendance: Attendance | None = None,
     diagnostics: Diagnostics | None = None,
     facts: NetworkFacts = FACTS,
     memory: Memory | None = None,
 ) -> MingleError:
     return agent_reports.incomplete(
         IDENTITY,
-        POLICY,
-        memory or Memory(),
+        memory or Memory(POLICY),
         status,
         seconds,
-        attendance or Attendance(),
         diagnostics or Diagnostics(),
         facts,
     )
@@ -72,7 +67,7 @@ def test_too_few_nodes() -> None:
 
 def test_a_part_without_the_quorum() -> None:
     who = ProcessInfo(hostname="two", pid=2, address="10.0.0.2")
-    memory = Memory(had_quorum=True, companions=(who, ProcessInfo(hostname="three", pid=3)))
+    memory = Memory(POLICY, had_quorum=True, companions=(who, ProcessInfo(hostname="three", pid=3)))
     status = Status(joined=2, world_size=4, present=(str(who),), left=("C: gone",), refused=("D: kind",))
     error = incomplete(status, memory=memory)
     assert "ended or are cut off" in str(error.cause)
@@ -83,11 +78,11 @@ def test_a_part_without_the_quorum() -> None:
 
 
 def test_whoever_is_last_names_those_that_gave_up_before() -> None:
-    attendance = Attendance()
-    attendance.note(Status(joined=1, world_size=4))
-    attendance.note(Status(joined=3, world_size=4, present=("one", "two", "three")))
-    attendance.note(Status(joined=2, world_size=4))
-    error = incomplete(Status(joined=1, world_size=4), attendance=attendance)
+    memory = Memory(POLICY)
+    memory.note_status(Status(joined=1, world_size=4))
+    memory.note_status(Status(joined=3, world_size=4, present=("one", "two", "three")))
+    memory.note_status(Status(joined=2, world_size=4))
+    error = incomplete(Status(joined=1, world_size=4), memory=memory)
     assert "3 of 2 to 4 nodes were there (one; two; three), 1 at the end" in error.observation
 
 
@@ -162,3 +157,13 @@ def test_notices_name_the_job_and_what_follows() -> None:
 def test_a_job_that_has_ended() -> None:
     error = agent_reports.ended(IDENTITY, "its workers failed")
     assert error.observation == "job 'resnet' has ended: its workers failed."
+
+
+def test_who_was_there_and_is_not_here_is_missed() -> None:
+    one, two = (
+        ProcessInfo(hostname="one", pid=1, address="10.0.0.1"),
+        ProcessInfo(hostname="two", pid=2, address="10.0.0.2"),
+    )
+    memory = Memory(POLICY, companions=(one, two))
+    assert memory.missed([ProcessInfo(hostname="one", pid=1, address="192.0.2.9")]) == ["host two (10.0.0.2), pid 2"]
+    assert memory.missed([one, ProcessInfo(hostname="two", pid=3)]) == [str(two)], "started again it is another process"

@@ -11,7 +11,7 @@ import pytest
 from mingle.elastic.agent import Agent
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.leases import LEASE_SECONDS, Binding, Leases
-from mingle.elastic.member import AgentMembership
+from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Nodes, Policy, Quorum
 from mingle.protocol.machine import Hangup
 from tests.lan.agent_schedules import AgentSchedule
@@ -121,13 +121,13 @@ def confirm_while_bound(patch: pytest.MonkeyPatch) -> None:
 
 
 def take_a_reset_for_an_orderly_end(patch: pytest.MonkeyPatch) -> None:
-    genuine = AgentMembership.lost
+    genuine = AgentMember._lost
 
-    def lost(membership: AgentMembership, session: Any, reason: str) -> None:
-        membership._memory.binding.release(session.name)
-        genuine(membership, session, reason)
+    def lost(member: AgentMember, session: Any, reason: str, now: float) -> None:
+        member._memory.binding.release(session.name)
+        genuine(member, session, reason, now)
 
-    patch.setattr(AgentMembership, "lost", lost)
+    patch.setattr(AgentMember, "_lost", lost)
 
 
 def let_the_experienced_start_small(patch: pytest.MonkeyPatch) -> None:

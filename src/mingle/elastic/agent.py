@@ -17,10 +17,8 @@ from typing import TypeGuard
 from msgspec import structs
 
 from mingle.elastic.host import ElasticHost
-from mingle.elastic.leases import Memory
-from mingle.elastic.member import AgentMembership
-from mingle.elastic.quorum import Policy
-from mingle.elastic.reports import Attendance
+from mingle.elastic.member import AgentMember
+from mingle.elastic.quorum import Memory, Policy
 from mingle.errors import MingleError
 from mingle.protocol.election import Candidacy, Elector
 from mingle.protocol.host import Host
@@ -37,7 +35,6 @@ from mingle.protocol.machine import (
     Snapshot,
     Source,
 )
-from mingle.protocol.member import Joiner
 from mingle.wire.datagrams import Datagram, Offer
 
 
@@ -78,7 +75,7 @@ class Agent:
     ) -> None:
         self.identity = identity
         self.endpoints = endpoints
-        self.memory = Memory()
+        self.memory = Memory(policy)
         self.outcome: Formation | None = None
         self.lost: str | None = None
         self.losses = 0
@@ -86,13 +83,11 @@ class Agent:
         self.ended: str | None = None
         self.failure: MingleError | None = None
         self.closed = False
-        self.part: Elector | ElasticHost | Joiner | None = None
+        self.part: Elector | ElasticHost | AgentMember | None = None
         """The machine that acts now; None while the agent looks for no session."""
         self._context = context
-        self._policy = policy
         self._new_session = new_session
         self._stopped_electing = False
-        self._attendance = Attendance()
         self._effects: list[Effect] = []
         self.gather(now)
 
@@ -102,18 +97,15 @@ class Agent:
         """Look for a session, unless the agent is in one, looks already, or the job has ended."""
         if self.part is not None or self.closed or self.ended is not None:
             return
-        self.failure = self._attendance.best = None
-        self._membership = AgentMembership(self._policy, self.memory, self._attendance)
+        self.failure = self.memory.best_status = None
         self.part = Elector(
             self.identity,
             self.endpoints,
             self._context,
             now,
             new_session=self._new_session,
-            make_joiner=functools.partial(Joiner, policy=self._membership),
-            make_host=functools.partial(
-                ElasticHost, policy=self._policy, memory=self.memory, attendance=self._attendance
-            ),
+            make_joiner=functools.partial(AgentMember, memory=self.memory),
+            make_host=functools.partial(ElasticHost, memory=self.memory),
             candidacy=ElasticCandidacy(self.identity),
         )
 
@@ -125,7 +117,7 @@ class Agent:
 
     def rewired(self, now: float) -> None:
         """Handle the same change as a member."""
-        if isinstance(self.part, Elector | Joiner):
+        if isinstance(self.part, Elector | AgentMember):
             self.part.rewired(now)
 
     def stop_electing(self) -> None:
@@ -210,7 +202,7 @@ class Agent:
 
     def check(self, now: float) -> None:
         """Check whether a lease has ended. Every event does this first, before it handles any input."""
-        if isinstance(self.part, ElasticHost | Joiner):
+        if isinstance(self.part, ElasticHost | AgentMember):
             self.part.check(now)
             self._look(now)
 
@@ -293,7 +285,7 @@ class Agent:
 
     def _look(self, now: float) -> None:
         """Check, after every event, whether a session has formed or is no more."""
-        part, membership = self.part, self._membership
+        part = self.part
         if isinstance(part, Elector) and part.failure is not None:
             self.failure = part.failure
             part.close(type(part.failure).__name__)
@@ -301,18 +293,18 @@ class Agent:
         elif isinstance(part, Elector) and part.outcome is not None:
             acting = part.acting
             self._effects += part.effects()
-            assert isinstance(acting, ElasticHost | Joiner)
+            assert isinstance(acting, ElasticHost | AgentMember)
             self.part, self.outcome = acting, part.outcome
             self._look(now)
         elif isinstance(part, ElasticHost) and part.dissolved is not None:
             self._fall(part.dissolved, part.moved_to, now)
-        elif isinstance(part, Joiner) and membership.ended_because is not None:
-            self.ended = membership.ended_because
+        elif isinstance(part, AgentMember) and part.ended_because is not None:
+            self.ended = part.ended_because
             part.close("its host has ended the job")
             self._drop_part()
-        elif isinstance(part, Joiner) and membership.lost_because is not None:
+        elif isinstance(part, AgentMember) and part.lost_because is not None:
             part.close("the session is lost")
-            self._fall(membership.lost_because, membership.moved_to, now)
+            self._fall(part.lost_because, part.moved_to, now)
 
     def _fall(self, reason: str, moved_to: Offer | None, now: float) -> None:
         """The session is no more: look for the next one."""

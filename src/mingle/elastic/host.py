@@ -9,9 +9,8 @@ holds the reason.
 from __future__ import annotations
 
 from mingle.elastic import reports as elastic_reports
-from mingle.elastic.leases import PING_SECONDS, Memory
-from mingle.elastic.quorum import Policy, Quorum
-from mingle.elastic.reports import Attendance
+from mingle.elastic.leases import PING_SECONDS
+from mingle.elastic.quorum import Memory, Quorum
 from mingle.errors import MingleError
 from mingle.protocol.callers import Caller
 from mingle.protocol.connection_race import named
@@ -39,9 +38,7 @@ class ElasticHost(Host):
     """The machine of an agent that hosts.
 
     Args:
-        policy: how many agents found and keep a session.
-        memory: this agent's past.
-        attendance: the largest number of agents so far, for the report.
+        memory: what this agent knows across its sessions.
     """
 
     def __init__(
@@ -52,19 +49,15 @@ class ElasticHost(Host):
         context: Context,
         started: float,
         *,
-        policy: Policy,
         memory: Memory,
-        attendance: Attendance,
         diagnostics: Diagnostics | None = None,
     ) -> None:
         self.dissolved: str | None = None
         """Why the session has ended, if the job continues."""
         self.moved_to: Offer | None = None
         """The session for which this one stepped down."""
-        self.quorum = Quorum(session, policy, memory, started)
-        self._policy = policy
+        self.quorum = Quorum(session, memory, started)
         self._memory = memory
-        self._attendance = attendance
         self._told: frames.Members | None = None
         self._ping_at = self._look_at = float("inf")
         super().__init__(identity, session, endpoints, context, started, diagnostics=diagnostics)
@@ -140,8 +133,9 @@ class ElasticHost(Host):
         """Check what the last event means for the session."""
         registrar = self.registrar
         self._memory.surplus |= any(each.surplus for each in self.conflicts.running_check.running)
-        if self.outcome is None and len(registrar.seats) > self._attendance.joined:
-            self._attendance.note(registrar.status())
+        best = self._memory.best_status
+        if self.outcome is None and (best is None or len(registrar.seats) > best.joined):
+            self._memory.note_status(registrar.status())
         if not self.running:
             return
         if self._told is None:
@@ -162,7 +156,7 @@ class ElasticHost(Host):
         self._ping_at, self._look_at = now, now + LOOK_AROUND_SECONDS * self.rng.uniform(0.3, 1.3)
         self._memory.surplus = False
         if self.quorum.small:
-            text = elastic_reports.small(self.identity, self._policy, len(self.registrar.seats))
+            text = elastic_reports.small(self.identity, self._memory.policy, len(self.registrar.seats))
             self._effects.append(Notice(text))
 
     def _tell_members(self) -> None:
@@ -208,13 +202,5 @@ class ElasticHost(Host):
         self._end(reason, conflict=False, regather=True)
 
     def _incomplete(self, facts: NetworkFacts) -> MingleError:
-        return elastic_reports.incomplete(
-            self.identity,
-            self._policy,
-            self._memory,
-            self.registrar.status(),
-            self.timeout,
-            self._attendance,
-            self.diagnostics,
-            facts,
-        )
+        status = self.registrar.status()
+        return elastic_reports.incomplete(self.identity, self._memory, status, self.timeout, self.diagnostics, facts)

@@ -1,4 +1,4 @@
-"""Leases between the host of an elastic job and its members, and what an agent remembers of its sessions. Pure.
+"""Leases between the host of an elastic job and its members: how long each can count on the other. Pure.
 
 The host counts a member for :data:`LEASE_SECONDS` from the *sending* of the last PING that the member has answered. The
 member is bound to its host for :data:`BINDING_SECONDS` from the *processing* of the host's last message. A message is
@@ -11,10 +11,7 @@ All times are of CLOCK_BOOTTIME, which goes on while a machine is suspended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-
-from mingle.wire.frames import ProcessInfo
 
 PING_SECONDS = 1.0
 """How often a host asks each of its members."""
@@ -92,23 +89,3 @@ class Binding:
     def elsewhere(self, session: bytes, now: float) -> bool:
         """Whether the agent is bound to another session than this one."""
         return self.holds(now) and session != self.session
-
-
-@dataclass(slots=True)
-class Memory:
-    """The past of one agent. It is lost with the process: an agent that was restarted is a new one."""
-
-    binding: Binding = field(default_factory=Binding)
-    generation: int = -1
-    """The highest generation of the sessions that it was in; -1 before the first."""
-    had_quorum: bool = False
-    """Whether it was in a session that had its quorum; such an agent takes part in no small start."""
-    surplus: bool = False
-    """Whether a session with MAX answering agents refused it; such an agent counts for no founding until admitted."""
-    companions: tuple[ProcessInfo, ...] = ()
-    """Who was in its last session, for messages."""
-
-    def missed(self, present: Iterable[ProcessInfo]) -> list[str]:
-        """Return who was in the last session and is not here."""
-        here = {(who.hostname, who.pid) for who in present}
-        return [str(who) for who in self.companions if (who.hostname, who.pid) not in here]

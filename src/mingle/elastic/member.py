@@ -1,4 +1,4 @@
-"""What an agent does differently as a member of a session (:mod:`mingle.protocol.member`): it stays after GO. Pure.
+"""An agent as a member of a session: a joiner (:mod:`mingle.protocol.member`) that stays after GO. A pure machine.
 
 An agent is bound to its host by its own clock (:class:`mingle.elastic.leases.Binding`): while it is bound, it confirms
 no other session. From GO on it has lost its host when the connection or the binding ends.
@@ -6,122 +6,125 @@ no other session. From GO on it has lost its host when the connection or the bin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from mingle.elastic import reports
-from mingle.elastic.leases import BINDING_SECONDS, Memory
-from mingle.elastic.quorum import Policy
-from mingle.elastic.reports import Attendance
+from mingle.elastic.leases import BINDING_SECONDS
+from mingle.elastic.quorum import Memory
 from mingle.errors import MingleError
 from mingle.network.connections import CLOSED_BY_PEER
-from mingle.protocol.machine import NetworkFacts
-from mingle.protocol.member import HOST_SEEN_SECONDS, Joiner, MemberPolicy, Step
+from mingle.protocol.machine import Context, Identity, NetworkFacts, Source
+from mingle.protocol.member import HOST_SEEN_SECONDS, Joiner, Step
 from mingle.protocol.sessions import KnownSession
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
 
 
-class AgentMembership(MemberPolicy):
-    """The part of one agent in one session, from the search for it to its loss.
+class AgentMember(Joiner):
+    """The machine of an agent in one session, from the search for it to its loss.
 
     Args:
-        policy: how many agents found and keep a session.
-        memory: this agent's past.
-        attendance: the largest number of agents so far, for the report.
+        memory: what this agent knows across its sessions.
     """
 
     host_silence = BINDING_SECONDS
 
-    def __init__(self, policy: Policy, memory: Memory, attendance: Attendance) -> None:
+    def __init__(self, identity: Identity, context: Context, now: float, *, memory: Memory) -> None:
         self.lost_because: str | None = None
         """Why the session that had formed is no more, if the job goes on."""
         self.ended_because: str | None = None
         """Why its host has ended the job on purpose."""
         self.moved_to: Offer | None = None
         """The session for which the host has stepped down."""
-        self._policy = policy
         self._memory = memory
-        self._attendance = attendance
         self._members: frames.Members | None = None
         self._in_doubt: tuple[bytes, int, bool] | None = None
         """The session whose GO this agent may never hear of; memory's generation and quorum before it."""
         self._report_at = float("-inf")
-
-    def attach(self, joiner: Joiner) -> None:
-        """Take note of the machine that asks this policy."""
-        super().attach(joiner)
-        joiner.running_check.patience = joiner.timeout
+        self._checked_at = now
+        super().__init__(identity, context, now)
+        self.running_check.patience = context.timeout
 
     @property
     def running(self) -> bool:
         """Whether the session has formed and its host is not lost."""
-        return self.joiner.outcome is not None and self.joiner.current is not None
+        return self.outcome is not None and self.current is not None
 
     def check(self, now: float) -> None:
-        """Check whether the agent is still bound."""
+        """Check whether the agent is still bound. Every event does this first."""
+        self._checked_at = now
         if self.running and not self._memory.binding.holds(now):
-            self.joiner.drop_host(f"it was silent for {BINDING_SECONDS:.0f} s", now)
+            self.drop_host(f"it was silent for {BINDING_SECONDS:.0f} s", now)
 
-    def complete(self, join: frames.Join) -> frames.Join:
-        """Return the application for a seat, with this agent's past."""
-        memory = self._memory
+    def next_timer(self) -> float | None:
+        """The time of the next call to :meth:`handle_timer`: also the end of the binding, if it matters."""
+        due, binding = super().next_timer(), self._memory.binding
+        if not (self.running or (self.can_confirm and binding.holds(self._checked_at))):
+            return due
+        return binding.until if due is None else min(due, binding.until)
+
+    # --- what is heard ---------------------------------------------------------------------------------------------
+
+    def heard(self, message: Datagram, source: Source, now: float) -> None:
+        """Handle a valid datagram; report other sessions of the job to the host, which may not hear them."""
+        current = self.current
+        if self.outcome is None:
+            super().heard(message, source, now)
+        elif isinstance(message, Offer) and current is not None and now >= self._report_at:
+            ours = (message.job, message.attempt) == (self.identity.job, self.identity.attempt)
+            if ours and message.session != current.name and message.state == "sealed":
+                self._report_at = now + HOST_SEEN_SECONDS
+                self.send(frames.HostSeen(offer=message))
+
+    def on_frame(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
+        """Handle a frame that came from a host: renew the binding, and handle those that only agents get."""
+        ours, formed, memory = session is self.current, self.outcome is not None, self._memory
+        if ours:
+            self._renew(session, frame, now)
+        match frame:
+            case frames.Members() if ours:
+                self._learn(frame)
+                return
+            case frames.Redirect() if ours and formed:
+                self.moved_to = frame.offer
+                return
+            case frames.Void() if ours and not formed and frame.epoch == self.epoch:
+                self._called_off(session)
+            case frames.Status() if ours and not formed:
+                memory.note_status(frame)
+            case frames.Closed() if ours:
+                self._released(session, frame)
+            case frames.Running() if not ours:
+                memory.surplus |= frame.surplus
+            case frames.Refused(reason="surplus"):
+                memory.surplus = True
+                frame = msgspec.structs.replace(frame, reason="full")
+        super().on_frame(session, frame, now)
+
+    def _renew(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
+        sealed = isinstance(frame, frames.Sealed) and self.step is Step.CONFIRMED and frame.epoch == self.epoch
+        if sealed or self.outcome is not None or self.step in (Step.PROVING_STORE, Step.ACKED):
+            self._memory.binding.renew(session.name, now)
+
+    # --- the steps -------------------------------------------------------------------------------------------------
+
+    def _application(self, session: KnownSession) -> frames.Join:
+        memory, join = self._memory, super()._application(session)
         return msgspec.structs.replace(
             join, generation=memory.generation, had_quorum=memory.had_quorum, surplus=memory.surplus
         )
 
-    def heard_while_running(self, message: Datagram, now: float) -> None:
-        """Report another session of the job to the host, which may not hear the other's datagrams."""
-        joiner, current = self.joiner, self.joiner.current
-        if not isinstance(message, Offer) or current is None or now < self._report_at:
-            return
-        ours = (message.job, message.attempt) == (joiner.identity.job, joiner.identity.attempt)
-        if ours and message.session != current.name and message.state == "sealed":
-            self._report_at = now + HOST_SEEN_SECONDS
-            joiner.send(frames.HostSeen(offer=message))
+    def _may_confirm(self, session: KnownSession, now: float) -> bool:
+        return super()._may_confirm(session, now) and not self._memory.binding.elsewhere(session.name, now)
 
-    def host_said(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> bool:
-        """Renew the binding by a frame that the host sent; handle those that only agents get."""
-        joiner, memory = self.joiner, self._memory
-        formed, this_epoch = joiner.outcome is not None, getattr(frame, "epoch", None) == joiner.epoch
-        sealed = isinstance(frame, frames.Sealed) and joiner.step is Step.CONFIRMED and this_epoch
-        if sealed or formed or joiner.step in (Step.PROVING_STORE, Step.ACKED):
-            memory.binding.renew(session.name, now)
-        if isinstance(frame, frames.Members):
-            self._learn(frame)
-            return True
-        if isinstance(frame, frames.Redirect) and formed:
-            self.moved_to = frame.offer
-            return True
-        if isinstance(frame, frames.Void) and not formed and this_epoch:
-            self._called_off(session)
-        elif isinstance(frame, frames.Status) and not formed:
-            self._attendance.note(frame)
-        return False
-
-    def other_said(self, running: frames.Running) -> None:
-        """Take note that the agent is surplus in another session."""
-        self._memory.surplus |= running.surplus
-
-    def refused(self, frame: frames.Refused) -> frames.Refused:
-        """Take note that the agent is surplus, which is to be full otherwise."""
-        if frame.reason != "surplus":
-            return frame
-        self._memory.surplus = True
-        return msgspec.structs.replace(frame, reason="full")
-
-    def may_confirm(self, session: KnownSession, now: float) -> bool:
-        """Return whether the agent is not bound to another session."""
-        return not self._memory.binding.elsewhere(session.name, now)
-
-    def acknowledged(self, session: KnownSession) -> None:
-        """The host may decide GO from now on, and count this agent even if the agent never hears so."""
+    def store_proved(self, session: bytes, epoch: int, now: float) -> None:
+        """PROVING STORE -> ACKED: from now on the host may decide GO, even if this agent never hears so."""
         members, memory = self._members, self._memory
-        if members is not None:
-            self._in_doubt = session.name, memory.generation, memory.had_quorum
+        if self._proves_store(session, epoch) and members is not None:
+            self._in_doubt = session, memory.generation, memory.had_quorum
             memory.generation = max(memory.generation, members.generation)
             memory.had_quorum |= members.quorum
+        super().store_proved(session, epoch, now)
 
     def _called_off(self, session: KnownSession) -> None:
         """The host has not decided GO."""
@@ -130,57 +133,42 @@ class AgentMembership(MemberPolicy):
             _, self._memory.generation, self._memory.had_quorum = self._in_doubt
             self._in_doubt = None
 
-    def formed(self) -> None:
-        """The session has formed."""
+    def _go(self, session: KnownSession, sealed: frames.Sealed) -> None:
+        super()._go(session, sealed)
         self._memory.surplus = False
         if self._members is not None:
             self._learn(self._members)
         # An agent that loses its host can join any other one; unlike a rank it has no process group to return to.
-        self.joiner.ready()
+        self.ready()
 
     def _learn(self, members: frames.Members) -> None:
         """Take note of the members; before the session has formed, the list has no meaning."""
         self._members = members
-        if self.joiner.outcome is not None:
+        if self.outcome is not None:
             memory = self._memory
             memory.generation, memory.companions = members.generation, members.present
             memory.had_quorum |= members.quorum
 
-    def closed(self, session: KnownSession, frame: frames.Closed) -> None:
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def _released(self, session: KnownSession, frame: frames.Closed) -> None:
         """The host gives up its session, or ends the job: it holds nothing any more."""
         self._memory.binding.release(session.name)
-        if self.joiner.outcome is not None and frame.regather:
+        if self.outcome is not None and frame.regather:
             self.lost_because = frame.reason or "its host gave it up"
-        elif self.joiner.outcome is not None:
+        elif self.outcome is not None:
             self.ended_because = frame.reason or "its host closed it"
 
-    def lost(self, session: KnownSession, reason: str) -> None:
-        """The connection to the host has ended."""
+    def _lost(self, session: KnownSession, reason: str, now: float) -> None:
         if reason == CLOSED_BY_PEER:
             # A firewall does not forge an orderly close (FIN), so the host's process has ended and holds nothing.
             self._memory.binding.release(session.name)
-        if self.joiner.outcome is not None and self.ended_because is None and self.lost_because is None:
+        super()._lost(session, reason, now)
+        if self.outcome is not None and self.ended_because is None and self.lost_because is None:
             self.lost_because = f"the connection to {session.host_name} is lost: {reason}"
 
-    def timers(self, now: float) -> Sequence[float]:
-        """Return when the binding ends, if anything follows from that."""
-        binding = self._memory.binding
-        waits = self.running or (self.joiner.can_confirm and binding.holds(now))
-        return [binding.until] if waits else []
-
-    def timeout(self, facts: NetworkFacts) -> MingleError:
-        """Return the error of an agent whose time is up."""
-        joiner = self.joiner
-        status = joiner.status or self._attendance.best
+    def _timeout(self, facts: NetworkFacts) -> MingleError:
+        status = self.status or self._memory.best_status
         if status is None:
-            return super().timeout(facts)
-        return reports.incomplete(
-            joiner.identity,
-            self._policy,
-            self._memory,
-            status,
-            joiner.timeout,
-            self._attendance,
-            joiner.diagnostics,
-            facts,
-        )
+            return super()._timeout(facts)
+        return reports.incomplete(self.identity, self._memory, status, self.timeout, self.diagnostics, facts)

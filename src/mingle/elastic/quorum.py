@@ -8,11 +8,12 @@ allows it only one of the two. So the protocol never has to decide that an agent
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import msgspec
 
-from mingle.elastic.leases import LEASE_SECONDS, Leases, Memory
+from mingle.elastic.leases import LEASE_SECONDS, Binding, Leases
 from mingle.errors import ConfigurationError
 from mingle.protocol import reports
 from mingle.protocol.admission import Admission, Seated
@@ -88,6 +89,35 @@ class Policy:
         return self.nodes.keepers if had_quorum else self.nodes.minimum
 
 
+@dataclass(slots=True)
+class Memory:
+    """What one agent knows across its sessions. A restarted agent is a new one and knows nothing."""
+
+    policy: Policy
+    binding: Binding = field(default_factory=Binding)
+    generation: int = -1
+    """The highest generation of the sessions that it was in; -1 before the first."""
+    had_quorum: bool = False
+    """Whether it was in a session that had its quorum; such an agent takes part in no small start."""
+    surplus: bool = False
+    """Whether a session with MAX answering agents refused it; such an agent counts for no founding until admitted."""
+    companions: tuple[frames.ProcessInfo, ...] = ()
+    """The agents in its last session, for messages."""
+    best_status: frames.Status | None = None
+    """The status of the present gathering when most agents were there. Deadlines pass one after another, and the last
+    agent names the others, too."""
+
+    def missed(self, present: Iterable[frames.ProcessInfo]) -> list[str]:
+        """Return the agents of the last session that are not here."""
+        here = {(who.hostname, who.pid) for who in present}
+        return [str(who) for who in self.companions if (who.hostname, who.pid) not in here]
+
+    def note_status(self, status: frames.Status) -> None:
+        """Keep a status, unless more agents were there before."""
+        if self.best_status is None or status.joined >= self.best_status.joined:
+            self.best_status = status
+
+
 class Quorum(Admission):
     """The rules for the members of a session of agents: F found it, K keep it, and it admits others until MAX are in.
 
@@ -98,8 +128,7 @@ class Quorum(Admission):
 
     Args:
         session: the session's name.
-        policy: the user's settings.
-        memory: the host's own past.
+        memory: what the host knows, with the user's settings.
         now: the present time.
     """
 
@@ -108,10 +137,10 @@ class Quorum(Admission):
     store_ahead = False  # a round of torchrun takes seconds, and its agents come and go all the time
     confirm_seconds = CONFIRM_SECONDS
 
-    def __init__(self, session: bytes, policy: Policy, memory: Memory, now: float) -> None:
-        super().__init__(policy.nodes.maximum)
+    def __init__(self, session: bytes, memory: Memory, now: float) -> None:
+        super().__init__(memory.policy.nodes.maximum)
         self.acknowledge_seconds = ACKNOWLEDGE_SECONDS
-        self.policy = policy
+        self.policy = memory.policy
         self.leases = Leases()
         self.had_quorum = False
         """Whether the session has had F members at once: from then on K keep it."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from mingle.elastic.leases import Memory
-from mingle.elastic.quorum import Policy
+from mingle.elastic.quorum import Memory, Policy
 from mingle.errors import DiscoveryTimeoutError, MingleError
 from mingle.protocol import reports
 from mingle.protocol.machine import Diagnostics, Identity, NetworkFacts
@@ -31,55 +28,31 @@ _NOT_JOINED = (
 )
 
 
-@dataclass(slots=True)
-class Attendance:
-    """The best status so far. Deadlines pass one after another, and the last agent names the others, too."""
-
-    best: Status | None = None
-
-    @property
-    def joined(self) -> int:
-        """The number of agents in it."""
-        return 0 if self.best is None else self.best.joined
-
-    def note(self, status: Status) -> None:
-        """Keep a status, unless more agents were there before."""
-        if status.joined >= self.joined:
-            self.best = status
-
-
 def incomplete(
-    identity: Identity,
-    policy: Policy,
-    memory: Memory,
-    status: Status,
-    seconds: float,
-    attendance: Attendance,
-    diagnostics: Diagnostics,
-    facts: NetworkFacts,
+    identity: Identity, memory: Memory, status: Status, seconds: float, diagnostics: Diagnostics, facts: NetworkFacts
 ) -> MingleError:
     """Return the error of an agent whose time is up before its session had what it needs."""
-    attendance.note(status)
-    most = attendance.best or status
+    memory.note_status(status)
+    most = memory.best_status or status
     were = "; ".join(most.present) or str(identity.who)
-    nodes = policy.nodes
+    nodes = memory.policy.nodes
     observation = (
         f"job {identity.job!r} did not start within {seconds:g} s: {most.joined} of {nodes} nodes were there ({were})"
     )
     if most.joined > status.joined:
         observation += f", {status.joined} at the end"
     observation += f", and it lacks {status.lacks}." if status.lacks else f", {status.phase}."
-    observation += _wanted(policy, memory, status)
+    observation += _wanted(memory, status)
     observation += reports.history(status, diagnostics)
-    cause, remedy = _why_incomplete(identity.job, policy, memory, status, most, diagnostics, facts)
+    cause, remedy = _why_incomplete(identity.job, memory, status, most, diagnostics, facts)
     return DiscoveryTimeoutError.explain(
         f"{observation}\n{reports.heard(diagnostics)}\n{reports.tried(facts)}", cause=cause, remedy=remedy
     )
 
 
-def _wanted(policy: Policy, memory: Memory, status: Status) -> str:
+def _wanted(memory: Memory, status: Status) -> str:
     """Return how many nodes the job needs, and which nodes of the last session are missing."""
-    nodes = policy.nodes
+    nodes = memory.policy.nodes
     text = f"\n  a job of --nnodes={nodes.minimum}:{nodes.maximum} begins with {nodes.founders} nodes"
     if nodes.minimum < nodes.founders:
         text += f" (with {nodes.minimum} if --rdzv-conf allow_minority=1 is given)"
@@ -90,16 +63,10 @@ def _wanted(policy: Policy, memory: Memory, status: Status) -> str:
 
 
 def _why_incomplete(
-    job: str,
-    policy: Policy,
-    memory: Memory,
-    status: Status,
-    most: Status,
-    diagnostics: Diagnostics,
-    facts: NetworkFacts,
+    job: str, memory: Memory, status: Status, most: Status, diagnostics: Diagnostics, facts: NetworkFacts
 ) -> reports.Cause:
     certain: reports.Cause | None = None
-    if memory.had_quorum and status.joined < policy.nodes.founders:
+    if memory.had_quorum and status.joined < memory.policy.nodes.founders:
         certain = (
             "the missing nodes have ended or are cut off; if they are cut off, they may run the job without this one",
             "start the missing nodes again, or repair the network; where two parts of the job may run at once, give "

@@ -81,74 +81,10 @@ BEFORE_GO = (Step.CONFIRMED, Step.PROVING_STORE, Step.ACKED)
 """The steps in which the host may decide GO with this member."""
 
 
-class MemberPolicy:
-    """What ranks and agents do differently as members of a session. This class is what ranks do."""
-
-    host_silence: float | None = None
-    """The time after which a host that does not answer is given up before GO; None: never."""
-
-    def attach(self, joiner: Joiner) -> None:
-        """Take note of the machine that asks this policy."""
-        self.joiner = joiner
-
-    def check(self, now: float) -> None:
-        """Look at the clock before any other event is handled."""
-
-    def complete(self, join: frames.Join) -> frames.Join:
-        """Return the application for a seat."""
-        return join
-
-    def heard_while_running(self, message: Datagram, now: float) -> None:
-        """Handle a datagram that came in after GO."""
-
-    def host_said(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> bool:
-        """Look at a frame of the own host first; return whether it is handled."""
-        return False
-
-    def other_said(self, running: frames.Running) -> None:
-        """Handle what another session says of itself."""
-
-    def refused(self, frame: frames.Refused) -> frames.Refused:
-        """Return the refusal as a rank would get it."""
-        return frame
-
-    def may_confirm(self, session: KnownSession, now: float) -> bool:
-        """Return whether nothing but the network keeps the member from confirming there."""
-        return True
-
-    def acknowledged(self, session: KnownSession) -> None:
-        """Handle that the host may decide GO from now on."""
-
-    def formed(self) -> None:
-        """Handle GO."""
-
-    def closed(self, session: KnownSession, frame: frames.Closed) -> None:
-        """Handle the host's CLOSED."""
-
-    def lost(self, session: KnownSession, reason: str) -> None:
-        """Handle the end of the connection to the host, or of the patience with it."""
-
-    def timers(self, now: float) -> Sequence[float]:
-        """Return when the machine has to look at the clock for this policy."""
-        return ()
-
-    def timeout(self, facts: NetworkFacts) -> MingleError:
-        """Return the error of a member whose time is up."""
-        joiner = self.joiner
-        return reports.timeout(
-            joiner.identity,
-            joiner.diagnostics,
-            facts,
-            seconds=joiner.timeout,
-            status=joiner.status,
-            connected=joiner.current is not None,
-        )
-
-
 class Joiner(SessionPolicy[KnownSession]):
     """The machine of a member. ``outcome`` or ``failure`` ends it."""
 
-    def __init__(self, identity: Identity, context: Context, now: float, *, policy: MemberPolicy | None = None) -> None:
+    def __init__(self, identity: Identity, context: Context, now: float) -> None:
         self.identity = identity
         self.diagnostics = Diagnostics()
         self.timeout = context.timeout
@@ -163,10 +99,9 @@ class Joiner(SessionPolicy[KnownSession]):
         self.status: frames.Status | None = None
         self.roster: list[frames.Seat] = []
         """The members of the job, as far as the host has answered."""
-        self._policy = MemberPolicy() if policy is None else policy
         self._secured = context.key is not None
         self._deadline = now + context.timeout
-        self._now = self._heard_at = now
+        self._heard_at = now
         self._effects: list[Effect] = []
         self._table = SessionTable(self, context, self._effects, patience=address_seconds(identity.world_size))
         self._client = DiscoveryClient(identity, context, now, diagnostics=self.diagnostics, effects=self._effects)
@@ -197,10 +132,11 @@ class Joiner(SessionPolicy[KnownSession]):
         self.close_reason = ""
         """Why the host has ended its session after GO, if it has said so."""
         self._final_ask_done = False
-        self._policy.attach(self)
 
     hosting = None
     """The machine that hosts a session: none."""
+    host_silence: float | None = None
+    """The time after which a host that does not answer is given up before GO; None: never."""
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 
@@ -219,7 +155,7 @@ class Joiner(SessionPolicy[KnownSession]):
         """The time of the next call to :meth:`handle_timer`."""
         if self.failure is not None:
             return None
-        times = [self._table.next_timer(), self._claims.next_timer(), *self._policy.timers(self._now)]
+        times = [self._table.next_timer(), self._claims.next_timer()]
         if self._return_to is not None and self._return_to.race is None:
             times.append(self._return_to.retry_at)
         if self.outcome is None:
@@ -291,9 +227,7 @@ class Joiner(SessionPolicy[KnownSession]):
 
     def heard(self, message: Datagram, source: Source, now: float) -> None:
         """Handle a valid datagram."""
-        if self.outcome is not None:
-            self._policy.heard_while_running(message, now)
-        elif self.failure is None:
+        if not self.finished:
             offer = self._client.heard(message, source, now, seated=self.seated)
             if offer is not None:
                 self._offered(offer, source.interface, source.address, now)
@@ -399,7 +333,6 @@ class Joiner(SessionPolicy[KnownSession]):
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
         """Handle bytes that came in on a connection."""
-        self._now = now
         session = self._table.owner(conn)
         race = session.race
         if session is self.current:
@@ -410,7 +343,6 @@ class Joiner(SessionPolicy[KnownSession]):
 
     def disconnected(self, conn: int, reason: str, now: float) -> None:
         """Handle a connection that ended or could not be made."""
-        self._now = now
         race = self._table.owner(conn).race
         self._table.disconnected(conn, reason, now)
         self._note_secret_failures(race)
@@ -465,11 +397,9 @@ class Joiner(SessionPolicy[KnownSession]):
     def on_frame(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
         """Handle a frame that came from a host."""
         ours = session is self.current
-        if ours and self._policy.host_said(session, frame, now):
-            return
         match frame:
             case frames.Refused():
-                self._refused(session, self._policy.refused(frame), now)
+                self._refused(session, frame, now)
             case frames.Running() if not ours:
                 self._runs_elsewhere(session, frame, now)
             case frames.Closed() if ours:
@@ -483,7 +413,6 @@ class Joiner(SessionPolicy[KnownSession]):
                 self._host_said(session, frame, now)
 
     def _runs_elsewhere(self, session: KnownSession, running: frames.Running, now: float) -> None:
-        self._policy.other_said(running)
         if running.state == "open":
             # It reopened while it was asked; its next OFFER leads to joining it.
             session.hang_up()
@@ -516,7 +445,6 @@ class Joiner(SessionPolicy[KnownSession]):
             self.failure = reports.refused(self.identity, frame)
 
     def _closed_by_host(self, session: KnownSession, frame: frames.Closed) -> None:
-        self._policy.closed(session, frame)
         if self.outcome is not None:
             self.close_reason = frame.reason or "it gave no reason"
         elif frame.conflict:
@@ -531,7 +459,10 @@ class Joiner(SessionPolicy[KnownSession]):
         self.current, self._heard_at = session, now
         if self.outcome is None:
             self.step = Step.JOINING
-        self.send(self._policy.complete(self.identity.join(self.identity.who, self._paths(session))))
+        self.send(self._application(session))
+
+    def _application(self, session: KnownSession) -> frames.Join:
+        return self.identity.join(self.identity.who, self._paths(session))
 
     def _host_said(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
         """Go from step to step as the host says."""
@@ -593,12 +524,13 @@ class Joiner(SessionPolicy[KnownSession]):
         """SEATED -> CONFIRMED, unless the job runs without this member already, or may."""
         self.running_check.weigh(now)
         session = self.current
-        if session is None or not self.can_confirm or self.running_check.may_run(session):
-            return
-        if self._policy.may_confirm(session, now):
+        if session is not None and self.can_confirm and self._may_confirm(session, now):
             self._confirm_due, self.step = False, Step.CONFIRMED
             session.confirmed = True
             self.send(frames.Confirmed(session=session.name, epoch=self.epoch, paths=self._paths(session)))
+
+    def _may_confirm(self, session: KnownSession, now: float) -> bool:
+        return not self.running_check.may_run(session)
 
     def _prove_store(self, session: KnownSession, sealed: frames.Sealed) -> None:
         self._store_retry_at = None
@@ -608,10 +540,8 @@ class Joiner(SessionPolicy[KnownSession]):
     def store_proved(self, session: bytes, epoch: int, now: float) -> None:
         """PROVING STORE -> ACKED: the store was reached and holds the session's token."""
         if self._proves_store(session, epoch):
-            assert self.current is not None
             self.step = Step.ACKED
             self.send(frames.Ack(session=session, epoch=epoch))
-            self._policy.acknowledged(self.current)
 
     def store_unreachable(self, session: bytes, epoch: int, reason: str, now: float) -> None:
         """Handle that the store was not reached; it is tried again until the host voids the epoch."""
@@ -645,7 +575,6 @@ class Joiner(SessionPolicy[KnownSession]):
             address=path.local_address,
             roster_digest=sealed.roster_digest,
         )
-        self._policy.formed()
 
     @staticmethod
     def _path(session: KnownSession, address: str) -> frames.Path | None:
@@ -763,14 +692,14 @@ class Joiner(SessionPolicy[KnownSession]):
             self._suspect(now, SUSPECT_SECONDS, "silent while another host offered itself")
 
     def _suspicion_timer(self) -> float | None:
-        silence = self._policy.host_silence
+        silence = self.host_silence
         if self._suspect_until is not None or silence is None or self.step not in BEFORE_GO or self.current is None:
             return self._suspect_until
         return self._heard_at + silence / 2
 
     def _watch_host(self, now: float) -> None:
         """Ask a host that is silent before GO, and leave one that does not answer."""
-        due, silence = self._suspicion_timer(), self._policy.host_silence
+        due, silence = self._suspicion_timer(), self.host_silence
         if due is None or now < due or self.current is None:
             return
         if self._suspect_until is None:
@@ -801,7 +730,6 @@ class Joiner(SessionPolicy[KnownSession]):
             self._let_go(keep_sealed=self.step is Step.ACKED)
             self._stop_redirect()
             self._client.seeker.resume(now)
-        self._policy.lost(session, reason)
         if returning:
             self._return_to, self._return_until = session, now + RETURN_SECONDS
             self._prove(session, now)
@@ -816,7 +744,6 @@ class Joiner(SessionPolicy[KnownSession]):
 
     def handle_timer(self, now: float) -> None:
         """Do everything that is due."""
-        self._now = now
         if self.failure is not None:
             return
         self._table.handle_timer(now)
@@ -856,14 +783,20 @@ class Joiner(SessionPolicy[KnownSession]):
         failure = self.running_check.failure(self._deadline) or self._conflict or self.failure
         if failure is None and self.status is None and self.current is None:
             failure = reports.authentication(self.identity, self.diagnostics, facts, secured=self._secured)
-        self.failure = failure or self._policy.timeout(facts)
+        self.failure = failure or self._timeout(facts)
+
+    def _timeout(self, facts: NetworkFacts) -> MingleError:
+        """Return the error of a member whose time is up."""
+        return reports.timeout(
+            self.identity,
+            self.diagnostics,
+            facts,
+            seconds=self.timeout,
+            status=self.status,
+            connected=self.current is not None,
+        )
 
     # --- after GO --------------------------------------------------------------------------------------------------
-
-    def check(self, now: float) -> None:
-        """Look at the clock before any other event is handled."""
-        self._now = now
-        self._policy.check(now)
 
     def ready(self) -> None:
         """Tell the host that the process group stands."""
