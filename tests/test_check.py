@@ -24,7 +24,7 @@ from rich.console import Console
 
 from mingle.check import command, control, session
 from mingle.check.session import Options
-from mingle.check.verdicts import Evidence, Other, Place, judge, rounds
+from mingle.check.verdicts import KINDS, Evidence, Other, Place, judge, rounds
 from tests.bystanders import ROOT, command_environment, free_udp_port
 
 NAMES = ["a", "b", "c", "d"]
@@ -51,7 +51,7 @@ def healthy(count: int = 4) -> Evidence:
             pair: [Other("10.1.0.0/24", ("eth1", "eth1"), 1.2e9, 1e9)]
             for pair in itertools.combinations(range(count), 2)
         },
-        host_times={rank: (0.03 + 0.01 * (rank % 2), 0.02) for rank in range(count)},
+        work={rank: [(0.03 + 0.01 * (rank % 2), 0.02)] for rank in range(count)},
     )
 
 
@@ -76,7 +76,7 @@ def at(place: int, count: int, direction: str) -> list[tuple[int, int]]:
 
 def busy(rank: int, cpu: float) -> Callable[[Evidence], None]:
     def make(seen: Evidence) -> None:
-        seen.host_times[rank] = (0.2, cpu)
+        seen.work[rank] = [(0.2, cpu)]
         # Its links look slow as well.
         seen.rates.update(dict.fromkeys(at(rank, len(seen.places), "both"), 0.05e9))
 
@@ -109,6 +109,8 @@ FAULTS: dict[str, tuple[Callable[[Evidence], None], list[tuple[str, tuple[str, .
     "clock slow": (busy(1, 0.19), [("cpu-slow", ("b",))]),
     "wrong network": (faster_network, [("interface", ("a", "b", "c", "d"))]),
     "wrong result": (set_to("wrong", ["all_reduce on cpu, rank 1: 3 of 8 numbers differ"]), [("wrong-result", ())]),
+    "check's port filtered": (set_to("unreached", {2: "c"}), [("control", ("c",))]),
+    "error of the check": (set_to("defect", "KeyError: 'rank'"), [("defect", ())]),
     "collective hangs": (set_to("failed", ["broadcast on cpu: not finished"]), [("collective", ())]),
 }
 
@@ -124,6 +126,12 @@ def test_a_fault_is_blamed_on_what_has_it(name: str) -> None:
         assert all(name in verdict.observation for name in verdict.where)
         assert verdict.cause
         assert verdict.fix
+
+
+def test_each_kind_of_fault_is_tried_and_is_on_the_page() -> None:
+    assert {kind for _, expected in FAULTS.values() for kind, _ in expected} == KINDS
+    page = (ROOT / "docs" / "slow-or-hanging.md").read_text(encoding="utf-8")
+    assert [kind for kind in KINDS if f"`{kind}`" not in page] == []
 
 
 @pytest.mark.parametrize("direction", ["in", "out", "both"])
@@ -232,7 +240,7 @@ def test_a_terminal_gets_a_matrix_in_color() -> None:
     slow((3, 1))(seen)
     seen.broken = {(0, 2): "no TCP connection"}
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system="standard")
-    console.print(command.matrix(session.report_of(seen)))
+    console.print(command.matrix(session.report_of(seen, [], 0.0)))
     assert isinstance(console.file, io.StringIO)
     drawn = console.file.getvalue()
     assert "\x1b[1;31m100\x1b[0m" in drawn

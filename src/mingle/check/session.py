@@ -8,13 +8,11 @@ import os
 import queue
 import socket
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from ipaddress import ip_address
 from multiprocessing.connection import Connection, wait
-from statistics import median
 from typing import Any
 
 import torch.distributed as dist
@@ -64,6 +62,7 @@ def take_part(
         show: called with the name of each step.
         before: called on rank 0 with the name of each step, before the step.
     """
+    started = time.monotonic()
     hello: Record = {
         "rank": job.rank,
         "node": job.node_rank,
@@ -77,7 +76,15 @@ def take_part(
         "port": server.port,
         "token": server.token,
     }
-    zero: Record = {**hello, "rank": 0, "node": 0, "host": job.master_addr, "address": job.master_addr, "networks": []}
+    zero: Record = {
+        **hello,
+        "rank": 0,
+        "node": 0,
+        "host": job.master_addr,
+        "address": job.master_addr,
+        "networks": [],
+        "pid": None,
+    }
     try:
         store = _within(options.seconds, lambda: _connect_store(options.seconds))
         if job.rank == 0:
@@ -85,16 +92,18 @@ def take_part(
             store.set(_KEY, json.dumps([server.port, server.token]))
         port, token = json.loads(_within(options.seconds, lambda: store.get(_KEY)))
         line = control.dial(job.master_addr if job.rank else "127.0.0.1", port, segment=control.SEGMENT_BYTES)
-    except (detached.AbandonedError, OSError, RuntimeError):
-        return report_of(evidence_of([zero, hello], {0: "silent"}))
+    except (detached.AbandonedError, OSError, RuntimeError) as error:
+        # The store has answered where only the connection after it fails.
+        lost = {job.rank: "cut"} if isinstance(error, OSError) else {0: "silent"}
+        return report_of(evidence_of([zero, hello], lost), [zero, hello], started)
     control.send(line, {"token": token, "hello": hello})
     worker = control.Worker(line)
     try:
         return worker.run(probes.Probes(job, store, worker.roster), show)
-    except control.LostError as lost:
-        roster = worker.roster
-        how = control.judge_loss(roster, job.rank, 0, lost.how) if roster else lost.how
-        return report_of(evidence_of(roster or [zero, hello], {job.rank if how == "cut" else 0: how}))
+    except control.LostError as error:
+        roster = worker.roster or [zero, hello]
+        how = control.judge_loss(roster, job.rank, 0, error.how) if worker.roster else error.how
+        return report_of(evidence_of(roster, {job.rank if how == "cut" else 0: how}), roster, started)
     finally:
         if job.rank == 0:
             conducting.join(2 * END_SECONDS)
@@ -135,9 +144,9 @@ def evidence_of(roster: Sequence[Record], lost: Mapping[int, str] | None = None)
     return Evidence(places=places, place_of=numbers, lost=dict(lost or {}))
 
 
-def report_of(seen: Evidence, **more: Any) -> Record:
+def report_of(seen: Evidence, roster: Sequence[Record], started: float) -> Record:
     """Return the report of what was seen: the same fields whether or not the check came to its end."""
-    found = verdicts.judge(seen)
+    found, times = verdicts.judge(seen), verdicts.host_times(seen)
     pairs = [
         {
             "from": one,
@@ -148,15 +157,22 @@ def report_of(seen: Evidence, **more: Any) -> Record:
         }
         for one, other in itertools.permutations(range(len(seen.places)), 2)
     ]
-    measured = {"backend": None, "elapsed": None, "ranks": [], "steps": [], "all_reduce": [], **more}
-    lost = {str(rank): how for rank, how in seen.lost.items()}
+    ranks = [
+        {name: hello[name] for name in ("rank", "host", "pid")}
+        | {"place": seen.place_of[hello["rank"]], "host_seconds": times.get(hello["rank"])}
+        for hello in roster
+    ]
     return {
         "healthy": not found,
         "verdicts": to_builtins(found),
         "places": to_builtins(seen.places),
         "pairs": pairs,
-        "lost": lost,
-        **measured,
+        "ranks": ranks,
+        "lost": {str(rank): how for rank, how in seen.lost.items()},
+        "backend": seen.backend,
+        "steps": seen.steps,
+        "all_reduce": seen.all_reduce,
+        "elapsed": round(time.monotonic() - started, 3),
     }
 
 
@@ -171,16 +187,12 @@ class Conductor:
     """Rank 0's part: has the ranks do each step within its deadline, and judges what they answer."""
 
     def __init__(self, job: Job, server: control.Server, options: Options, before: Callable[[str], None]) -> None:
-        self._job, self._server, self._before = job, server, before
-        self._backend, self._max_size, self._seconds = options.backend, options.max_size, options.seconds
+        self._job, self._server, self._options, self._before = job, server, options, before
         self._started = time.monotonic()
         self._lines: dict[Connection, int] = {}
         self._roster: list[Record] = []
         self._seen = Evidence()
         self._asked, self._pulsed = 0, 0.0
-        self._work: dict[int, list[tuple[float, float]]] = defaultdict(list)
-        self._sizes: list[Record] = []
-        self._steps: list[Record] = []
 
     def run(self) -> None:
         """Conduct the check, and give every rank the report, whatever happens."""
@@ -199,14 +211,14 @@ class Conductor:
             self._seen.defect = f"{type(error).__name__}: {error}"
             raise
         finally:
-            self._end(self._report())
+            self._end(report_of(self._seen, self._roster, self._started))
 
     # --- the ranks ---
 
     def _gather(self) -> None:
         """Wait for the control connections of all ranks."""
         hellos: dict[int, Record] = {}
-        deadline = time.monotonic() + self._seconds
+        deadline = time.monotonic() + self._options.seconds
         while len(hellos) < self._job.world_size and time.monotonic() < deadline:
             self._pulse()
             with suppress(queue.Empty):
@@ -248,7 +260,9 @@ class Conductor:
         answers: dict[int, Record] = {}
         started = time.monotonic()
         heard = dict.fromkeys(tasks, started)
-        while len(answers) < len(tasks) and not lost and (left := started + self._seconds - time.monotonic()) > 0:
+        while (
+            len(answers) < len(tasks) and not lost and (left := started + self._options.seconds - time.monotonic()) > 0
+        ):
             for rank, message in self._received(min(left, control.PULSE_SECONDS)):
                 heard[rank] = time.monotonic()
                 if "gone" in message:
@@ -260,13 +274,13 @@ class Conductor:
         answers = {rank: answers.get(rank, {"error": "not finished at its deadline"}) for rank in tasks}
         problems = [answer["error"] for answer in answers.values() if "error" in answer]
         status = "lost" if lost else problems[0] if problems else "ok"
-        self._steps.append({"name": name, "status": status, "seconds": round(time.monotonic() - started, 3)})
+        self._seen.steps.append({"name": name, "status": status, "seconds": round(time.monotonic() - started, 3)})
         if lost:
             self._seen.lost |= lost
             raise StopError
         for rank, answer in answers.items():
             if isinstance(answer.get("result"), dict) and "work" in answer["result"]:
-                self._work[rank].append(answer["result"]["work"])
+                self._seen.work.setdefault(rank, []).append(answer["result"]["work"])
         return answers
 
     def _received(self, seconds: float) -> Iterator[tuple[int, Record]]:
@@ -304,10 +318,12 @@ class Conductor:
     # --- right and fast ---
 
     def _collectives(self) -> None:
-        gpus = all(hello["gpus"] >= hello["local_world_size"] for hello in self._roster)
-        if self._backend == "auto":
-            self._backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
-        self._all(f"right? process group of {self._backend}", "group", backend=self._backend, seconds=self._seconds)
+        backend = self._options.backend
+        if backend == "auto":
+            gpus = all(hello["gpus"] >= hello["local_world_size"] for hello in self._roster)
+            backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+        self._seen.backend = backend
+        self._all(f"right? process group of {backend}", "group", backend=backend, seconds=self._options.seconds)
         for device in self._devices():
             for name in COLLECTIVES:
                 results = self._all(f"right? {name} on {device}", "right", collective=name, device=device)
@@ -316,7 +332,7 @@ class Conductor:
             self._all_reduce(device)
 
     def _devices(self) -> list[str]:
-        return [kind for name, kind in (("gloo", "cpu"), ("nccl", "cuda")) if name in self._backend]
+        return [kind for name, kind in (("gloo", "cpu"), ("nccl", "cuda")) if name in self._seen.backend]
 
     def _all_reduce(self, device: str) -> None:
         size, count, world = 4, MAX_REPEATS, len(self._roster)
@@ -325,10 +341,12 @@ class Conductor:
             results = self._all(name, "fast", size=size, count=count, device=device)
             took = max(result["seconds"] for result in results.values())
             busbw = size / took * 2 * (world - 1) / world
-            self._sizes.append({"device": device, "size": size, "seconds": took, "algbw": size / took, "busbw": busbw})
-            larger = min(size * SIZE_FACTOR, self._max_size)
+            self._seen.all_reduce.append(
+                {"device": device, "size": size, "seconds": took, "algbw": size / took, "busbw": busbw}
+            )
+            larger = min(size * SIZE_FACTOR, self._options.max_size)
             # The next size takes so much longer at most; a slow link is no reason to reach the deadline.
-            if larger == size or took * (larger / size) * 3 > self._seconds / 2:
+            if larger == size or took * (larger / size) * 3 > self._options.seconds / 2:
                 return
             count = max(2, min(MAX_REPEATS, int(REPEAT_SECONDS / (took * larger / size))))
             size = larger
@@ -340,9 +358,8 @@ class Conductor:
         for number, pairs in enumerate(schedule, 1):
             self._round(f"who? round {number} of {len(schedule)}", pairs, others=True)
         for attempt in range(1, CONFIRMATIONS + 1):
-            self._note_work()
             if verdicts.busy_ranks(self._seen):
-                self._work.clear()
+                self._seen.work.clear()
                 for _ in range(WORK_REPEATS):
                     self._all("who? work again", "work")
             doubtful = {verdicts.undirected(*pair) for pair in verdicts.slow_links(self._seen.rates)}
@@ -351,14 +368,15 @@ class Conductor:
                 if again:
                     self._round(f"who? slow pairs, {attempt}: round {number}", again, others=False)
 
-    def _note_work(self) -> None:
-        for rank, each in self._work.items():
-            self._seen.host_times[rank] = median(wall for wall, _ in each), median(cpu for _, cpu in each)
-
     def _round(self, name: str, pairs: Iterable[Pair], *, others: bool) -> None:
         """Have pairs of places that have no place in common exchange messages."""
         speakers = [place.rank for place in self._seen.places]
-        shared = {"device": self._devices()[-1], "limit": self._max_size, "seconds": self._seconds, "others": others}
+        shared = {
+            "device": self._devices()[-1],
+            "limit": self._options.max_size,
+            "seconds": self._options.seconds,
+            "others": others,
+        }
         ends = [end for pair in pairs for end in (pair, pair[::-1])]
         tasks = {
             speakers[own]: _task("pair", peer=speakers[peer], key=f"{name}/{min(own, peer)}", **shared)
@@ -375,28 +393,6 @@ class Conductor:
                 self._seen.rates[own, peer] = max(result["rate"], self._seen.rates.get((own, peer), 0.0))
                 self._seen.trips[both] = min(result["rtt"], self._seen.trips.get(both, result["rtt"]))
                 self._seen.others.setdefault(both, []).extend(convert(result["others"], list[verdicts.Other]))
-
-    def _report(self) -> Record:
-        self._note_work()
-        ranks = [
-            {
-                "rank": hello["rank"],
-                "place": self._seen.place_of[hello["rank"]],
-                "host": hello["host"],
-                "pid": hello["pid"],
-                "host_seconds": self._seen.host_times.get(hello["rank"]),
-            }
-            for hello in self._roster
-        ]
-        elapsed = round(time.monotonic() - self._started, 3)
-        return report_of(
-            self._seen,
-            backend=self._backend,
-            elapsed=elapsed,
-            ranks=ranks,
-            steps=self._steps,
-            all_reduce=self._sizes,
-        )
 
 
 def _task(do: str, **arguments: Any) -> Record:

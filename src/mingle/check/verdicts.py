@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -56,6 +57,11 @@ class Evidence(Struct, kw_only=True):
     places: Sequence[Place] = ()
     place_of: Mapping[int, int] = field(default_factory=dict)
     """The place of each rank."""
+    backend: str = ""
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    """The name, the status and the seconds of each step."""
+    all_reduce: list[dict[str, Any]] = field(default_factory=list)
+    """The figures of each size."""
     unreached: Mapping[int, str] = field(default_factory=dict)
     """Ranks that found rank 0 and did not reach its check, with their machines."""
     lost: dict[int, str] = field(default_factory=dict)
@@ -71,8 +77,8 @@ class Evidence(Struct, kw_only=True):
     trips: dict[Pair, float] = field(default_factory=dict)
     """Round trips in seconds."""
     others: dict[Pair, list[Other]] = field(default_factory=dict)
-    host_times: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Each rank's median wall and CPU seconds of the same piece of work."""
+    work: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    """The wall and the CPU seconds of the same piece of work, as often as each rank did it."""
     defect: str = ""
     """An exception of the check itself."""
 
@@ -210,13 +216,20 @@ def slow_links(rates: Mapping[Pair, float]) -> list[Pair]:
     return sorted(pair for pair, rate in rates.items() if rate < limit)
 
 
-def busy_ranks(evidence: Evidence) -> dict[int, float]:
-    """Return the ranks whose host time is far above the others', and by which factor."""
-    found = {}
-    for rank, (wall, _) in evidence.host_times.items():
-        others = [other for each, (other, _) in evidence.host_times.items() if each != rank]
-        if others and wall > BUSY_FACTOR * median(others) and wall - median(others) > BUSY_SECONDS:
-            found[rank] = wall / median(others)
+def host_times(seen: Evidence) -> dict[int, tuple[float, float]]:
+    """Return each rank's median wall and CPU seconds of the piece of work."""
+    return {
+        rank: (median(wall for wall, _ in each), median(cpu for _, cpu in each)) for rank, each in seen.work.items()
+    }
+
+
+def busy_ranks(seen: Evidence) -> dict[int, float]:
+    """Return the ranks whose host time is far above the others', and the usual host time."""
+    found, times = {}, host_times(seen)
+    for rank, (wall, _) in times.items():
+        others = [other for each, (other, _) in times.items() if each != rank]
+        if others and wall > max(BUSY_FACTOR * median(others), BUSY_SECONDS + median(others)):
+            found[rank] = median(others)
     return found
 
 
@@ -239,7 +252,7 @@ def judge(seen: Evidence) -> list[Verdict]:
     found += _broken(seen, {pair: how for pair, how in broken.items() if how != "large"})
     found += _large(seen, [pair for pair, how in broken.items() if how == "large"])
     busy = {} if found else busy_ranks(seen)
-    found += [_busy(seen, rank, factor) for rank, factor in sorted(busy.items())]
+    found += [_busy(seen, rank, usual) for rank, usual in sorted(busy.items())]
     excused |= {seen.place_of[rank] for rank in busy} | {place for pair in broken for place in pair}
     rates = {pair: rate for pair, rate in seen.rates.items() if excused.isdisjoint(pair)}
     wrong_network = [] if found else _interface(seen)
@@ -275,10 +288,10 @@ def _places(seen: Evidence, pairs: Iterable[Pair]) -> list[Place]:
     return [seen.places[number] for number in sorted({number for pair in pairs for number in pair})]
 
 
-def _busy(seen: Evidence, rank: int, factor: float) -> Verdict:
-    wall, cpu = (1e3 * seconds for seconds in seen.host_times[rank])
+def _busy(seen: Evidence, rank: int, usual: float) -> Verdict:
+    wall, cpu = (1e3 * seconds for seconds in host_times(seen)[rank])
     kind = "cpu-busy" if wall > 2 * cpu else "cpu-slow"
-    return _verdict(kind, seen.places[seen.place_of[rank]], rank=rank, wall=wall, cpu=cpu, usual=wall / factor)
+    return _verdict(kind, seen.places[seen.place_of[rank]], rank=rank, wall=wall, cpu=cpu, usual=1e3 * usual)
 
 
 def _interface(seen: Evidence) -> list[Verdict]:
