@@ -95,6 +95,8 @@ def test_an_incomplete_job_names_the_ranks() -> None:
     )
     assert "came and went: rank 6 on host x: reset" in str(gone)
     assert "crashed" in str(gone.cause)
+    both = timeout(Diagnostics(), status=Status(joined=1, world_size=4, missing=(2,), departed=(1, 3)))
+    assert "1 of 4 ranks joined, missing ranks: 2, gone again: ranks 1, 3" in str(both), "the numbers add up"
 
 
 BLOCKED = Finding("multicast", CheckStatus.FAIL, "this host's firewall drops it", "nft insert rule x")

@@ -278,9 +278,9 @@ def _incomplete(
     )
     if status.missing:
         observation += f", missing ranks: {ranks_text(status.missing)}"
-    elif status.departed:
+    if status.departed:
         observation += f", gone again: ranks {ranks_text(status.departed)}"
-    elif status.unconfirmed:
+    if status.unconfirmed and not (status.missing or status.departed):
         observation += f", no answer while {status.phase} from ranks: {ranks_text(status.unconfirmed)}"
     if not connected:
         observation += " (as last told by rank 0, which is not reached any more)"
