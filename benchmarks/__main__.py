@@ -24,6 +24,7 @@ ORDER = (
     "scale",
     "capacity",
     "memory",
+    "idle",
     "start_up",
     "loss",
     "wire",

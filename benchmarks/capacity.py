@@ -88,13 +88,13 @@ def run(rounds: int) -> Comparison:
 
 def _round(contender: str, size: int) -> tuple[float, float]:
     """Return rank 0's milliseconds of CPU, and the seconds that the round took."""
-    host, members = {"mingle": (_host, _members), "TCPStore": (_server, _clients)}[contender]
+    host, others = {"mingle": (_host, members), "TCPStore": (_server, _clients)}[contender]
     with Lab() as lab:
         network = lab.network()
-        first, *others = [lab.host(network) for _ in range(CROWDS + 1)]
+        first, *rest = [lab.host(network) for _ in range(CROWDS + 1)]
         waiting = [
-            other.start(members, first.address(), range(1 + index, size + 1, CROWDS), size)
-            for index, other in enumerate(others)
+            each.start(others, first.address(), range(1 + index, size + 1, CROWDS), size)
+            for index, each in enumerate(rest)
         ]
         for each in waiting:
             each.wait_for("waiting", TIMEOUT)
@@ -115,7 +115,8 @@ def _host(size: int) -> None:
     del job
 
 
-def _members(_address: str, ranks: range, size: int) -> None:
+def members(_address: str, ranks: range, size: int) -> None:
+    """Join rank 0 with so many members, report ``waiting`` and ``done``, and stay."""
     wanted = settings.resolve(
         {}, job_id="capacity", rank=ranks[0], world_size=size + 1, discovery_timeout=TIMEOUT, interface=None
     )
@@ -125,7 +126,7 @@ def _members(_address: str, ranks: range, size: int) -> None:
         report("waiting")
         crowd.run()
         report("done")
-        threading.Event().wait()
+        crowd.serve()
 
 
 class Crowd:
@@ -155,6 +156,11 @@ class Crowd:
             failed = next((each.failure for each in self._members if each.failure is not None), None)
             if failed is not None:
                 raise failed
+
+    def serve(self) -> None:
+        """Answer for them until the process ends."""
+        while True:
+            self._driver.turn()
 
     # --- the store -------------------------------------------------------------------------------------------------
 
