@@ -40,7 +40,11 @@ FRESH_SECONDS = 1.0
 READY_SECONDS = 5.0
 """How long the end of rank 0 waits for members whose process group does not stand yet: they still need the store."""
 WATCH_QUICK_SECONDS = 0.05
+WATCH_QUICKLY_SECONDS = 10.0
+"""How long after GO a process group is expected at any moment."""
 WATCH_SLOW_SECONDS = 0.5
+WATCH_STANDING_SECONDS = 2.0
+"""How late the end of a process group may be noticed. Each look costs the training a tenth of a millisecond."""
 
 _T = TypeVar("_T")
 
@@ -147,6 +151,7 @@ class RunningSession(Session):
         self._await_until: float | None = None
         """By when the end of rank 0 has to go on; None before it."""
         self.host_lost: MingleError | None = None
+        self._watch_quickly_until = time.monotonic() + WATCH_QUICKLY_SECONDS
         discovery.watch = self._watch
         discovery.serve()
 
@@ -220,7 +225,9 @@ class RunningSession(Session):
             self._discovery.say_good_bye("its process group was destroyed")
         elif not stands and self.host_lost is None:
             self._look_after_host()
-        return WATCH_SLOW_SECONDS if self._group_stood else WATCH_QUICK_SECONDS
+        if self._group_stood:
+            return WATCH_STANDING_SECONDS
+        return WATCH_QUICK_SECONDS if time.monotonic() < self._watch_quickly_until else WATCH_SLOW_SECONDS
 
     def _note_group(self) -> None:
         self._group_stood = self._discovery.group_stands = True
