@@ -18,10 +18,10 @@ from typing import Protocol, TypeVar, cast
 
 
 class Closable(Protocol):
-    """Anything that holds a file descriptor and lets go of it: a socket, a selector."""
+    """A holder of a file descriptor, such as a socket or a selector."""
 
     def close(self) -> object:
-        """Let go of it; a second call does nothing."""
+        """Release it; a second call does nothing."""
 
 
 class Lock(Protocol):

@@ -1,9 +1,9 @@
 """What a launcher tells a process: a table with one row for each launcher, and how a row is read.
 
-A launcher is a program that starts the processes of a job and leaves each its place in the environment. A row
-names its variables by meaning and is read all or nothing: a rank is never guessed, and never put together from
-two launchers. Nothing here reads ``os.environ``. The traps of a row stand next to it. A launcher that says nothing of
-ranks (Docker Swarm, ``docker compose``, ``pdsh``) has no row: with a size alone, ranks are assigned.
+A launcher is a program that starts the processes of a job and gives each its place in the environment. A row names its
+variables by meaning and is read all or nothing: a rank is never guessed, and never composed from two launchers. Nothing
+here reads ``os.environ``. A comment beside a row names its traps. A launcher that sets no ranks (Docker Swarm, ``docker
+compose``, ``pdsh``) has no row: with a size alone, ranks are assigned.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the user asked for: arguments, environment and defaults, brought together in one place.
+"""The settings of a process: arguments, environment and defaults.
 
-An argument comes before a ``MINGLE_*`` variable, and that before what others have set. `resolve` needs a job and a
-place in it (see `mingle.config.placement`); `resolve_network` reads only what concerns the network. Both take
+Arguments take precedence over ``MINGLE_*`` variables, and these over the variables of other programs. `resolve` needs a
+job and a place in it (see `mingle.config.placement`); `resolve_network` reads only what concerns the network. Both take
 the environment as a mapping, without what mingle itself has written into it.
 """
 
@@ -167,7 +167,7 @@ def resolve_network(
     family: str | int | None = None,
     advertise: str | None = None,
 ) -> Network:
-    """Return what concerns the network, for a command that looks at no one job or has no place in it.
+    """Return the settings of the network, for a command that has no job, or no place in it.
 
     Raises:
         ConfigurationError: when a value can't be used.

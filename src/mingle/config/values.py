@@ -195,7 +195,7 @@ def seconds(value: object, source: str) -> float:
 
 
 def address(text: object, source: str) -> str:
-    """Return an IP literal, that other hosts can be told, in its canonical form.
+    """Return, in its canonical form, an IP literal that other hosts can use.
 
     Raises:
         ConfigurationError: when it is a name, is bound to one host by a zone, or addresses no single host.
@@ -293,7 +293,7 @@ def _is_one_host(address: IPv4Address | IPv6Address) -> bool:
 
 
 def checked_secret(secret: Secret, source: str) -> Secret:
-    """Return the checked secret; a text stands for its bytes in UTF-8.
+    """Return the checked secret; a text is used as its bytes in UTF-8.
 
     Raises:
         ConfigurationError: when it is empty, or neither text nor bytes; neither the message nor a frame holds the

@@ -22,9 +22,9 @@ SOCKET_INTERFACES = frozenset({"GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_S
 
 
 class Environment:
-    """An environment, with a memory of what mingle wrote into it. Its methods may be called from any thread.
+    """An environment that remembers what mingle wrote into it. Its methods can be called from any thread.
 
-    A value that is no longer the one mingle wrote is the user's: it is seen, and it is never put back.
+    A value that is no longer the one mingle wrote is the user's: it is visible, and it stays.
     """
 
     def __init__(self, target: MutableMapping[str, str]) -> None:
@@ -36,10 +36,17 @@ class Environment:
     def visible(self) -> dict[str, str]:
         """Return the environment as it would be if mingle had never written: what to read settings from."""
         with self._lock:
-            return self._visible()
+            seen = dict(self._target)
+            for name in self._written:
+                value = self._seen(name)
+                if value is None:
+                    seen.pop(name, None)
+                else:
+                    seen[name] = value
+            return seen
 
     def export(self, values: Mapping[str, str]) -> list[str]:
-        """Write the values, in the place of all that an earlier export wrote.
+        """Write the values, and undo what an earlier export wrote.
 
         A value in `SOCKET_INTERFACES` that the user has set stays.
 
@@ -66,18 +73,8 @@ class Environment:
             for name in list(self._written):
                 self._put_back(name)
 
-    def _visible(self) -> dict[str, str]:
-        seen = dict(self._target)
-        for name in self._written:
-            value = self._seen(name)
-            if value is None:
-                seen.pop(name, None)
-            else:
-                seen[name] = value
-        return seen
-
     def _seen(self, name: str) -> str | None:
-        """Return one variable as `_visible` shows it: reading all of them costs as much as a round trip."""
+        """Return one variable as `visible` shows it: reading all of them costs as much as a round trip."""
         value = self._target.get(name)
         if name in self._written:
             written, previous = self._written[name]
@@ -131,7 +128,7 @@ def variables(
 
 
 def socket_interfaces(interface: str, *, named: bool) -> dict[str, str]:
-    """Return the variables by which torch's backends are told an interface.
+    """Return the variables that name an interface to torch's backends.
 
     ``NCCL_SOCKET_IFNAME`` is among them only when the user named the interface, because it switches off NCCL's own
     choice of InfiniBand and of several interfaces; its ``=`` asks for exactly that name, where a bare name is a

@@ -2,11 +2,12 @@
 
 **The address.** ``GLOO_SOCKET_IFNAME`` names an interface, and Gloo then takes the first address that getifaddrs(3)
 lists for it: IPv4 before IPv6, and of several the one that was configured first (gloo/transport/tcp/device.cc). Where
-that is another one than all ranks have proved to each other, a group would hang although every rank has been found: on
-hosts whose IPv4 leads nowhere, with a second address on the interface, and with IPv6, where the first one is often
-link-local. No variable names an address, and ``init_process_group`` hands no options to Gloo. So its class is told.
+that is not the address that all ranks have proved to each other, a group would hang although every rank has been found:
+on hosts whose IPv4 leads nowhere, with a second address on the interface, and with IPv6, where the first one is often
+link-local. No variable names an address, and ``init_process_group`` passes no options to Gloo. So `bind` replaces the
+constructor of its class.
 
-The workers of torchrun have never heard of mingle. Where theirs is the wrong address, the agent has torch itself call
+The workers of torchrun do not import mingle. Where they would use the wrong address, the agent has torch itself call
 :func:`bind_as_told` in them: at the end of its import torch loads what it finds under the entry point group
 ``torch.backends`` (from 2.5 on, pytorch#122468), and an entry point is found wherever ``PYTHONPATH`` leads to.
 
@@ -41,10 +42,10 @@ import netifaces
 logger = logging.getLogger("mingle")
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
-"""How Gloo is told an interface."""
+"""The variable that names an interface to Gloo."""
 
 SETTLE_CPU_SECONDS = 1.0
-"""Threads that compute for longer than this hold no tensor of a finished work. Of CPU, since a machine may be busy."""
+"""CPU time: threads that compute for longer hold no tensor of a finished work."""
 SETTLE_SECONDS = 20.0
 """The longest wait, however little of the CPU this process gets."""
 _LOOK_SECONDS = 0.002
@@ -53,7 +54,7 @@ _NAME = "pt_gloo_runloop"
 """What torch calls the threads that carry out Gloo's works; in 2.6 they have no name of their own yet."""
 _TASKS = Path("/proc/self/task")
 
-_ADDRESS = "_MINGLE_GLOO_ADDRESS"  # between an agent and its workers: no setting, so nothing that users are told of
+_ADDRESS = "_MINGLE_GLOO_ADDRESS"  # between an agent and its workers; it is not a setting
 
 
 def default_address(interface: str) -> str | None:
@@ -69,7 +70,7 @@ def default_address(interface: str) -> str | None:
 
 
 def misses(interface: str, address: str, environ: Mapping[str, str]) -> bool:
-    """Return whether Gloo, by the interface that it is told there, would take another address than this one."""
+    """Return whether Gloo would choose another address than this one on the interface that its variable names."""
     return environ.get(VARIABLE) == interface and default_address(interface) not in (address, None)
 
 

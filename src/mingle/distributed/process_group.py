@@ -25,7 +25,7 @@ logger = logging.getLogger("mingle")
 
 DESTROY_SECONDS = 2.0
 _NO_OPTIONS = frozenset({"environ", "arguments"})
-"""The parameters that stand for no option of ``mingle.init``."""
+"""The parameters that are not options of ``mingle.init``."""
 _OURS = frozenset({"init_method", "store", "rank", "world_size", "backend"})
 
 # The process group that init() made, compared by identity: another one is the user's. By weak reference: a process
@@ -92,11 +92,11 @@ def end_earlier() -> str:
 
 
 def destroy(group: weakref.ref[Any], failing: bool) -> None:
-    """Destroy a process group that ``init`` made, if it still stands.
+    """Destroy a process group that ``init`` made, if it still exists.
 
     Args:
         group: it; another one that came after it is left alone, and so is all in a forked child.
-        failing: an exception is on its way. The other ranks may be gone, and a backend may wait for them: then
+        failing: whether an exception is in flight. The other ranks may be gone, and a backend may wait for them: then
             this waits only a moment, and leaves the rest to a detached thread.
     """
     global _own_group

@@ -138,7 +138,7 @@ def _forget(session: Session) -> None:
 
 
 def tell_group_stands() -> None:
-    """Note that the process group of the present session stands."""
+    """Tell the present session that its process group exists."""
     if (active := _active) is not None:
         active.group_stands()
 
@@ -170,8 +170,8 @@ def one_call() -> Iterator[None]:
     """
     global _caller
     with _changing_caller:
-        # Not a lock that is held meanwhile: Ctrl-C between its taking and the block that lets it go, and a notebook
-        # could never call again. A thread that calls anew is in no call any more, whatever has ended the last one.
+        # Do not hold a lock during the call: Ctrl-C between acquire and try would leave it locked, and a notebook could
+        # never call again. A thread that calls is in no earlier call any more, whatever ended that one.
         if _caller not in (None, threading.current_thread()) and _caller.is_alive():
             raise ConfigurationError.explain(
                 "mingle is already discovering a job in this process.",

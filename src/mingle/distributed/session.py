@@ -1,4 +1,4 @@
-"""What goes on behind a job that has formed: the loop in its thread, the store, the roster, and the end."""
+"""The session behind a job that has formed: the loop in its thread, the store, the roster, and the end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOSS_NOTICED_SECONDS = 0.25
 FRESH_SECONDS = 1.0
 """For how long a proof of the store is taken for its being in reach: torch's calls can't be stopped if it is not."""
 READY_SECONDS = 5.0
-"""How long the end of rank 0 waits for members whose process group does not stand yet: they still need the store."""
+"""How long the end of rank 0 waits for members that have no process group yet, because they still need the store."""
 WATCH_QUICK_SECONDS = 0.05
 WATCH_QUICKLY_SECONDS = 10.0
 """How long after GO a process group is expected at any moment."""
@@ -136,7 +136,7 @@ class LoneSession(Session):
 
 
 class RunningSession(Session):
-    """A job that has formed: its loop goes on in a thread, answers others and sees the process group come and go.
+    """A job that has formed. Its loop runs in a thread, answers others and watches the process group.
 
     ``host_lost``: the error if rank 0 is gone for good and there is no process group yet.
     """

@@ -4,10 +4,10 @@
 once, else a finder waits in ``sys.meta_path`` for ``torch.distributed.rendezvous`` to be imported; right after that the
 scheme is registered and the finder gone.
 
-The handlers hand torch the very connection by which this rank has proved the store. Torch's own ``env://`` road would
-make one more like it: the keys have the same prefix, and this rank has been counted among the workers already. So ranks
-that came through different doors, one of them plain ``env://`` after ``discover()``, meet there. Under torchrun the
-store is torchrun's, and that road is taken.
+The handlers give torch the connection over which this rank has proved the store. Torch's own ``env://`` would make
+another one like it: the keys have the same prefix, and this rank is counted among the workers already. So ranks meet in
+the store whichever entry point they use, including plain ``env://`` after ``discover()``. Under torchrun the store is
+torchrun's, and the handlers use ``env://``.
 """
 
 from __future__ import annotations
@@ -113,26 +113,23 @@ def parse_url(url: str) -> tuple[str | None, dict[str, str]]:
     return job_id or None, options
 
 
-def _doubt_about(name: str) -> str | None:
-    """Return the doubt about a URL's job id that looks like an address or a path, unless it is escaped; else None."""
-    if re.search(r":[0-9]+$", name):
-        return "looks like an address, and mingle needs none"
-    if "/" in name:
-        return "holds a slash"
-    return None
-
-
-def _warn_of_doubt(url: str, job_id: str | None) -> None:
+def _warn_of_address(url: str, job_id: str | None) -> None:
+    """Warn of a job id that looks like an address or a path, unless it is escaped."""
     from mingle.engine import progress
 
     name = url.partition(":")[2].removeprefix("//").partition("?")[0]
-    if (doubt := _doubt_about(name)) is not None:
-        progress.say(
-            logging.WARNING,
-            f"{url.partition('?')[0]!r} {doubt}: the whole of it is the job id, {job_id!r}; write %3A for "
-            "a colon or %2F for a slash to avoid this warning",
-            quiet=os.environ.get("MINGLE_PROGRESS", "").strip() == "off",
-        )
+    if re.search(r":[0-9]+$", name):
+        doubt = "looks like an address, and mingle needs none"
+    elif "/" in name:
+        doubt = "holds a slash"
+    else:
+        return
+    progress.say(
+        logging.WARNING,
+        f"{url.partition('?')[0]!r} {doubt}: the whole of it is the job id, {job_id!r}; write %3A for "
+        "a colon or %2F for a slash to avoid this warning",
+        quiet=os.environ.get("MINGLE_PROGRESS", "").strip() == "off",
+    )
 
 
 def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
@@ -148,7 +145,7 @@ def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> 
             cause="a percent sign that stands for itself",
             remedy="write it as %25.",
         ) from None
-    _warn_of_doubt(url, job_id)
+    _warn_of_address(url, job_id)
     begun = False
     try:
         with rendezvous.one_call():

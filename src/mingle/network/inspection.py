@@ -150,7 +150,7 @@ def firewall_chains() -> list[Chain]:
         done = subprocess.run(
             [tool, "list", "ruleset"], capture_output=True, text=True, timeout=TOOL_SECONDS, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):  # it says nothing then, as where it may not
+    except (OSError, subprocess.TimeoutExpired):  # then its rules are unknown
         return []
     return firewall.parse(done.stdout)
 

@@ -524,7 +524,7 @@ def _prepare(opened: socket.socket, version: Version) -> None:
 
 
 def _interface_info(interface: Interface, addresses: Sequence[IPv4Interface | IPv6Interface]) -> IfaceInfo:
-    """Our record in the library's terms, so that it does not scan the machine again for every socket."""
+    """Return the record of `multicast_expert`, which would scan the machine again for every socket."""
     return IfaceInfo(
         machine_name=interface.name,
         index=interface.index,
@@ -609,7 +609,7 @@ def send_from(opened: socket.socket, data: bytes, own: str, target: SocketAddres
 
 
 def socket_address(host: str, port: int) -> SocketAddress:
-    """`host`, a literal and no name, as the kernel takes it; an IPv6 zone may be a name or a number.
+    """Return a host literal as the kernel takes it; an IPv6 zone can be a name or a number.
 
     Raises:
         ValueError: `host` is not an address.
