@@ -248,6 +248,11 @@ class Crowd:
         number = self._owners[conn]
         self._stir(number, self._members[number].disconnected, conn, reason, now)
 
+    def close(self, reason: str) -> None:
+        """End all members."""
+        for member in self._members.values():
+            member.close(reason)
+
 
 def _identity(wanted: Settings, rank: int) -> Identity:
     return Identity(

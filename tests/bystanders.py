@@ -15,9 +15,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mingle.config.settings import Network
+from mingle.engine.driver import Machine
 from mingle.observe.announcement import Announcement
 from mingle.observe.finder import Finder
-from mingle.observe.observer import Machine, Observer
+from mingle.observe.observer import Observer
 from mingle.protocol.host import Host
 from mingle.protocol.machine import (
     Address,

@@ -13,7 +13,7 @@ from rich.console import Console
 from mingle.cli import checks, main, output
 from mingle.config.settings import Network
 from mingle.diagnostics import CheckStatus, Finding
-from mingle.observe.ping import Figures, Peer
+from mingle.observe.ping import Figures, PingPeer
 from tests.bystanders import free_udp_port
 from tests.pingers import answering
 
@@ -21,7 +21,7 @@ FINDINGS = [
     Finding("port", CheckStatus.PASS, "free"),
     Finding("tcp", CheckStatus.FAIL, "filtered\x1b[2J", "nft [bold] insert"),
 ]
-PEER = Peer(b"P" * 16, "node2", 7, "10.0.0.2", "eth0", 4000)
+PEER = PingPeer(b"P" * 16, "node2", 7, "10.0.0.2", "eth0", 4000)
 PEER.figures["multicast"] = Figures(sent=3, received=2, total=0.004, shortest=0.001, longest=0.003, arrived=2)
 
 

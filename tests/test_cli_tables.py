@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 
 from mingle.cli import checks, jobs, local, output
 from mingle.diagnostics import CheckStatus, Finding
-from mingle.observe.ping import Peer
+from mingle.observe.ping import PingPeer
 from mingle.wire.echo import WAYS
 
 WIDTHS = pytest.mark.parametrize("width", [80, 100, 200])
@@ -88,8 +88,8 @@ def test_without_rows_there_is_the_heading() -> None:
     assert heading.split() == list(jobs.COLUMNS)
 
 
-def a_peer(number: int) -> Peer:
-    peer = Peer(bytes([number]) * 16, f"trainer-node-{number:04}", 7, f"192.168.100.{number}", "eth0", 4000)
+def a_peer(number: int) -> PingPeer:
+    peer = PingPeer(bytes([number]) * 16, f"trainer-node-{number:04}", 7, f"192.168.100.{number}", "eth0", 4000)
     for way in WAYS:
         row = peer.figures[way]
         for ping in range(1000):

@@ -26,10 +26,10 @@ from mingle.network import connections
 from mingle.network.connections import (
     ACCEPTED_AT_ONCE,
     Accepted,
-    Closed,
     Connected,
     Connections,
     Data,
+    Disconnected,
     Event,
     bare_address,
     canonical_address,
@@ -45,7 +45,7 @@ DIALLED = 1000
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="this is how Linux behaves")
 needs_ipv6 = pytest.mark.skipif(not LO.of_family("6"), reason="lo has no IPv6 address")
 
-_E = TypeVar("_E", Accepted, Connected, Data, Closed)
+_E = TypeVar("_E", Accepted, Connected, Data, Disconnected)
 
 
 class Loop:
@@ -199,7 +199,7 @@ def test_connections_end_whose_own_address_has_gone(loop: Loop) -> None:
         accepted = loop.wait_for(Accepted)
         assert loop.connections.drop_strays({"127.0.0.1"}) == []
         (closed,) = loop.connections.drop_strays({"127.0.0.2"})
-        assert isinstance(closed, Closed)
+        assert isinstance(closed, Disconnected)
         assert (closed.conn, "127.0.0.1" in closed.reason) == (accepted.conn, True)
         assert caller.recv(1) == b""
 
@@ -258,14 +258,14 @@ def test_a_refused_connection(loop: Loop) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # reserved, and not listening
         assert loop.dial(closed) == []
-        assert loop.wait_for(Closed) == Closed(DIALLED, "Connection refused (ECONNREFUSED)")
+        assert loop.wait_for(Disconnected) == Disconnected(DIALLED, "Connection refused (ECONNREFUSED)")
 
 
 @linux_only
 def test_an_address_that_cannot_be_dialled_is_told_at_once(loop: Loop) -> None:
     # The kernel refuses TCP to a broadcast address before it sends anything.
     (event,) = loop.connections.dial(DIALLED, "255.255.255.255", 9, LO.index)
-    assert event == Closed(DIALLED, "Network is unreachable (ENETUNREACH)")
+    assert event == Disconnected(DIALLED, "Network is unreachable (ENETUNREACH)")
 
 
 def test_no_socket_left_to_dial_with(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ def test_no_socket_left_to_dial_with(loop: Loop, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(socket, "socket", refuse)
     (event,) = loop.connections.dial(DIALLED, "127.0.0.1", 9, LO.index)
-    assert event == Closed(DIALLED, "Too many open files (EMFILE)")
+    assert event == Disconnected(DIALLED, "Too many open files (EMFILE)")
 
 
 @linux_only
@@ -316,21 +316,21 @@ def test_what_was_said_before_the_end_comes_before_it(loop: Loop, server: socket
     with dialled(loop, server) as peer:
         peer.sendall(b"the first half of a fra")
     assert loop.wait_for(Data) == Data(DIALLED, b"the first half of a fra")
-    assert loop.wait_for(Closed) == Closed(DIALLED, "the other side closed it")
+    assert loop.wait_for(Disconnected) == Disconnected(DIALLED, "the other side closed it")
     assert not loop.selector.get_map()
 
 
 def test_a_reset_connection(loop: Loop, server: socket.socket) -> None:
     with dialled(loop, server) as peer:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    assert loop.wait_for(Closed) == Closed(DIALLED, "Connection reset by peer (ECONNRESET)")
+    assert loop.wait_for(Disconnected) == Disconnected(DIALLED, "Connection reset by peer (ECONNRESET)")
 
 
 def test_writing_on_what_the_peer_has_closed(loop: Loop, server: socket.socket) -> None:
     with dialled(loop, server) as peer:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     (event,) = loop.connections.write(DIALLED, b"hello")
-    assert isinstance(event, Closed)
+    assert isinstance(event, Disconnected)
     assert "ECONNRESET" in event.reason
     assert loop.connections.write(DIALLED, b"hello") == []
 
@@ -365,7 +365,7 @@ def test_a_peer_that_never_reads_is_dropped(loop: Loop, server: socket.socket, m
             assert loop.connections.unsent(DIALLED) <= 10_000
             if events:
                 break
-        assert events == [Closed(DIALLED, "it does not read what it is sent")]
+        assert events == [Disconnected(DIALLED, "it does not read what it is sent")]
         assert not loop.selector.get_map()
 
 
@@ -373,7 +373,7 @@ def test_what_is_too_much_is_not_kept_for_a_moment_either(loop: Loop, server: so
     with dialled(loop, server):
         kept = loop.connections._connections[DIALLED]
         events = loop.connections.write(DIALLED, bytes(connections.MAX_UNSENT_BYTES + 1))
-        assert events == [Closed(DIALLED, "it does not read what it is sent")]
+        assert events == [Disconnected(DIALLED, "it does not read what it is sent")]
         assert len(kept.unsent) == 0
 
 

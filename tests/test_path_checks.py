@@ -10,7 +10,7 @@ from mingle.diagnostics import CheckStatus, Finding
 from mingle.diagnostics.diagnosis import Facts
 from mingle.diagnostics.firewall import parse
 from mingle.observe import path_checks
-from mingle.observe.ping import Figures, Peer, PingMachine
+from mingle.observe.ping import Figures, PingMachine, PingPeer
 from mingle.wire.echo import Way
 from mingle.wire.frames import ProcessInfo
 
@@ -27,7 +27,7 @@ def a_peer(
     link: Counts = FINE,
     unicast: Counts = FINE,
     tcp: Counts = FINE,
-) -> Peer:
+) -> PingPeer:
     figures: dict[Way, Counts] = {"multicast": multicast, "link": link, "unicast": unicast, "tcp": tcp}
     rows = {
         way: Figures(
@@ -35,10 +35,10 @@ def a_peer(
         )
         for way, (sent, received, arrived) in figures.items()
     }
-    return Peer(b"P" * 16, "node2", 2, "10.0.0.2", interface, 4000, rows)
+    return PingPeer(b"P" * 16, "node2", 2, "10.0.0.2", interface, 4000, rows)
 
 
-def pings(*peers: Peer) -> PingMachine:
+def pings(*peers: PingPeer) -> PingMachine:
     machine = PingMachine(
         "",
         pinger=b"M" * 16,
@@ -83,7 +83,7 @@ def test_a_healthy_peer() -> None:
         a_peer(multicast=(100, 97, 99)),
     ],
 )
-def test_no_wolf_is_cried(peer: Peer) -> None:
+def test_no_wolf_is_cried(peer: PingPeer) -> None:
     assert all(finding.status is CheckStatus.PASS for finding in judge(pings(peer)))
 
 
@@ -111,7 +111,7 @@ OUT, LOST = (8, 0, 8), (8, 0, 0)
         (a_peer(interface="eth1"), ("reached by eth1, but only eth0 is used", "MINGLE_INTERFACE=eth1")),
     ],
 )
-def test_a_broken_way_is_named(peer: Peer, words: tuple[str, ...]) -> None:
+def test_a_broken_way_is_named(peer: PingPeer, words: tuple[str, ...]) -> None:
     found = judge(pings(peer))
     assert [finding.status for finding in found] == [CheckStatus.FAIL]
     for word in words:

@@ -13,8 +13,8 @@ from mingle.observe.ping import (
     MAX_PEERS,
     Cast,
     Figures,
-    Peer,
     PingMachine,
+    PingPeer,
     Post,
     Reply,
 )
@@ -310,6 +310,6 @@ def vars_of(figures: Figures) -> list[object]:
 
 
 def test_a_peer() -> None:
-    peer = Peer(b"P" * 16, "", 3, "10.0.0.1", "eth0", 4000)
+    peer = PingPeer(b"P" * 16, "", 3, "10.0.0.1", "eth0", 4000)
     assert tuple(peer.figures) == WAYS
     assert str(peer) == "unknown (10.0.0.1)"

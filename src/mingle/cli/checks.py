@@ -15,13 +15,13 @@ from mingle.cli.options import Shared, fail, job_argument, shared_options
 from mingle.cli.output import Lines, Table
 from mingle.config import settings, values
 from mingle.config.settings import Network
-from mingle.config.values import Peer as Address
+from mingle.config.values import Peer
 from mingle.diagnostics import CheckStatus, Finding, diagnosis, worst
 from mingle.diagnostics.diagnosis import Facts
 from mingle.errors import ConfigurationError, InterfaceError
 from mingle.network import inspection
 from mingle.observe import path_checks
-from mingle.observe.ping import Figures, Peer, Pinger, PingMachine, refuses
+from mingle.observe.ping import Figures, Pinger, PingMachine, PingPeer, refuses
 from mingle.wire.echo import WAYS
 
 DOCTOR_ROUNDS = 4
@@ -95,14 +95,14 @@ def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], li
     return findings, [peer_record(peer) for peer in pinger.pings.peers.values()]
 
 
-def _resolve(network: Network, hosts: tuple[str, ...]) -> tuple[tuple[Address, ...], dict[str, str]]:
+def _resolve(network: Network, hosts: tuple[str, ...]) -> tuple[tuple[Peer, ...], dict[str, str]]:
     """Return the addresses that --check names, and the names in MINGLE_PEERS that do not resolve.
 
     Raises:
         ConfigurationError: a --check does not resolve.
     """
     problems = {each.host: inspection.resolve(each.host)[1] for each in network.peers}
-    asked: list[Address] = []
+    asked: list[Peer] = []
     for each in values.peers(list(hosts), "--check"):
         addresses, problem = inspection.resolve(each.host)
         if problem:
@@ -112,7 +112,7 @@ def _resolve(network: Network, hosts: tuple[str, ...]) -> tuple[tuple[Address, .
                 remedy=f"give its address, or look at `getent hosts {each.host}`.",
             )
         versions = ("4", "6") if network.family == "auto" else (network.family,)
-        asked += [Address(host, each.port) for host in addresses if ("6" if ":" in host else "4") in versions]
+        asked += [Peer(host, each.port) for host in addresses if ("6" if ":" in host else "4") in versions]
     return tuple(asked), {host: problem for host, problem in problems.items() if problem}
 
 
@@ -237,7 +237,7 @@ def findings_table(findings: Iterable[Finding]) -> Table:
     return Table(("CHECK", "STATUS", _FINDING), rows, prose=_FINDING, styles=styles)
 
 
-def peer_record(peer: Peer) -> dict[str, Any]:
+def peer_record(peer: PingPeer) -> dict[str, Any]:
     """Return the JSON record of a peer's figures; times are in seconds."""
     return {
         "hostname": peer.hostname,
@@ -263,7 +263,7 @@ def _figures_record(figures: Figures) -> dict[str, Any]:
     }
 
 
-def ping_rows(peer: Peer) -> list[tuple[str, ...]]:
+def ping_rows(peer: PingPeer) -> list[tuple[str, ...]]:
     """Return the cells of each path to a peer, by :data:`PING_COLUMNS`."""
     return [(str(peer), _WAY_NAMES[way], *_cells(peer.figures[way])) for way in WAYS]
 
@@ -278,7 +278,7 @@ def _cells(figures: Figures) -> tuple[str, ...]:
     )
 
 
-def ping_table(peers: Iterable[Peer], *, wide: bool = False) -> Table:
+def ping_table(peers: Iterable[PingPeer], *, wide: bool = False) -> Table:
     """Return the table for a terminal: each peer's name once, losses in color."""
     rows = [row for peer in peers for row in ping_rows(peer)]
     styles = {"LOSS": lambda text: _LOSS_STYLES.get(text, "yellow")}

@@ -104,6 +104,9 @@ class Machine(Protocol):
     def disconnected(self, conn: int, reason: str, now: float, /) -> None:
         """Process the end of a connection, or the failure to make one."""
 
+    def close(self, reason: str, /) -> None:
+        """End everything."""
+
 
 class Listening(Protocol):
     """A machine whose control port others connect to."""
@@ -653,7 +656,7 @@ class Driver:
                     events = self.connections.dial(conn, address, port, self.interfaces.index(interface))
                 except Exception as error:  # another host chose the address
                     self.note_fault(error, f"the address {address}")
-                    events = [connections.Closed(conn, f"can't be dialed: {error}")]
+                    events = [connections.Disconnected(conn, f"can't be dialed: {error}")]
             case Write(conn, data):
                 events = self.connections.write(conn, data)
             case Hangup(conn) | Reset(conn):

@@ -62,14 +62,14 @@ class Data(Struct, frozen=True):
     data: bytes
 
 
-class Closed(Struct, frozen=True):
+class Disconnected(Struct, frozen=True):
     """The connection ended, or never came to be."""
 
     conn: int
     reason: str
 
 
-Event: TypeAlias = Accepted | Connected | Data | Closed
+Event: TypeAlias = Accepted | Connected | Data | Disconnected
 
 
 class _Connection(Struct):
@@ -201,7 +201,7 @@ class Connections:
         try:
             sock = forksafe.register(socket.socket(family, socket.SOCK_STREAM))
         except OSError as error:
-            return [Closed(conn, _in_words(error))]
+            return [Disconnected(conn, _in_words(error))]
         sock.setblocking(False)
         tune(sock)
         target = (address, port, 0, index if address.startswith("fe80:") else 0)
@@ -211,7 +211,7 @@ class Connections:
             pass
         except OSError as error:
             sock.close()
-            return [Closed(conn, _in_words(error))]
+            return [Disconnected(conn, _in_words(error))]
         connection = self._connections[conn] = _Connection(conn, sock, connecting=True)
         self._selector.register(sock, selectors.EVENT_WRITE, partial(self._serve, connection))
         return []
@@ -379,7 +379,7 @@ class Connections:
     def _end(self, connection: _Connection, reason: str) -> list[Event]:
         quiet = connection.closing
         self._discard(connection)
-        return [] if quiet else [Closed(connection.conn, reason)]
+        return [] if quiet else [Disconnected(connection.conn, reason)]
 
     def _leave(self, connection: _Connection) -> None:
         """Close a connection whose bytes are all sent, after reading what came in.

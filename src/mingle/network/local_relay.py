@@ -84,7 +84,7 @@ _decoder = msgspec.msgpack.Decoder(_Relayed)
 
 
 def _is_ours(data: bytes) -> bool:
-    return datagrams.is_one(data) or datagrams.is_echo(data)
+    return datagrams.is_datagram(data) or datagrams.is_echo(data)
 
 
 def _check_unicast(text: str, family: Version) -> None:
@@ -123,7 +123,7 @@ def decode(untrusted: bytes) -> Received:
 def _is_question(data: bytes) -> bool:
     """Return whether a datagram is a question that any sender can ask."""
     try:
-        if datagrams.is_one(data):
+        if datagrams.is_datagram(data):
             return isinstance(datagrams.decode(data), Seek | List)
         from mingle.wire import echo  # only where a process pings
 

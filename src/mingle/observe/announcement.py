@@ -24,7 +24,7 @@ PROOF_SECONDS = 2.0
 MAX_CALLERS = 256
 
 
-class _Caller(Struct):
+class _Inquiry(Struct):
     conversation: HostConversation
     deadline: float
 
@@ -60,7 +60,7 @@ class Announcement:
         self._started = now
         self._announcer = Announcer(now)
         self._browse = BrowseGroup(now, now, rng)
-        self._callers: dict[int, _Caller] = {}
+        self._callers: dict[int, _Inquiry] = {}
         self._effects: list[Effect] = []
         self._noted: dict[str, None] = {}
 
@@ -150,7 +150,7 @@ class Announcement:
         conversation = HostConversation(
             job=offer.job, attempt="", session=offer.session, addresses=offer.addresses, port=offer.port, key=self._key
         )
-        self._callers[conn] = _Caller(conversation, now + PROOF_SECONDS)
+        self._callers[conn] = _Inquiry(conversation, now + PROOF_SECONDS)
 
     def owns(self, conn: int) -> bool:
         """Return whether a connection is this machine's."""

@@ -10,11 +10,11 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from mingle.config.settings import Network
 from mingle.engine import driver
-from mingle.engine.driver import Driver
+from mingle.engine.driver import Driver, Machine
 from mingle.protocol.machine import Effect, NetworkFacts
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
@@ -25,13 +25,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 logger = logging.getLogger("mingle")
-
-
-class Machine(driver.Machine, Protocol):
-    """A machine that an observer drives: a ``Finder``, an ``Announcement`` or a ``PingMachine``."""
-
-    def close(self, reason: str, /) -> None:
-        """End everything."""
 
 
 class Observer:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from mingle.diagnostics import CheckStatus, Finding
 from mingle.diagnostics.diagnosis import ANY_TCP_PORT, FAIL, PASS, WARN, Facts
 from mingle.diagnostics.firewall import Packet, allow_tcp, allow_udp, blocked
-from mingle.observe.ping import Figures, Peer, PingMachine
+from mingle.observe.ping import Figures, PingMachine, PingPeer
 
 ENOUGH = 2
 """The number of PINGs that must have been sent before their total loss is a verdict."""
@@ -59,7 +59,7 @@ class _Judge:
         self._udp_block = blocked(facts.chains, udp) if facts.group else None
         self._tcp_block = blocked(facts.chains, Packet("tcp", ANY_TCP_PORT, "", interface))
 
-    def peer(self, peer: Peer) -> list[Finding]:
+    def peer(self, peer: PingPeer) -> list[Finding]:
         """Return the faults of the paths to and from a peer, else one PASS; nothing before the first figures."""
         faults = [Finding(str(peer), *fault) for fault in self._faults(peer)]
         if faults:
@@ -72,7 +72,7 @@ class _Judge:
         text = f"{peer}: {names} pass, round trips from {best * 1000:.2f} ms"
         return [Finding(str(peer), PASS, text)]
 
-    def _faults(self, peer: Peer) -> Iterator[tuple[CheckStatus, str, str]]:
+    def _faults(self, peer: PingPeer) -> Iterator[tuple[CheckStatus, str, str]]:
         """Yield the status, the observation and the fix of each fault."""
         multicast, link, unicast, tcp = (peer.figures[way] for way in ("multicast", "link", "unicast", "tcp"))
         used = self._facts.used_names
@@ -134,7 +134,7 @@ class _Judge:
                     "look for a full queue, a weak radio link, or a rate limit between the two hosts",
                 )
 
-    def _multicast_lost(self, peer: Peer, multicast: Figures, link: Figures, unicast: Figures) -> tuple[str, str]:
+    def _multicast_lost(self, peer: PingPeer, multicast: Figures, link: Figures, unicast: Figures) -> tuple[str, str]:
         """Return the observation and the fix."""
         host = peer.hostname or peer.address
         allow = f"on {host}: {allow_udp(self._facts.port, manager=self._facts.manager)}"
@@ -181,7 +181,7 @@ class _Judge:
         )
 
 
-def _pings(peer: Peer) -> bool:
+def _pings(peer: PingPeer) -> bool:
     """Return whether the peer is known to ping us: only then does a ping that does not arrive say anything."""
     return max(peer.figures["unicast"].arrived, peer.figures["tcp"].arrived) >= ENOUGH
 

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from msgspec import Struct, field
 
 from mingle.config.settings import Network
+from mingle.engine.driver import Machine
 from mingle.network.connections import bare_address
 from mingle.network.transport import Received
-from mingle.observe.observer import Machine, Observer, new_name, this_process
+from mingle.observe.observer import Observer, new_name, this_process
 from mingle.protocol import machine
 from mingle.protocol.machine import Dial, Hangup, NewId, Write
 from mingle.wire import datagrams, echo
@@ -105,7 +106,7 @@ class Figures(Struct):
         self.sent += len(late)
 
 
-class Peer(Struct):
+class PingPeer(Struct):
     """Another process that pings."""
 
     pinger: bytes
@@ -156,10 +157,10 @@ class Reply(Struct, frozen=True):
 Effect: TypeAlias = Cast | Post | Reply | Dial | Write | Hangup
 
 
-class _Connection(Struct):
+class _Exchange(Struct):
     """A connection that carries one PING and its PONG."""
 
-    peer: Peer | None = None
+    peer: PingPeer | None = None
     """The peer that was dialed; None: the other side connected."""
     number: int = 0
     """The PING to send."""
@@ -201,7 +202,7 @@ class PingMachine:
         key: JobKey | None = None,
         own: Collection[str] = (),
     ) -> None:
-        self.peers: dict[bytes, Peer] = {}
+        self.peers: dict[bytes, PingPeer] = {}
         self.echoed: set[str] = set()
         """The interfaces on which our own multicasts came back: they pass this host's own rules."""
         self.rounds = 0
@@ -225,7 +226,7 @@ class PingMachine:
         self._until: float | None = None
         """The end of the wait for the last answers, once all rounds are over."""
         self._effects: list[Effect] = []
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, _Exchange] = {}
         self._answers: dict[str, tuple[float, int]] = {}
 
     # --- what the driver reads -------------------------------------------------------------------------------------
@@ -302,7 +303,7 @@ class PingMachine:
                 peer.figures["tcp"].failed(number, "it listens nowhere")
                 continue
             conn = self._new_id()
-            self._connections[conn] = _Connection(peer, number)
+            self._connections[conn] = _Exchange(peer, number)
             self._effects.append(Dial(conn, peer.address.partition("%")[0], peer.port, peer.interface))
 
     def _port_of(self, address: str) -> int:
@@ -365,7 +366,9 @@ class PingMachine:
             if self._may_answer(address, now) and size >= echo.PING_BYTES:
                 self._effects.append(Reply(handle, self._pong(message)))
 
-    def _known(self, message: EchoMessage, address: str, interface: str, now: float, *, trusted: bool) -> Peer | None:
+    def _known(
+        self, message: EchoMessage, address: str, interface: str, now: float, *, trusted: bool
+    ) -> PingPeer | None:
         """Return the sender of a message, or None if its secret or its job is not ours."""
         if not trusted:
             if len(self.strangers) < MAX_PEERS:
@@ -385,7 +388,7 @@ class PingMachine:
             if len(self.peers) >= MAX_PEERS:
                 worst = min(self.peers.values(), key=lambda each: (not each.gone, each.answers, each.heard_at))
                 del self.peers[worst.pinger]
-            peer = Peer(message.pinger, message.hostname, message.pid, address, interface, message.port)
+            peer = PingPeer(message.pinger, message.hostname, message.pid, address, interface, message.port)
             self.peers[message.pinger] = peer
         elif peer.address.startswith("fe80:") and not address.startswith("fe80:"):
             # People know the host by this address; a link-local one has a meaning on one interface only.
@@ -394,7 +397,7 @@ class PingMachine:
         return peer
 
     @staticmethod
-    def _leave(peer: Peer, now: float) -> None:
+    def _leave(peer: PingPeer, now: float) -> None:
         peer.gone = True
         for figures in peer.figures.values():
             # A PING that was sent just now can have come too late; an older one is lost.
@@ -417,7 +420,7 @@ class PingMachine:
         if sum(each.peer is None for each in self._connections.values()) >= MAX_ACCEPTED:
             self._effects.append(Hangup(conn))
         else:
-            self._connections[conn] = _Connection(address=address, until=now + WAIT_SECONDS)
+            self._connections[conn] = _Exchange(address=address, until=now + WAIT_SECONDS)
 
     def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
         """Process an established outgoing connection."""
@@ -436,7 +439,7 @@ class PingMachine:
             self._fail(connection, f"something else answers there: {rejected}")
         self._hang_up(conn)
 
-    def _message(self, conn: int, connection: _Connection, message: EchoMessage, now: float, *, trusted: bool) -> None:
+    def _message(self, conn: int, connection: _Exchange, message: EchoMessage, now: float, *, trusted: bool) -> None:
         if connection.peer is not None:
             if trusted and isinstance(message, EchoReply) and message.asker == self._pinger:
                 connection.peer.figures["tcp"].answered(message.number, now)
@@ -454,7 +457,7 @@ class PingMachine:
         self._effects.append(Write(conn, echo.framed(echo.encode(message, self._key))))
 
     @staticmethod
-    def _fail(connection: _Connection, reason: str) -> None:
+    def _fail(connection: _Exchange, reason: str) -> None:
         if connection.peer is not None:
             connection.peer.figures["tcp"].failed(connection.number, reason)
 

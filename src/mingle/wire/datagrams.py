@@ -250,7 +250,7 @@ def decode(untrusted: bytes, key: JobKey | None = None) -> Datagram:
         if not is_signed_by(key, b"datagram", untrusted):
             raise Rejected("signature")
     try:
-        message = _decoder.decode(body_of(untrusted))
+        message = _decoder.decode(payload_of(untrusted))
         # msgspec counts characters; the limit is in bytes. Surrogates can't occur: MessagePack text is UTF-8.
         if len(message.job.encode()) > MAX_JOB_ID_BYTES:
             raise Rejected("malformed")
@@ -280,7 +280,7 @@ def check_header(untrusted: bytes, magic: bytes) -> None:
         raise Rejected(f"version {untrusted[4]}")
 
 
-def body_of(untrusted: bytes) -> bytes:
+def payload_of(untrusted: bytes) -> bytes:
     """Return what lies between the header and the MAC, if it has one."""
     return untrusted[HEADER_BYTES : -DATAGRAM_MAC_BYTES if is_signed(untrusted) else None]
 
@@ -297,7 +297,7 @@ def is_signed(data: bytes) -> bool:
     return len(data) >= HEADER_BYTES and bool(data[6] & FLAG_SIGNED)
 
 
-def is_one(untrusted: bytes) -> bool:
+def is_datagram(untrusted: bytes) -> bool:
     """Return whether bytes look like a datagram of ours, regardless of its content and its signature."""
     return HEADER_BYTES < len(untrusted) <= MAX_BYTES and untrusted[:4] == MAGIC
 

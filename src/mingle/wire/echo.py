@@ -23,12 +23,12 @@ from mingle.wire.datagrams import (
     ProcessId,
     Rejected,
     ShortText,
-    body_of,
     check_header,
     is_signed,
     is_signed_by,
     job_group,
     make_printable,
+    payload_of,
     with_header,
 )
 
@@ -116,7 +116,7 @@ def decode(untrusted: bytes) -> EchoMessage:
     """
     check_header(untrusted, ECHO_MAGIC)
     try:
-        return _decoder.decode(body_of(untrusted))
+        return _decoder.decode(payload_of(untrusted))
     except (msgspec.DecodeError, ValueError, RecursionError):
         raise Rejected("malformed") from None
 
