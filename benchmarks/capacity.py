@@ -250,7 +250,7 @@ class Crowd:
 
     def close(self, reason: str) -> None:
         """End all members."""
-        for member in self._members.values():
+        for member in self._members:
             member.close(reason)
 
 
