@@ -87,7 +87,7 @@ def test_an_option_that_cannot_be_used_is_named_as_it_was_given(words: tuple[str
 
     result = CliRunner().invoke(probe, words)
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"probe: {named}")
+    assert result.stderr.startswith(f"mingle-discover probe: {named}")
 
 
 def fail(error: Exception, *arguments: str) -> Result:
@@ -106,7 +106,7 @@ def test_an_error_goes_to_stderr_and_with_json_to_stdout_as_well(
     error = kind.explain("seen", cause="why", remedy="do")
     plain = fail(error)
     assert (plain.exit_code, plain.stdout) == (status, "")
-    assert plain.stderr == "probe: seen\n  likely cause: why\n  fix: do\n"
+    assert plain.stderr == "mingle-discover probe: seen\n  likely cause: why\n  fix: do\n"
     as_json = fail(error, "--json")
     assert (as_json.exit_code, as_json.stderr) == (status, plain.stderr)
     assert json.loads(as_json.stdout) == {
