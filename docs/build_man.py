@@ -14,6 +14,7 @@ import click
 from mingle import cli
 from mingle.check.command import check
 from mingle.config.settings import VARIABLES
+from mingle.run.command import run
 
 FOLDER = Path(__file__).with_name("man")
 DISCOVER_STATUS = [
@@ -26,7 +27,7 @@ DISCOVER_STATUS = [
 
 def pages() -> dict[str, str]:
     """Return the text of each page in roff, by its file's name."""
-    return {"mingle-discover.1": discover_page(), "mingle-check.1": check_page()}
+    return {"mingle-discover.1": discover_page(), "mingle-check.1": check_page(), "mingle-run.1": run_page()}
 
 
 def discover_page() -> str:
@@ -57,6 +58,20 @@ def check_page() -> str:
     lines = [*_head("mingle-check", check, "[\\fIOPTION\\fR]..."), ".SH OPTIONS", *_definitions(_options(check))]
     lines += [".SH EXAMPLE", *_lines((check.epilog or "").removeprefix("Example: "))]
     status = [("0", "Healthy."), ("1", "A fault was named."), ("2", "Wrong usage."), ("130", "Ended by Ctrl-C.")]
+    return _text([*lines, *_tail(status, "mingle-discover")])
+
+
+def run_page() -> str:
+    """Return the page of ``mingle-run``."""
+    usage = "\\fB\\-\\-nnodes\\fR \\fIN\\fR [\\fIOPTION\\fR]... \\-\\- \\fICOMMAND\\fR [\\fIARGUMENT\\fR]..."
+    lines = [*_head("mingle-run", run, usage), ".SH OPTIONS", *_definitions(_options(run))]
+    lines += [".SH EXAMPLE", *_lines((run.epilog or "").removeprefix("Example: "))]
+    status = [
+        ("0", "The command has succeeded."),
+        ("1", "The machines have not found each other, or another machine has failed and the command has not."),
+        ("2", "Wrong usage."),
+        ("other", "The status of the command; 128 and the signal's number if a signal has ended it."),
+    ]
     return _text([*lines, *_tail(status, "mingle-discover")])
 
 

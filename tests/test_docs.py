@@ -31,6 +31,8 @@ from mingle.cli.output import SCHEMA
 from mingle.config import settings
 from mingle.engine.progress import line
 from mingle.protocol.machine import Snapshot
+from mingle.run import command as run_command
+from mingle.run import placeholders
 from mingle.wire import datagrams
 from tests.forked_ranks import Rank, run_ranks
 from tests.test_project import MODULES, imports
@@ -286,7 +288,7 @@ def test_the_reference_is_that_of_the_docstrings() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["mingle-discover.1", "mingle-check.1"])
+@pytest.mark.parametrize("name", ["mingle-discover.1", "mingle-check.1", "mingle-run.1"])
 def test_the_manual_pages_are_those_of_the_commands(name: str) -> None:
     path, text = build_man.FOLDER / name, build_man.pages()[name]
     if UPDATE:
@@ -294,7 +296,9 @@ def test_the_manual_pages_are_those_of_the_commands(name: str) -> None:
     assert read(path) == text, "an option or a help text has changed: make man"
     # Text must not begin a line with a control character: roff would take the line as a macro.
     macros = {line.split()[0] for line in text.splitlines() if line.startswith((".", "'"))}
-    assert macros == {".TH", ".SH", ".SS", ".B", ".BR", ".PP", ".TP"} - ({".SS"} if "check" in name else set())
+    assert macros == {".TH", ".SH", ".SS", ".B", ".BR", ".PP", ".TP"} - (
+        set() if name == "mingle-discover.1" else {".SS"}
+    )
 
 
 def test_the_covered_names_are_the_public_ones() -> None:
@@ -373,6 +377,10 @@ def test_what_a_reader_types_is_there(command: Command) -> None:
         assert {each for each in arguments if "=" not in each} <= set(targets)
     elif program.startswith("./"):
         assert (ROOT / program).exists() or _is_example(program)
+    elif program == "mingle-run":
+        given = run_command.run.make_context("mingle-run", arguments).params
+        for line in (given["command"], shlex.split(given["head"] or "")):
+            placeholders.check(line)
     elif program == "mingle-check":
         check_command.check.make_context("mingle-check", arguments)
     elif program not in ("torchrun", "mingle-discover"):  # these have tests of their own

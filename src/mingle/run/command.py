@@ -40,6 +40,7 @@ logger = logging.getLogger("mingle")
         "allow_interspersed_args": False,
     },
     options_metavar="--nnodes N [OPTIONS] --",
+    epilog="Example: mingle-run --nnodes 3 -- ./serve --join {master_addr}:{master_port} --rank {node_rank}",
 )
 @click.option("--nnodes", type=click.IntRange(1), required=True, metavar="N", help="Number of machines.")
 @click.option(

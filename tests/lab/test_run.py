@@ -1,0 +1,173 @@
+"""mingle-run on real hosts: any program on each of them, and what its end, or a host's, does to the others."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.levels import chosen, repeated
+
+from . import Host, Lab, Process
+
+COMMAND = (sys.executable, "-m", "mingle.run.command")
+SECONDS = 60.0
+LOST_SECONDS = 45.0
+"""Far above the time to notice a dead machine: ten seconds of TCP's, and five in which it could come back."""
+WAITING = ("sh", "-c", "echo $$ started as {node_rank} at {master_addr}; exec sleep 1000")
+ENDED = 128 + signal.SIGTERM
+
+
+def start(host: Host, *words: str, count: int = 3, env: dict[str, str] | None = None) -> Process:
+    variables = {"MINGLE_TIMEOUT": f"{SECONDS:g}", **(env or {})}
+    return host.run([*COMMAND, "--nnodes", str(count), "--job-id", "lab", *words], env=variables)
+
+
+def hosts_of(lab: Lab, count: int = 3) -> list[Host]:
+    network = lab.network()
+    return [lab.host(network) for _ in range(count)]
+
+
+def running(hosts: list[Host], *words: str) -> tuple[list[Process], list[int]]:
+    """Start a program that waits on every host, by given node ranks; return them and the pids of the programs."""
+    processes = [start(host, "--node-rank", str(rank), *words, "--", *WAITING) for rank, host in enumerate(hosts)]
+    for rank, process in enumerate(processes):
+        process.wait_for_output(f"started as {rank} at {hosts[0].address()}", SECONDS)
+    return processes, [int(process.stdout.split()[0]) for process in processes]
+
+
+def ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.quick
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_three_hosts_are_assigned_node_ranks_and_told_one_address(lab: Lab, seed: int) -> None:
+    hosts = hosts_of(lab)
+    show = (
+        'echo "{node_rank} $NODE_RANK {nnodes} {master_addr} {master_port} {address} {interface} $GLOO_SOCKET_IFNAME"'
+    )
+    processes = [start(host, "--", "sh", "-c", show) for host in hosts]
+    assert [process.wait(SECONDS) for process in processes] == [0, 0, 0]
+    said = {host: process.stdout.split() for host, process in zip(hosts, processes, strict=True)}
+    assert sorted(words[0] for words in said.values()) == ["0", "1", "2"]
+    (head,) = (host for host, words in said.items() if words[0] == "0")
+    (port,) = {words[4] for words in said.values()}
+    for host, words in said.items():
+        assert words == [words[0], words[0], "3", head.address(), port, host.address(), "eth0", "eth0"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_over_ipv6_with_a_secret_and_another_command_on_node_0(lab: Lab, tmp_path: Path, seed: int) -> None:
+    network = lab.network(None, ipv6="fd00:77::/64")
+    hosts = [lab.host(network) for _ in range(3)]
+    secret = tmp_path / "secret"
+    secret.write_text("correct horse battery staple")
+    secret.chmod(0o600)
+    words = ("--secret-file", str(secret), "--head", "echo head [{master_addr}]", "--", "echo", "{address}")
+    processes = [start(host, "--node-rank", str(rank), *words) for rank, host in enumerate(hosts)]
+    assert [process.wait(SECONDS) for process in processes] == [0, 0, 0]
+    assert [process.stdout.strip() for process in processes] == [
+        f"head [{hosts[0].address()}]",
+        hosts[1].address(),
+        hosts[2].address(),
+    ]
+
+
+def test_another_secret_is_named(lab: Lab) -> None:
+    hosts = hosts_of(lab, 2)
+    processes = [
+        start(host, "-t", "6", "--", "true", count=2, env={"MINGLE_SECRET": f"{host.name} has its own"})
+        for host in hosts
+    ]
+    assert [process.wait(SECONDS) for process in processes] == [1, 1]
+    for process in processes:
+        assert "mingle-run: " in process.stderr
+        assert "give every rank the same MINGLE_SECRET" in process.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("what", ["program", "mingle-run", "machine", "Ctrl-C"])
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_the_end_of_one_ends_the_others_and_names_it(lab: Lab, what: str, victim: int, seed: int) -> None:
+    hosts = hosts_of(lab)
+    processes, pids = running(hosts)
+    if what == "program":
+        hosts[victim].run(["kill", "-9", str(pids[victim])]).wait()
+        status, told = 128 + signal.SIGKILL, "its command was ended by SIGKILL"
+    elif what == "Ctrl-C":
+        processes[victim].send_signal(signal.SIGINT)
+        status, told = 128 + signal.SIGINT, "its command was ended by SIGINT after SIGINT"
+    elif what == "mingle-run":
+        processes[victim].kill()
+        status, told = -signal.SIGKILL, "is lost"
+    else:
+        hosts[victim].cut()
+        status, told = ENDED, "is lost"
+    statuses = [process.wait(LOST_SECONDS) for process in processes]
+    assert statuses == [status if number == victim else ENDED for number in range(3)]
+    for number, process in enumerate(processes):
+        if number != victim:
+            assert f"node {victim} on host {hosts[victim].name}" in process.stderr.replace("is lost (host", "on host")
+            assert told in process.stderr
+            assert "fix: " in process.stderr
+    assert all(ended(pid) for pid in pids)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("what", ["program", "mingle-run", "machine"])
+@pytest.mark.parametrize("victim", chosen([0], soak=[2]))
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_with_keep_going_the_others_run_on(lab: Lab, what: str, victim: int, seed: int) -> None:
+    hosts = hosts_of(lab)
+    processes, pids = running(hosts, "--keep-going")
+    others = [number for number in range(3) if number != victim]
+    if what == "program":
+        hosts[victim].run(["kill", "-9", str(pids[victim])]).wait()
+    elif what == "mingle-run":
+        processes[victim].kill()
+    else:
+        hosts[victim].cut()
+    for number in others:
+        if what != "program" and (victim == 0 or number == 0):  # the host alone knows of the loss of a member
+            processes[number].wait_for_output("the command runs on (--keep-going): node", LOST_SECONDS)
+    for number in others:
+        assert not ended(pids[number])
+        hosts[number].run(["kill", "-9", str(pids[number])]).wait()
+        if number != 0 or what != "program":
+            assert processes[number].wait(SECONDS) == 128 + signal.SIGKILL
+
+
+REDUCE = """
+import json, os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1.0])
+dist.all_reduce(total)
+print(json.dumps([dist.get_rank(), total.item(), os.environ["GLOO_SOCKET_IFNAME"]]))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_static_torchrun_on_three_hosts_with_two_workers_each(lab: Lab, tmp_path: Path, seed: int) -> None:
+    script = tmp_path / "reduce.py"
+    script.write_text(REDUCE)
+    place = ("--nnodes={nnodes}", "--node-rank={node_rank}")
+    master = ("--master-addr={master_addr}", "--master-port={master_port}")
+    hosts = hosts_of(lab)
+    words = ("--", sys.executable, "-m", "torch.distributed.run", *place, *master, "--nproc-per-node=2", str(script))
+    processes = [start(host, *words) for host in hosts]
+    assert [process.wait(240) for process in processes] == [0, 0, 0]
+    records = [json.loads(text) for process in processes for text in process.stdout.splitlines() if text[0] == "["]
+    assert sorted(records) == [[rank, 21.0, "eth0"] for rank in range(6)]
