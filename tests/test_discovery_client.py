@@ -90,7 +90,7 @@ def test_a_signature_is_a_sign_for_who_has_no_secret(secured: bool) -> None:
 def test_what_is_not_verified_counts_if_it_is_of_its_own_job() -> None:
     alone = Alone(secured=True)
     for message in (seek(), offer(), offer(job="other"), offer(attempt="1")):
-        alone.client.heard_unverified(message)
+        alone.diagnostics.unverified(IDENTITY, message)
     assert alone.diagnostics.secret_signs == 2
 
 

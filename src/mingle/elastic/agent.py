@@ -207,19 +207,19 @@ class Agent:
             self._look(now)
 
     def heard(self, message: Datagram, source: Source, now: float) -> None:
-        """A valid datagram came in."""
+        """Handle a valid datagram."""
         self.check(now)
         if self.part is not None and not (isinstance(message, Offer) and message.host == self.identity.member):
             self.part.heard(message, source, now)
             self._look(now)
 
     def heard_unverified(self, message: Datagram) -> None:
-        """A datagram came in whose signature is missing or wrong."""
+        """Handle a datagram whose signature is missing or wrong."""
         if self.part is not None:
             self.part.heard_unverified(message)
 
     def accepted(self, conn: int, address: str, now: float) -> None:
-        """Somebody has connected to the control port."""
+        """Handle a connection to the control port."""
         self.check(now)
         if isinstance(self.part, Elector | ElasticHost):
             self.part.accepted(conn, address, now)
@@ -227,25 +227,25 @@ class Agent:
             self._effects.append(Hangup(conn))
 
     def owns(self, conn: int) -> bool:
-        """Tells whether a connection is this machine's."""
+        """Return whether a connection is this machine's."""
         return self.part is not None and self.part.owns(conn)
 
     def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
-        """A connection that was dialled stands."""
+        """Handle a connection that was dialed and stands."""
         self.check(now)
         if self.part is not None and self.part.owns(conn):
             self.part.connected(conn, local_address, interface, now, weak=weak)
             self._look(now)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
-        """Bytes came in on a connection."""
+        """Handle bytes that came in on a connection."""
         self.check(now)
         if self.part is not None and self.part.owns(conn):
             self.part.received(conn, untrusted, now)
             self._look(now)
 
     def disconnected(self, conn: int, reason: str, now: float) -> None:
-        """A connection ended, or could not be made."""
+        """Handle a connection that ended or could not be made."""
         self.check(now)
         if self.part is not None and self.part.owns(conn):
             self.part.disconnected(conn, reason, now)
@@ -275,7 +275,7 @@ class Agent:
             self.part.store_unreachable(session, epoch, reason, now)
 
     def handle_timer(self, now: float) -> None:
-        """Does what the clock demands."""
+        """Do everything that is due."""
         self.check(now)
         if self.part is not None:
             self.part.handle_timer(now)

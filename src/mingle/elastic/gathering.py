@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mingle import forksafe
@@ -46,6 +46,20 @@ class Gathered:
     address: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _State:
+    """What callers read of the loop's agent: replaced as a whole, so that reading it takes no lock."""
+
+    gathered: Gathered | None = None
+    store: Any | None = None
+    present: frozenset[bytes] | None = None
+    ending: bool = False
+    held_until: float = float("-inf")
+    lost: str | None = None
+    ended: str | None = None
+    failure: MingleError | None = None
+
+
 class Gathering:
     """One agent's place among the agents of its job, across generations. Thread-safe.
 
@@ -68,14 +82,7 @@ class Gathering:
         self._pid = os.getpid()
         self._loop: AgentLoop | None = None
         self._lock = forksafe.register_lock(threading.Condition())
-        self._gathered: Gathered | None = None
-        self._store: Any | None = None
-        self._present: frozenset[bytes] | None = None
-        self._lost: str | None = None
-        self._ended: str | None = None
-        self._failure: MingleError | None = None
-        self._held_until = float("-inf")
-        self._ending = False
+        self._state = _State()
         self._losses = 0
         self._closed = False
 
@@ -84,8 +91,7 @@ class Gathering:
     @property
     def store(self) -> Any | None:
         """The ``TCPStore`` on the host: the server, whose port is never let go of. None elsewhere."""
-        with self._lock:
-            return self._store
+        return self._state.store
 
     @property
     def member(self) -> bytes:
@@ -95,32 +101,28 @@ class Gathering:
     @property
     def present(self) -> frozenset[bytes] | None:
         """On the host, the member ids of all that are in the session now, its own included; None elsewhere."""
-        with self._lock:
-            return self._present
+        return self._state.present
 
     @property
     def held(self) -> bool:
         """Return whether this agent can complete a round now: its lease must be valid at this moment."""
-        with self._lock:
-            return self._gathered is not None and boot_time() < self._held_until
+        state = self._state
+        return state.gathered is not None and boot_time() < state.held_until
 
     @property
     def ending(self) -> bool:
         """On the host: whether an agent has ended the job for all, after which no round begins."""
-        with self._lock:
-            return self._ending
+        return self._state.ending
 
     @property
     def lost(self) -> str | None:
         """Why the session that :meth:`gather` returned is no more, in words; None while it is."""
-        with self._lock:
-            return self._lost
+        return self._state.lost
 
     @property
     def ended(self) -> str | None:
         """Why the host has ended the job on purpose, in words; None: it has not."""
-        with self._lock:
-            return self._ended
+        return self._state.ended
 
     # --- what the caller does --------------------------------------------------------------------------------------
 
@@ -137,7 +139,7 @@ class Gathering:
 
         def begin() -> None:
             with self._lock:
-                self._lost = self._failure = None
+                self._state = replace(self._state, lost=None, failure=None)
                 self.disturbed.clear()
             loop.agent.gather(boot_time())
             self._publish()
@@ -149,13 +151,16 @@ class Gathering:
         if loop.driver.failure is not None:
             raise loop.driver.failure.copied()
         with self._lock:
-            while self._gathered is None and self._ended is None and self._failure is None and not self._closed:
+            while not self._closed:
+                state = self._state
+                if state.gathered is not None:
+                    return state.gathered
+                if state.failure is not None:
+                    raise state.failure.copied()
+                if state.ended is not None:
+                    raise elastic_reports.ended(self._identity, state.ended)
                 self._lock.wait()
-            if self._gathered is not None and not self._closed:
-                return self._gathered
-            if self._failure is not None:
-                raise self._failure.copied()
-            raise elastic_reports.ended(self._identity, self._ended or "this agent has closed its part in it")
+        raise elastic_reports.ended(self._identity, "this agent has closed its part in it")
 
     def workers_done(self) -> None:
         """Note that this node's workers are done: from now on a loss starts no election and no gathering."""
@@ -175,7 +180,7 @@ class Gathering:
         with self._lock:
             self._closed = True
             loop, self._loop = self._loop, None
-            self._gathered = self._store = self._present = None
+            self._state = replace(self._state, gathered=None, store=None, present=None)
             self._lock.notify_all()
         if loop is not None:
             loop.stop(reason)
@@ -195,41 +200,45 @@ class Gathering:
         loop = self._loop
         if loop is None:
             return
-        agent = loop.agent
+        state = self._present_state(loop)
         with self._lock:
             if self._closed:
                 return
-            if loop.driver.failure is not None:
-                # The machine's state is void after the failure, and no other session follows.
-                self._failure, self._lost = loop.driver.failure, loop.driver.failure.observation
-                self._gathered = self._store = self._present = None
+            self._state = state
+            if state.lost is not None or state.ended is not None:
                 self.disturbed.set()
-                self._lock.notify_all()
-                return
-            outcome = agent.outcome
-            if agent.losses > self._losses:
-                self._losses, self._lost = agent.losses, agent.lost
-                self.disturbed.set()
-            if agent.ended is not None and self._ended is None:
-                self._ended = agent.ended
-                self.disturbed.set()
-            self._failure = agent.failure
-            self._held_until = agent.held_until
-            hosting = agent.part if isinstance(agent.part, ElasticHost) and outcome is not None else None
-            self._present = None if hosting is None else frozenset(hosting.registrar.seats)
-            self._ending = hosting is not None and hosting.quorum.ending
-            if outcome is None:
-                self._gathered = self._store = None
-            elif self._gathered is None or self._gathered.session != outcome.session:
-                server = loop.stores.server
-                self._store = server.handle if hosting is not None and server is not None else None
-                self._gathered = Gathered(
-                    session=outcome.session,
-                    generation=max(agent.memory.generation, 0),
-                    is_host=hosting is not None,
-                    store_address=outcome.store_address,
-                    store_port=outcome.store_port,
-                    interface=outcome.interface,
-                    address=outcome.address,
-                )
             self._lock.notify_all()
+
+    def _present_state(self, loop: AgentLoop) -> _State:
+        agent, before, failure = loop.agent, self._state, loop.driver.failure
+        if failure is not None:
+            # The machine's state is void after the failure, and no other session follows.
+            return _State(lost=failure.observation, ended=before.ended, failure=failure)
+        lost, outcome, gathered, handle = before.lost, agent.outcome, before.gathered, before.store
+        if agent.losses > self._losses:
+            self._losses, lost = agent.losses, agent.lost
+        hosting = agent.part if isinstance(agent.part, ElasticHost) and outcome is not None else None
+        if outcome is None:
+            gathered = handle = None
+        elif gathered is None or gathered.session != outcome.session:
+            server = loop.stores.server
+            handle = server.handle if hosting is not None and server is not None else None
+            gathered = Gathered(
+                session=outcome.session,
+                generation=max(agent.memory.generation, 0),
+                is_host=hosting is not None,
+                store_address=outcome.store_address,
+                store_port=outcome.store_port,
+                interface=outcome.interface,
+                address=outcome.address,
+            )
+        return _State(
+            gathered=gathered,
+            store=handle,
+            present=None if hosting is None else frozenset(hosting.registrar.seats),
+            ending=hosting is not None and hosting.quorum.ending,
+            held_until=agent.held_until,
+            lost=lost,
+            ended=agent.ended,
+            failure=agent.failure,
+        )

@@ -20,7 +20,6 @@ import msgspec
 
 from mingle.wire import frames
 from mingle.wire.authentication import FrameKeys, JobKey, join_fields, new_nonce, session_hash
-from mingle.wire.datagrams import Rejected
 from mingle.wire.frames import AnyFrame, FrameReader, Hello, ProcessInfo, Prove, Purpose, Refused, Welcome, encode_frame
 
 
@@ -92,7 +91,7 @@ class Conversation:
         self._outgoing = bytearray(frames.PREFACE)
 
     def send(self, frame: AnyFrame) -> None:
-        """Puts a frame into the outgoing buffer."""
+        """Append a frame to the outgoing buffer."""
         self._outgoing += encode_frame(frame, self._keys)
 
     def send_body(self, body: bytes) -> None:
@@ -105,13 +104,13 @@ class Conversation:
         return bool(self._outgoing)
 
     def data_to_send(self) -> bytes:
-        """Hands out what is to be written on the connection."""
+        """Return the bytes to write on the connection, once."""
         data = bytes(self._outgoing)
         self._outgoing.clear()
         return data
 
     def _begin(self, transcript: bytes, *, host: bool) -> None:
-        """Ends the handshake: from now on frames may be long and, with a secret, carry MACs."""
+        """End the handshake: from now on frames can be long and, with a secret, carry MACs."""
         self._reader.max_bytes = frames.MAX_FRAME_BYTES
         if self._key is not None:
             self._keys = self._reader.keys = FrameKeys(self._key, transcript, host=host)
@@ -130,7 +129,7 @@ class MemberConversation(Conversation):
         self._outgoing += encoded
 
     def receive_data(self, untrusted: bytes) -> list[AnyFrame]:
-        """Takes bytes from the host and returns the frames in them that came after its proof.
+        """Take bytes from the host and return the frames in them that came after its proof.
 
         Raises:
             HandshakeFailed: this is not the host we look for.
@@ -194,7 +193,7 @@ class HostConversation(Conversation):
         self.proved = False
 
     def receive_data(self, untrusted: bytes) -> list[AnyFrame]:
-        """Takes bytes from a caller and returns the frames in them that came after its proof.
+        """Take bytes from a caller and return the frames in them that came after its proof.
 
         Raises:
             HandshakeFailed: the caller looks for somebody else or has no secret; a REFUSED to be sent before
@@ -239,6 +238,3 @@ class HostConversation(Conversation):
             raise HandshakeFailed("secret", "the caller did not prove the secret")
         self.proved = True
         self._begin(self._transcript, host=True)
-
-
-__all__ = ["Conversation", "HandshakeFailed", "HostConversation", "MemberConversation", "Rejected"]

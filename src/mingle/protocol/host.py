@@ -283,13 +283,7 @@ class Host:
             return
         if isinstance(message, List):
             self._heard_list(message, source, now)
-        elif message.job != self.identity.job:
-            self.diagnostics.other(message, source)
-        elif message.attempt != self.identity.attempt:
-            note(self.diagnostics.other_attempts, message.attempt, source.address)
-        else:
-            if source.signed and not self.secured:
-                self.diagnostics.signed_without_secret += 1
+        elif self.diagnostics.concerns(self.identity, message, source, secured=self.secured):
             if isinstance(message, Seek):
                 self._heard_seek(message, source)
             elif isinstance(message, Offer) and message.session != self.session:
@@ -331,11 +325,8 @@ class Host:
             self.conflicts.heard(offer, named(offer, source.interface, source.address), now, sender=source.address)
 
     def heard_unverified(self, message: Datagram) -> None:
-        """Note a datagram whose signature is missing or wrong: a hint for the report."""
-        observer = isinstance(message, Seek) and message.kind == "announcement"
-        ours = (message.job, message.attempt) == (self.identity.job, self.identity.attempt)
-        if ours and not observer:
-            self.diagnostics.secret_signs += 1
+        """Handle a datagram whose signature is missing or wrong."""
+        self.diagnostics.unverified(self.identity, message)
 
     # --- connections -----------------------------------------------------------------------------------------------
 

@@ -154,7 +154,7 @@ class Context(Struct, frozen=True, kw_only=True):
 
 
 def scoped(address: str, interface: str) -> str:
-    """Returns an address as torch and the kernel need it here: a link-local one with the interface it is reached by."""
+    """Return an address as torch and the kernel need it here: a link-local one with the interface it is reached by."""
     return f"{address}%{interface}" if address.startswith("fe80:") else address
 
 
@@ -351,8 +351,25 @@ class Diagnostics(Struct):
             where = f"host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}"
             self.seekers[message.member] = f"{rank} on {where}"
 
+    def concerns(self, identity: Identity, message: Datagram, source: Source, *, secured: bool) -> bool:
+        """Note a datagram of another job or attempt; return whether this one is of the same job and attempt."""
+        if message.job != identity.job:
+            self.other(message, source)
+        elif message.attempt != identity.attempt:
+            note(self.other_attempts, message.attempt, source.address)
+        else:
+            self.signed_without_secret += source.signed and not secured
+            return True
+        return False
+
+    def unverified(self, identity: Identity, message: Datagram) -> None:
+        """Note a datagram whose signature is missing or wrong: a hint for the report, and no more than that."""
+        ours = (message.job, message.attempt) == (identity.job, identity.attempt)
+        if ours and not (isinstance(message, Seek) and message.kind == "announcement"):
+            self.secret_signs += 1
+
     def other(self, message: Datagram, source: Source) -> None:
-        """Notes a datagram of another job or attempt."""
+        """Note a datagram of another job."""
         if isinstance(message, Seek | Offer):
             who = f"host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}"
         elif message.job in self.other_jobs:
@@ -363,12 +380,12 @@ class Diagnostics(Struct):
 
 
 def note(memory: dict[str, str], name: str, text: str) -> None:
-    """Keeps a remark, unless too many are kept already."""
+    """Keep a remark, unless too many are kept already."""
     if name and (name in memory or len(memory) < REMEMBERED_PER_KIND):
         memory[name] = text
 
 
 def note_name(memory: dict[str, None], name: str) -> None:
-    """Keeps a name, unless too many are kept already."""
+    """Keep a name, unless too many are kept already."""
     if name in memory or len(memory) < REMEMBERED_PER_KIND:
         memory[name] = None

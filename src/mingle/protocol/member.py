@@ -234,7 +234,7 @@ class Joiner(SessionPolicy[KnownSession]):
 
     def heard_unverified(self, message: Datagram) -> None:
         """Handle a datagram whose signature is missing or wrong."""
-        self._client.heard_unverified(message)
+        self.diagnostics.unverified(self.identity, message)
 
     def _offered(self, offer: Offer, interface: str, sender: str, now: float) -> None:
         """Handle a datagram that names a host of this job."""

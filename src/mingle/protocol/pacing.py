@@ -21,7 +21,6 @@ from mingle.protocol.machine import (
     Identity,
     Multicast,
     Source,
-    note,
     note_name,
 )
 from mingle.wire.datagrams import Datagram, List, Offer, Seek
@@ -72,7 +71,7 @@ UNICAST_ANSWERS_AT_ONCE = 8.0
 
 
 class Seeker:
-    """Decides when a rank asks for its host."""
+    """The times at which a rank asks for its host."""
 
     def __init__(self, world_size: int, now: float, rng: random.Random) -> None:
         self._rng = rng
@@ -89,21 +88,21 @@ class Seeker:
         return self._next
 
     def resume(self, now: float) -> None:
-        """Starts (again) to ask, quickly first."""
+        """Start to ask, or start again: quickly first."""
         self._interval = self._shortest
         self._next = now + self._rng.uniform(0, self._first)
 
     def pause(self) -> None:
-        """Stops asking: the rank has a host."""
+        """Stop asking: the rank has a host."""
         self._next = None
 
     def heard_seek(self, now: float) -> None:
-        """Somebody asked everybody for the same job: as good as having asked."""
+        """Take note that another rank of the job has asked by multicast, which serves this one as well."""
         if self._next is not None:
             self._schedule(now)
 
     def should_ask(self, now: float) -> bool:
-        """Tells whether to ask now; if so, the next time is set."""
+        """Return whether to ask now; if so, set the next time."""
         if self._next is None or now < self._next:
             return False
         self._schedule(now)
@@ -116,7 +115,7 @@ class Seeker:
 
 
 class Announcer:
-    """Decides when a host speaks."""
+    """The times at which a host sends its OFFER."""
 
     def __init__(self, now: float) -> None:
         self.sealed = False
@@ -128,11 +127,11 @@ class Announcer:
         self.burst(now)
 
     def burst(self, now: float) -> None:
-        """Begins a fresh burst: at the start, and when a session takes members again."""
+        """Begin a burst: at the start, and when a session takes members again."""
         self._burst = [now + offset for offset in BURST_SECONDS]
 
     def asked(self) -> None:
-        """Somebody looks for this job, or claims to host it."""
+        """Take note that another process looks for this job, or claims to host it."""
         self._asked = True
 
     def next_timer(self) -> float | None:
@@ -152,7 +151,7 @@ class Announcer:
         return ANSWER_GAP_SECONDS, ANSWER_CREDIT
 
     def should_speak(self, now: float) -> bool:
-        """Tells whether to speak now; if so, the next time is set."""
+        """Return whether to speak now; if so, set the next time."""
         due = self.next_timer()
         if due is None or now < due:
             return False
@@ -165,7 +164,7 @@ class Announcer:
 
 
 class BrowseGroup:
-    """Decides when to ask on the browse group and when to answer.
+    """The times at which a process asks on the browse group, and answers there.
 
     The browse group is a well-known group on which nothing is said unless somebody asks. A rank that is about to fail
     asks there who else is around, so that a mistyped job id, the commonest mistake, can be named; ``mingle-discover
@@ -211,13 +210,13 @@ class BrowseGroup:
             self._last_due = None
 
     def asked(self, now: float) -> None:
-        """Somebody asked who is there, and is to be answered."""
+        """Plan an answer to a question by multicast."""
         if self._answer_at is None:
             at = now + self._rng.uniform(0, BROWSE_ANSWER_JITTER_SECONDS)
             self._answer_at = max(at, self._answered_at + BROWSE_ANSWER_GAP_SECONDS)
 
     def may_answer_by_unicast(self, now: float) -> bool:
-        """Somebody asked by unicast: tells whether that is answered, and counts it."""
+        """Return whether to answer a question by unicast, and count the answer."""
         earned = max(0.0, now - self._credited_at) * UNICAST_ANSWERS_PER_SECOND
         self._credit, self._credited_at = min(UNICAST_ANSWERS_AT_ONCE, self._credit + earned), now
         if self._credit < 1.0:
@@ -226,11 +225,11 @@ class BrowseGroup:
         return True
 
     def answered(self) -> None:
-        """Somebody of the same job spoke: everybody knows of it already."""
+        """Cancel the planned answer: another process has named the job already."""
         self._answer_at = None
 
     def should_ask(self, now: float) -> bool:
-        """Tells whether to ask now."""
+        """Return whether to ask now."""
         if self._early is not None and now >= self._early:
             self._early = None
             return True
@@ -240,7 +239,7 @@ class BrowseGroup:
         return False
 
     def should_answer(self, now: float) -> bool:
-        """Tells whether to answer now."""
+        """Return whether to answer now."""
         if self._answer_at is None or now < self._answer_at:
             return False
         self._answer_at = None
@@ -277,12 +276,7 @@ class DiscoveryClient:
         if isinstance(message, List):
             if message.member != identity.member:
                 self._browsed(message, source, now, seated=seated)
-        elif message.job != identity.job:
-            diagnostics.other(message, source)
-        elif message.attempt != identity.attempt:
-            note(diagnostics.other_attempts, message.attempt, source.address)
-        else:
-            diagnostics.signed_without_secret += source.signed and not self._secured
+        elif diagnostics.concerns(identity, message, source, secured=self._secured):
             if isinstance(message, Seek) and message.member != identity.member:
                 diagnostics.seeker(message, source)
                 self._browse.answered()
@@ -295,12 +289,6 @@ class DiscoveryClient:
                     return message
                 note_name(diagnostics.announcements, message.host_name)
         return None
-
-    def heard_unverified(self, message: Datagram) -> None:
-        """Handle a datagram whose signature is missing or wrong: a hint for the report, and no more than that."""
-        ours = (message.job, message.attempt) == (self._identity.job, self._identity.attempt)
-        if ours and not (isinstance(message, Seek) and message.kind == "announcement"):
-            self._diagnostics.secret_signs += 1
 
     def _browsed(self, message: List, source: Source, now: float, *, seated: bool) -> None:
         if message.job == self._identity.job:
