@@ -142,6 +142,16 @@ def test_one_slow_machine_of_three_is_named(place: int, direction: str) -> None:
     assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == [("slow-machine", (NAMES[place],))]
 
 
+@pytest.mark.parametrize(("slowest", "expected"), [(66, []), (5, [("slow-direction", ("b", "c"))])])
+def test_rates_that_load_has_spread_are_no_fault(slowest: float, expected: list[tuple[str, tuple[str, ...]]]) -> None:
+    """These were measured on two cores with a load of 24: no link is slow but the one that is."""
+    seen = healthy()
+    spread = iter((72, 101, 109, 150, 169, 233, 248, 322, 390, 559, 911))
+    seen.rates = {pair: 1e6 * next(spread) for pair in itertools.permutations(range(4), 2) if pair != (1, 2)}
+    seen.rates[1, 2] = 1e6 * slowest
+    assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == expected
+
+
 def test_of_two_machines_the_slow_direction_is_named() -> None:
     seen = healthy(2)
     slow((1, 0))(seen)

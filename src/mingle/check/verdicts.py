@@ -15,6 +15,8 @@ from msgspec import Struct, field
 
 SLOW_FACTOR = 4.0
 """A link is slow below the reference rate divided by this: smaller differences come from load as well."""
+GAP_FACTOR = 2.0
+"""Slow links are this far below all others: load spreads the rates as widely, but without a gap."""
 FASTER_FACTOR = 2.5
 """Another network counts as faster from this factor on, measured by the same program on both."""
 BUSY_FACTOR = 3.0
@@ -211,9 +213,12 @@ def reference(rates: Mapping[Pair, float]) -> float:
 
 
 def slow_links(rates: Mapping[Pair, float]) -> list[Pair]:
-    """Return the directed pairs whose rate is far below the reference."""
-    limit = reference(rates) / SLOW_FACTOR
-    return sorted(pair for pair, rate in rates.items() if rate < limit)
+    """Return the directed pairs whose rate is far below the reference, with a gap to all others."""
+    ordered, limit = sorted(rates, key=lambda pair: rates[pair]), reference(rates) / SLOW_FACTOR
+    slow = [pair for pair in ordered if rates[pair] < limit]
+    while slow and rates[ordered[len(slow)]] < GAP_FACTOR * rates[slow[-1]]:
+        slow.pop()
+    return sorted(slow)
 
 
 def host_times(seen: Evidence) -> dict[int, tuple[float, float]]:
