@@ -36,7 +36,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from mingle._version import __version__
-from mingle.config.values import Secret
 from mingle.distributed import url_scheme
 from mingle.errors import (
     AuthenticationError,
@@ -124,7 +123,7 @@ def init(
         LauncherError: a launcher's variables are incomplete.
         ConfigurationError: an argument or a variable is wrong; raised before any packet.
     """
-    arguments = {**locals(), "secret": Secret.of(secret)}
+    arguments = _masked(locals())
     del secret  # a traceback that shows local variables must not show it
     backend, options = arguments.pop("backend"), arguments.pop("process_group_options")
     with opening("the modules of mingle"):
@@ -156,12 +155,20 @@ def discover(
 
     Arguments, result and errors are those of :func:`init`.
     """
-    arguments = {**locals(), "secret": Secret.of(secret)}
+    arguments = _masked(locals())
     del secret  # as in `init`
     with opening("the modules of mingle"):
         from mingle.distributed import rendezvous
 
     return rendezvous.discover(**arguments)
+
+
+def _masked(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call, with a secret whose repr does not show it."""
+    with opening("the modules of mingle"):
+        from mingle.config.values import Secret  # here, since the commands' --help loads none of these
+
+    return {**arguments, "secret": Secret.of(arguments["secret"])}
 
 
 def __dir__() -> list[str]:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
-
 from mingle import forksafe
 from mingle.errors import MingleError
 
@@ -29,7 +27,8 @@ if TYPE_CHECKING:
             """End the session; ``failing``: nothing may block."""
 
 
-class Member(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
     """One rank of a job, the same on every rank.
 
     Attributes:

@@ -16,6 +16,7 @@ from mingle.config.launchers import Placement
 from mingle.config.placement import place
 from mingle.config.values import Peer, Secret
 from mingle.errors import ConfigurationError, LauncherError
+from mingle.wire.datagrams import MAX_JOB_ID_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 29499
 DEFAULT_DISCOVERY_TIMEOUT = 300.0
-MAX_JOB_ID_BYTES = 256
 
 Family: TypeAlias = Literal["auto", "4", "6"]
 """The IP versions to use; `auto` is both."""

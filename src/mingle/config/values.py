@@ -20,13 +20,11 @@ from typing import TYPE_CHECKING, cast
 from msgspec import Struct
 
 from mingle.errors import ConfigurationError, MingleError
+from mingle.wire.datagrams import MAX_WORLD_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from ipaddress import IPv4Address, IPv6Address
-
-MAX_COUNT = 1_000_000
-"""The largest rank or size: what a datagram may say (``mingle.wire.datagrams.MAX_WORLD_SIZE``)."""
 
 MAX_PORT = 65535
 _MAX_SECRET_BYTES = 64 * 1024
@@ -99,7 +97,7 @@ def parse_whole(
     source: str,
     *,
     minimum: int = 0,
-    maximum: int = MAX_COUNT,
+    maximum: int = MAX_WORLD_SIZE,
     error: type[MingleError] = ConfigurationError,
     written: str = "",
 ) -> int:
@@ -133,7 +131,7 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | No
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
 
 
-def check_whole(value: object, source: str, *, minimum: int = 0, maximum: int = MAX_COUNT) -> int:
+def check_whole(value: object, source: str, *, minimum: int = 0, maximum: int = MAX_WORLD_SIZE) -> int:
     """Return an argument as an ``int``; integers of other libraries count, ``bool`` does not.
 
     Raises:
