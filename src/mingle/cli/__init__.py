@@ -7,7 +7,8 @@ One module per family of commands, imported when one of its commands runs: ``--h
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
+import re
+from pathlib import Path
 
 import click
 
@@ -31,11 +32,12 @@ COMMANDS = {
 
 def documentation_url() -> str | None:
     """Return the address of the documentation, if the installed distribution names it."""
-    try:
-        links = importlib.metadata.metadata("multinode-mingle").get_all("Project-URL") or []
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree
-        return None
-    return next((url for label, _, url in (link.partition(", ") for link in links) if label == "Documentation"), None)
+    # Reading the file takes a tenth of the time of importing importlib.metadata.
+    for metadata in Path(__file__).parents[2].glob("multinode_mingle-*.dist-info/METADATA"):
+        found = re.search(r"^Project-URL: Documentation, (\S+)$", metadata.read_text(encoding="utf-8"), re.MULTILINE)
+        if found:
+            return found[1]
+    return None
 
 
 class _Main(click.Group):
