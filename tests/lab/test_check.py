@@ -11,7 +11,7 @@ import pytest
 from tests.levels import repeated
 
 from . import Lab
-from .checks import SLOW, TIMEOUT, at_step, hosts_of, note, outcomes, small_machine, start, verdicts
+from .checks import FORMS, SLOW, TIMEOUT, at_step, hosts_of, note, outcomes, small_machine, start, verdicts
 
 soak = pytest.mark.soak
 
@@ -114,8 +114,12 @@ def test_a_rank_that_is_killed_or_stopped_is_named(lab: Lab, tmp_path: Path, how
 def test_a_busy_machine_is_named(lab: Lab, tmp_path: Path, seed: int) -> None:
     hosts = hosts_of(lab, 4)
     with small_machine() as processes:
+        burners = [
+            hosts[3].run([sys.executable, "-c", "print('burns', flush=True)\nwhile True: pass"]) for _ in range(8)
+        ]
+        for burner in burners:
+            burner.wait_for_output("burns", FORMS)
         ranks = start(hosts)
-        burners = [hosts[3].run([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
         for process in (ranks[3], *burners):
             processes.write_text(str(process.pid))
         reports = outcomes(ranks)
