@@ -32,7 +32,7 @@ LINGER_SECONDS = SILENCE_SECONDS + CONNECT_SECONDS
 """How long the ranks still answer after a check in which one was cut off from rank 0: that one will ask them."""
 SEGMENT_BYTES = 500
 _MESSAGE_LIMIT = 1 << 24
-_ECHO_LIMIT = 1 << 20
+_ECHO_LIMIT = 1 << 21
 WITNESSES = 3
 """How many other machines are asked whether they reach a rank."""
 

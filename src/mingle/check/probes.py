@@ -20,8 +20,9 @@ from mingle.network import interfaces
 NO_CONNECTION = "no TCP connection"
 RATE_SECONDS = 0.3
 """How long one direction of a pair is measured; a message that has begun is finished."""
-PATH_SECONDS = 0.25
 SMALL_BYTES, LARGE_BYTES = 64, 1 << 18
+PATH_SECONDS, PATH_BYTES = 0.25, 1 << 20
+"""How long a path is measured, by messages that take far longer than a busy machine needs to wake a process."""
 FIRST_BYTES = 1 << 16
 """The size of the first message of a pair; each further one is `GROWTH` times as large, up to the limit."""
 GROWTH = 8
@@ -171,10 +172,10 @@ class Probes:
                 greet(connection, peer)
                 took, until = list[float](), time.perf_counter() + PATH_SECONDS
                 while not took or time.perf_counter() < until:
-                    took.append(exchange(connection, LARGE_BYTES, 1))
+                    took.append(exchange(connection, PATH_BYTES, 1))
         except (OSError, EOFError, ValueError):
             return 0.0
-        return LARGE_BYTES * len(took) / sum(took)  # the mean: a limit on traffic lets bursts pass
+        return PATH_BYTES * len(took) / sum(took)  # the mean: a limit on traffic lets bursts pass
 
     def _messages(self, other: int, key: str, at: torch.device, limit: int, seconds: float) -> Record:
         """Exchange messages through a process group of two: the round trip, and the rate at which this rank sends.
