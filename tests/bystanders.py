@@ -280,7 +280,7 @@ def _rank(observer: Observer, job: str, rank: int, world_size: int, key: JobKey 
         who=frames.ProcessInfo(hostname=f"node{rank}", pid=100 + rank, rank=rank),
     )
     now = time.monotonic()
-    context = Context(key=key, new_id=observer.new_id, rng=observer.rng, timeout=60.0)
+    context = Context(key=key, new_id=observer.driver.new_id, rng=observer.driver.rng, timeout=60.0)
     if rank == 0:
         addresses, port = observer.listen()
         own = tuple(Address(address, "lo", 8) for address in addresses if ":" not in address)

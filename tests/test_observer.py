@@ -28,8 +28,8 @@ def finder(observer: Observer, job: str | None) -> Finder:
         member=new_name(),
         who=this_process(),
         secret=None,
-        new_id=observer.new_id,
-        rng=observer.rng,
+        new_id=observer.driver.new_id,
+        rng=observer.driver.rng,
         now=time.monotonic(),
     )
 
@@ -52,7 +52,7 @@ def test_an_announcement_is_found(job: str | None, peers: tuple[str, ...]) -> No
         over.set()
         speaker.join()
         assert [str(each.target()) for each in found.alive] == ["127.0.0.1:29500"]
-        facts = looking.facts()
+        facts = looking.driver.facts()
     assert facts.port == port
     assert facts.sent > 0
     assert facts.received > 0
@@ -82,8 +82,8 @@ def test_a_machine_is_closed_also_when_it_is_interrupted() -> None:
             member=new_name(),
             who=this_process(),
             secret=None,
-            new_id=observer.new_id,
-            rng=observer.rng,
+            new_id=observer.driver.new_id,
+            rng=observer.driver.rng,
             now=time.monotonic(),
         )
         with pytest.raises(KeyboardInterrupt):

@@ -102,8 +102,8 @@ def a_finder(observer: Observer) -> Finder:
         member=new_name(),
         who=this_process(),
         secret=None,
-        new_id=observer.new_id,
-        rng=observer.rng,
+        new_id=observer.driver.new_id,
+        rng=observer.driver.rng,
         now=time.monotonic(),
     )
 

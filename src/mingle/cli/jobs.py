@@ -221,7 +221,7 @@ def announce(shared: Shared, job: str, master_port: int, master_addr: str | None
             master_addr=master_addr or "",
             master_port=master_port,
             key=key,
-            rng=observer.rng,
+            rng=observer.driver.rng,
             now=time.monotonic(),
         )
         shown = master_addr or addresses[0]

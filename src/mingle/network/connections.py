@@ -153,15 +153,13 @@ class Connections:
         return frozenset(addresses).intersection(self._listeners)
 
     def _open_listener(self, address: str, index: int) -> socket.socket:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        family, own = _endpoint(address, self.port, index)
         listener = forksafe.register(socket.socket(family, socket.SOCK_STREAM))
         try:
             listener.setblocking(False)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                listener.bind((address, self.port, 0, index if address.startswith("fe80:") else 0))
-            else:
-                listener.bind((address, self.port))
+            listener.bind(own)
             listener.listen(BACKLOG)
         except OSError:
             listener.close()
@@ -197,16 +195,15 @@ class Connections:
 
     def dial(self, conn: int, address: str, port: int, index: int) -> list[Event]:
         """Begin to connect; ``index`` is the interface a link-local address was heard on."""
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        family, target = _endpoint(address, port, index)
         try:
             sock = forksafe.register(socket.socket(family, socket.SOCK_STREAM))
         except OSError as error:
             return [Disconnected(conn, _in_words(error))]
         sock.setblocking(False)
         tune(sock)
-        target = (address, port, 0, index if address.startswith("fe80:") else 0)
         try:
-            sock.connect(target if family == socket.AF_INET6 else target[:2])
+            sock.connect(target)
         except BlockingIOError:
             pass
         except OSError as error:
@@ -398,6 +395,13 @@ class Connections:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.socket)
         connection.socket.close()
+
+
+def _endpoint(address: str, port: int, index: int) -> tuple[socket.AddressFamily, tuple[str | int, ...]]:
+    """Return the family and the socket address of an address; ``index`` is the scope of a link-local one."""
+    if ":" not in address:
+        return socket.AF_INET, (address, port)
+    return socket.AF_INET6, (address, port, 0, index if address.startswith("fe80:") else 0)
 
 
 def counter() -> Callable[[], int]:

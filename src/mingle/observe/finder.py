@@ -455,8 +455,8 @@ def make_finder(
         member=new_name(),
         who=this_process(),
         secret=network.secret,
-        new_id=observer.new_id,
-        rng=observer.rng,
+        new_id=observer.driver.new_id,
+        rng=observer.driver.rng,
         now=now,
         refresh=refresh,
         forgets=forgets,
@@ -473,7 +473,7 @@ def list_jobs(network: Network) -> tuple[Finder, NetworkFacts]:
         now = time.monotonic()
         finder = make_finder(observer, network, None, now)
         observer.run(finder, until=now + network.discovery_timeout)
-        return finder, observer.facts(diagnosed=not finder.sessions and not finder.seekers)
+        return finder, observer.driver.facts(diagnosed=not finder.sessions and not finder.seekers)
 
 
 def find_job(job: str, network: Network, *, control: bool = False) -> tuple[FoundSession, NetworkFacts]:
@@ -504,7 +504,7 @@ def find_job(job: str, network: Network, *, control: bool = False) -> tuple[Foun
 
         observer.run(finder, until=now + network.discovery_timeout, done=done)
         alive = finder.alive
-        facts = observer.facts(diagnosed=not alive)
+        facts = observer.driver.facts(diagnosed=not alive)
     if len(alive) > 1:
         raise several_hosts(job, alive)
     if not alive:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from mingle.config.settings import Network
 from mingle.engine import driver
 from mingle.engine.driver import Driver, Machine
-from mingle.protocol.machine import Effect, NetworkFacts
+from mingle.protocol.machine import Effect
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Group
@@ -54,7 +54,6 @@ class Observer:
         with contextlib.ExitStack() as stack:
             self.driver = Driver(network, job, key, stack, groups=groups, perform=perform)
             self._stack = stack.pop_all()
-        self.new_id, self.rng = self.driver.new_id, self.driver.rng
 
     def __enter__(self) -> Self:
         return self
@@ -109,10 +108,6 @@ class Observer:
             reason = "done"
         finally:
             self.driver.part(partial(machine.close, reason))
-
-    def facts(self, *, diagnosed: bool = False) -> NetworkFacts:
-        """Return what a report says of the network; see `Driver.facts`."""
-        return self.driver.facts(diagnosed=diagnosed)
 
 
 def this_process() -> ProcessInfo:
