@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from mingle.protocol.connection_race import ConnectionRace, DialTarget, address_seconds, merged
+from mingle.protocol.connection_race import ConnectionRace, DialTarget, address_seconds
 from mingle.protocol.machine import Context, Effect, Identity
 from mingle.protocol.sessions import (
     RUNNING_PATIENCE_SECONDS,
@@ -20,6 +20,7 @@ from mingle.protocol.sessions import (
     RunningCheck,
     SessionPolicy,
     SessionTable,
+    remember,
 )
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer
@@ -106,18 +107,11 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
 
     def heard(self, offer: Offer, targets: Sequence[DialTarget], now: float, *, sender: str = "") -> None:
         """Check whether another session of this job lives that a datagram has named."""
-        session = self._table.get(offer.session)
-        if session is None:
-            session = KnownSession(offer, targets, sender)
-            if not self._table.add(session):
-                return
-        self._table.heard(session)
-        session.offer, session.targets = offer, merged(targets, session.targets)
-        if now < session.retry_at:
+        session = remember(self._table, offer, targets, sender)
+        if session is None or now < session.retry_at:
             return
         if session.running is not None and (session.running.state == "open") != (offer.state == "open"):
-            session.hang_up()  # the datagram says that it has changed: ask again
-            session.retry_later(now)
+            session.give_up(now)  # the datagram says that it has changed: ask again
         if session.race is None:
             self._prove(session, now)
         self.running_check.weigh(now)
@@ -155,8 +149,7 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
         if isinstance(frame, frames.Running):
             if frame.state == "open" and self._competes and session.offer.assigned:
                 # The session was said to be sealed. Its next OFFER shows which host steps down.
-                session.hang_up()
-                session.retry_later(now)
+                session.give_up(now)
                 session.forget_life()
             else:
                 self.running_check.said(session, frame, now)

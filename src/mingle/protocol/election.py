@@ -43,7 +43,7 @@ from mingle.protocol.machine import (
 )
 from mingle.protocol.member import Joiner
 from mingle.protocol.registrar import Phase
-from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable
+from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable, remember
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
 
@@ -301,15 +301,10 @@ class Elector(SessionPolicy[KnownSession]):
     def _notify(self, offer: Offer, source: Source, now: float) -> None:
         """Call a host that has to step down, unless it was called a moment ago: it may not hear our datagrams."""
         targets = named(offer, source.interface, source.address)
-        session = self._notified.get(offer.session)
-        if session is None:
-            session = KnownSession(offer, targets, source.address)
-            if not self._notified.add(session):
-                return
-        self._notified.heard(session)
-        if session.race is not None or now < session.retry_at:
+        session = remember(self._notified, offer, targets, source.address)
+        if session is None or session.race is not None or now < session.retry_at:
             return
-        session.targets, session.retry_at = targets, now + NOTIFY_AGAIN_SECONDS
+        session.retry_at = now + NOTIFY_AGAIN_SECONDS
         self._notified.race(session, self.identity.call(session.name, "conflict"), now)
 
     def on_proved(self, session: KnownSession, now: float) -> None:

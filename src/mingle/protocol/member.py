@@ -17,14 +17,13 @@ whose connection breaks after CONFIRMED tries the same session first, since the 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 
 import msgspec
 
 from mingle.errors import MingleError
 from mingle.protocol import reports
 from mingle.protocol.claims import ClaimBudget
-from mingle.protocol.connection_race import ConnectionRace, DialTarget, Verdict, address_seconds, merged, named
+from mingle.protocol.connection_race import ConnectionRace, Verdict, address_seconds, named
 from mingle.protocol.machine import (
     Context,
     Diagnostics,
@@ -48,6 +47,7 @@ from mingle.protocol.sessions import (
     RunningCheck,
     SessionPolicy,
     SessionTable,
+    remember,
 )
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
@@ -238,20 +238,14 @@ class Joiner(SessionPolicy[KnownSession]):
 
     def _offered(self, offer: Offer, interface: str, sender: str, now: float) -> None:
         """Handle a datagram that names a host of this job."""
-        session = self._table.get(offer.session)
-        targets = merged(named(offer, interface, sender), () if session is None else session.targets)
-        if session is None:
+        if offer.host_name not in self.diagnostics.hosts:
             note(self.diagnostics.hosts, offer.host_name, "heard")
-            session = KnownSession(offer, targets, sender)
-            if not self._table.add(session):
-                return
-        self._table.heard(session)
-        session.offer = offer
-        if session.race is not None:
-            self._offered_again(session, session.race, targets, now)
+        session = remember(self._table, offer, named(offer, interface, sender), sender)
+        if session is None:
             return
-        session.targets = targets
-        if self.current is not None and session is not self.current and offer.takes_members:
+        if session.race is not None:
+            self._offered_again(session, session.race, now)
+        elif self.current is not None and session is not self.current and offer.takes_members:
             self._another_offers(now)
             if self.seated and self.identity.rank is None and now >= session.retry_at:
                 # The host may not hear the other's datagrams.
@@ -260,33 +254,23 @@ class Joiner(SessionPolicy[KnownSession]):
         elif now >= session.retry_at and session is not self.current:
             self._prove(session, now)
 
-    def _offered_again(
-        self, session: KnownSession, race: ConnectionRace, targets: Sequence[DialTarget], now: float
-    ) -> None:
+    def _offered_again(self, session: KnownSession, race: ConnectionRace, now: float) -> None:
         """Handle an OFFER of a session that is being raced for, or is connected."""
         if session is self.current and race.address not in session.offer.addresses:
             # The address in use has gone, and TCP would wait for it.
             self._another_offers(now)
         reopened = race.call.purpose == "probe" and session.offer.takes_members
         if not reopened or race.verdict is Verdict.RACING or now < session.retry_at:
-            race.add(targets)
+            race.add(session.targets)
             return
         # It was sealed when it was asked, and says that it takes members again: joining it proves that.
-        session.hang_up()
-        session.retry_later(now)
-        session.targets = targets
+        session.give_up(now)
         self._prove(session, now)
 
     def make_for(self, offer: Offer, interface: str, now: float, *, sender: str = "") -> None:
         """Join this session, without waiting for a datagram of its host."""
-        targets = named(offer, interface, sender)
-        session = self._table.get(offer.session)
-        if session is None:
-            session = KnownSession(offer, targets)
-            if not self._table.add(session):
-                return
-        if session.race is None:
-            session.offer, session.targets = offer, targets
+        session = remember(self._table, offer, named(offer, interface, sender))
+        if session is not None and session.race is None:
             self._prove(session, now)
 
     def _prove(self, session: KnownSession, now: float) -> bool:
@@ -415,8 +399,7 @@ class Joiner(SessionPolicy[KnownSession]):
     def _runs_elsewhere(self, session: KnownSession, running: frames.Running, now: float) -> None:
         if running.state == "open":
             # It reopened while it was asked; its next OFFER leads to joining it.
-            session.hang_up()
-            session.retry_later(now)
+            session.give_up(now)
             self.running_check.free(session, now)
         else:
             self.running_check.said(session, running, now)
@@ -613,8 +596,7 @@ class Joiner(SessionPolicy[KnownSession]):
         self._stop_redirect()
         session = self._table.get(name)
         if session is not None:
-            session.hang_up()
-            session.retry_later(now)
+            session.give_up(now)
         if self.seated:
             self.send(frames.Unreachable(session=name))
 
@@ -712,8 +694,7 @@ class Joiner(SessionPolicy[KnownSession]):
         """Hang up on a host that is silent."""
         session = self.current
         if session is not None:
-            session.hang_up()
-            session.retry_later(now)
+            session.give_up(now)
             self._lost(session, reason, now)
 
     def _lost(self, session: KnownSession, reason: str, now: float) -> None:

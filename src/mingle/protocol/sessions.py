@@ -15,7 +15,7 @@ from msgspec import Struct
 from mingle.errors import MingleError
 from mingle.protocol import reports
 from mingle.protocol.claims import SILENT_SECONDS, ClaimBudget
-from mingle.protocol.connection_race import ADDRESS_SECONDS, ConnectionRace, DialTarget, Verdict
+from mingle.protocol.connection_race import ADDRESS_SECONDS, ConnectionRace, DialTarget, Verdict, merged
 from mingle.protocol.handshake import Call, HandshakeFailed
 from mingle.protocol.machine import Context, Effect, Hangup, Identity, Notice
 from mingle.wire import frames
@@ -98,6 +98,11 @@ class KnownSession(Struct, eq=False):
     def retry_later(self, now: float) -> None:
         """Start no other race for it at once."""
         self.retry_at = max(self.retry_at, now + RETRY_SECONDS)
+
+    def give_up(self, now: float) -> None:
+        """Hang up, and start no other race for it at once."""
+        self.hang_up()
+        self.retry_later(now)
 
     def forget_life(self) -> None:
         """Forget that it lives: it is not in the way any more."""
@@ -242,8 +247,7 @@ class SessionTable(Generic[S]):
         was_winner = conn == race.winner
         race.disconnected(conn, reason, now)
         if was_winner:
-            session.hang_up()
-            session.retry_later(now)
+            session.give_up(now)
             self._policy.on_lost(session, race, reason, now)
         else:
             self._settle(session, now)
@@ -283,6 +287,27 @@ class SessionTable(Generic[S]):
             if session.race is not None:
                 session.race.handle_timer(now)
                 self._settle(session, now)
+
+
+def remember(
+    table: SessionTable[KnownSession], offer: Offer, targets: Sequence[DialTarget], sender: str = ""
+) -> KnownSession | None:
+    """Return the session of an OFFER, with what the OFFER says of it; None if the table has no room.
+
+    Args:
+        table: where to look for it.
+        offer: the OFFER.
+        targets: the addresses that the OFFER names.
+        sender: the address whose datagram it was; empty if a proved connection named the session.
+    """
+    session = table.get(offer.session)
+    if session is None:
+        session = KnownSession(offer, targets, sender)
+        if not table.add(session):
+            return None
+    table.heard(session)
+    session.offer, session.targets = offer, merged(targets, session.targets)
+    return session
 
 
 class RunningCheck:
@@ -388,8 +413,7 @@ class RunningCheck:
         """Hang up on hosts that have proved their sessions and then said nothing."""
         for session in self._table:
             if session.alive_since is not None and session.is_mute and now >= session.alive_since + SILENT_SECONDS:
-                session.hang_up()
-                session.retry_later(now)
+                session.give_up(now)
                 session.presumed_dead = True
                 self.free(session, now)
         self.weigh(now)
