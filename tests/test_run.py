@@ -511,6 +511,30 @@ def test_what_a_program_that_failed_leaves_behind_is_ended(nodes: Nodes) -> None
     assert _ended(*nodes.started())
 
 
+def test_orphans_are_reaped_while_the_program_runs(nodes: Nodes) -> None:
+    orphan = "(sh -c 'echo $$ > orphan; until test -e go; do sleep 0.05; done' &)"
+    nodes.start("--", "sh", "-c", f"{orphan}; echo $$ > pid0; until test -e end; do sleep 0.05; done", count=1)
+    nodes.started()
+    until(lambda: (nodes.folder / "orphan").exists() and (nodes.folder / "orphan").read_text())
+    pid = int((nodes.folder / "orphan").read_text())
+    assert state(pid) != "Z"
+    (nodes.folder / "go").touch()
+    until(lambda: not Path(f"/proc/{pid}").exists())
+    (nodes.folder / "end").touch()
+    assert nodes.ended(20)[0][0] == 0
+
+
+def test_a_closed_stderr_keeps_no_failure_from_the_others(nodes: Nodes) -> None:
+    nodes.start("--head", f"sh -c '{SAY} until test -e go; do sleep 0.05; done; exit 3'", "--", "sleep", "100", count=2)
+    nodes.started(1)
+    assert nodes.processes[0].stderr is not None
+    nodes.processes[0].stderr.close()
+    (nodes.folder / "go").touch()
+    assert nodes.processes[0].wait(20) == 3
+    assert nodes.processes[1].wait(20) == 128 + signal.SIGTERM
+    nodes.processes[0].stderr = None
+
+
 def test_daemons_that_a_program_leaves_behind_live_on(nodes: Nodes) -> None:
     """As Ray's `ray start` has it."""
     nodes.start("--", "sh", "-c", "sleep 30 >/dev/null 2>&1 & echo $! > pid{node_rank}", count=2)

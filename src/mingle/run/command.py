@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import shlex
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -181,9 +182,9 @@ def _meet_and_run(wanted: Settings, program: Program, words: dict[bool, list[str
         logger.info("job %s: node %s, started with %s", wanted.job_id, formation.place.rank, values)
         try:
             program.start(placeholders.fill(words[at_node_0], values), environment)
-        except MingleError as error:
+        except (MingleError, Interrupted) as error:
             if session is not None and not keep_going:
-                session.fail(f"did not start: {error.observation}")
+                session.fail(f"did not start: {error}".split("\n", maxsplit=1)[0])
             raise
         try:
             status = _attend(program, session, keep_going=keep_going)
@@ -226,15 +227,15 @@ def _attend(program: Program, session: NodeSession | None, *, keep_going: bool) 
         session.turn()
         trouble = session.trouble
         if trouble is not None and not keep_going:
-            output.say(f"{NAME}: ending the command: {trouble}")
+            _say(f"{NAME}: ending the command: {trouble}")
             session.pass_on()
             return program.end() or FAILED
         if trouble is not None and not warned:
             warned = True
-            output.say(f"{NAME}: the command runs on (--keep-going): {trouble.observation}")
+            _say(f"{NAME}: the command runs on (--keep-going): {trouble.observation}")
     if ended or program.interrupted_by is not None:
         if not keep_going:
-            output.say(f"{NAME}: the command {program.how_ended()}; those of the other machines are ended, too.")
+            _say(f"{NAME}: the command {program.how_ended()}; those of the other machines are ended, too.")
             session.fail(program.how_ended())
             return program.end()
         program.end()
@@ -252,13 +253,19 @@ def _stay(session: NodeSession, *, keep_going: bool) -> int:
                 session.fail(f"has ended, and {interrupted} ended the wait for the others")
             raise
         if session.trouble is not None and not keep_going:
-            output.say(f"{NAME}: {session.trouble.observation}")
+            _say(f"{NAME}: {session.trouble.observation}")
             session.pass_on()
             return FAILED
         if say_at is not None and time.monotonic() >= say_at:
             say_at = None
-            output.say(f"{NAME}: the command of node 0 has ended; waiting for those of the other machines.")
+            _say(f"{NAME}: the command of node 0 has ended; waiting for those of the other machines.")
     return 0
+
+
+def _say(text: str) -> None:
+    """Print a message on stderr; its reader can be gone, and the program must be ended all the same."""
+    with contextlib.suppress(OSError):
+        output.say(text)
 
 
 def _look_at_port(number: int) -> None:
@@ -266,12 +273,18 @@ def _look_at_port(number: int) -> None:
     from mingle.run import port
 
     if port.is_taken(number):
-        output.say(f"{NAME}: {port.taken(number, 'it is in use')}")
+        _say(f"{NAME}: {port.taken(number, 'it is in use')}")
 
 
 def main() -> None:
-    """Run the command."""
-    run(prog_name=NAME)
+    """Run the command, and exit with its status also where its output can't be written any more."""
+    try:
+        run(prog_name=NAME)
+    except SystemExit as end:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(end.code if isinstance(end.code, int) else FAILED)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class Program:
         before: dict[signal.Signals, Any] = {}
         for name in (*_FORWARDED, "SIGTSTP", "SIGCHLD"):
             number = getattr(signal, name)
-            handler: Handler = {"SIGTSTP": self._suspend, "SIGCHLD": _wake_up}.get(name, self._forward)
+            handler: Handler = {"SIGTSTP": self._suspend, "SIGCHLD": self._reap}.get(name, self._forward)
             if name == "SIGCHLD" or signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, handler)
         try:
@@ -184,6 +184,11 @@ class Program:
         elif ending:
             raise Interrupted(number)
 
+    def _reap(self, _number: int, _frame: FrameType | None) -> None:
+        """Reap orphans that have ended, while the program runs. SIGCHLD also ends a wait."""
+        if self._process is not None:
+            self._orphans()
+
     def _suspend(self, _number: int, _frame: FrameType | None) -> None:
         """Stop the program and this process (Ctrl-Z); SIGCONT, which is forwarded, continues both."""
         if self._process is not None:
@@ -223,10 +228,6 @@ def _children() -> set[int]:
         with contextlib.suppress(OSError):
             children |= {int(word) for word in file.read_text(encoding="ascii").split()}
     return children
-
-
-def _wake_up(_number: int, _frame: FrameType | None) -> None:
-    """Let SIGCHLD end a wait."""
 
 
 def _end_with(parent: int) -> Callable[[], None]:
