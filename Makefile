@@ -129,10 +129,14 @@ man: $(EXAMPLES_READY) ## make the manual pages in docs/man from the commands
 	$(BIN)/python docs/build_man.py
 
 .PHONY: dist
-dist: $(DOCS_READY) ## build the sdist, from it the wheel, and check what a package index would show of them
-	rm -rf dist
+dist: $(DOCS_READY) $(DEV_READY) ## build the sdist, from it the wheel, and check both: what an index shows, and that no file is missing
+	rm -rf dist build/sdist
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
+	mkdir -p build/sdist
+	tar --extract --gzip --file dist/*.tar.gz --directory build/sdist --strip-components=1
+	cd build/sdist; $(CURDIR)/$(BIN)/python -m pytest -n 2 --quiet tests/test_project.py tests/test_hatch_build.py \
+		tests/test_docs.py -k 'not (demo or ranks or print or message or torchrun)'
 
 .PHONY: lint
 lint: $(DEV_READY) ## check style, format and types
