@@ -188,7 +188,7 @@ def test_nobody_is_reached_by_all() -> None:
         gathering.run()
         for process in (winner, loser, one, other):
             expect(process, DiscoveryTimeoutError, "of 4 ranks joined")
-        expect(winner, DiscoveryTimeoutError, "this host is not reached by everybody")
+        expect(winner, DiscoveryTimeoutError, "this host is not reached by all members")
         expect(loser, DiscoveryTimeoutError, f"not reached by host {other.machine.name}")
         expect(other, DiscoveryTimeoutError, f"not reached: {winner.machine.nics[0].address}")
 

@@ -58,7 +58,7 @@ class Agent:
     ``outcome`` is set while it is in a session; ``lost``, ``ended`` and ``failure`` say why it is not.
 
     Args:
-        identity: who the agent is; its world size is the greatest number of nodes.
+        identity: of the agent; its world size is the greatest number of nodes.
         policy: how many agents found and keep a session.
         new_session: makes the id of a session that the agent hosts.
     """

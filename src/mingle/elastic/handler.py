@@ -1,7 +1,7 @@
 """Torchrun's rendezvous handler: gather the agents, run c10d's rendezvous, and gather again after a loss.
 
 Compared with stock c10d, no node is told an endpoint, and the job survives the loss of the node that holds the agents'
-store. Torch's own rendezvous decides who is in a round (`mingle.elastic.rounds`).
+store. Torch's own rendezvous decides which nodes are in a round (`mingle.elastic.rounds`).
 """
 
 from __future__ import annotations

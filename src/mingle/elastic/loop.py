@@ -33,7 +33,7 @@ class AgentLoop:
 
     Args:
         settings: how to discover; the job's id and secret.
-        identity: who this agent is.
+        identity: of this agent.
         policy: how many agents found and keep a session.
         changed: called by the loop's thread after each turn and when it ends.
 

@@ -158,7 +158,7 @@ class Quorum(Admission):
         self._bound = False
         """Whether the host is still bound to another session."""
 
-    # --- who counts ------------------------------------------------------------------------------------------------
+    # --- the members that count --------------------------------------------------------------------------------------
 
     def _others(self) -> list[bytes]:
         return [member for member, seat in self.seats.items() if seat.conn is not None]
@@ -198,7 +198,7 @@ class Quorum(Admission):
         """Check whether a session that started small now has F members."""
         self.had_quorum |= len(self.counting(now)) >= self.policy.nodes.founders
 
-    # --- who fits in -----------------------------------------------------------------------------------------------
+    # --- the newcomers that fit in -----------------------------------------------------------------------------------
 
     def mismatch(self, applicant: frames.Join) -> str:
         """Return why a newcomer's numbers do not fit this session; empty if they do."""

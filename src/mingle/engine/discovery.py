@@ -62,7 +62,7 @@ _OWN_FILES = Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")
 
 
 def process_identity(settings: Settings, *, minimum: int | None = None) -> Identity:
-    """Return who this process is in its job, with a new member id.
+    """Return this process's identity in its job, with a new member id.
 
     Args:
         settings: how to discover.

@@ -177,9 +177,9 @@ class Driver:
         self.multicasts_on: set[str] = set()
         """The interfaces on which multicasts arrive."""
         self.on_datagram: Callable[[Received, float], Datagram | None] = self._datagram
-        """Processes a datagram, and returns the message in it, if any. The pinger, which has datagrams of its own, …"""
+        """Processes a datagram, and returns the message in it, if any. The pinger has datagrams of its own."""
         self.ask_peers: Callable[[float], None] = self._ask_peers
-        """… replaces this and what is sent to unicast peers."""
+        """Asks the unicast peers whose turn it is. The pinger replaces it as well."""
         self._job = job
         self._key = key
         self._group: Group | None = None if job is None else job_group(job)

@@ -277,7 +277,7 @@ def _listen(address: str, port: int | None) -> socket.socket:
             listener.bind((literal, port or 0, 0, scope))
         else:
             listener.bind((literal, port or 0))
-        # Before anybody is told the port: a client that comes early waits in the backlog.
+        # Before any rank is told the port: a client that comes early waits in the backlog.
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()

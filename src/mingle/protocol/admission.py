@@ -1,4 +1,4 @@
-"""The rules by which a session admits members, beside its registrar: how many form it, and who fits in. Pure.
+"""The rules by which a session admits members: how many form it, and which newcomers fit in. Pure.
 
 :class:`Admission` has the rules for ranks. :class:`mingle.elastic.quorum.Quorum` derives from it and has the rules for
 agents, whose session goes on admitting. The registrar tells its admission of each step of a member.
@@ -15,9 +15,9 @@ from mingle.wire import frames
 from mingle.wire.datagrams import Kind
 
 ACKNOWLEDGE_SECONDS = 10.0
-"""How long after SEALED the last ACK may come before the epoch is voided …"""
+"""The least time after SEALED for the last ACK; then the epoch is voided."""
 ACKNOWLEDGE_SECONDS_PER_RANK = 0.01
-"""… or so long for each rank, if that is more: the store takes one after another, in about a millisecond."""
+"""The time for each rank, if that is more: the store takes one after another, in about a millisecond."""
 
 
 class Seated(Struct):

@@ -23,9 +23,9 @@ from mingle.wire.frames import body_of
 Question: TypeAlias = Literal["status", "roster"]
 
 PROOF_SECONDS = 2.0
-"""How long a caller may take until it has proved itself, and after that, if it called to join, until it asks to …"""
+"""The least time that a caller has to prove itself, and after that, if it called to join, to send JOIN."""
 PROOF_SECONDS_PER_RANK = 0.005
-"""… or so long for each rank of the job, if that is more: what it says waits here while others are served."""
+"""The time for each rank of the job, if that is more: a frame waits here while other callers are served."""
 # Callers that have not proved themselves, beside one for each rank that has no seat; bounded against a flood of
 # connections that never speak.
 MAX_UNPROVED = 2048
@@ -35,9 +35,9 @@ MAX_OBSERVERS = 2048
 MAX_WHEN_SEALED = 64
 """The limit for each of these two kinds once the session is sealed and awaits no more ranks."""
 STRANGERS_SHARE = 8
-"""Each kind gets at most this fraction (one in N) of the process's free descriptors …"""
+"""Each kind gets at most this fraction (one in N) of the process's free descriptors."""
 RANKS_SHARE = 4
-"""… and the additional places for awaited ranks get this fraction. The process keeps a quarter for itself."""
+"""The additional places for awaited ranks get this fraction. The process keeps a quarter for itself."""
 SOURCE_SHARE = 2
 """One address can hold this fraction of the places, so a flood from one machine displaces no other caller."""
 ROOM_SECONDS = 0.1

@@ -1,6 +1,6 @@
 """Budgets for unverified claims: the addresses and connections that an OFFER can cause, and the time it can cost. Pure.
 
-Without a secret anybody on the network can send an OFFER with any address and port in it. Each rank that hears it
+Without a secret any process on the network can send an OFFER with any address and port in it. Each rank that hears it
 connects there, so a forged OFFER directs connections of every rank at a target that the sender chooses. And each rank
 waits for an answer, so forged OFFERs in a row would hold up a job for ever.
 """
@@ -16,17 +16,17 @@ from msgspec import Struct, field
 from mingle.wire.datagrams import Offer
 
 SENDER_DIALS_PER_SECOND = 4.0
-"""Sustained rate of connections to endpoints named by the datagrams of one address, …"""
+"""Sustained rate of connections to endpoints named by the datagrams of one address."""
 SENDER_DIALS_AT_ONCE = 16.0
-"""… and the burst; a session has up to twelve addresses."""
+"""The burst of the same; a session has up to twelve addresses."""
 TARGET_DIALS_PER_SECOND = 8.0
-"""Sustained rate of connections to one address, at all ports; more than one sender can cause, …"""
+"""Sustained rate of connections to one address, at all ports: more than one sender can cause."""
 TARGET_DIALS_AT_ONCE = 32.0
-"""… and at once."""
+"""The burst of the same."""
 DIALS_PER_SECOND = 32.0
-"""Sustained rate of all connections to unproved endpoints, …"""
+"""Sustained rate of all connections to unproved endpoints."""
 DIALS_AT_ONCE = 64.0
-"""… and at once."""
+"""The burst of the same."""
 SILENT_SECONDS = 10.0
 """The time for which sealed sessions that do not answer count as alive, one of them or all together."""
 CLAIM_PAUSE_SECONDS = 1.0

@@ -21,9 +21,9 @@ from mingle.wire.frames import AnyFrame, Path
 STAGGER_SECONDS = 0.05
 """The delay between the start of one address and the next."""
 ADDRESS_SECONDS = 1.0
-"""The time that one address has for connection and proof together, …"""
+"""The least time that one address has for connection and proof together."""
 ADDRESS_SECONDS_PER_RANK = 0.005
-"""… or this time for each rank of the job, if that is more. A host proves itself to one rank after another, and a rank
+"""The time for each rank of the job, if that is more. A host proves itself to one rank after another, and a rank
 that hangs up and calls again makes the host begin anew."""
 FAILURE_SECONDS = 5.0
 """The least age of a failure after which the address is tried again when the paths are counted."""
@@ -47,7 +47,7 @@ class DialTarget(Struct, frozen=True):
 
     @property
     def place(self) -> tuple[str, int]:
-        """The address and port, regardless of who named them."""
+        """The address and port, regardless of which sender named them."""
         return self.address, self.port
 
     @property
@@ -99,7 +99,7 @@ class ConnectionRace:
     """The race for one session. After a win it still tries the other addresses, because the seal counts paths.
 
     Args:
-        call: who calls, which session, and why.
+        call: the caller, the session and the purpose.
         targets: where to dial.
         key: of the job's secret, if there is one.
         context: numbers connections and limits them.

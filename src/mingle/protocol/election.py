@@ -52,10 +52,10 @@ ELECT_AFTER_SECONDS = 0.6
 one can be lost, and it is longer than a job that runs already keeps back its next answer
 (:data:`mingle.protocol.pacing.SEALED_ANSWER_GAP_SECONDS`)."""
 ELECT_SPREAD_SECONDS = 0.3
-"""The time after that over which the processes become hosts, by their member ids, …"""
+"""The time after that over which the processes become hosts, by their member ids."""
 ELECT_SPREAD_SECONDS_PER_RANK = 0.0005
 ELECT_SPREAD_MAX_SECONDS = 3.0
-"""… and its bound in a large job, where more of them could be quicker than the first one's datagram."""
+"""The bound of that time in a large job."""
 STAND_SECONDS = 10.0
 """The time for which a host that some member could not reach does not win; then it can have become reachable."""
 YIELD_SECONDS = 2.0
@@ -449,7 +449,7 @@ class Elector(SessionPolicy[KnownSession]):
         if stand:
             self._candidacy.stand_against(winner.host, now)
         self._winner = None
-        self.joiner.pause("this host is not reached by everybody" if stand else "it hosts its own session again")
+        self.joiner.pause("this host is not reached by all members" if stand else "it hosts its own session again")
         for session in self.joiner.sealed_sessions():
             # Perhaps the winner itself: it can run without this process, and then no other session must.
             self.host.conflicts.heard(session.offer, session.targets, now)

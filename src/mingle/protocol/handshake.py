@@ -24,7 +24,7 @@ from mingle.wire.frames import AnyFrame, FrameReader, Hello, ProcessInfo, Prove,
 
 
 class HandshakeFailed(Exception):
-    """The other side is not who it should be, or refuses the conversation. ``reason`` is a short word.
+    """The other side is another process than it should be, or refuses the conversation. ``reason`` is a short word.
 
     Reasons: ``session`` (another session, or another job, answers at this address), ``secret`` (one side
     lacks the secret, or holds another), ``relay`` (the endpoint is not one of the host's own), ``order`` (a
@@ -170,7 +170,7 @@ class MemberConversation(Conversation):
 
 
 class HostConversation(Conversation):
-    """The called side. ``hello`` is set once the caller has said who it is, ``proved`` once it proved it."""
+    """The called side. ``hello`` is set once the caller has named itself, ``proved`` once it has proved itself."""
 
     def __init__(
         self,
@@ -196,8 +196,8 @@ class HostConversation(Conversation):
         """Take bytes from a caller and return the frames in them that came after its proof.
 
         Raises:
-            HandshakeFailed: the caller looks for somebody else or has no secret; a REFUSED to be sent before
-                hanging up lies in the outgoing buffer.
+            HandshakeFailed: the caller looks for another session or has no secret. The outgoing buffer holds a
+                REFUSED to send before hanging up.
             Rejected: the bytes are no frames.
         """
         self._reader.feed(untrusted)

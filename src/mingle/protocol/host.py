@@ -576,7 +576,7 @@ class Host:
         self._fail(failure or self._incomplete(facts), conflict=False)
 
     def _incomplete(self, facts: NetworkFacts) -> MingleError:
-        """Return the error that says who is missing."""
+        """Return the error that names the missing ranks."""
         status = self.registrar.status()
         return reports.timeout(
             self.identity, self.diagnostics, facts, seconds=self.timeout, status=status, connected=True

@@ -33,7 +33,7 @@ NewId: TypeAlias = Callable[[], int]
 
 
 class Identity(Struct, frozen=True, kw_only=True):
-    """Who this process is in the job."""
+    """This process in its job."""
 
     job: str
     attempt: str
@@ -318,13 +318,13 @@ class Snapshot(Struct, frozen=True):
 
 
 class Diagnostics(Struct):
-    """What was heard and tried, kept for the moment when somebody has to be told why it did not work."""
+    """What was heard and tried, kept for the error that explains why the job did not form."""
 
     other_jobs: dict[str, str] = field(default_factory=dict)
-    """Other job ids on the network, each with who spoke of it."""
+    """Other job ids on the network, each with a process that named it."""
     other_attempts: dict[str, str] = field(default_factory=dict)
     seekers: dict[bytes, str] = field(default_factory=dict)
-    """Who else looks for this job, by member id."""
+    """The other processes that look for this job, by member id."""
     hosts: dict[str, str] = field(default_factory=dict)
     """Hosts of this job that were heard, each with what became of it."""
     proved: dict[str, None] = field(default_factory=dict)

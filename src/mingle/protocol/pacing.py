@@ -5,7 +5,7 @@ The rules, and what each is for:
 * A seeker asks, in a large job after a short random delay, then ever more rarely. A question of the same job heard by
   multicast stands for its own: ten thousand waiting ranks together ask about as often as a few.
 * A host speaks in a burst (single packets get lost), then at a slow period until its session is sealed, so
-  that a seeker whose questions are lost still hears it. It answers questions to everybody at once, and no
+  that a seeker whose questions are lost still hears it. It answers all questions by one multicast, and no
   faster than a limit: the cost on the wire never grows with the square of anything.
 """
 
@@ -27,7 +27,7 @@ from mingle.wire.datagrams import Datagram, List, Offer, Seek
 
 FIRST_SEEK_SECONDS_PER_RANK = 0.0002
 FIRST_SEEK_FREE_RANKS = 16
-"""So few may all ask at once; each rank beyond them spreads the first questions of all."""
+"""The number of ranks that can all ask at once; each rank beyond them spreads the first questions of all."""
 FIRST_SEEK_MAX_SECONDS = 0.5
 SEEK_INTERVAL_SECONDS = 0.05
 SEEK_INTERVAL_SECONDS_PER_RANK = 0.0002
@@ -37,7 +37,7 @@ SEEK_INTERVAL_MAX_SECONDS = 2.5
 """A host that takes members announces itself every second, so a question only hastens the answer of one that is
 sealed."""
 SEEK_INTERVAL_MAX_SECONDS_PER_RANK = 0.004
-"""The longest interval, if that is more: those who wait for a host are told of it anyway, once a second."""
+"""The longest interval for each rank, if that is more: a host also offers itself unasked, once a second."""
 
 BURST_SECONDS = (0.0, 0.03, 0.1, 0.25, 0.6, 1.2)
 """When a host speaks after its start, without being asked."""
@@ -46,13 +46,13 @@ OFFER_PERIOD_SECONDS = 1.0
 ANSWER_SPACING_SECONDS = 0.002
 """The least time between two OFFERs: what is asked meanwhile is answered by one."""
 ANSWER_GAP_SECONDS = 0.02
-"""So far apart are those of an open session in the long run …"""
+"""The sustained interval between two OFFERs of an open session."""
 ANSWER_CREDIT = 8
-"""… of which so many may come at once: ranks that start together ask one after another, each when it listens."""
+"""The burst of the same: ranks that start together ask one after another, each when it listens."""
 SEALED_ANSWER_GAP_SECONDS = 0.5
-"""So far apart are those of a sealed one, at most two a second in the long run …"""
+"""The sustained interval between two OFFERs of a sealed session."""
 SEALED_ANSWER_CREDIT = 3
-"""… of which so many may come at once: a rank that asks is answered before it forms the job a second time."""
+"""The burst of the same: a rank that asks is answered before it forms the job a second time."""
 
 EARLY_ASK_SECONDS = 3.0
 """The time after which a rank asks on the browse group first: one that waits longer may wait for the wrong job."""
@@ -65,9 +65,9 @@ BROWSE_ANSWER_JITTER_SECONDS = 0.1
 BROWSE_ANSWER_GAP_SECONDS = 0.5
 """The least time between two answers on the browse group, however many ask."""
 UNICAST_ANSWERS_PER_SECOND = 2.0
-"""The sustained rate of unicast questions that one process answers, …"""
+"""The sustained rate of unicast questions that one process answers."""
 UNICAST_ANSWERS_AT_ONCE = 8.0
-"""… and the burst. An asker without an answer asks again."""
+"""The burst of the same. An asker without an answer asks again."""
 
 
 class Seeker:
@@ -166,8 +166,8 @@ class Announcer:
 class BrowseGroup:
     """The times at which a process asks on the browse group, and answers there.
 
-    The browse group is a well-known group on which nothing is said unless somebody asks. A rank that is about to fail
-    asks there who else is around, so that a mistyped job id, the commonest mistake, can be named; ``mingle-discover
+    The browse group is a well-known group on which no process speaks unless one asks. A rank that is about to fail
+    asks there for other processes, so that a mistyped job id, the commonest mistake, can be named; ``mingle-discover
     list`` asks there, too. Of each job the host and one seeker answer: a seeker that hears an answer for its own job
     keeps its own back. Of the ranks with a seat about one asks: all of them hear the answers, and if a thousand asked,
     each of them would have to read a thousand questions.
@@ -201,7 +201,7 @@ class BrowseGroup:
         self._early = None
 
     def overheard(self, now: float, *, seated: bool) -> None:
-        """Another process of the same job asked who is there: this one hears the answers, too.
+        """Take note that another process of the job has asked: this one hears the answers, too.
 
         A rank that has no seat still asks before its deadline. Otherwise the other waiting ranks would not learn of it.
         """
@@ -248,7 +248,7 @@ class BrowseGroup:
 
 
 class DiscoveryClient:
-    """The datagrams of a rank until its job has formed: asks by multicast, ever more rarely, and answers who browses.
+    """The datagrams of a rank until its job has formed: questions, ever more rarely, and answers on the browse group.
 
     It hands on only the OFFERs of its own job. All else that it hears goes to a report, should the job not form.
 

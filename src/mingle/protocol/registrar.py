@@ -124,7 +124,7 @@ class Registrar:
         session: its name.
         host: the host's own seat.
         port: what the registrar calls.
-        admission: how many members form the session, and who fits in.
+        admission: how many members form the session, and which newcomers fit in.
     """
 
     def __init__(self, session: bytes, host: HostSeat, port: Port, admission: Admission) -> None:
@@ -213,7 +213,7 @@ class Registrar:
         )
 
     def roster(self) -> list[frames.Seat]:
-        """Return everybody's seat, in order of rank. Call it only once the session is sealed."""
+        """Return the seats of all members, in order of rank. Call it only once the session is sealed."""
         seats = []
         for member, seat in self.seats.items():
             where = self.places[member]
@@ -269,7 +269,7 @@ class Registrar:
         return where.rank if where else seat.applicant.rank
 
     def describe_members(self) -> str:
-        """Return who has a seat, as text for an error; cut where it gets long."""
+        """Return the members with a seat, as text for an error; cut where it gets long."""
         names = [str(who) for who in self.whos()]
         shown = "; ".join(names[:8])
         return (shown if len(names) <= 8 else f"{shown}; and {len(names) - 8} more")[:2048]

@@ -79,7 +79,7 @@ def tried(facts: NetworkFacts) -> str:
 def heard(diagnostics: Diagnostics, *, alone: bool = True) -> str:
     """Return the lines that say which processes were heard; that none was, only if ``alone``.
 
-    Ranks that found their host at once never asked anybody: that they were not heard is no sign of anything.
+    A rank that found its host at once has never asked, so silence of the other ranks is no sign of anything.
     """
     lines = []
     if diagnostics.hosts:
