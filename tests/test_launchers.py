@@ -391,7 +391,7 @@ def test_what_is_computed_is_read_like_a_variable_and_shown_by_none() -> None:
 
 
 def test_a_row_that_yields_is_not_seen() -> None:
-    row = launcher(yields_to=("RANK",))
+    row = launcher(defers_to=("RANK",))
     assert row.is_seen(PAIR)
     assert row.is_seen({**PAIR, "RANK": " "})
     assert not row.is_seen({**PAIR, "RANK": "0"})

@@ -59,7 +59,7 @@ class Launcher(Struct, frozen=True, kw_only=True):
     Attributes:
         name: what people call it.
         marks: when one of these is set, the launcher is here, and its row must be complete.
-        yields_to: when one of these is set, the launcher is ignored: another one has placed the process.
+        defers_to: when one of these is set, the launcher is ignored: another one has placed the process.
         rank, world_size: always needed.
         required: further variables that belong to a complete environment.
         local_rank, local_world_size, node_rank, num_nodes, attempt: optional.
@@ -77,7 +77,7 @@ class Launcher(Struct, frozen=True, kw_only=True):
 
     name: str
     marks: tuple[str, ...]
-    yields_to: tuple[str, ...] = ()
+    defers_to: tuple[str, ...] = ()
     rank: tuple[str, ...]
     world_size: tuple[str, ...]
     required: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class Launcher(Struct, frozen=True, kw_only=True):
 
     def is_seen(self, environ: Mapping[str, str]) -> bool:
         """Return whether the environment bears a mark of this launcher; it may still be incomplete."""
-        return text_of(environ, *self.marks) is not None and text_of(environ, *self.yields_to) is None
+        return text_of(environ, *self.marks) is not None and text_of(environ, *self.defers_to) is None
 
     def read(self, environ: Mapping[str, str]) -> Placement:
         """Return the place that this row gives to the process.
@@ -416,7 +416,7 @@ PMI = Launcher(
 LEADER_WORKER_SET = Launcher(
     name="LeaderWorkerSet",
     marks=("LWS_WORKER_INDEX", "LWS_GROUP_SIZE"),
-    yields_to=("RANK",),
+    defers_to=("RANK",),
     rank=("LWS_WORKER_INDEX",),
     world_size=("LWS_GROUP_SIZE",),
     # The name of the group's leader: the groups of one set are jobs of their own.
@@ -441,7 +441,7 @@ KUBEFLOW = Launcher(
     # The variables are torchrun's options by another name. Version 1 of the operator also sets RANK, the pod's
     # number, and WORLD_SIZE, the number of processes: a pair that does not match with several in a pod.
     marks=("PET_NODE_RANK", "PET_NNODES"),
-    yields_to=("LOCAL_RANK",),
+    defers_to=("LOCAL_RANK",),
     rank=("PET_NODE_RANK",),
     world_size=("PET_NNODES",),
     node_rank=("PET_NODE_RANK",),
@@ -473,7 +473,7 @@ def _sagemaker_hosts(environ: Mapping[str, str]) -> dict[str, str]:
 SAGEMAKER = Launcher(
     name="SageMaker",
     marks=("SM_HOSTS", "SM_CURRENT_HOST"),
-    yields_to=("RANK",),
+    defers_to=("RANK",),
     required=("SM_HOSTS", "SM_CURRENT_HOST"),
     computed=_sagemaker_hosts,
     rank=("the index of SM_CURRENT_HOST in SM_HOSTS",),
@@ -489,7 +489,7 @@ SAGEMAKER = Launcher(
 SKYPILOT = Launcher(
     name="SkyPilot",
     marks=("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES"),
-    yields_to=("RANK",),
+    defers_to=("RANK",),
     rank=("SKYPILOT_NODE_RANK",),
     world_size=("SKYPILOT_NUM_NODES",),
     node_rank=("SKYPILOT_NODE_RANK",),
@@ -512,7 +512,7 @@ def _aws_batch_job(environ: Mapping[str, str]) -> dict[str, str]:
 AWS_BATCH = Launcher(
     name="AWS Batch",
     marks=("AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"),
-    yields_to=("RANK",),
+    defers_to=("RANK",),
     rank=("AWS_BATCH_JOB_NODE_INDEX",),
     world_size=("AWS_BATCH_JOB_NUM_NODES",),
     required=("AWS_BATCH_JOB_ID",),
@@ -529,7 +529,7 @@ AWS_BATCH = Launcher(
 INDEXED_JOB = Launcher(
     name="Kubernetes Indexed Job",
     marks=("JOB_COMPLETION_INDEX",),
-    yields_to=("RANK",),
+    defers_to=("RANK",),
     rank=("JOB_COMPLETION_INDEX",),
     world_size=("WORLD_SIZE",),
     size_is_the_users=True,
