@@ -39,3 +39,8 @@ def _bare(line: str) -> str:
 def test_every_symptom_has_a_fault() -> None:
     assert {fault.symptom for fault in FAULTS} == SYMPTOMS.keys()
     assert len({fault.title for fault in FAULTS}) == len(FAULTS) >= 26
+
+
+def test_the_document_explains_each_fault_as_the_table_does() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert [fault.title for fault in FAULTS if fault.why not in text] == []

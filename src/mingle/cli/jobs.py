@@ -243,7 +243,7 @@ def announce(shared: Shared, job: str, master_port: int, master_addr: str | None
 
 
 def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
-    # By an exception, so that the observer says good-bye before the process ends.
+    # By an exception, so that the observer sends BYE before the process ends.
     sys.exit(128 + number)
 
 

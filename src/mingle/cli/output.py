@@ -1,7 +1,7 @@
 """Write answers: JSON with a schema number, tables on a terminal, tab-separated lines in a pipe.
 
-The answer goes to stdout, everything else to stderr. Much of the text comes from the network, where anybody can put
-anything into it, so only printable characters reach a terminal.
+The answer goes to stdout, everything else to stderr. Much of the text comes from the network, where any host can choose
+it, so only printable characters reach a terminal.
 """
 
 from __future__ import annotations
