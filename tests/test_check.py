@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from mingle.check import command, control, session
+from mingle.check import command, control, probes, session
 from mingle.check.session import Options
 from mingle.check.verdicts import KINDS, Evidence, Other, Place, judge, rounds
 from tests.bystanders import ROOT, command_environment, free_udp_port
@@ -166,6 +167,13 @@ def test_a_lost_rank_excuses_what_it_breaks() -> None:
     assert [verdict.kind for verdict in judge(seen)] == ["rank-silent"]
 
 
+def test_a_busy_machine_excuses_the_pairs_that_it_breaks() -> None:
+    seen = healthy()
+    busy(3, 0.02)(seen)
+    seen.broken = {(0, 3): "large", (1, 3): "torch's messages fail (not finished at its deadline)"}
+    assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == [("cpu-busy", ("d",))]
+
+
 def test_the_verdict_shows_interface_address_and_mtu_of_both_ends() -> None:
     seen = healthy()
     seen.broken = {(1, 2): "no TCP connection (timed out)"}
@@ -202,6 +210,25 @@ def test_another_process_at_the_address_of_a_rank_is_not_taken_for_it(roster: li
     assert control.reaches(roster[1])
     assert not control.reaches(imposter)
     assert not control.reaches({**roster[1], "token": "another"})
+
+
+def test_a_network_on_which_a_message_stalls_is_slow_and_not_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "STALL_SECONDS", 1.0)
+    ends = threading.Event()
+
+    def swallow(listening: socket.socket) -> None:
+        with Connection(listening.accept()[0].detach()) as connection:
+            control.receive(connection)
+            control.send(connection, {"rank": 1})
+            ends.wait()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor() as pool:
+        pool.submit(swallow, listening)
+        peer = {"rank": 1, "port": listening.getsockname()[1], "token": ""}
+        assert probes.path_rate(peer, "127.0.0.1") == probes.PATH_BYTES / 1.0
+        ends.set()
+        listening.close()
+        assert probes.path_rate(peer, "127.0.0.1") == 0
 
 
 class _Tasks:

@@ -18,6 +18,8 @@ from mingle.job import Job
 from mingle.network import interfaces
 
 NO_CONNECTION = "no TCP connection"
+STALL_SECONDS = 5.0
+"""A message that makes no progress for this long counts as having taken it: policing can stall TCP so long."""
 RATE_SECONDS = 0.3
 """How long one direction of a pair is measured; a message that has begun is finished."""
 SMALL_BYTES, LARGE_BYTES = 64, 1 << 18
@@ -158,24 +160,12 @@ class Probes:
         found = []
         for here, there in itertools.product(mine["networks"], theirs["networks"]):
             if here["network"] == there["network"] and here["network"] not in used and mine["node"] != theirs["node"]:
-                rate = self._path_rate(theirs, there["address"], here["address"])
-                in_use = self._path_rate(theirs, theirs["address"])
+                rate = path_rate(theirs, there["address"], here["address"])
+                in_use = path_rate(theirs, theirs["address"])
                 if rate and in_use:
                     names = (here["interface"], there["interface"])
                     found.append({"network": here["network"], "interfaces": names, "rate": rate, "rate_in_use": in_use})
         return found
-
-    def _path_rate(self, peer: Record, address: str, source: str = "") -> float:
-        """Return the rate to a rank by plain TCP, in bytes/s; 0 if the address leads nowhere or to another rank."""
-        try:
-            with dial(address, peer["port"], source=source) as connection:
-                greet(connection, peer)
-                took, until = list[float](), time.perf_counter() + PATH_SECONDS
-                while not took or time.perf_counter() < until:
-                    took.append(exchange(connection, PATH_BYTES, 1))
-        except (OSError, EOFError, ValueError):
-            return 0.0
-        return PATH_BYTES * len(took) / sum(took)  # the mean: a limit on traffic lets bursts pass
 
     def _messages(self, other: int, key: str, at: torch.device, limit: int, seconds: float) -> Record:
         """Exchange messages through a process group of two: the round trip, and the rate at which this rank sends.
@@ -217,6 +207,24 @@ class Probes:
             trips.append(time.perf_counter() - started)
         rates = [stream(outward) for outward in (bool(other), not other)]
         return {"rtt": median(trips), "rate": rates[0 if other else 1], "work": _work()}
+
+
+def path_rate(peer: Record, address: str, source: str = "") -> float:
+    """Return the rate to a rank by plain TCP, in bytes/s; 0 if the address leads nowhere or to another rank."""
+    took: list[float] = []
+    try:
+        with dial(address, peer["port"], seconds=STALL_SECONDS, source=source) as connection:
+            greet(connection, peer)
+            until = time.perf_counter() + PATH_SECONDS
+            while not took or time.perf_counter() < until:
+                try:
+                    took.append(exchange(connection, PATH_BYTES, 1))
+                except BlockingIOError:
+                    took.append(STALL_SECONDS)
+                    break
+    except (OSError, EOFError, ValueError):
+        return 0.0
+    return PATH_BYTES * len(took) / sum(took)  # the mean: a limit on traffic lets bursts pass
 
 
 def _work() -> tuple[float, float]:

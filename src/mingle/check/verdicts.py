@@ -250,15 +250,15 @@ def judge(seen: Evidence) -> list[Verdict]:
         found.append(_verdict("defect", error=seen.defect))
     gone = {rank: how for rank, how in sorted(seen.lost.items()) if how != "cut"}
     found += [_verdict(f"rank-{how}", seen.places[seen.place_of[rank]], rank=rank) for rank, how in gone.items()]
-    excused = {seen.place_of[rank] for rank in gone}
+    busy = {} if seen.lost else busy_ranks(seen)  # a loss ends the check before these are confirmed
+    found += [_busy(seen, rank, usual) for rank, usual in sorted(busy.items())]
+    excused = {seen.place_of[rank] for rank in (*gone, *busy)}
     cut = [undirected(seen.place_of[0], seen.place_of[rank]) for rank in seen.lost.keys() - gone.keys()]
     broken = dict.fromkeys(cut, "the connection between them fell silent")
     broken |= {pair: how for pair, how in seen.broken.items() if excused.isdisjoint(pair)}
     found += _broken(seen, {pair: how for pair, how in broken.items() if how != "large"})
     found += _large(seen, [pair for pair, how in broken.items() if how == "large"])
-    busy = {} if found else busy_ranks(seen)
-    found += [_busy(seen, rank, usual) for rank, usual in sorted(busy.items())]
-    excused |= {seen.place_of[rank] for rank in busy} | {place for pair in broken for place in pair}
+    excused |= {place for pair in broken for place in pair}
     rates = {pair: rate for pair, rate in seen.rates.items() if excused.isdisjoint(pair)}
     wrong_network = [] if found else _interface(seen)
     found += wrong_network or _slow(seen, rates)
