@@ -17,6 +17,7 @@ from benchmarks.results import Comparison
 
 ORDER = (
     "torchrun",
+    "script",
     "known_address",
     "late_rank",
     "last_rank",

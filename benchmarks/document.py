@@ -15,6 +15,12 @@ DOCUMENT = ROOT / "docs" / "benchmarks.md"
 COST: tuple[tuple[str, str, str, dict[str, str]], ...] = (
     ("torchrun, 3 hosts, from the start of the command to the first step", "torchrun", "mingle", {"c10d": "c10d"}),
     (
+        "a script on 4 hosts, from the start of `python train.py` to the process group",
+        "script",
+        "mingle",
+        {"known address": "known address"},
+    ),
+    (
         "`mingle.init` on 4 hosts, all at once, to the process group",
         "known_address",
         "mingle.init, 4 ranks",
@@ -48,6 +54,12 @@ COST: tuple[tuple[str, str, str, dict[str, str]], ...] = (
     ("64 ranks on two cores", "scale", "mingle, 64 ranks", {"bare TCPStore": "TCPStore, 64 ranks"}),
     ("256 ranks on two cores", "scale", "mingle, 256 ranks", {"bare TCPStore": "TCPStore, 256 ranks"}),
     ("1,024 ranks on two cores", "scale", "mingle, 1024 ranks", {"bare TCPStore": "TCPStore, 1024 ranks"}),
+    (
+        "rank 0's CPU for 1,024 members, until GO",
+        "capacity",
+        "mingle, 1024 members",
+        {"bare TCPStore": "TCPStore, 1024 members"},
+    ),
     ("memory of a waiting rank, beside torch's", "memory", "mingle", {}),
     ("datagrams of 8 hosts, until every job is closed", "wire", "mingle", {"zeroconf": "zeroconf"}),
     ("half of all datagrams lost, seven ranks wait, rank 0 comes", "loss", "mingle", {}),
