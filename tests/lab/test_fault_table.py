@@ -6,6 +6,7 @@ Kills, pauses and cut links at each phase are in `test_faults`.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import resource
 import signal
@@ -132,7 +133,7 @@ def test_the_disk_is_full(lab: Lab, seed: int) -> None:
 
 
 def exhaust_descriptors() -> None:
-    """For two seconds from the first member on there is no descriptor left; then there are again."""
+    """From the moment at which the session takes members there is no descriptor left; two seconds later there are."""
 
     def eat() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
@@ -145,7 +146,14 @@ def exhaust_descriptors() -> None:
         for descriptor in eaten:
             os.close(descriptor)
 
-    threading.Timer(0.5, eat).start()
+    eater = threading.Thread(target=eat)
+
+    class WhenOpen(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if ": open" in record.getMessage() and eater.ident is None:
+                eater.start()
+
+    logging.getLogger("mingle").addHandler(WhenOpen())
 
 
 @pytest.mark.parametrize("seed", REPEATS)
