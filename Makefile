@@ -72,7 +72,7 @@ test-launchers: $(DEV_READY) ## start the example by mpirun, mpiexec, srun, sbat
 	$(BIN)/python -m pytest tests/launchers --durations=0 $(PYTEST_ARGS)
 
 .PHONY: test-frameworks
-test-frameworks: $(FRAMEWORKS_READY) ## train with Lightning, Accelerate and FSDP2 on top of mingle
+test-frameworks: $(FRAMEWORKS_READY) ## train with Lightning, Accelerate, FSDP2, DeepSpeed and the Trainer on top of mingle; JAX and Ray by mingle-run
 	$(BIN)/python -m pytest tests/frameworks --durations=0 $(PYTEST_ARGS)
 
 # Half of the time guided by coverage, where atheris can be installed.
@@ -174,7 +174,7 @@ $(DEV_READY): pyproject.toml constraints.txt | $(BIN)/pip
 	@touch $@ $(EXAMPLES_READY)
 
 $(FRAMEWORKS_READY): $(DEV_READY)
-	@echo "installing Lightning and Accelerate into $(VENV)"
+	@echo "installing the frameworks into $(VENV)"
 	$(INSTALL) --editable '.[dev,frameworks]'
 	@touch $@
 

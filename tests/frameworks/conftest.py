@@ -17,7 +17,7 @@ _TEST_SECONDS = 180  # the first test waits for the ranks of all
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known."""
-    config.addinivalue_line("markers", "frameworks: needs Lightning and Accelerate; only when asked for")
+    config.addinivalue_line("markers", "frameworks: needs the frameworks; only when asked for")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
