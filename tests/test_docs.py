@@ -465,6 +465,8 @@ def test_the_other_languages_are_well_formed() -> None:
         assert lines[0][0] == "FROM"
         assert {word for word, _ in lines} <= {"FROM", "COPY", "RUN", "CMD"}, block
         assert json.loads(next(rest for word, rest in lines if word == "CMD"))[0] == "python"
+    for block in by_language["mermaid"]:
+        assert ";" not in block.text, f"{block}: a semicolon ends a statement of mermaid, also inside a text"
     for block in by_language["ini"]:
         unit = configparser.RawConfigParser(strict=False)
         unit.optionxform = str  # type: ignore[assignment, method-assign]
