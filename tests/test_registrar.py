@@ -10,6 +10,8 @@ from mingle.protocol.admission import ACKNOWLEDGE_SECONDS, Admission
 from mingle.protocol.registrar import (
     AHEAD_SECONDS,
     CHALLENGE_SECONDS,
+    CONFIRM_AGAIN_SECONDS,
+    READDRESSED_SECONDS,
     REMEMBERED_DEPARTURES,
     RETURN_SECONDS,
     HostSeat,
@@ -396,6 +398,46 @@ def test_no_common_network() -> None:
     registrar.confirmed(2, frames.Confirmed(session=SESSION, epoch=1, paths=()), 2.0)
     ((_, matrix),) = of(registrar.port.take(), "no_common_network")
     assert "rank 2 on host h2 (10.0.0.3), pid 12: not 10.0.0.1" in matrix
+
+
+def test_members_without_a_common_network_are_asked_again_while_addresses_come() -> None:
+    """A host and a member are plugged into a second network, the host a moment earlier: rank 2 waits there."""
+    registrar = at(Phase.CONFIRMING)
+    paths = (path("10.0.0.1"), path("10.1.0.1", "10.1.0.1"))
+    grown = HostSeat(member=HOST, applicant=join(0, paths=paths), prefix_lengths={"10.0.0.1": 24, "10.1.0.1": 24})
+    registrar.readdress(grown, 1.9)
+    second = path("10.1.0.3", "10.1.0.1")
+    registrar.confirmed(1, frames.Confirmed(session=SESSION, epoch=1, paths=(path(),)), 2.0)
+    registrar.confirmed(2, frames.Confirmed(session=SESSION, epoch=1, paths=(second,)), 2.0)
+    registrar.port.take()
+    due = registrar.next_timer()
+    assert due == pytest.approx(2.0 + CONFIRM_AGAIN_SECONDS)
+    registrar.handle_timer(2.1)
+    assert not registrar.port.take()
+    registrar.handle_timer(due)
+    assert [told(registrar.port.calls, conn, frames.Confirm)[0].epoch for conn in (1, 2)] == [2, 2]
+    registrar.port.take()
+    both = (path(), path("10.1.0.2", "10.1.0.1"))
+    registrar.confirmed(1, frames.Confirmed(session=SESSION, epoch=2, paths=both), 3.0)
+    registrar.confirmed(2, frames.Confirmed(session=SESSION, epoch=2, paths=(second,)), 3.0)
+    assert of(registrar.port.take(), "open_store") == [("open_store", 2, "10.1.0.1")]
+
+
+def test_members_without_a_common_network_are_not_asked_for_ever() -> None:
+    registrar = at(Phase.CONFIRMING)
+    registrar.readdress(registrar.host, 1.9)
+    now = 2.0
+    while True:
+        registrar.port.take()
+        registrar.confirmed(1, frames.Confirmed(session=SESSION, epoch=registrar.epoch, paths=(path(),)), now)
+        registrar.confirmed(2, frames.Confirmed(session=SESSION, epoch=registrar.epoch, paths=()), now)
+        due = registrar.next_timer()
+        if due is None:
+            break
+        now = due
+        registrar.handle_timer(now)
+    assert 1.9 + READDRESSED_SECONDS <= now <= 1.9 + READDRESSED_SECONDS + CONFIRM_AGAIN_SECONDS
+    assert of(registrar.port.take(), "no_common_network")
 
 
 @pytest.mark.parametrize("phase", list(Phase))

@@ -269,7 +269,7 @@ class Host:
         """Take new addresses, unless a store can already listen on an old one."""
         if not self.registrar.phase.sealed:
             self.endpoints = msgspec.structs.replace(self.endpoints, addresses=addresses)
-            self.registrar.readdress(self._seat())
+            self.registrar.readdress(self._seat(), now)
             self._announcer.burst(now)
 
     def rewired(self, now: float) -> None:

@@ -125,7 +125,9 @@ class Joiner(SessionPolicy[KnownSession]):
         self._redirected_until: float | None = None
         self._confirm_due = False
         self._store_retry_at: float | None = None
-        self._store_failed = False
+        self._paths_stale = False
+        """Whether paths that were proved may be broken by now, or better ones open: the store was not reached, or the
+        interfaces have changed."""
         self._ready = False
         self._loss = ""
         """Which host was lost, and why, if the connection has ended after GO and before READY."""
@@ -297,7 +299,12 @@ class Joiner(SessionPolicy[KnownSession]):
         return session is self._return_to
 
     def rewired(self, now: float) -> None:
-        """Handle a change of the own interfaces: other paths may lead to the host now."""
+        """Handle a change of the own interfaces: other paths may lead to the host now.
+
+        They are proved now, unless this member has confirmed, and once more when the host asks again: an attempt that
+        is under way goes out by an old interface.
+        """
+        self._paths_stale = True
         if self.current is not None and self.current.race is not None and not self.has_confirmed:
             self.current.race.prove_again(now)
 
@@ -490,12 +497,11 @@ class Joiner(SessionPolicy[KnownSession]):
         self.epoch, self.step, self._confirm_due = frame.epoch, Step.SEATED, True
         self.sealed = self._store_retry_at = None
         if session.race is not None:
-            if self._store_failed:
-                # A path that was proved once, and over which the store was not reached, can be broken by now.
+            if self._paths_stale:
                 session.race.prove_again(now)
             else:
                 session.race.try_again(now)
-        self._store_failed = False
+        self._paths_stale = False
 
     @property
     def can_confirm(self) -> bool:
@@ -532,7 +538,7 @@ class Joiner(SessionPolicy[KnownSession]):
             assert self.sealed is not None
             place = f"{self.sealed.store_address}:{self.sealed.store_port}"
             note(self.diagnostics.store_failures, place, reason)
-            self._store_retry_at, self._store_failed = now + STORE_RETRY_SECONDS, True
+            self._store_retry_at, self._paths_stale = now + STORE_RETRY_SECONDS, True
 
     def _proves_store(self, session: bytes, epoch: int) -> bool:
         """Return whether this member still has to prove the store of that epoch."""

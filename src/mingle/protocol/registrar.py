@@ -44,6 +44,11 @@ ADMITTED_SECONDS = 30.0
 """How long a latecomer can take from JOIN to ACK; it can be bound to another session for a third of that time."""
 AHEAD_SECONDS = 0.25
 """How long no member must have come before the store is opened ahead: each newcomer can change the store's place."""
+READDRESSED_SECONDS = 5.0
+"""How long after a change of the host's addresses members without a common one are asked again: where a network is
+plugged into several hosts, the interfaces of some come up a moment later."""
+CONFIRM_AGAIN_SECONDS = 0.5
+"""The time between two such questions."""
 # Bounds against a rank that crashes and restarts in a loop, so that STATUS fits into one frame whatever the names are.
 REMEMBERED_DEPARTURES = 16
 REMEMBERED_TEXT = 256
@@ -152,6 +157,10 @@ class Registrar:
         """Those that have not confirmed, or not acknowledged, in this epoch."""
         self._phase_ends = float("inf")
         """By when CONFIRMING or SEALED must be over."""
+        self._readdressed_at = float("-inf")
+        """When the host's addresses have changed."""
+        self._confirm_again_at: float | None = None
+        """When to ask all to confirm again, since they share no address of the host yet."""
         self._lost: dict[bytes, tuple[float, str]] = {}
         """When and how members were lost after GO."""
         self._challenges: list[Challenge] = []
@@ -498,9 +507,9 @@ class Registrar:
         self.held = held
         self._advance(now)
 
-    def readdress(self, host: HostSeat) -> None:
+    def readdress(self, host: HostSeat, now: float) -> None:
         """Take the host's new addresses. Call it only before the store's address has been chosen."""
-        self.host = host
+        self.host, self._readdressed_at = host, now
         own = self.seats[host.member]
         own.applicant, own.paths = host.applicant, host.applicant.paths
 
@@ -552,6 +561,8 @@ class Registrar:
         times += [seat.admit_by for seat in self.latecomers.values()]
         if self.phase is Phase.OPEN:
             times += [due for due in (self._prepare_at, self.admission.due) if due is not None]
+        elif self.phase is Phase.CONFIRMING and self._confirm_again_at is not None:
+            times.append(self._confirm_again_at)
         elif self.phase is Phase.SEALED or (self.phase is Phase.CONFIRMING and self._awaited):
             times += [self._phase_ends] if self._phase_ends < float("inf") else []
         elif self.phase is Phase.RUNNING:
@@ -573,6 +584,8 @@ class Registrar:
                 self._wait_for_quiet(now)
             elif self._conns:
                 self._prepare_store()
+        if self._confirm_again_at is not None and now >= self._confirm_again_at:
+            self._ask_to_confirm(now)
         if self.phase is Phase.CONFIRMING and now >= self._phase_ends:
             late = [seat.conn for seat in self._others() if seat.member in self._awaited]
             for conn in late:
@@ -595,12 +608,9 @@ class Registrar:
 
     def _advance(self, now: float) -> None:
         if self.phase is Phase.OPEN and self.admission.complete(now) and not self.held:
-            self.phase, self._phase_ends = Phase.CONFIRMING, now + self.admission.confirm_seconds
-            self.epoch += 1
-            self._awaited = set(self.seats) - {self.host.member}
-            self._send_all(frames.Confirm(session=self.session, epoch=self.epoch))
+            self._ask_to_confirm(now)
             self._prepare_store()
-        if self.phase is Phase.CONFIRMING and not self._awaited and not self.held:
+        if self.phase is Phase.CONFIRMING and not self._awaited and not self.held and self._confirm_again_at is None:
             self._seal(now)
         if self.phase is Phase.SEALED and not self._awaited and not self.held:
             if self.admission.can_go(now):
@@ -608,8 +618,17 @@ class Registrar:
             else:
                 self._void("the acknowledgements came too late", now)
 
+    def _ask_to_confirm(self, now: float) -> None:
+        self.phase, self._phase_ends = Phase.CONFIRMING, now + self.admission.confirm_seconds
+        self.epoch += 1
+        self._awaited, self._confirm_again_at = set(self.seats) - {self.host.member}, None
+        self._send_all(frames.Confirm(session=self.session, epoch=self.epoch))
+
     def _seal(self, now: float) -> None:
         address = self._common_address()
+        if address is None and now < self._readdressed_at + READDRESSED_SECONDS:
+            self._confirm_again_at = now + CONFIRM_AGAIN_SECONDS
+            return
         if address is None:
             named = [(str(seat.who), seat.paths) for seat in self._others()]
             own = [path.host_address for path in self.host.applicant.paths]
@@ -641,7 +660,7 @@ class Registrar:
             return
         self.phase = Phase.OPEN
         self.places = {}
-        self._awaited = set()
+        self._awaited, self._confirm_again_at = set(), None
         for member in self.seats:
             self.admission.gone(member)
         self._send_all(frames.Void(session=self.session, epoch=self.epoch, reason=reason[:2048]))
