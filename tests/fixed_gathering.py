@@ -40,13 +40,13 @@ class Place:
         server.abort()
         for member in self.members:
             member.lost = reason
-            member.disturbed.set()
+            member.session_lost.set()
 
     def end(self, reason: str = "its agent has finished") -> None:
         """The host ends the job on purpose."""
         for member in self.members:
             member.ended = reason
-            member.disturbed.set()
+            member.session_lost.set()
         self.close()
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class FixedGathering:
     def __init__(self, place: Place, *, timeout: bool = False) -> None:
         self.lost: str | None = None
         self.ended: str | None = None
-        self.disturbed = threading.Event()
+        self.session_lost = threading.Event()
         self.held = True
         self.ending = False
         self.gathered = 0
@@ -82,7 +82,7 @@ class FixedGathering:
         if self._timeout:
             raise DiscoveryTimeoutError.explain("1 of 2 nodes", cause="b was not started", remedy="start it")
         self.lost = None
-        self.disturbed.clear()
+        self.session_lost.clear()
         self.gathered += 1
         server = self._place.open()
         return Gathered(

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from mingle.check import command, control, probes, session
 from mingle.check.session import Options
-from mingle.check.verdicts import KINDS, Evidence, Other, Place, judge, rounds
+from mingle.check.verdicts import KINDS, CheckedRank, Evidence, Other, judge, rounds
 from tests.bystanders import ROOT, command_environment, free_udp_port
 
 NAMES = ["a", "b", "c", "d"]
@@ -45,7 +45,7 @@ def healthy(count: int = 4) -> Evidence:
     """Return what a healthy job shows whose links and hosts differ by half from each other."""
     uneven = itertools.cycle((1.0e9, 1.4e9, 0.8e9))
     return Evidence(
-        places=[Place(name, rank, f"10.0.0.{rank + 1}", "eth0", 1500) for rank, name in enumerate(NAMES[:count])],
+        places=[CheckedRank(name, rank, f"10.0.0.{rank + 1}", "eth0", 1500) for rank, name in enumerate(NAMES[:count])],
         place_of={rank: rank for rank in range(count)},
         rates={pair: next(uneven) for pair in itertools.permutations(range(count), 2)},
         others={

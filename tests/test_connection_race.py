@@ -15,7 +15,7 @@ from mingle.protocol.connection_race import (
     STAGGER_SECONDS,
     ConnectionRace,
     DialTarget,
-    Verdict,
+    RaceState,
     merged,
     named,
 )
@@ -51,8 +51,8 @@ class Race:
     def winner(self) -> int | None:
         return self.race.winner
 
-    def verdict(self) -> Verdict:
-        return self.race.verdict
+    def state(self) -> RaceState:
+        return self.race.state
 
     def done(self) -> list[Effect]:
         done = list(self.effects)
@@ -99,7 +99,7 @@ def test_the_first_that_proves_the_session_wins_and_the_others_are_hung_up() -> 
     race.race.handle_timer(STAGGER_SECONDS)
     race.done()
     assert race.answer(2, 0.1) == [Ping()]
-    assert race.verdict() is Verdict.PROVED
+    assert race.state() is RaceState.PROVED
     assert race.winner() == 2
     assert Hangup(1) in race.done()
     assert set(race.race.paths) == {SECOND}
@@ -110,7 +110,7 @@ def test_who_answers_for_another_session_does_not_win() -> None:
     race = Race(FIRST)
     race.done()
     assert race.answer(1, 0.1, session=b"X" * 16) == []
-    assert race.verdict() is Verdict.DEAD
+    assert race.state() is RaceState.DEAD
     assert race.race.failures[FIRST].startswith("session")
 
 
@@ -118,7 +118,7 @@ def test_who_speaks_something_else_does_not_win() -> None:
     race = Race(FIRST)
     race.race.connected(1, "10.0.0.9", "eth0")
     race.race.received(1, b"HTTP/1.1 400 Bad Request\r\n", 0.1)
-    assert race.verdict() is Verdict.DEAD
+    assert race.state() is RaceState.DEAD
 
 
 @pytest.mark.parametrize("first_is", ["refused", "silent"])
@@ -126,10 +126,10 @@ def test_silence_is_not_death(first_is: str) -> None:
     race = Race(FIRST)
     if first_is == "refused":
         race.race.disconnected(1, "Connection refused", 0.1)
-        assert race.verdict() is Verdict.DEAD
+        assert race.state() is RaceState.DEAD
     else:
         race.race.handle_timer(ADDRESS_SECONDS)
-        assert race.verdict() is Verdict.SILENT
+        assert race.state() is RaceState.SILENT
         assert Hangup(1) in race.done()
     assert race.race.next_timer() is None
 
@@ -146,7 +146,7 @@ def test_all_ways_are_tried_after_the_win_and_then_hung_up() -> None:
     race.race.handle_timer(0.01 + ADDRESS_SECONDS)
     assert not race.pending()
     assert set(race.race.paths) == {FIRST, SECOND}
-    assert race.verdict() is Verdict.PROVED
+    assert race.state() is RaceState.PROVED
 
 
 def test_further_addresses_are_taken_in_once() -> None:
@@ -181,7 +181,7 @@ def test_the_winner_may_still_break_the_rules() -> None:
         race.race.received(1, b"\x00\x00\x00\x01\xc1", 0.02)
     race.race.disconnected(1, "reset", 0.03)
     assert race.winner() is None
-    assert race.verdict() is Verdict.DEAD
+    assert race.state() is RaceState.DEAD
 
 
 def test_abandoned_it_leaves_nothing_open() -> None:

@@ -99,7 +99,7 @@ def test_agents_gather_and_share_a_store(job: Job) -> None:
     until(lambda: host.present == {agent.member for agent in several})
     assert others[0].present is None
     assert gather(*several) == found, "asked again, it is the same session"
-    assert not any(agent.disturbed.is_set() or agent.lost or agent.ended for agent in several)
+    assert not any(agent.session_lost.is_set() or agent.lost or agent.ended for agent in several)
 
 
 def test_the_survivors_gather_again_and_a_new_one_joins_them(job: Job) -> None:
@@ -108,18 +108,18 @@ def test_the_survivors_gather_again_and_a_new_one_joins_them(job: Job) -> None:
     host, *others = host_first(several, found)
     kill(host)
     for other in others:
-        assert other.disturbed.wait(5)
+        assert other.session_lost.wait(5)
         assert other.lost is not None
     began = time.monotonic()
     again = gather(*others)
     assert time.monotonic() - began < 5
     assert {each.generation for each in again} == {1}
     assert again[0].session == again[1].session != found[0].session
-    assert not any(other.disturbed.is_set() or other.lost for other in others)
+    assert not any(other.session_lost.is_set() or other.lost for other in others)
     assert not answers(found[0].store_port) or host._loop is not None
     (late,) = gather(job.agent())
     assert late.session == again[0].session
-    assert not any(other.disturbed.is_set() for other in others)
+    assert not any(other.session_lost.is_set() for other in others)
 
 
 def test_a_host_that_ends_for_good_ends_the_job_for_all(job: Job) -> None:
@@ -127,7 +127,7 @@ def test_a_host_that_ends_for_good_ends_the_job_for_all(job: Job) -> None:
     host, other = host_first(several, gather(*several))
     host.close("its workers failed")
     host.close("a second time")
-    assert other.disturbed.wait(5)
+    assert other.session_lost.wait(5)
     assert (other.lost, other.ended) == (None, "its workers failed")
     with pytest.raises(MingleError, match="has ended: its workers failed"):
         other.gather()
@@ -139,7 +139,7 @@ def test_a_member_that_ends_disturbs_nobody(job: Job) -> None:
     several = [job.agent(1, 3) for _ in range(3)]
     host, one, two = host_first(several, gather(*several))
     one.close("its workers are done")
-    assert not two.disturbed.wait(0.5)
+    assert not two.session_lost.wait(0.5)
     until(lambda: host.present == {host.member, two.member})
 
 
@@ -148,7 +148,7 @@ def test_whose_workers_are_done_gathers_no_more(job: Job) -> None:
     host, other = host_first(several, gather(*several))
     other.workers_done()
     kill(host)
-    assert other.disturbed.wait(5)
+    assert other.session_lost.wait(5)
     loop = other._loop
     assert loop is not None
     # Its word and the loss may come in one round of the loop, in either order.
@@ -204,7 +204,7 @@ def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(job: Job, part:
     assert loop is not None
     control = loop.agent.endpoints.port
     loop.driver.call(lambda: 1 // 0)
-    assert mine.disturbed.wait(5)
+    assert mine.session_lost.wait(5)
     assert "unforeseen ZeroDivisionError" in (mine.lost or "")
     assert (mine.store, mine.present) == (None, None)
     with client:
@@ -219,7 +219,7 @@ def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(job: Job, part:
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert time.monotonic() - began < 1
     if part == "host":
-        assert other.disturbed.wait(5), "the others see its connections end"
+        assert other.session_lost.wait(5), "the others see its connections end"
     mine.close("the test is over")
 
 
@@ -230,4 +230,4 @@ def test_a_lease_that_has_ended_is_noticed_before_the_loop_does(job: Job, monkey
     later = agents.boot_time() + 20.0
     monkeypatch.setattr(agents, "boot_time", lambda: later)
     assert not any(agent.held for agent in several)
-    assert not any(agent.disturbed.is_set() for agent in several)
+    assert not any(agent.session_lost.is_set() for agent in several)

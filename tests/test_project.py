@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +132,16 @@ HOMEMADE = re.compile(
 def test_the_words_are_those_of_the_field(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").replace("tests.lan crowd", "").splitlines()
     assert [f"{number}: {line}" for number, line in enumerate(lines, 1) if HOMEMADE.search(line)] == []
+
+
+def test_no_two_classes_share_a_name() -> None:
+    classes = Counter(
+        each.name
+        for path in PACKAGE.rglob("*.py")
+        for each in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(each, ast.ClassDef)
+    )
+    assert [name for name, count in classes.items() if count > 1] == []
 
 
 def project() -> dict[str, object]:

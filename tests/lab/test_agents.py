@@ -29,8 +29,8 @@ def agent(job_id: str, minimum: int, maximum: int) -> str:
             except MingleError as error:
                 return str(error)
             report("gathered", session=found.session, generation=found.generation, is_host=found.is_host)
-            gathering.disturbed.wait()
-            report("disturbed", lost=gathering.lost, ended=gathering.ended)
+            gathering.session_lost.wait()
+            report("session_lost", lost=gathering.lost, ended=gathering.ended)
     finally:
         gathering.close("the test is over")
 
@@ -68,7 +68,7 @@ class Agents:
         """Waits until each of these has said that its session is lost."""
         end = time.monotonic() + within
         for host in hosts:
-            assert self.ranks[host].wait_for("disturbed", max(0.1, end - time.monotonic()))["lost"]
+            assert self.ranks[host].wait_for("session_lost", max(0.1, end - time.monotonic()))["lost"]
 
     @property
     def chosen(self) -> Host:

@@ -21,7 +21,7 @@ from msgspec import Struct, convert, to_builtins
 from mingle import detached
 from mingle.check import control, probes, verdicts
 from mingle.check.control import Record
-from mingle.check.verdicts import Evidence, Pair, Place
+from mingle.check.verdicts import CheckedRank, Evidence, Pair
 from mingle.job import Job
 
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
@@ -134,13 +134,13 @@ def evidence_of(roster: Sequence[Record], lost: Mapping[int, str] | None = None)
     nodes = sorted({hello["node"] for hello in roster})
     alone = len(nodes) == 1
     numbers = {hello["rank"]: at if alone else nodes.index(hello["node"]) for at, hello in enumerate(roster)}
-    places: list[Place] = []
+    places: list[CheckedRank] = []
     for hello in roster:
         if numbers[hello["rank"]] == len(places):  # the first rank of its machine speaks for it
             own: Record = next((each for each in hello["networks"] if each["address"] == hello["address"]), {})
             name = f"{hello['host']} rank {hello['rank']}" if alone else hello["host"]
             interface = str(own.get("interface", hello["interface"]))
-            places.append(Place(name, hello["rank"], hello["address"], interface, own.get("mtu", 0)))
+            places.append(CheckedRank(name, hello["rank"], hello["address"], interface, own.get("mtu", 0)))
     return Evidence(places=places, place_of=numbers, lost=dict(lost or {}))
 
 

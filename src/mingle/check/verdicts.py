@@ -29,7 +29,7 @@ REFERENCE_QUANTILE = 0.75
 Pair = tuple[int, int]
 
 
-class Place(Struct, frozen=True):
+class CheckedRank(Struct, frozen=True):
     """An end of the links: a machine, or a rank where all ranks are on one machine."""
 
     name: str
@@ -56,7 +56,7 @@ class Other(Struct, frozen=True):
 class Evidence(Struct, kw_only=True):
     """What was seen. Places and ranks are numbered; a rate belongs to a directed pair, a fault to both directions."""
 
-    places: Sequence[Place] = ()
+    places: Sequence[CheckedRank] = ()
     place_of: Mapping[int, int] = field(default_factory=dict)
     """The place of each rank."""
     backend: str = ""
@@ -189,7 +189,7 @@ _FAULTS = {
 KINDS = frozenset(_FAULTS)
 
 
-def _verdict(kind: str, *places: Place, **words: object) -> Verdict:
+def _verdict(kind: str, *places: CheckedRank, **words: object) -> Verdict:
     observation, cause, fix = (text.format(*places, **words) for text in _FAULTS[kind])
     return Verdict(kind, tuple(place.name for place in places), observation, cause, fix)
 
@@ -245,7 +245,7 @@ def undirected(one: int, other: int) -> Pair:
 
 def judge(seen: Evidence) -> list[Verdict]:
     """Return the faults; none if the job is healthy."""
-    found = [_verdict("control", Place(host), rank=rank) for rank, host in seen.unreached.items()]
+    found = [_verdict("control", CheckedRank(host), rank=rank) for rank, host in seen.unreached.items()]
     if seen.defect:
         found.append(_verdict("defect", error=seen.defect))
     gone = {rank: how for rank, how in sorted(seen.lost.items()) if how != "cut"}
@@ -289,7 +289,7 @@ def _large(seen: Evidence, pairs: Sequence[Pair]) -> Iterator[Verdict]:
         yield _verdict("mtu", *places, pairs=shown, mtu=mtu, payload=mtu - 28)
 
 
-def _places(seen: Evidence, pairs: Iterable[Pair]) -> list[Place]:
+def _places(seen: Evidence, pairs: Iterable[Pair]) -> list[CheckedRank]:
     return [seen.places[number] for number in sorted({number for pair in pairs for number in pair})]
 
 

@@ -74,7 +74,7 @@ class Gathering:
     """
 
     def __init__(self, settings: Settings, nodes: Nodes, *, last_call: float, allow_minority: bool = False) -> None:
-        self.disturbed = threading.Event()
+        self.session_lost = threading.Event()
         """Set whenever ``lost`` or ``ended`` becomes set; cleared by :meth:`gather`."""
         self._settings = settings
         self._policy = Policy(nodes=nodes, last_call=last_call, allow_minority=allow_minority)
@@ -140,7 +140,7 @@ class Gathering:
         def begin() -> None:
             with self._lock:
                 self._state = replace(self._state, lost=None, failure=None)
-                self.disturbed.clear()
+                self.session_lost.clear()
             loop.agent.gather(boot_time())
             self._publish()
             began.set()
@@ -206,7 +206,7 @@ class Gathering:
                 return
             self._state = state
             if state.lost is not None or state.ended is not None:
-                self.disturbed.set()
+                self.session_lost.set()
             self._lock.notify_all()
 
     def _present_state(self, loop: AgentLoop) -> _State:

@@ -116,7 +116,7 @@ class AgentHandler(RendezvousHandler):
                 if isinstance(error, RuntimeError) and broken < BROKEN_ROUNDS:
                     logger.warning("a round of the rendezvous broke, joining the next one: %s", first_line(error))
                     continue
-                if not self._gathering.disturbed.wait(agent_rounds.LOSS_SECONDS):
+                if not self._gathering.session_lost.wait(agent_rounds.LOSS_SECONDS):
                     raise
                 logger.info("the rendezvous was interrupted: %s", first_line(error))
                 broken = 0
@@ -124,8 +124,8 @@ class AgentHandler(RendezvousHandler):
             # The process can have been stopped, or the machine suspended, since the round was complete. Then the lease
             # has ended, and the gathering notices that soon.
             if not self._gathering.held:
-                self._gathering.disturbed.wait(agent_rounds.LOSS_SECONDS)
-            if self._gathering.held and not self._gathering.disturbed.is_set():
+                self._gathering.session_lost.wait(agent_rounds.LOSS_SECONDS)
+            if self._gathering.held and not self._gathering.session_lost.is_set():
                 return self._begin(rounds.number, joined)
 
     def _closed_error(self) -> RendezvousClosedError:
@@ -219,7 +219,7 @@ class AgentHandler(RendezvousHandler):
 
     def is_lost(self) -> bool:
         """Return whether the store failed because the session is lost; the gathering can notice later."""
-        return self._gathering.disturbed.wait(agent_rounds.LOSS_SECONDS) and self._gathering.lost is not None
+        return self._gathering.session_lost.wait(agent_rounds.LOSS_SECONDS) and self._gathering.lost is not None
 
     def workers_done(self) -> None:
         """Tell the gathering that this node's workers are done."""

@@ -84,7 +84,7 @@ class _Attempt(Struct):
     weak: bool = False
 
 
-class Verdict(enum.Enum):
+class RaceState(enum.Enum):
     """How a race stands."""
 
     RACING = "racing"
@@ -141,13 +141,13 @@ class ConnectionRace:
         self.handle_timer(now)
 
     @property
-    def verdict(self) -> Verdict:
+    def state(self) -> RaceState:
         """How the race stands."""
         if self.winner is not None:
-            return Verdict.PROVED
+            return RaceState.PROVED
         if self._waiting or self._attempts:
-            return Verdict.RACING
-        return Verdict.SILENT if self._was_silent else Verdict.DEAD
+            return RaceState.RACING
+        return RaceState.SILENT if self._was_silent else RaceState.DEAD
 
     @property
     def address(self) -> str | None:

@@ -23,7 +23,7 @@ import msgspec
 from mingle.errors import MingleError
 from mingle.protocol import reports
 from mingle.protocol.claims import ClaimBudget
-from mingle.protocol.connection_race import ConnectionRace, Verdict, address_seconds, named
+from mingle.protocol.connection_race import ConnectionRace, RaceState, address_seconds, named
 from mingle.protocol.machine import (
     Context,
     Diagnostics,
@@ -262,7 +262,7 @@ class Joiner(SessionPolicy[KnownSession]):
             # The address in use has gone, and TCP would wait for it.
             self._another_offers(now)
         reopened = race.call.purpose == "probe" and session.offer.takes_members
-        if not reopened or race.verdict is Verdict.RACING or now < session.retry_at:
+        if not reopened or race.state is RaceState.RACING or now < session.retry_at:
             race.add(session.targets)
             return
         # It was sealed when it was asked, and says that it takes members again: joining it proves that.
@@ -370,7 +370,7 @@ class Joiner(SessionPolicy[KnownSession]):
         """Handle a race that was lost on every address."""
         failures = "; ".join(f"{address} {reason}" for address, reason in race.failures.items())
         note(self.diagnostics.hosts, session.host_name, f"not reached: {failures}")
-        if session is self._return_to and race.verdict is Verdict.DEAD and self.outcome is None:
+        if session is self._return_to and race.state is RaceState.DEAD and self.outcome is None:
             # Refused on every address: its process has ended, and there is nothing to come back to.
             self._return_to = None
         asked_again = self.running_check.unreached(session, race, now) and self._prove(session, now)

@@ -15,7 +15,7 @@ from msgspec import Struct
 from mingle.errors import MingleError
 from mingle.protocol import reports
 from mingle.protocol.claims import SILENT_SECONDS, ClaimBudget
-from mingle.protocol.connection_race import ADDRESS_SECONDS, ConnectionRace, DialTarget, Verdict, merged
+from mingle.protocol.connection_race import ADDRESS_SECONDS, ConnectionRace, DialTarget, RaceState, merged
 from mingle.protocol.handshake import Call, HandshakeFailed
 from mingle.protocol.machine import Context, Effect, Hangup, Identity, Notice
 from mingle.wire import frames
@@ -68,7 +68,7 @@ class KnownSession(Struct, eq=False):
     @property
     def is_proved(self) -> bool:
         """Whether its host has proved it, and is still connected."""
-        return self.race is not None and self.race.verdict is Verdict.PROVED
+        return self.race is not None and self.race.state is RaceState.PROVED
 
     @property
     def is_asked(self) -> bool:
@@ -82,7 +82,7 @@ class KnownSession(Struct, eq=False):
 
     def races_to(self, purpose: frames.Purpose) -> bool:
         """Return whether a race for this purpose is under way."""
-        return self.race is not None and self.race.call.purpose == purpose and self.race.verdict is Verdict.RACING
+        return self.race is not None and self.race.call.purpose == purpose and self.race.state is RaceState.RACING
 
     def send(self, frame: frames.AnyFrame) -> None:
         """Send a frame to its host, if it is connected."""
@@ -255,7 +255,7 @@ class SessionTable(Generic[S]):
     def _settle(self, session: S, now: float) -> None:
         """Check whether a race was lost on every address."""
         race = session.race
-        if race is not None and race.verdict in (Verdict.DEAD, Verdict.SILENT):
+        if race is not None and race.state in (RaceState.DEAD, RaceState.SILENT):
             session.race = None
             session.retry_later(now)
             self._policy.on_unreached(session, race, now)
@@ -386,7 +386,7 @@ class RunningCheck:
 
     def unreached(self, session: KnownSession, race: ConnectionRace, now: float) -> bool:
         """Handle a race that was lost; return whether the session still counts as alive, so that it is asked again."""
-        if race.verdict is not Verdict.SILENT or race.call.purpose != "probe" or session.presumed_dead:
+        if race.state is not RaceState.SILENT or race.call.purpose != "probe" or session.presumed_dead:
             return False
         if session.alive_since is None:
             session.alive_since = now
