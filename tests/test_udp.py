@@ -54,6 +54,18 @@ def test_a_multicast_tells_its_group_and_where_it_came_in(stack: ExitStack) -> N
     assert transport.read(receiver) is None
 
 
+@linux_only
+def test_what_came_before_the_socket_was_ready_names_no_address_of_ours(stack: ExitStack) -> None:
+    """The kernel reports 0.0.0.0 for a datagram that was queued before the socket asked for the address."""
+    receiver, sender = (stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(2))
+    receiver.bind(("127.0.0.1", 0))
+    sender.sendto(b"early", receiver.getsockname())
+    assert select.select([receiver], [], [], 5)[0]
+    receiver.setsockopt(socket.IPPROTO_IP, transport._IP_PKTINFO, 1)
+    heard = next_datagram(receiver)
+    assert (heard.data, heard.destination, heard.multicast, heard.index) == (b"early", "", False, 0)
+
+
 @pytest.mark.parametrize(("version", "address"), [("4", "127.0.0.5"), pytest.param("6", "::1", marks=needs_ipv6)])
 def test_a_unicast_tells_which_of_our_addresses_it_reached(stack: ExitStack, version: Version, address: str) -> None:
     here, there = (stack.enter_context(transport.open_unicast(version)) for _ in range(2))

@@ -483,8 +483,8 @@ def open_unicast(version: Version, port: int = 0) -> socket.socket:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if sys.platform == "darwin":  # where SO_REUSEADDR alone does not let two sockets share both
                 opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        opened.bind(("", port))
         _prepare(opened, version)
+        opened.bind(("", port))
     except BaseException:
         opened.close()
         raise
@@ -572,8 +572,10 @@ def read(opened: socket.socket) -> Received | None:
         if level == socket.IPPROTO_IP and kind == _IP_PKTINFO:
             index, ours, header = _IN_PKTINFO.unpack(value)
             multicast = header[0] & 0xF0 == 0xE0
-            # The two differ for a group and for a broadcast, which cannot be the source of an answer.
-            destination = _address(header if multicast else ours)
+            # The two differ for a group and for a broadcast, which cannot be the source of an answer. Of a datagram
+            # that was queued before the socket asked for them, the kernel reports neither address nor interface.
+            if multicast or any(ours):
+                destination = _address(header if multicast else ours)
         elif level == socket.IPPROTO_IPV6 and kind == socket.IPV6_PKTINFO:
             header, index = _IN6_PKTINFO.unpack(value)
             multicast = header[0] == 0xFF
