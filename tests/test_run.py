@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from mingle.errors import ConfigurationError
 from mingle.run import placeholders, port
 from mingle.run.command import run
+from mingle.run.program import Program
 from tests.bystanders import command_environment, free_udp_port
 from tests.loopback import until
 
@@ -454,6 +455,25 @@ def test_a_program_is_suspended_and_continued_with_mingle_run(nodes: Nodes) -> N
     until(lambda: state(pids[0]) != "T")
     (nodes.folder / "go").touch()
     assert [status for status, _, _ in nodes.ended(20)] == [0, 0]
+
+
+def test_a_suspension_during_the_start_reaches_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    popen, stopped = subprocess.Popen, set()
+
+    def interrupted(*words: object, **more: object) -> object:
+        process = popen(*words, **more)  # type: ignore[call-overload]
+        signal.raise_signal(signal.SIGTSTP)
+        return process
+
+    program = Program()
+    with program.signals(), monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", interrupted)
+        patched.setattr(os, "kill", lambda pid, number: stopped.add((pid, number)))
+        patched.setattr(os, "killpg", lambda pid, number: stopped.add((pid, number)))
+        program.start(["true"], os.environ)
+    assert program.wait() == 0
+    assert program._process is not None
+    assert stopped == {(pid, signal.SIGSTOP) for pid in (os.getpid(), program._process.pid)}
 
 
 def test_an_ignored_signal_stays_ignored(nodes: Nodes) -> None:

@@ -103,7 +103,10 @@ class Program:
         finally:
             self._pending = None
         for number in pending:
-            self._send(number)
+            if number == signal.SIGTSTP:
+                self._suspend(number, None)
+            else:
+                self._send(number)
 
     @property
     def status(self) -> int | None:
@@ -189,8 +192,11 @@ class Program:
         if self._process is not None:
             self._orphans()
 
-    def _suspend(self, _number: int, _frame: FrameType | None) -> None:
+    def _suspend(self, number: int, _frame: FrameType | None) -> None:
         """Stop the program and this process (Ctrl-Z); SIGCONT, which is forwarded, continues both."""
+        if self._pending is not None:
+            self._pending.append(number)
+            return
         if self._process is not None:
             self._send(signal.SIGSTOP)  # SIGTSTP has no effect on a process group without a terminal
         os.kill(os.getpid(), signal.SIGSTOP)
