@@ -467,6 +467,7 @@ def test_a_suspension_during_the_start_reaches_the_program(monkeypatch: pytest.M
 
     program = Program()
     with program.signals(), monkeypatch.context() as patched:
+        patched.setattr("mingle.run.program._adopt_orphans", lambda: None)  # it would last for the tests' process
         patched.setattr(subprocess, "Popen", interrupted)
         patched.setattr(os, "kill", lambda pid, number: stopped.add((pid, number)))
         patched.setattr(os, "killpg", lambda pid, number: stopped.add((pid, number)))
