@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import subprocess
 import sys
@@ -9,12 +10,15 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mingle.config.settings import Settings
 from mingle.elastic import gathering as agents
 from mingle.elastic.gathering import Gathered, Gathering, Nodes
+from mingle.engine import store
+from mingle.engine.discovery import FILES_PER_NODE
 from mingle.errors import ConflictError, DiscoveryTimeoutError, MingleError
 from tests.bystanders import free_udp_port
 from tests.loopback import answers, job_name, until
@@ -68,22 +72,51 @@ def host_first(several: list[Gathering], found: list[Gathered]) -> list[Gatherin
 
 def kill(agent: Gathering) -> None:
     """Ends an agent as SIGKILL does: the kernel closes its sockets, and nothing is said."""
-    loop = agent._loop
-    assert loop is not None
 
     def die() -> None:
-        loop.driver.connections.close()
-        loop._machine.closed = True
-        loop._machine.part = None
-        loop._stopping = True
+        agent._driver.connections.close()
+        agent._agent.closed = True
+        agent._agent.part = None
+        agent._stopping = True
 
-    loop.driver.call(die)
+    agent._driver.call(die)
 
 
 def test_without_torch_it_can_be_imported() -> None:
     code = "import sys, mingle.elastic.gathering; sys.exit('torch' in sys.modules)"
     sources = Path(agents.__file__).parents[2]
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={"PYTHONPATH": str(sources)})
+
+
+def test_an_agent_alone_opens_its_store_and_closes_it(job: Job) -> None:
+    alone = job.agent(1, 1)
+    (found,) = gather(alone)
+    server, control = alone._stores.server, alone._agent.endpoints.port
+    assert server is not None
+    assert server.handle is alone.store is not None
+    assert answers(found.store_port)
+    assert answers(control)
+    thread = alone._running_thread()
+    alone.close("the test is over")
+    assert not thread.is_alive()
+    assert not answers(control)
+    assert server.handle is None
+
+
+def test_every_agent_makes_room_since_each_can_become_host(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, bool]] = []
+    monkeypatch.setattr(agents, "make_room", lambda *count, what, quiet: asked.append((*count, quiet)))
+    job.agent(1, 700)._running_thread()
+    assert asked == [(700, FILES_PER_NODE, True)]
+
+
+def test_a_store_that_cannot_be_opened_ends_the_gathering(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> store.StoreServer:
+        raise MingleError.explain("no store today", cause="a test", remedy="none")
+
+    monkeypatch.setattr(store, "open_server", fail)
+    with pytest.raises(MingleError, match="no store today"):
+        job.agent(1, 1).gather()
 
 
 def test_agents_gather_and_share_a_store(job: Job) -> None:
@@ -116,7 +149,6 @@ def test_the_survivors_gather_again_and_a_new_one_joins_them(job: Job) -> None:
     assert {each.generation for each in again} == {1}
     assert again[0].session == again[1].session != found[0].session
     assert not any(other.session_lost.is_set() or other.lost for other in others)
-    assert not answers(found[0].store_port) or host._loop is not None
     (late,) = gather(job.agent())
     assert late.session == again[0].session
     assert not any(other.session_lost.is_set() for other in others)
@@ -149,10 +181,8 @@ def test_whose_workers_are_done_gathers_no_more(job: Job) -> None:
     other.workers_done()
     kill(host)
     assert other.session_lost.wait(5)
-    loop = other._loop
-    assert loop is not None
     # Its word and the loss may come in one round of the loop, in either order.
-    until(lambda: loop.agent.part is None)
+    until(lambda: other._agent.part is None)
 
 
 def test_too_few_nodes_are_an_error_that_counts_and_names_them(job: Job) -> None:
@@ -176,21 +206,23 @@ def test_closing_ends_a_call_that_waits(job: Job) -> None:
     waiting = job.agent(2, 2)
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(waiting.gather)
-        until(lambda: waiting._loop)
+        until(lambda: waiting._thread)
         waiting.close("changed its mind")
         with pytest.raises(MingleError, match="has closed its part in it"):
             call.result(timeout=10)
 
 
-def test_a_thread_that_died_is_an_error(job: Job) -> None:
+def test_a_thread_that_died_is_an_error(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     waiting = job.agent(2, 2)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.ERROR, logger="mingle"):
         call = pool.submit(waiting.gather)
-        until(lambda: waiting._loop)
-        waiting._loop.driver.call(lambda: 1 // 0)
+        until(lambda: waiting._thread)
+        waiting._driver.call(lambda: 1 // 0)
         with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError") as caught:
             call.result(timeout=10)
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        waiting._running_thread().join(10)
+    assert "its loop was ended by an unforeseen ZeroDivisionError" in caplog.text
 
 
 @pytest.mark.parametrize("part", ["host", "member"])
@@ -200,10 +232,8 @@ def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(job: Job, part:
     host, member = host_first(several, found)
     mine, other = (host, member) if part == "host" else (member, host)
     client = socket.create_connection((found[0].store_address, found[0].store_port))
-    loop = mine._loop
-    assert loop is not None
-    control = loop.agent.endpoints.port
-    loop.driver.call(lambda: 1 // 0)
+    control = mine._agent.endpoints.port
+    mine._driver.call(lambda: 1 // 0)
     assert mine.session_lost.wait(5)
     assert "unforeseen ZeroDivisionError" in (mine.lost or "")
     assert (mine.store, mine.present) == (None, None)
@@ -211,6 +241,7 @@ def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(job: Job, part:
         client.settimeout(10)
         if part == "host":
             assert client.recv(1) == b"", "calls on the store fail now, not at torch's timeout"
+            assert not answers(found[0].store_port), "it would hold the others in a lost session"
     assert not answers(control)
     began = time.monotonic()
     for _ in range(2):

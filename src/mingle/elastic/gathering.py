@@ -6,21 +6,38 @@ and one of them hosts the store. Unlike a job of ranks theirs goes on when the h
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import threading
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mingle import forksafe
 from mingle.config.settings import Settings
+from mingle.detached import PreStartedWorker
 from mingle.elastic import reports as elastic_reports
+from mingle.elastic.agent import Agent
 from mingle.elastic.host import ElasticHost
-from mingle.elastic.loop import AgentLoop, boot_time
 from mingle.elastic.quorum import Nodes, Policy
-from mingle.engine.discovery import process_identity
+from mingle.engine import progress
+from mingle.engine.discovery import FILES_PER_NODE, job_key, machine_context, make_room, process_identity
+from mingle.engine.driver import Driver
+from mingle.engine.progress import Progress
+from mingle.engine.store import StoreKeeper
 from mingle.errors import MingleError
+from mingle.protocol.machine import CloseStore, Effect
 
 __all__ = ["Gathered", "Gathering", "Nodes"]
+
+logger = logging.getLogger("mingle")
+
+
+def boot_time() -> float:
+    """Return the seconds since boot, including the time in which the machine was suspended."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +65,7 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """What callers read of the loop's agent: replaced as a whole, so that reading it takes no lock."""
+    """What callers read of the agent: replaced as a whole, so that reading it takes no lock."""
 
     gathered: Gathered | None = None
     store: Any | None = None
@@ -63,8 +80,8 @@ class _State:
 class Gathering:
     """One agent's place among the agents of its job, across generations. Thread-safe.
 
-    Nothing is sent before the first :meth:`gather`. After a loss this agent looks for the next session by itself;
-    :meth:`gather` waits for it.
+    Nothing is sent before the first :meth:`gather`. From then on a daemon thread drives the agent's machine, to the end
+    of its part in the job. After a loss this agent looks for the next session by itself; :meth:`gather` waits for it.
 
     Args:
         settings: how to discover; the job's id, attempt and secret.
@@ -73,6 +90,12 @@ class Gathering:
         allow_minority: whether MIN agents always continue, although another part of the job can continue as well.
     """
 
+    _driver: Driver
+    _stores: StoreKeeper
+    _agent: Agent
+    """The machine; only the thread touches it."""
+    _stack: contextlib.ExitStack
+
     def __init__(self, settings: Settings, nodes: Nodes, *, last_call: float, allow_minority: bool = False) -> None:
         self.session_lost = threading.Event()
         """Set whenever ``lost`` or ``ended`` becomes set; cleared by :meth:`gather`."""
@@ -80,11 +103,14 @@ class Gathering:
         self._policy = Policy(nodes=nodes, last_call=last_call, allow_minority=allow_minority)
         self._identity = process_identity(settings, minimum=nodes.minimum)
         self._pid = os.getpid()
-        self._loop: AgentLoop | None = None
+        self._quiet = settings.progress == "off"
+        self._progress: Progress | None = None
+        self._thread: threading.Thread | None = None
         self._lock = forksafe.register_lock(threading.Condition())
         self._state = _State()
         self._losses = 0
         self._closed = False
+        self._stopping = False
 
     # --- what is known ---------------------------------------------------------------------------------------------
 
@@ -132,24 +158,25 @@ class Gathering:
         Raises:
             DiscoveryTimeoutError: it did not come to that in time; names how many nodes were there, and which.
             ConflictError: the other nodes were started with other numbers, or are no agents.
-            MingleError: the job has ended, or this gathering is closed.
+            InterfaceError: no interface can be used.
+            MingleError: the job has ended, this gathering is closed, or no file descriptor is free.
         """
-        loop = self._running_loop()
+        thread, driver = self._running_thread(), self._driver
         began = threading.Event()
 
         def begin() -> None:
             with self._lock:
                 self._state = replace(self._state, lost=None, failure=None)
                 self.session_lost.clear()
-            loop.agent.gather(boot_time())
+            self._agent.gather(driver.clock())
             self._publish()
             began.set()
 
-        loop.driver.call(begin, lambda _: began.set())
-        while not began.wait(1.0) and loop.alive:
+        driver.call(begin, lambda _: began.set())
+        while not began.wait(1.0) and thread.is_alive():
             pass
-        if loop.driver.failure is not None:
-            raise loop.driver.failure.copied()
+        if driver.failure is not None:
+            raise driver.failure.copied()
         with self._lock:
             while not self._closed:
                 state = self._state
@@ -165,9 +192,9 @@ class Gathering:
     def workers_done(self) -> None:
         """Note that this node's workers are done: from now on a loss starts no election and no gathering."""
         with self._lock:
-            loop = self._loop
-        if loop is not None:
-            loop.driver.call(loop.agent.stop_electing)
+            started = self._thread is not None and not self._closed
+        if started:
+            self._driver.call(self._agent.stop_electing)
 
     def close(self, reason: str) -> None:
         """End this agent's part in the job on purpose: the others hear the reason and do not count it as lost.
@@ -178,29 +205,123 @@ class Gathering:
         if os.getpid() != self._pid:
             return
         with self._lock:
+            thread = None if self._closed else self._thread
             self._closed = True
-            loop, self._loop = self._loop, None
             self._state = replace(self._state, gathered=None, store=None, present=None)
             self._lock.notify_all()
-        if loop is not None:
-            loop.stop(reason)
+        if thread is None:
+            return
 
-    # --- the loop --------------------------------------------------------------------------------------------------
+        def end() -> None:
+            self._agent.close(reason)
+            self._stopping = True
 
-    def _running_loop(self) -> AgentLoop:
+        self._driver.call(end)
+        thread.join()
+
+    # --- the thread ------------------------------------------------------------------------------------------------
+
+    def _running_thread(self) -> threading.Thread:
         with self._lock:
             if self._closed or os.getpid() != self._pid:
                 raise elastic_reports.ended(self._identity, "this agent has closed its part in it")
-            if self._loop is None:
-                self._loop = AgentLoop(self._settings, self._identity, self._policy, changed=self._publish)
-            return self._loop
+            if self._thread is None:
+                self._open()
+                self._thread = threading.Thread(target=self._serve, name="mingle-agent", daemon=True)
+                self._thread.start()
+            return self._thread
+
+    def _open(self) -> None:
+        settings = self._settings
+        make_room(self._policy.nodes.maximum, FILES_PER_NODE, what="nodes", quiet=self._quiet)
+        with contextlib.ExitStack() as stack:
+            worker = PreStartedWorker()
+            stack.callback(worker.end)
+            key = job_key(settings)
+            self._driver = driver = Driver(
+                settings,
+                settings.job_id,
+                key,
+                stack,
+                clock=boot_time,
+                perform=self._perform,
+                scanned=self._scanned,
+                say=self._say,
+            )
+            self._stores = StoreKeeper(driver, worker.run, port=settings.master_port)
+            context = machine_context(settings, key, driver)
+            self._agent = Agent(self._identity, driver.listen(), context, driver.clock(), policy=self._policy)
+            driver.drive(self._agent, unverified=self._agent.heard_unverified)
+            self._stack = stack.pop_all()
+
+    def _serve(self) -> None:
+        driver, agent, stores = self._driver, self._agent, self._stores
+        try:
+            driver.carry_out()
+            while not self._stopping:
+                driver.turn(None if self._progress is None else self._progress.next_timer())
+                if stores.server is not None:
+                    # A client of this session's store can still hold the port in the next session.
+                    stores.port = None
+                now = driver.clock()
+                if agent.deadline_passed(now):
+                    agent.give_up(driver.facts(diagnosed=True), now)
+                    driver.carry_out()
+                self._show_progress(now)
+                self._publish()
+            stores.close()
+            with contextlib.suppress(OSError):
+                driver.carry_out()
+            self._end_progress()
+            self._stack.close()
+            driver.run_calls()
+            stores.release()
+        except BaseException as error:
+            stores.close()
+            driver.die(error, self._end_store, self._stack.close, self._end_progress, self._publish)
+
+    def _show_progress(self, now: float) -> None:
+        if self._agent.outcome is not None or self._agent.part is None:
+            self._end_progress()
+            return
+        if self._progress is None:
+            nodes = self._policy.nodes.maximum
+            self._progress = Progress(self._settings.job_id, nodes, None, off=self._quiet, now=now)
+        self._progress.show(self._agent, now)
+
+    def _end_progress(self) -> None:
+        if self._progress is not None:
+            self._progress.close()
+            self._progress = None
+
+    # --- what the driver calls -------------------------------------------------------------------------------------
+
+    def _scanned(self, now: float, changed: bool) -> None:
+        if changed:
+            self._agent.rewired(now)
+        self._driver.relisten(self._agent, now)
+
+    def _say(self, level: int, text: str, error: BaseException | None = None) -> None:
+        if self._progress is not None or error is not None:
+            progress.say(level, text, quiet=self._quiet, error=error)
+        else:
+            logger.log(level, "%s", text)
+
+    def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, CloseStore):
+            logger.debug("job %s: the store is closed: %s", self._settings.job_id, effect.reason)
+            self._end_store()
+        else:
+            self._stores.perform(effect)
+
+    def _end_store(self) -> None:
+        self._stores.abort()
+        self._stores.release()
+
+    # --- what callers read -----------------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        """Update what callers read. This runs in the loop's thread."""
-        loop = self._loop
-        if loop is None:
-            return
-        state = self._present_state(loop)
+        state = self._present_state()
         with self._lock:
             if self._closed:
                 return
@@ -209,8 +330,8 @@ class Gathering:
                 self.session_lost.set()
             self._lock.notify_all()
 
-    def _present_state(self, loop: AgentLoop) -> _State:
-        agent, before, failure = loop.agent, self._state, loop.driver.failure
+    def _present_state(self) -> _State:
+        agent, before, failure = self._agent, self._state, self._driver.failure
         if failure is not None:
             # The machine's state is void after the failure, and no other session follows.
             return _State(lost=failure.observation, ended=before.ended, failure=failure)
@@ -221,7 +342,7 @@ class Gathering:
         if outcome is None:
             gathered = handle = None
         elif gathered is None or gathered.session != outcome.session:
-            server = loop.stores.server
+            server = self._stores.server
             handle = server.handle if hosting is not None and server is not None else None
             gathered = Gathered(
                 session=outcome.session,

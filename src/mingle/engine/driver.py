@@ -2,7 +2,7 @@
 
 One selector serves datagrams, control connections and the calls of other threads. Nothing in it blocks, and it waits on
 sockets with deadlines, so it can be interrupted at any moment. A `Discovery` drives a rank's machine with it, an
-`AgentLoop` an agent's, an `Observer` or a `Pinger` the machine of a command: each owns a driver and runs its turns.
+`Gathering` an agent's, an `Observer` or a `Pinger` the machine of a command: each owns a driver and runs its turns.
 """
 
 from __future__ import annotations
