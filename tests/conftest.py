@@ -25,9 +25,10 @@ _OF_THE_TESTS = ("MINGLE_LAB_", "MINGLE_SOAK")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep discovery on the loopback interface, free of settings, from before test modules are imported."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell starts what it runs in the background so, and every command that a test interrupts would inherit it.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell starts what it runs in the background with these ignored, and every command that a test signals would inherit it.
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     patch = pytest.MonkeyPatch()
     config.add_cleanup(patch.undo)
     for name in list(os.environ):
