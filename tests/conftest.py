@@ -25,7 +25,7 @@ _OF_THE_TESTS = ("MINGLE_LAB_", "MINGLE_SOAK")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep discovery on the loopback interface, free of settings, from before test modules are imported."""
-    # A shell starts what it runs in the background with these ignored, and every command that a test signals would inherit it.
+    # A shell starts background jobs with these ignored, and every command that a test signals would inherit that.
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
