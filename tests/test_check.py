@@ -52,7 +52,7 @@ def healthy(count: int = 4) -> Evidence:
             pair: [Other("10.1.0.0/24", ("eth1", "eth1"), 1.2e9, 1e9)]
             for pair in itertools.combinations(range(count), 2)
         },
-        work={rank: [(0.03 + 0.01 * (rank % 2), 0.02)] for rank in range(count)},
+        work={rank: (0.03 + 0.01 * (rank % 2), 0.02) for rank in range(count)},
     )
 
 
@@ -77,7 +77,7 @@ def at(place: int, count: int, direction: str) -> list[tuple[int, int]]:
 
 def busy(rank: int, cpu: float) -> Callable[[Evidence], None]:
     def make(seen: Evidence) -> None:
-        seen.work[rank] = [(0.2, cpu)]
+        seen.work[rank] = (0.2, cpu)
         # Its links look slow as well.
         seen.rates.update(dict.fromkeys(at(rank, len(seen.places), "both"), 0.05e9))
 
@@ -174,6 +174,19 @@ def test_a_busy_machine_excuses_the_pairs_that_it_breaks() -> None:
     assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == [("cpu-busy", ("d",))]
 
 
+@pytest.mark.parametrize("how", ["silent", "cut"])
+def test_a_busy_machine_excuses_its_silence(how: str) -> None:
+    seen = healthy()
+    busy(3, 0.02)(seen)
+    seen.lost = {3: how}
+    assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == [("cpu-busy", ("d",))]
+    seen.lost = {3: "ended"}
+    assert [(verdict.kind, verdict.where) for verdict in judge(seen)] == [
+        ("rank-ended", ("d",)),
+        ("cpu-busy", ("d",)),
+    ]
+
+
 def test_the_verdict_shows_interface_address_and_mtu_of_both_ends() -> None:
     seen = healthy()
     seen.broken = {(1, 2): "no TCP connection (timed out)"}
@@ -246,7 +259,7 @@ def test_a_task_that_hangs_gives_way_to_the_next() -> None:
     here, there = multiprocessing.Pipe()
     tasks, steps = _Tasks(), list[str]()
     with ThreadPoolExecutor() as pool:
-        running = pool.submit(control.Worker(there).run, tasks, steps.append)
+        running = pool.submit(control.Worker(there, 60).run, tasks, steps.append)
         control.send(here, {"id": 1, "show": "first", "do": "hang", "with": {}})
         control.send(here, {"id": 2, "show": "second", "do": "add", "with": {"one": 1, "other": 2}})
         assert control.receive(here) == {"id": 2, "result": 3}
@@ -261,15 +274,32 @@ def test_a_task_that_hangs_gives_way_to_the_next() -> None:
 
 
 def test_a_rank_knows_how_it_lost_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "SILENCE_SECONDS", 0.1)
     monkeypatch.setattr(control, "PULSE_SECONDS", 0.02)
     for end, how in ((False, "silent"), (True, "ended")):
         here, there = multiprocessing.Pipe()
         if end:
             here.close()
         with pytest.raises(control.LostError) as lost:
-            control.Worker(there).run(_Tasks(), str)
+            control.Worker(there, 0.1).run(_Tasks(), str)
         assert lost.value.how == how
+
+
+def test_rank_zero_sends_heartbeats_while_others_look_for_a_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "PULSE_SECONDS", 0.02)
+    here, there = multiprocessing.Pipe()
+    conductor = session.Conductor(None, None, Options(), str)  # type: ignore[arg-type]
+    conductor._lines = {there: 1}
+
+    def look(*_asked: object) -> str:
+        for _ in range(3):
+            assert here.poll(10)
+            assert control.receive(here) == {}
+        return "cut"
+
+    monkeypatch.setattr(control, "judge_loss", look)
+    conductor._seen.lost = {1: "silent"}
+    conductor._judge_losses()
+    assert conductor._seen.lost == {1: "cut"}
 
 
 def test_a_terminal_gets_a_matrix_in_color() -> None:

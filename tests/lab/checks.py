@@ -113,5 +113,6 @@ def note(fault: str, seed: int, outcome: dict[str, Any]) -> None:
         rates = sorted(pair["rate"] / 1e6 for pair in outcome["pairs"] if pair["rate"])
         record = {"fault": fault, "run": seed, "verdicts": verdicts(outcome), "elapsed": outcome["elapsed"]}
         record |= {"rates": [round(rate) for rate in rates], "load": os.getloadavg()[0]}
+        record |= {"host_seconds": [rank["host_seconds"] for rank in outcome["ranks"]]}
         with Path(os.environ.get("CHECK_LOG", "check-soak.log")).open("a", encoding="utf-8") as log:
             log.write(json.dumps(record) + "\n")

@@ -200,10 +200,10 @@ class LostError(Exception):
 class Worker:
     """Does what rank 0 says. Rank 0 keeps the deadlines: the next task supersedes one that hangs."""
 
-    def __init__(self, control: Connection) -> None:
+    def __init__(self, control: Connection, patience: float) -> None:
         self.roster: list[Record] = []
         """What each rank says of itself; empty until all are there."""
-        self._control = control
+        self._control, self._patience = control, patience
         self._sending = forksafe.register_lock(threading.Lock())
 
     def run(self, tasks: object, show: Callable[[str], None]) -> Record:
@@ -220,7 +220,7 @@ class Worker:
         try:
             while True:
                 while not self._control.poll(PULSE_SECONDS):
-                    if time.monotonic() - heard > SILENCE_SECONDS:
+                    if time.monotonic() - heard > self._patience:
                         raise LostError("silent")
                 message = receive(self._control)
                 heard = time.monotonic()

@@ -31,8 +31,10 @@ GROWTH = 8
 ROUND_TRIPS = 20
 RIGHT_NUMBERS = 1 << 15
 """Per rank: large enough to fill packets of any MTU."""
+WORK_SECONDS = 1.0
+"""How long host time is measured: a process that wakes up gets the CPU at once, for longer than one piece of work."""
 WORK_ROUNDS = 2_000_000
-"""A piece of work of some tens of milliseconds: longer than the kernel's time slices, so that it shows a busy CPU."""
+"""A piece of work of some tens of milliseconds: longer than the kernel's time slices."""
 
 
 def networks() -> list[Record]:
@@ -104,12 +106,17 @@ class Probes:
         different = int((got != expected).sum().item())
         return f"{different} of {got.numel()} numbers differ" if different else ""
 
-    def work(self) -> Record:
-        """Do the piece of work alone."""
-        return {"work": _work()}
+    def work(self) -> tuple[float, float]:
+        """Repeat a fixed piece of work; return its mean wall and CPU seconds."""
+        wall, cpu, pieces = time.perf_counter(), time.thread_time(), 0
+        while not pieces or time.perf_counter() - wall < WORK_SECONDS:
+            for _round in range(WORK_ROUNDS):
+                pass
+            pieces += 1
+        return (time.perf_counter() - wall) / pieces, (time.thread_time() - cpu) / pieces
 
-    def fast(self, *, size: int, count: int, device: str) -> Record:
-        """Time ``count`` all_reduces of this many bytes after one that does not count, and this host's own work."""
+    def fast(self, *, size: int, count: int, device: str) -> float:
+        """Return the mean seconds of ``count`` all_reduces of this many bytes, after one that does not count."""
         at = self._device(device)
         numbers = torch.zeros(max(1, size // 4), dtype=torch.float32, device=at)
         dist.all_reduce(numbers)
@@ -118,7 +125,7 @@ class Probes:
         for _repeat in range(count):
             dist.all_reduce(numbers)
         _settle(at)
-        return {"seconds": (time.perf_counter() - started) / count, "work": _work()}
+        return (time.perf_counter() - started) / count
 
     def path(self, *, peer: int) -> str:
         """Probe the path to a rank by plain TCP: small messages, then large ones both ways; return the fault."""
@@ -206,7 +213,7 @@ class Probes:
             transfer(small, not other)
             trips.append(time.perf_counter() - started)
         rates = [stream(outward) for outward in (bool(other), not other)]
-        return {"rtt": median(trips), "rate": rates[0 if other else 1], "work": _work()}
+        return {"rtt": median(trips), "rate": rates[0 if other else 1]}
 
 
 def path_rate(peer: Record, address: str, source: str = "") -> float:
@@ -225,14 +232,6 @@ def path_rate(peer: Record, address: str, source: str = "") -> float:
     except (OSError, EOFError, ValueError):
         return 0.0
     return PATH_BYTES * len(took) / sum(took)  # the mean: a limit on traffic lets bursts pass
-
-
-def _work() -> tuple[float, float]:
-    """Do a fixed piece of work; return its wall and CPU seconds."""
-    wall, cpu = time.perf_counter(), time.thread_time()
-    for _round in range(WORK_ROUNDS):
-        pass
-    return time.perf_counter() - wall, time.thread_time() - cpu
 
 
 def _settle(device: torch.device) -> None:

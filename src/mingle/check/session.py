@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import queue
 import socket
@@ -29,9 +30,8 @@ SIZE_FACTOR = 4
 REPEAT_SECONDS = 0.15
 """How long each size of all_reduce is repeated, as far as `MAX_REPEATS` allows."""
 MAX_REPEATS = 20
-WORK_REPEATS = 8
 CONFIRMATIONS = 2
-"""How often a pair that looks slow is measured again; its best rate counts."""
+"""How often a rank or a pair that looks slow is measured again; its best figure counts."""
 END_SECONDS = 2.0
 """How long rank 0 waits for the others to take the report, and any rank for the end of its process group."""
 _KEY = "mingle-check"
@@ -97,7 +97,7 @@ def take_part(
         lost = {job.rank: "cut"} if isinstance(error, OSError) else {0: "silent"}
         return report_of(evidence_of([zero, hello], lost), [zero, hello], started)
     control.send(line, {"token": token, "hello": hello})
-    worker = control.Worker(line)
+    worker = control.Worker(line, control.SILENCE_SECONDS if job.rank else math.inf)
     try:
         return worker.run(probes.Probes(job, store, worker.roster), show)
     except control.LostError as error:
@@ -146,7 +146,7 @@ def evidence_of(roster: Sequence[Record], lost: Mapping[int, str] | None = None)
 
 def report_of(seen: Evidence, roster: Sequence[Record], started: float) -> Record:
     """Return the report of what was seen: the same fields whether or not the check came to its end."""
-    found, times = verdicts.judge(seen), verdicts.host_times(seen)
+    found = verdicts.judge(seen)
     pairs = [
         {
             "from": one,
@@ -159,7 +159,7 @@ def report_of(seen: Evidence, roster: Sequence[Record], started: float) -> Recor
     ]
     ranks = [
         {name: hello[name] for name in ("rank", "host", "pid")}
-        | {"place": seen.place_of[hello["rank"]], "host_seconds": times.get(hello["rank"])}
+        | {"place": seen.place_of[hello["rank"]], "host_seconds": seen.work.get(hello["rank"])}
         for hello in roster
     ]
     return {
@@ -200,13 +200,12 @@ class Conductor:
             self._gather()
             if not self._seen.unreached:
                 with suppress(StopError):
+                    self._host_times()
                     self._collectives()
                 with suppress(StopError):
                     if not self._seen.lost:
                         self._pairs()  # they show what is at fault, also after a collective that failed
-                for rank, how in self._seen.lost.items():
-                    if rank and how != "interrupted":
-                        self._seen.lost[rank] = control.judge_loss(self._roster, 0, rank, how)
+                self._judge_losses()
         except Exception as error:
             self._seen.defect = f"{type(error).__name__}: {error}"
             raise
@@ -239,11 +238,24 @@ class Conductor:
             missing = [rank for rank in range(self._job.world_size) if rank not in hellos]
             self._seen.unreached = {rank: hosts.get(rank, f"the machine of rank {rank}") for rank in missing}
 
-    def _pulse(self) -> None:
+    def _pulse(self) -> bool:
+        """Send the heartbeats that are due; return False, which tells a detached call to go on."""
         if time.monotonic() - self._pulsed >= control.PULSE_SECONDS:
             self._pulsed = time.monotonic()
             for line in self._lines:
                 control.send(line, {})
+        return False
+
+    def _judge_losses(self) -> None:
+        """Find out which of the lost ranks other machines still reach; go on with the heartbeats meanwhile."""
+
+        def judge() -> dict[int, str]:
+            return {
+                rank: how if rank == 0 or how == "interrupted" else control.judge_loss(self._roster, 0, rank, how)
+                for rank, how in self._seen.lost.items()
+            }
+
+        self._seen.lost = detached.run(judge, "check-witnesses", self._pulse)
 
     def _ask(self, name: str, tasks: Mapping[int, Record]) -> dict[int, Record]:
         """Have ranks do their tasks; return the answers that come before the deadline.
@@ -278,9 +290,6 @@ class Conductor:
         if lost:
             self._seen.lost |= lost
             raise StopError
-        for rank, answer in answers.items():
-            if isinstance(answer.get("result"), dict) and "work" in answer["result"]:
-                self._seen.work.setdefault(rank, []).append(answer["result"]["work"])
         return answers
 
     def _received(self, seconds: float) -> Iterator[tuple[int, Record]]:
@@ -317,6 +326,13 @@ class Conductor:
 
     # --- right and fast ---
 
+    def _host_times(self) -> None:
+        """Measure each rank's CPU before a collective makes the ranks wait for each other."""
+        for attempt in range(1 + CONFIRMATIONS):
+            if not attempt or verdicts.busy_ranks(self._seen):
+                for rank, times in self._all("who? host time", "work").items():
+                    self._seen.work[rank] = min(self._seen.work.get(rank, times), times)
+
     def _collectives(self) -> None:
         backend = self._options.backend
         if backend == "auto":
@@ -339,7 +355,7 @@ class Conductor:
         while True:
             name = f"fast? all_reduce on {device}: {size} B"
             results = self._all(name, "fast", size=size, count=count, device=device)
-            took = max(result["seconds"] for result in results.values())
+            took = max(results.values())
             busbw = size / took * 2 * (world - 1) / world
             self._seen.all_reduce.append(
                 {"device": device, "size": size, "seconds": took, "algbw": size / took, "busbw": busbw}
@@ -358,10 +374,6 @@ class Conductor:
         for number, pairs in enumerate(schedule, 1):
             self._round(f"who? round {number} of {len(schedule)}", pairs, others=True)
         for attempt in range(1, CONFIRMATIONS + 1):
-            if verdicts.busy_ranks(self._seen):
-                self._seen.work.clear()
-                for _ in range(WORK_REPEATS):
-                    self._all("who? work again", "work")
             doubtful = {verdicts.undirected(*pair) for pair in verdicts.slow_links(self._seen.rates)}
             for number, pairs in enumerate(schedule, 1):
                 again = [pair for pair in pairs if pair in doubtful]

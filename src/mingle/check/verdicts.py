@@ -79,8 +79,8 @@ class Evidence(Struct, kw_only=True):
     trips: dict[Pair, float] = field(default_factory=dict)
     """Round trips in seconds."""
     others: dict[Pair, list[Other]] = field(default_factory=dict)
-    work: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
-    """The wall and the CPU seconds of the same piece of work, as often as each rank did it."""
+    work: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """The wall and the CPU seconds that the same piece of work takes each rank."""
     defect: str = ""
     """An exception of the check itself."""
 
@@ -221,18 +221,11 @@ def slow_links(rates: Mapping[Pair, float]) -> list[Pair]:
     return sorted(slow)
 
 
-def host_times(seen: Evidence) -> dict[int, tuple[float, float]]:
-    """Return each rank's median wall and CPU seconds of the piece of work."""
-    return {
-        rank: (median(wall for wall, _ in each), median(cpu for _, cpu in each)) for rank, each in seen.work.items()
-    }
-
-
 def busy_ranks(seen: Evidence) -> dict[int, float]:
     """Return the ranks whose host time is far above the others', and the usual host time."""
-    found, times = {}, host_times(seen)
-    for rank, (wall, _) in times.items():
-        others = [other for each, (other, _) in times.items() if each != rank]
+    found = {}
+    for rank, (wall, _) in seen.work.items():
+        others = [other for each, (other, _) in seen.work.items() if each != rank]
         if others and wall > max(BUSY_FACTOR * median(others), BUSY_SECONDS + median(others)):
             found[rank] = median(others)
     return found
@@ -248,12 +241,13 @@ def judge(seen: Evidence) -> list[Verdict]:
     found = [_verdict("control", CheckedRank(host), rank=rank) for rank, host in seen.unreached.items()]
     if seen.defect:
         found.append(_verdict("defect", error=seen.defect))
-    gone = {rank: how for rank, how in sorted(seen.lost.items()) if how != "cut"}
+    busy = busy_ranks(seen)
+    lost = {rank: how for rank, how in sorted(seen.lost.items()) if rank not in busy or how not in ("silent", "cut")}
+    gone = {rank: how for rank, how in lost.items() if how != "cut"}
     found += [_verdict(f"rank-{how}", seen.places[seen.place_of[rank]], rank=rank) for rank, how in gone.items()]
-    busy = {} if seen.lost else busy_ranks(seen)  # a loss ends the check before these are confirmed
     found += [_busy(seen, rank, usual) for rank, usual in sorted(busy.items())]
     excused = {seen.place_of[rank] for rank in (*gone, *busy)}
-    cut = [undirected(seen.place_of[0], seen.place_of[rank]) for rank in seen.lost.keys() - gone.keys()]
+    cut = [undirected(seen.place_of[0], seen.place_of[rank]) for rank in lost.keys() - gone.keys()]
     broken = dict.fromkeys(cut, "the connection between them fell silent")
     broken |= {pair: how for pair, how in seen.broken.items() if excused.isdisjoint(pair)}
     found += _broken(seen, {pair: how for pair, how in broken.items() if how != "large"})
@@ -294,7 +288,7 @@ def _places(seen: Evidence, pairs: Iterable[Pair]) -> list[CheckedRank]:
 
 
 def _busy(seen: Evidence, rank: int, usual: float) -> Verdict:
-    wall, cpu = (1e3 * seconds for seconds in host_times(seen)[rank])
+    wall, cpu = (1e3 * seconds for seconds in seen.work[rank])
     kind = "cpu-busy" if wall > 2 * cpu else "cpu-slow"
     return _verdict(kind, seen.places[seen.place_of[rank]], rank=rank, wall=wall, cpu=cpu, usual=1e3 * usual)
 
