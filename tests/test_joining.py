@@ -69,7 +69,7 @@ class Alone:
         return self.joiner.step
 
     def blocked(self) -> bool:
-        return self.joiner.blocked
+        return self.joiner.running_check.may_run()
 
     def dialled(self) -> list[int]:
         return [effect.conn for effect in self.done() if isinstance(effect, Dial)]
@@ -309,9 +309,9 @@ def test_a_silent_sealed_session_is_in_the_way_for_ten_seconds_once() -> None:
         alone.joiner.handle_timer(now)
         alone.done()
         alone.joiner.heard(offer(state="sealed"), HERE, now)
-        if alone.joiner.blocked and started is None:
+        if alone.blocked() and started is None:
             started = now
-        if started is not None and ended is None and not alone.joiner.blocked:
+        if started is not None and ended is None and not alone.blocked():
             ended = now
     assert started is not None
     assert ended is not None

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from mingle.protocol.connection_race import ADDRESS_SECONDS, DialTarget
+from mingle.protocol.election import REDIRECT_SECONDS, Candidate
 from mingle.protocol.machine import (
     Context,
     ProveStore,
@@ -16,10 +17,8 @@ from mingle.protocol.machine import (
 )
 from mingle.protocol.member import (
     HOST_SEEN_SECONDS,
-    REDIRECT_SECONDS,
     RETURN_SECONDS,
     STORE_RETRY_SECONDS,
-    Joiner,
     Step,
 )
 from mingle.protocol.sessions import RETRY_SECONDS, KnownSession
@@ -32,7 +31,7 @@ class Joined:
 
     def __init__(self, rank: int | None = 1) -> None:
         context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
-        self.joiner = Joiner(msgspec.structs.replace(IDENTITY, rank=rank), context, 0.0)
+        self.joiner = Candidate(msgspec.structs.replace(IDENTITY, rank=rank), context, 0.0)
         self.session = self.known(SESSION)
         self.joiner._prove(self.session, 0.0)
         assert self.session.race is not None
@@ -198,7 +197,7 @@ def test_a_host_that_is_lost_after_go_is_given_up_when_it_cannot_be_returned_to(
     assert not joiner.host_lost, "it is tried again first"
     joiner._return_to = None
     assert joiner.host_lost
-    assert "reset" in joiner._loss
+    assert "reset" in joiner.loss
 
 
 def test_a_host_that_came_back_is_not_given_up() -> None:
@@ -215,7 +214,7 @@ def test_a_host_that_has_said_good_bye_is_given_up_at_once() -> None:
     joiner.close_reason = "it has done its work"
     assert not joined.lose("closed", 5.0)
     assert joiner.host_lost
-    assert "it has done its work" in joiner._loss
+    assert "it has done its work" in joiner.loss
 
 
 def test_who_has_its_process_group_misses_no_host() -> None:
@@ -293,7 +292,7 @@ def test_sessions_are_raced_for_side_by_side_and_each_once() -> None:
     for each in (offer(), offer(OTHER, port=4001), offer()):
         alone.joiner.heard(each, HERE, 1.0)
     assert len(alone.dialled()) == 2
-    assert alone.joiner.host_in_sight
+    assert all(each.races_to("join") for each in alone.joiner._table)
     assert len(alone.joiner.diagnostics.hosts) == 2
 
 

@@ -61,7 +61,7 @@ class ElectionInvariants(Invariants):
             assert host is None or host.closed, f"{process.name} has confirmed elsewhere and still hosts"
 
     def _check_confirmation(self, process: Process) -> None:
-        assert not process.joiner.blocked, f"{process.name} confirms though it knows that the job runs"
+        assert not process.joiner.running_check.may_run(), f"{process.name} confirms though it knows that the job runs"
 
     def _check_host(self, process: Process, host: Host) -> None:
         registrar = host.registrar

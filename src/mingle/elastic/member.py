@@ -1,4 +1,4 @@
-"""An agent as a member of a session: a joiner (:mod:`mingle.protocol.member`) that stays after GO. A pure machine.
+"""An agent as a member of a session: a candidate (:mod:`mingle.protocol.election`) that stays after GO. A pure machine.
 
 An agent is bound to its host by its own clock (:class:`mingle.elastic.leases.Binding`): while it is bound, it confirms
 no other session. From GO on it has lost its host when the connection or the binding ends.
@@ -13,14 +13,15 @@ from mingle.elastic.leases import BINDING_SECONDS
 from mingle.elastic.quorum import Memory
 from mingle.errors import MingleError
 from mingle.network.connections import CLOSED_BY_PEER
+from mingle.protocol.election import Candidate
 from mingle.protocol.machine import Context, Identity, NetworkFacts, Source
-from mingle.protocol.member import HOST_SEEN_SECONDS, Joiner, Step
+from mingle.protocol.member import HOST_SEEN_SECONDS, Step
 from mingle.protocol.sessions import KnownSession
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
 
 
-class AgentMember(Joiner):
+class AgentMember(Candidate):
     """The machine of an agent in one session, from the search for it to its loss.
 
     Args:

@@ -1,6 +1,6 @@
 """Leader election: a process that was given no rank looks for a host, and becomes one when there is none. Pure.
 
-Every process runs the same command. It begins as a :class:`~mingle.protocol.member.Joiner`; one that hears no host in a
+Every process runs the same command. It begins as a :class:`Candidate`; one that hears no host in a
 random time (the lower its member id, the sooner) opens a session as a :class:`~mingle.protocol.host.Host`. So there can
 be several hosts for a moment, and these rules make them one:
 
@@ -41,7 +41,7 @@ from mingle.protocol.machine import (
     Snapshot,
     Source,
 )
-from mingle.protocol.member import Joiner
+from mingle.protocol.member import RETURN_SECONDS, Joiner
 from mingle.protocol.registrar import Phase
 from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable, remember
 from mingle.wire import frames
@@ -56,6 +56,8 @@ ELECT_SPREAD_SECONDS = 0.3
 ELECT_SPREAD_SECONDS_PER_RANK = 0.0005
 ELECT_SPREAD_MAX_SECONDS = 3.0
 """The bound of that time in a large job."""
+REDIRECT_SECONDS = 2.0
+"""The time that a member has to reach the host that its own host sends it to."""
 STAND_SECONDS = 10.0
 """The time for which a host that some member could not reach does not win; then it can have become reachable."""
 YIELD_SECONDS = 2.0
@@ -114,6 +116,123 @@ class Candidacy:
         self._stands[host] = now + STAND_SECONDS
 
 
+class Candidate(Joiner):
+    """A member that was given no rank: its host can send it to another host, and it can become a host itself."""
+
+    def __init__(self, identity: Identity, context: Context, now: float) -> None:
+        super().__init__(identity, context, now)
+        self._redirected_to: bytes | None = None
+        self._redirected_until = 0.0
+        self._claims = ClaimBudget()
+        """Of hosts that are raced for."""
+
+    # --- where to look ---------------------------------------------------------------------------------------------
+
+    @property
+    def host_in_sight(self) -> bool:
+        """Whether there is a host, or is about to be one."""
+        return self._has_host or self._races
+
+    def expects_host(self, now: float) -> bool:
+        """Return the same, but do not wait long for hosts that are only claimed."""
+        self._claims.note(now, pending=self._races)
+        return self._has_host or (self._races and not self._claims.spent)
+
+    @property
+    def _has_host(self) -> bool:
+        return self.current is not None or self._return_to is not None
+
+    @property
+    def _races(self) -> bool:
+        return any(each.races_to("join") for each in self._table)
+
+    def sealed_sessions(self) -> list[KnownSession]:
+        """Return the sessions that were last known to run, or to be about to."""
+        return [each for each in self._table if each.offer.state == "sealed"]
+
+    def pause(self, reason: str = "it hosts a session of its own") -> None:
+        """Stop looking and leave the seat: this process hosts a session of its own."""
+        if self.current is not None:
+            self.send(frames.Leave(session=self.current.name, reason=reason))
+        self._table.hang_up()
+        self._claims = ClaimBudget()
+        for session in self._table:
+            session.forget_life()
+        self._let_go()
+        self._return_to = self._redirected_to = None
+        self._client.seeker.pause()
+
+    # --- redirects -------------------------------------------------------------------------------------------------
+
+    def on_frame(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
+        """Handle a frame that came from a host."""
+        if not isinstance(frame, frames.Redirect):
+            super().on_frame(session, frame, now)
+        elif session is self.current:
+            self._redirect(session, frame.offer, now)
+
+    def _redirect(self, session: KnownSession, offer: Offer, now: float) -> None:
+        """The host steps down for another one and sends this member there; it stays the host until that is reached."""
+        if self.has_confirmed or offer.session == session.name:
+            return
+        if offer.host == self.identity.member:
+            # Each steps down for the other, perhaps in a circle of several: the lower id hosts again.
+            if self.identity.member < session.offer.host:
+                self._move_on(now)
+            else:
+                self.send(frames.Unreachable(session=offer.session))
+            return
+        self._redirected_to, self._redirected_until = offer.session, now + REDIRECT_SECONDS
+        paths = self._paths(session)
+        self.make_for(offer, paths[0].interface if paths else "", now)
+
+    def _bound_elsewhere(self, candidate: KnownSession) -> bool:
+        return candidate.name != self._redirected_to and super()._bound_elsewhere(candidate)
+
+    def _join(self, session: KnownSession, now: float) -> None:
+        if session.name == self._redirected_to:
+            self._redirected_to = None
+            self._move_on(now)
+        super()._join(session, now)
+
+    def _redirect_failed(self, name: bytes, now: float) -> None:
+        """The other host was not reached in time: report it, and stay."""
+        self._redirected_to = None
+        session = self._table.get(name)
+        if session is not None:
+            session.give_up(now)
+        if self.seated:
+            self.send(frames.Unreachable(session=name))
+
+    def _move_on(self, now: float) -> None:
+        """Leave the host for another one; it is told, and not tried again soon."""
+        if self.current is not None:
+            self.send(frames.Leave(session=self.current.name, reason="it went to another host"))
+            self.current.hang_up()
+            self.current.retry_at = now + RETURN_SECONDS
+            self._let_go()
+
+    def _lost(self, session: KnownSession, reason: str, now: float) -> None:
+        if self.outcome is None:
+            self._redirected_to = None
+        super()._lost(session, reason, now)
+
+    # --- time ------------------------------------------------------------------------------------------------------
+
+    def next_timer(self) -> float | None:
+        """The time of the next call to :meth:`handle_timer`."""
+        times = [super().next_timer()]
+        if not self.finished:
+            times += [self._claims.next_timer(), None if self._redirected_to is None else self._redirected_until]
+        return min((time for time in times if time is not None), default=None)
+
+    def _gather(self, now: float) -> None:
+        self._claims.note(now, pending=self._races)
+        if self._redirected_to is not None and now >= self._redirected_until:
+            self._redirect_failed(self._redirected_to, now)
+        super()._gather(now)
+
+
 class _Winner(Struct):
     """The host for which this one steps down."""
 
@@ -149,7 +268,7 @@ class Elector(SessionPolicy[KnownSession]):
         now: float,
         *,
         new_session: Callable[[], bytes] | None = None,
-        make_joiner: Callable[[Identity, Context, float], Joiner] = Joiner,
+        make_joiner: Callable[[Identity, Context, float], Candidate] = Candidate,
         make_host: Callable[..., Host] = Host,
         candidacy: Candidacy | None = None,
     ) -> None:
@@ -175,7 +294,7 @@ class Elector(SessionPolicy[KnownSession]):
     # --- what the driver reads -------------------------------------------------------------------------------------
 
     @property
-    def acting(self) -> Host | Joiner:
+    def acting(self) -> Host | Candidate:
         """The machine that speaks for this process: the host unless it steps down, else the joiner."""
         return self.joiner if self.host is None or self._winner is not None else self.host
 
@@ -415,7 +534,7 @@ class Elector(SessionPolicy[KnownSession]):
         if self._winner is not None:
             self._go_on_stepping_down(self._winner, now)
         self._claims.note(now, pending=self._winner is not None and not self._winner.seated)
-        if self.host is not None or self.joiner.expects_host(now) or self.joiner.blocked:
+        if self.host is not None or self.joiner.expects_host(now) or self.joiner.running_check.may_run():
             self._elect_at = None
         elif self._elect_at is None:
             self._elect_at = now + self._candidacy.patience()
@@ -431,8 +550,8 @@ class Elector(SessionPolicy[KnownSession]):
                 self._open_again(winner, now, stand=not winner.seated)
         elif not winner.seated or seat != winner.session:
             # Also when that host has stepped down in its turn, and this process went with it.
-            offer = self.joiner.offer_of(seat)
-            assert offer is not None
+            assert self.joiner.current is not None
+            offer = self.joiner.current.offer
             winner.session, winner.host = seat, offer.host
             winner.seated, winner.empty_by = True, now + EMPTY_SECONDS
             host.redirect_members(offer)

@@ -22,7 +22,6 @@ import msgspec
 
 from mingle.errors import MingleError
 from mingle.protocol import reports
-from mingle.protocol.claims import ClaimBudget
 from mingle.protocol.connection_race import ConnectionRace, RaceState, address_seconds, named
 from mingle.protocol.machine import (
     Context,
@@ -57,8 +56,6 @@ SUSPECT_SECONDS = 2.0
 RETURN_SECONDS = 5.0
 """The time for which a member that lost its connection after CONFIRMED tries the same session first."""
 STORE_RETRY_SECONDS = 0.5
-REDIRECT_SECONDS = 2.0
-"""The time that a member has to reach the host that its own host sends it to."""
 HOST_SEEN_SECONDS = 1.0
 """The least time between two reports of the same other host to the own one."""
 STATUS_BEFORE_DEADLINE_SECONDS = 1.0
@@ -112,7 +109,6 @@ class Joiner(SessionPolicy[KnownSession]):
             patience=min(RUNNING_PATIENCE_SECONDS, context.timeout),
             freed=self._client.seeker.resume,
         )
-        self._claims = ClaimBudget()
         self._conflict: MingleError | None = None
         """Why a session that was in the way has ended, if that concerns every rank of the job."""
         self._return_to: KnownSession | None = None
@@ -121,15 +117,13 @@ class Joiner(SessionPolicy[KnownSession]):
         self._suspect_until: float | None = None
         """By when the host must have said something."""
         self._suspicion = ""
-        self._redirected_to: bytes | None = None
-        self._redirected_until: float | None = None
         self._confirm_due = False
         self._store_retry_at: float | None = None
         self._paths_stale = False
         """Whether paths that were proved may be broken by now, or better ones open: the store was not reached, or the
         interfaces have changed."""
         self._ready = False
-        self._loss = ""
+        self.loss = ""
         """Which host was lost, and why, if the connection has ended after GO and before READY."""
         self.close_reason = ""
         """Why the host has ended its session after GO, if it has said so."""
@@ -157,11 +151,11 @@ class Joiner(SessionPolicy[KnownSession]):
         """The time of the next call to :meth:`handle_timer`."""
         if self.failure is not None:
             return None
-        times = [self._table.next_timer(), self._claims.next_timer()]
+        times = [self._table.next_timer()]
         if self._return_to is not None and self._return_to.race is None:
             times.append(self._return_to.retry_at)
         if self.outcome is None:
-            times += [self._deadline, self._redirected_until, self._store_retry_at, self._suspicion_timer()]
+            times += [self._deadline, self._store_retry_at, self._suspicion_timer()]
             times += [self._client.next_timer(), self.running_check.next_timer(), self.running_check.verdict_timer()]
             if self.seated and not self._final_ask_done:
                 times.append(self._deadline - STATUS_BEFORE_DEADLINE_SECONDS)
@@ -190,6 +184,11 @@ class Joiner(SessionPolicy[KnownSession]):
         return self.current is not None and self.step is not Step.JOINING
 
     @property
+    def seat(self) -> bytes | None:
+        """The session in which this member has a seat."""
+        return self.current.name if self.current is not None and self.seated else None
+
+    @property
     def has_confirmed(self) -> bool:
         """Whether the host may decide GO with this member, or has."""
         return self.step in BEFORE_GO or self.step is Step.FORMED
@@ -200,15 +199,10 @@ class Joiner(SessionPolicy[KnownSession]):
         return self.current is not None and self.current.race is not None
 
     @property
-    def loss(self) -> str:
-        """Which host was lost, and why, if the connection has ended after GO and before READY."""
-        return self._loss
-
-    @property
     def host_lost(self) -> MingleError | None:
         """The error of a member whose host was lost for good after GO and before READY: its store answers no more."""
-        gone = self._loss and not self._ready and self.current is None and self._return_to is None
-        return reports.host_lost(self.identity, self._loss) if gone else None
+        gone = self.loss and not self._ready and self.current is None and self._return_to is None
+        return reports.host_lost(self.identity, self.loss) if gone else None
 
     def send(self, frame: frames.AnyFrame) -> None:
         """Send a frame to the host."""
@@ -288,8 +282,6 @@ class Joiner(SessionPolicy[KnownSession]):
 
     def _bound_elsewhere(self, candidate: KnownSession) -> bool:
         """Return whether the candidate must not be joined: there is a host, may be one, or the job runs elsewhere."""
-        if candidate.name == self._redirected_to:
-            return False
         if self.current is not None or self._return_to is not None:
             return self.current is not None or candidate is not self._return_to
         return self.running_check.runs(candidate)
@@ -360,9 +352,6 @@ class Joiner(SessionPolicy[KnownSession]):
             # Another session was quicker, or the job runs elsewhere: this one will be heard again.
             session.hang_up()
             return
-        if session.name == self._redirected_to:
-            self._stop_redirect()
-            self._move_on(now)
         self._client.seeker.pause()
         self._join(session, now)
 
@@ -398,8 +387,6 @@ class Joiner(SessionPolicy[KnownSession]):
             case frames.Closed(conflict=True):
                 # The next session can be free of the conflict: it counts if none comes.
                 self._conflict = reports.closed_by_host(self.identity, frame.reason, network=frame.network)
-            case frames.Redirect() if ours:
-                self._redirect(session, frame.offer, now)
             case _ if ours:
                 self._host_said(session, frame, now)
 
@@ -483,7 +470,7 @@ class Joiner(SessionPolicy[KnownSession]):
         """JOINING -> SEATED; or -> ACKED, if the member comes back after its ACK and only GO is lacking."""
         self._return_to = None
         if self.outcome is not None:
-            self._loss = ""
+            self.loss = ""
             if self._ready:
                 self.send(frames.Ready(session=session.name))
             return
@@ -543,11 +530,9 @@ class Joiner(SessionPolicy[KnownSession]):
     def _proves_store(self, session: bytes, epoch: int) -> bool:
         """Return whether this member still has to prove the store of that epoch."""
         sealed = self.sealed
-        return (
-            self.step is Step.PROVING_STORE
-            and sealed is not None
-            and (sealed.session, sealed.epoch) == (session, epoch)
-        )
+        if self.step is not Step.PROVING_STORE or sealed is None:
+            return False
+        return (sealed.session, sealed.epoch) == (session, epoch)
 
     def _go(self, session: KnownSession, sealed: frames.Sealed) -> None:
         """ACKED -> FORMED."""
@@ -576,95 +561,6 @@ class Joiner(SessionPolicy[KnownSession]):
     def _scoped(self, session: KnownSession, address: str) -> str:
         path = self._path(session, address)
         return address if path is None else scoped(address, path.interface)
-
-    # --- redirects, where ranks are assigned -----------------------------------------------------------------------
-
-    def _redirect(self, session: KnownSession, offer: Offer, now: float) -> None:
-        """The host steps down for another one and sends this member there; it stays the host until that is reached."""
-        if self.has_confirmed or offer.session == session.name:
-            return
-        if offer.host == self.identity.member:
-            # Each steps down for the other, perhaps in a circle of several: the lower id hosts again.
-            if self.identity.member < session.offer.host:
-                self._move_on(now)
-            else:
-                self.send(frames.Unreachable(session=offer.session))
-            return
-        self._redirected_to, self._redirected_until = offer.session, now + REDIRECT_SECONDS
-        paths = self._paths(session)
-        self.make_for(offer, paths[0].interface if paths else "", now)
-
-    def _stop_redirect(self) -> None:
-        self._redirected_to = self._redirected_until = None
-
-    def _redirect_failed(self, name: bytes, now: float) -> None:
-        """The other host was not reached in time: report it, and stay."""
-        self._stop_redirect()
-        session = self._table.get(name)
-        if session is not None:
-            session.give_up(now)
-        if self.seated:
-            self.send(frames.Unreachable(session=name))
-
-    def _move_on(self, now: float) -> None:
-        """Leave the host for another one; it is told, and not tried again soon."""
-        if self.current is not None:
-            self.send(frames.Leave(session=self.current.name, reason="it went to another host"))
-            self.current.hang_up()
-            self.current.retry_at = now + RETURN_SECONDS
-            self._let_go()
-
-    # --- for an election -------------------------------------------------------------------------------------------
-
-    @property
-    def seat(self) -> bytes | None:
-        """The session in which this member has a seat."""
-        return self.current.name if self.current is not None and self.seated else None
-
-    @property
-    def host_in_sight(self) -> bool:
-        """Whether there is a host, or is about to be one."""
-        return self._has_host or self._races
-
-    def expects_host(self, now: float) -> bool:
-        """Return the same, but do not wait long for hosts that are only claimed."""
-        self._claims.note(now, pending=self._races)
-        return self._has_host or (self._races and not self._claims.spent)
-
-    @property
-    def _has_host(self) -> bool:
-        return self.current is not None or self._return_to is not None
-
-    @property
-    def _races(self) -> bool:
-        return any(each.races_to("join") for each in self._table)
-
-    @property
-    def blocked(self) -> bool:
-        """Whether the job runs without this member, or may."""
-        return self.running_check.may_run()
-
-    def offer_of(self, name: bytes) -> Offer | None:
-        """Return what a session's host last said of itself."""
-        session = self._table.get(name)
-        return None if session is None else session.offer
-
-    def sealed_sessions(self) -> list[KnownSession]:
-        """Return the sessions that were last known to run, or to be about to."""
-        return [each for each in self._table if each.offer.state == "sealed"]
-
-    def pause(self, reason: str = "it hosts a session of its own") -> None:
-        """Stop looking and leave the seat: this process hosts a session of its own."""
-        if self.current is not None:
-            self.send(frames.Leave(session=self.current.name, reason=reason))
-        self._table.hang_up()
-        self._claims = ClaimBudget()
-        for session in self._table:
-            session.forget_life()
-        self._let_go()
-        self._return_to = None
-        self._stop_redirect()
-        self._client.seeker.pause()
 
     # --- loss and time ---------------------------------------------------------------------------------------------
 
@@ -710,12 +606,11 @@ class Joiner(SessionPolicy[KnownSession]):
             # The host counts a member as lost that does not come back and say READY, unless it has said CLOSED.
             returning = not self._ready and not self.close_reason
             how = f"it ended its session: {self.close_reason}" if self.close_reason else reason
-            self._loss = f"{session.host_name}: {how}"
+            self.loss = f"{session.host_name}: {how}"
             self.current = self._suspect_until = None
         else:
             returning = self.step in BEFORE_GO
             self._let_go(keep_sealed=self.step is Step.ACKED)
-            self._stop_redirect()
             self._client.seeker.resume(now)
         if returning:
             self._return_to, self._return_until = session, now + RETURN_SECONDS
@@ -740,7 +635,6 @@ class Joiner(SessionPolicy[KnownSession]):
                 self._prove(returning, now)
             else:
                 self._return_to = None
-        self._claims.note(now, pending=self._races)
         if self.outcome is None:
             self._gather(now)
 
@@ -750,8 +644,6 @@ class Joiner(SessionPolicy[KnownSession]):
         self.failure = self.running_check.verdict(now)
         self._confirm_if_due(now)
         self._watch_host(now)
-        if self._redirected_to is not None and self._redirected_until is not None and now >= self._redirected_until:
-            self._redirect_failed(self._redirected_to, now)
         if self._store_retry_at is not None and now >= self._store_retry_at:
             assert self.sealed is not None
             assert self.current is not None
