@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mingle.config.settings import Network
-from mingle.engine.driver import Machine
 from mingle.observe.announcement import Announcement
 from mingle.observe.finder import Finder
 from mingle.observe.observer import Observer
@@ -29,6 +28,7 @@ from mingle.protocol.machine import (
     Endpoints,
     Hangup,
     Identity,
+    Machine,
     Multicast,
     Notice,
     PrepareStore,

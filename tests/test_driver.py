@@ -17,7 +17,8 @@ import pytest
 
 from mingle.config.settings import Network
 from mingle.config.values import Peer
-from mingle.engine.driver import LOOKED_AT_UNVERIFIED, Driver
+from mingle.engine.driver import Driver
+from mingle.engine.reception import LOOKED_AT_UNVERIFIED
 from mingle.network import interfaces, local_relay
 from mingle.network.transport import Received
 from mingle.protocol.machine import Answer, Dial, Effect, Hangup, Multicast, Source, Write

@@ -8,7 +8,8 @@ import pytest
 
 from mingle.elastic.leases import LEASE_SECONDS
 from mingle.elastic.quorum import ACKNOWLEDGE_SECONDS, CONFIRM_SECONDS, Memory, Nodes, Policy, Quorum
-from mingle.protocol.registrar import ADMITTED_SECONDS, HostSeat, Phase, Registrar
+from mingle.protocol.admission import HostSeat
+from mingle.protocol.registrar import ADMITTED_SECONDS, Phase, Registrar
 from mingle.wire import frames
 
 from .registrar_port import RecordingPort

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mingle.protocol.admission import ACKNOWLEDGE_SECONDS, Admission
+from mingle.protocol.admission import ACKNOWLEDGE_SECONDS, Admission, HostSeat
 from mingle.protocol.registrar import (
     AHEAD_SECONDS,
     CHALLENGE_SECONDS,
@@ -14,7 +14,6 @@ from mingle.protocol.registrar import (
     READDRESSED_SECONDS,
     REMEMBERED_DEPARTURES,
     RETURN_SECONDS,
-    HostSeat,
     Phase,
     Registrar,
     roster_digest,

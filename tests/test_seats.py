@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mingle.protocol.admission import Admission
+from mingle.protocol.admission import Admission, HostSeat
 from mingle.protocol.machine import roster_digest
-from mingle.protocol.registrar import HostSeat, Phase, Registrar
+from mingle.protocol.registrar import Phase, Registrar
 from mingle.wire import frames
 
 from .registrar_port import RecordingPort

@@ -19,11 +19,12 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mingle import forksafe
 from mingle.config.settings import Family, Network
 from mingle.engine import progress
+from mingle.engine.reception import Reception
 from mingle.errors import MingleError, refused
 from mingle.network import connections
 from mingle.network.connections import Connections
@@ -31,7 +32,6 @@ from mingle.network.interfaces import Interface, InterfaceMonitor, Kind, reached
 from mingle.network.local_relay import LocalRelay
 from mingle.network.peers import Peers
 from mingle.network.transport import Received, Transport
-from mingle.protocol import claims
 from mingle.protocol.machine import (
     Address,
     Answer,
@@ -39,6 +39,8 @@ from mingle.protocol.machine import (
     Effect,
     Endpoints,
     Hangup,
+    Listening,
+    Machine,
     Multicast,
     NetworkFacts,
     Notice,
@@ -63,60 +65,10 @@ REFRESH_SECONDS = 30.0
 LONGEST_WAIT_SECONDS = 60.0
 LOGGED_FAULTS = 16
 """The number of places in the code whose failures on input are logged, once each."""
-LOOKED_AT_UNVERIFIED = 256
-"""The number of wrongly signed datagrams that are parsed for the report; bounded against a flood of them."""
 UNICAST_QUESTION_BYTES = datagrams.MAX_BYTES
 """The size to which a unicast question is padded. A question that is shorter than its answer gets none."""
 
 FailedCall: TypeAlias = Callable[[MingleError], object]
-
-
-class Machine(Protocol):
-    """What every machine offers its driver."""
-
-    def effects(self) -> list[Effect]:
-        """Hand out what the driver must do."""
-
-    def next_timer(self) -> float | None:
-        """Return when to call :meth:`handle_timer`."""
-
-    def handle_timer(self, now: float, /) -> None:
-        """Act on the time."""
-
-    def calling(self) -> Datagram | None:
-        """Return what to send to unicast peers now."""
-
-    def heard(self, message: Datagram, source: Source, now: float, /) -> None:
-        """Process a valid datagram."""
-
-    def owns(self, conn: int, /) -> bool:
-        """Return whether a connection is this machine's."""
-
-    def accepted(self, conn: int, address: str, now: float, /) -> None:
-        """Process a connection to the control port."""
-
-    def connected(self, conn: int, local_address: str, interface: str, now: float, /, *, weak: bool = False) -> None:
-        """Process an established outgoing connection; ``weak``: it says nothing about the peer's network."""
-
-    def received(self, conn: int, untrusted: bytes, now: float, /) -> None:
-        """Process bytes from a connection."""
-
-    def disconnected(self, conn: int, reason: str, now: float, /) -> None:
-        """Process the end of a connection, or the failure to make one."""
-
-    def close(self, reason: str, /) -> None:
-        """End everything."""
-
-
-class Listening(Protocol):
-    """A machine whose control port others connect to."""
-
-    @property
-    def endpoints(self) -> Endpoints:
-        """What the machine announces."""
-
-    def readdress(self, addresses: tuple[Address, ...], now: float, /) -> None:
-        """Announce these addresses."""
 
 
 def no_effect(effect: Effect) -> None:
@@ -184,7 +136,6 @@ class Driver:
         self._key = key
         self._group: Group | None = None if job is None else job_group(job)
         self._perform_more, self._scanned, self._say = perform, scanned, say
-        self._unverified: Callable[[Datagram], None] | None = None
         self._settled = False
         self._rp_drops: int | None = None
         self._faults: set[tuple[str, int]] = set()
@@ -222,6 +173,7 @@ class Driver:
         stack.callback(self.connections.close)
         self.peers = Peers(network.peers, network.port, network.family, self.rng)
         stack.callback(self.peers.stop)
+        self._reception = Reception(self._key, network.secret, self.peers, self.interfaces, self.rejected)
         self._slow_from, self._refresh_due = now + QUICK_SECONDS, now + REFRESH_SECONDS
 
     def drive(self, machine: Machine, *, unverified: Callable[[Datagram], None] | None = None) -> None:
@@ -231,7 +183,7 @@ class Driver:
             machine: the machine.
             unverified: processes datagrams whose signature is missing or wrong; None: the machine hears them, too.
         """
-        self.machine, self._unverified = machine, unverified
+        self.machine, self._reception.unverified = machine, unverified
 
     # --- turns -----------------------------------------------------------------------------------------------------
 
@@ -509,69 +461,12 @@ class Driver:
         return isinstance(offer, Offer) and offer.job == job
 
     def _datagram(self, received: Received, now: float) -> Datagram | None:
-        if datagrams.is_echo(received.data):  # a ping is for another process of this machine
+        heard = self._reception.admit(received)
+        if heard is None:
             return None
-        message = self._decode(received.data)
-        verified = isinstance(message, Offer) and self._verified(received.data, message)
-        address = connections.bare_address(received.source[0])
-        if isinstance(message, Offer):
-            message = self._admitted(message, received, address, verified=verified)
-        if message is not None:
-            source = Source(
-                interface=received.interface,
-                multicast=received.multicast,
-                signed=datagrams.is_signed(received.data),
-                verified=verified,
-                address=address,
-                reply_to=received,
-            )
-            self.machine.heard(message, source, now)
+        message, source = heard
+        self.machine.heard(message, source, now)
         return message
-
-    def _decode(self, untrusted: bytes) -> Datagram | None:
-        """Return the message in a datagram; None if it was rejected and counted."""
-        try:
-            return datagrams.decode(untrusted, None if self._unverified is None else self._key)
-        except datagrams.Rejected as rejected:
-            self.rejected[rejected.reason] += 1
-            if self._unverified is None or rejected.reason not in ("unsigned", "signature"):
-                return None
-        if self.rejected["unsigned"] + self.rejected["signature"] > LOOKED_AT_UNVERIFIED:
-            return None
-        try:
-            message = datagrams.decode(untrusted)
-        except datagrams.Rejected:
-            return None
-        if isinstance(message, List):
-            return message  # every host hears what an answer to the browse group contains
-        self._unverified(message)
-        return None
-
-    def _verified(self, untrusted: bytes, offer: Offer) -> bool:
-        """Return whether our secret signed an OFFER that was decoded."""
-        if self._unverified is not None:
-            return self._key is not None
-        secret = self.network.secret
-        if secret is None:
-            return False
-        try:
-            datagrams.decode(untrusted, JobKey(secret, offer.job))
-        except datagrams.Rejected:
-            return False
-        return True
-
-    def _admitted(self, offer: Offer, received: Received, address: str, *, verified: bool) -> Offer | None:
-        """Return the usable part of an OFFER; count it and return None if nothing is usable."""
-        # A host answers by unicast only if it was asked as a peer, or is on one of our networks.
-        expected = received.multicast or received.local or verified or self.peers.knows(address)
-        if not expected and not self.interfaces.is_on_link(address):
-            self.rejected["unsolicited"] += 1
-            return None
-        on_loopback = any(each.name == received.interface and each.loopback for each in self.interfaces.found)
-        admitted = claims.without_traps(offer, on_loopback=on_loopback)
-        if admitted is None:
-            self.rejected["addresses"] += 1
-        return admitted
 
     def _ask_peers(self, now: float) -> None:
         message = self.machine.calling()

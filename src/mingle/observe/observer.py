@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from mingle.config.settings import Network
 from mingle.engine import driver
-from mingle.engine.driver import Driver, Machine
-from mingle.protocol.machine import Effect
+from mingle.engine.driver import Driver
+from mingle.protocol.machine import Effect, Machine
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Group

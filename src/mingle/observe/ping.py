@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from msgspec import Struct, field
 
 from mingle.config.settings import Network
-from mingle.engine.driver import Machine
 from mingle.network.connections import bare_address
 from mingle.network.transport import Received
 from mingle.observe.observer import Observer, new_name, this_process
 from mingle.protocol import machine
-from mingle.protocol.machine import Dial, Hangup, NewId, Write
+from mingle.protocol.machine import Dial, Hangup, Machine, NewId, Write
 from mingle.wire import datagrams, echo
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import BROWSE_GROUP, Rejected, job_group

@@ -41,6 +41,30 @@ class Seated(Struct):
         return msgspec.structs.replace(self.applicant.who, rank=self.applicant.rank)
 
 
+class HostSeat(Struct, frozen=True, kw_only=True):
+    """The host's own seat in its session."""
+
+    member: bytes
+    applicant: frames.Join
+    """Its paths are its own addresses in order of preference."""
+    prefix_lengths: Mapping[str, int]
+    """The prefix lengths of its addresses."""
+    last_resort: frozenset[str] = frozenset()
+    """Those of its addresses that are taken only if all members share nothing better."""
+    named: bool = False
+    """The user named the interfaces: their order decides."""
+
+
+class Challenge(Struct):
+    """A newcomer that claims a rank, while the member in that seat is asked whether it lives."""
+
+    conn: int
+    member: bytes
+    applicant: frames.Join
+    deadline: float
+    seat: bytes
+
+
 class Admission:
     """The rules for the members of a session of ranks: all of them form it, and then it is full.
 
@@ -76,6 +100,25 @@ class Admission:
             f"the host was started with world_size={self.world_size}, "
             f"the newcomer with world_size={applicant.world_size}"
         )
+
+    def misfit(self, applicant: frames.Join, *, assigned: bool) -> tuple[frames.RefusalReason, str] | None:
+        """Return why a newcomer can never be in this session, or None if it can.
+
+        Args:
+            applicant: the newcomer's JOIN.
+            assigned: whether this session assigns the ranks.
+        """
+        if applicant.kind != self.kind:
+            return "kind", f"this session is one of {self.kind}, the newcomer is one of {applicant.kind}"
+        if mismatch := self.mismatch(applicant):
+            return "world size", mismatch
+        if assigned and applicant.rank is not None:
+            return "ranks mixed", f"the newcomer was given rank {applicant.rank} while the host was given none"
+        if not assigned and applicant.rank is None:
+            return "ranks mixed", "the newcomer has no rank while the host was given one"
+        if applicant.rank is not None and applicant.rank >= self.world_size:
+            return "rank out of range", f"rank {applicant.rank} of {self.world_size}"
+        return None
 
     def is_surplus(self, newcomer: frames.ProcessInfo, now: float) -> bool:
         """Return whether a newcomer to a running session is certainly one too many."""

@@ -18,7 +18,7 @@ import msgspec
 
 from mingle.errors import InterfaceError, MingleError
 from mingle.protocol import reports
-from mingle.protocol.admission import Admission
+from mingle.protocol.admission import Admission, HostSeat
 from mingle.protocol.callers import Caller, Callers
 from mingle.protocol.conflicts import ConflictingHosts
 from mingle.protocol.connection_race import named
@@ -48,7 +48,7 @@ from mingle.protocol.machine import (
     scoped,
 )
 from mingle.protocol.pacing import Announcer, BrowseGroup
-from mingle.protocol.registrar import HostSeat, Phase, Registrar
+from mingle.protocol.registrar import Phase, Registrar
 from mingle.protocol.seating import contiguous
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey

@@ -13,7 +13,7 @@ import hashlib
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
@@ -286,6 +286,57 @@ class Notice(Struct, frozen=True):
 
 _StoreEffect: TypeAlias = PrepareStore | OpenStore | ReachStore | ProveStore | FormedStore | CloseStore
 Effect: TypeAlias = Multicast | Answer | Dial | Write | Hangup | Reset | _StoreEffect | Notice
+
+
+# --- what a driver calls -------------------------------------------------------------------------------------------
+
+
+class Machine(Protocol):
+    """What every machine offers its driver."""
+
+    def effects(self) -> list[Effect]:
+        """Hand out what the driver must do."""
+
+    def next_timer(self) -> float | None:
+        """Return when to call :meth:`handle_timer`."""
+
+    def handle_timer(self, now: float, /) -> None:
+        """Act on the time."""
+
+    def calling(self) -> Datagram | None:
+        """Return what to send to unicast peers now."""
+
+    def heard(self, message: Datagram, source: Source, now: float, /) -> None:
+        """Process a valid datagram."""
+
+    def owns(self, conn: int, /) -> bool:
+        """Return whether a connection is this machine's."""
+
+    def accepted(self, conn: int, address: str, now: float, /) -> None:
+        """Process a connection to the control port."""
+
+    def connected(self, conn: int, local_address: str, interface: str, now: float, /, *, weak: bool = False) -> None:
+        """Process an established outgoing connection; ``weak``: it says nothing about the peer's network."""
+
+    def received(self, conn: int, untrusted: bytes, now: float, /) -> None:
+        """Process bytes from a connection."""
+
+    def disconnected(self, conn: int, reason: str, now: float, /) -> None:
+        """Process the end of a connection, or the failure to make one."""
+
+    def close(self, reason: str, /) -> None:
+        """End everything."""
+
+
+class Listening(Protocol):
+    """A machine whose control port others connect to."""
+
+    @property
+    def endpoints(self) -> Endpoints:
+        """What the machine announces."""
+
+    def readdress(self, addresses: tuple[Address, ...], now: float, /) -> None:
+        """Announce these addresses."""
 
 
 # --- what reports are made of --------------------------------------------------------------------------------------

@@ -25,13 +25,12 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
-from msgspec import Struct
 
-from mingle.protocol.admission import Admission, Seated
+from mingle.protocol import reports
+from mingle.protocol.admission import Admission, Challenge, HostSeat, Seated
 from mingle.protocol.machine import roster_digest
 from mingle.protocol.seating import common_address, place, reach_matrix
 from mingle.wire import frames
@@ -68,30 +67,6 @@ class Phase(enum.Enum):
     def sealed(self) -> bool:
         """Whether the members are fixed, but for latecomers."""
         return self in (Phase.SEALING, Phase.SEALED, Phase.RUNNING)
-
-
-class HostSeat(Struct, frozen=True, kw_only=True):
-    """The host's own seat in its session."""
-
-    member: bytes
-    applicant: frames.Join
-    """Its paths are its own addresses in order of preference."""
-    prefix_lengths: Mapping[str, int]
-    """The prefix lengths of its addresses."""
-    last_resort: frozenset[str] = frozenset()
-    """Those of its addresses that are taken only if all members share nothing better."""
-    named: bool = False
-    """The user named the interfaces: their order decides."""
-
-
-class Challenge(Struct):
-    """A newcomer that claims a rank, while the member in that seat is asked whether it lives."""
-
-    conn: int
-    member: bytes
-    applicant: frames.Join
-    deadline: float
-    seat: bytes
 
 
 class Port(Protocol):
@@ -279,9 +254,7 @@ class Registrar:
 
     def describe_members(self) -> str:
         """Return the members with a seat, as text for an error; cut where it gets long."""
-        names = [str(who) for who in self.whos()]
-        shown = "; ".join(names[:8])
-        return (shown if len(names) <= 8 else f"{shown}; and {len(names) - 8} more")[:2048]
+        return reports.few(self.whos(), "; ")[:2048]
 
     def awaits_store(self, epoch: int) -> bool:
         """Return whether the store asked for in this epoch is still needed."""
@@ -333,23 +306,12 @@ class Registrar:
 
     def _refusal(self, applicant: frames.Join, now: float) -> frames.Refused | None:
         host = self.seats[self.host.member].who
-        if applicant.kind != self.admission.kind:
-            detail = f"this session is one of {self.admission.kind}, the newcomer is one of {applicant.kind}"
-            return frames.Refused(reason="kind", detail=detail, who=host)
-        if self.phase.sealed and not self.admission.takes_latecomers:
+        misfit = self.admission.misfit(applicant, assigned=self.assigned)
+        if self.phase.sealed and not self.admission.takes_latecomers and (misfit is None or misfit[0] != "kind"):
+            # A newcomer of another size waits for the end of this session as well.
             return frames.Refused(reason="running", detail="the session is sealed already", who=host)
-        if mismatch := self.admission.mismatch(applicant):
-            return frames.Refused(reason="world size", detail=mismatch, who=host)
-        if (applicant.rank is None) != self.assigned:
-            which = (
-                f"was given rank {applicant.rank} while the host was given none"
-                if self.assigned
-                else "has no rank while the host was given one"
-            )
-            return frames.Refused(reason="ranks mixed", detail=f"the newcomer {which}", who=host)
-        if applicant.rank is not None and applicant.rank >= self.world_size:
-            detail = f"rank {applicant.rank} of {self.world_size}"
-            return frames.Refused(reason="rank out of range", detail=detail, who=host)
+        if misfit is not None:
+            return frames.Refused(reason=misfit[0], detail=misfit[1], who=host)
         if applicant.rank is None and self.is_full:
             surplus, members = self.is_surplus(applicant.who, now), self.describe_members()
             return frames.Refused(reason="surplus" if surplus else "full", detail=members, who=host)
@@ -592,10 +554,9 @@ class Registrar:
                 assert conn is not None
                 self._drop(conn, "it did not confirm in time", now)
         elif self.phase is Phase.SEALED and now >= self._phase_ends:
-            names = [str(self.seats[member].who) for member in sorted(self._awaited)]
-            if names:
-                late_text = "; ".join(names[:8])
-                lack = f"no acknowledgement within {self.admission.acknowledge_seconds:.0f} s from {late_text}"
+            silent = reports.few((self.seats[member].who for member in sorted(self._awaited)), "; ")
+            if silent:
+                lack = f"no acknowledgement within {self.admission.acknowledge_seconds:.0f} s from {silent}"
             else:
                 lack = "this job is held by another session"
             self._void(lack, now)

@@ -1,0 +1,116 @@
+"""What is let in from the network: a datagram is decoded, verified and admitted before a machine hears it.
+
+Any process can send datagrams here. With a secret, the signature is checked first. Of an OFFER only the addresses are
+kept that can be a host's. An OFFER by unicast from outside our networks counts only from a peer, or with our signature.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from mingle.config.values import Secret
+from mingle.network.connections import bare_address
+from mingle.network.interfaces import InterfaceMonitor
+from mingle.network.peers import Peers
+from mingle.network.transport import Received
+from mingle.protocol import claims
+from mingle.protocol.machine import Source
+from mingle.wire import datagrams
+from mingle.wire.authentication import JobKey
+from mingle.wire.datagrams import Datagram, List, Offer
+
+LOOKED_AT_UNVERIFIED = 256
+"""The number of wrongly signed datagrams that are parsed for the report; bounded against a flood of them."""
+
+
+class Reception:
+    """Decides which datagrams a machine hears.
+
+    Args:
+        key: of the job; None: there is none, or the process looks for all jobs.
+        secret: signs the OFFERs of any job that it belongs to.
+        peers: the hosts that are asked by unicast.
+        interfaces: this machine's.
+        rejected: counts the datagrams that are dropped, by reason.
+    """
+
+    def __init__(
+        self,
+        key: JobKey | None,
+        secret: Secret | None,
+        peers: Peers,
+        interfaces: InterfaceMonitor,
+        rejected: Counter[str],
+    ) -> None:
+        self.unverified: Callable[[Datagram], None] | None = None
+        """Processes datagrams whose signature is missing or wrong; None: the machine hears them, too."""
+        self._key = key
+        self._secret = secret
+        self._peers = peers
+        self._interfaces = interfaces
+        self._rejected = rejected
+
+    def admit(self, received: Received) -> tuple[Datagram, Source] | None:
+        """Return the message in a datagram and where it came from; None if a machine must not hear it."""
+        if datagrams.is_echo(received.data):  # a ping is for another process of this machine
+            return None
+        message = self._decode(received.data)
+        verified = isinstance(message, Offer) and self._verified(received.data, message)
+        address = bare_address(received.source[0])
+        if isinstance(message, Offer):
+            message = self._admitted(message, received, address, verified=verified)
+        if message is None:
+            return None
+        return message, Source(
+            interface=received.interface,
+            multicast=received.multicast,
+            signed=datagrams.is_signed(received.data),
+            verified=verified,
+            address=address,
+            reply_to=received,
+        )
+
+    def _decode(self, untrusted: bytes) -> Datagram | None:
+        """Return the message in a datagram; None if it was rejected and counted."""
+        try:
+            return datagrams.decode(untrusted, None if self.unverified is None else self._key)
+        except datagrams.Rejected as rejected:
+            self._rejected[rejected.reason] += 1
+            if self.unverified is None or rejected.reason not in ("unsigned", "signature"):
+                return None
+        if self._rejected["unsigned"] + self._rejected["signature"] > LOOKED_AT_UNVERIFIED:
+            return None
+        try:
+            message = datagrams.decode(untrusted)
+        except datagrams.Rejected:
+            return None
+        if isinstance(message, List):
+            return message  # every host hears what an answer to the browse group contains
+        self.unverified(message)
+        return None
+
+    def _verified(self, untrusted: bytes, offer: Offer) -> bool:
+        """Return whether our secret signed an OFFER that was decoded."""
+        if self.unverified is not None:
+            return self._key is not None
+        if self._secret is None:
+            return False
+        try:
+            datagrams.decode(untrusted, JobKey(self._secret, offer.job))
+        except datagrams.Rejected:
+            return False
+        return True
+
+    def _admitted(self, offer: Offer, received: Received, address: str, *, verified: bool) -> Offer | None:
+        """Return the usable part of an OFFER; count it and return None if nothing is usable."""
+        # A host answers by unicast only if it was asked as a peer, or is on one of our networks.
+        expected = received.multicast or received.local or verified or self._peers.knows(address)
+        if not expected and not self._interfaces.is_on_link(address):
+            self._rejected["unsolicited"] += 1
+            return None
+        on_loopback = any(each.name == received.interface and each.loopback for each in self._interfaces.found)
+        admitted = claims.without_traps(offer, on_loopback=on_loopback)
+        if admitted is None:
+            self._rejected["addresses"] += 1
+        return admitted
