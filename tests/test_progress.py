@@ -18,6 +18,32 @@ from mingle.protocol.machine import Snapshot
 from tests.loopback import job_name
 
 SEEKING = Snapshot(host_found=False, joined=0, missing=())
+
+
+class Waiting:
+    """A machine that waits, and counts how often it is asked to ask its host."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self.asked = 0
+
+    def stage(self) -> str:
+        return "seeking"
+
+    def snapshot(self) -> Snapshot:
+        return self._snapshot
+
+    def ask_status(self) -> None:
+        self.asked += 1
+
+
+def show(shown: Progress, now: float, snapshot: Snapshot = SEEKING) -> bool:
+    """Shows how a machine stands; returns whether its host was asked."""
+    machine = Waiting(snapshot)
+    shown.show(machine, now)
+    return machine.asked == 1
+
+
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix sockets are Linux's")
 
 
@@ -168,7 +194,7 @@ def test_in_a_log_nothing_is_said_for_ten_seconds_then_a_line_every_thirty(
     shown = Progress(job, 2, 1, off=False, now=0.0)
     lines = {}
     for step in range(101 * 20):
-        shown.tick(SEEKING, step / 20)
+        show(shown, step / 20)
         if text := said(capsys):
             lines[step / 20] = text
     shown.close()
@@ -179,13 +205,12 @@ def test_on_a_terminal_nothing_is_said_for_two_seconds_then_one_line_lives(termi
     with contextlib.redirect_stderr(terminal):
         shown = Progress(job, 2, 1, off=False, now=0.0)
         for now in (0.5, 1.0, 1.99):
-            shown.tick(SEEKING, now)
+            show(shown, now)
         assert terminal.getvalue() == ""
-        assert shown.wants_status(2.0)
-        shown.tick(SEEKING, 2.0)
+        assert show(shown, 2.0)
         assert terminal.shows(f"job {job}: looking for rank 0 · 2 s")
         assert shown.next_timer() == 2.5
-        shown.tick(Snapshot(True, 1, (0,)), 3.0)
+        show(shown, 3.0, Snapshot(True, 1, (0,)))
         assert terminal.shows(f"job {job}: 1/2 joined, waiting for rank 0 · 3 s")
         shown.close()
     assert terminal.getvalue().endswith("\x1b[2K"), "the line is taken away"
@@ -195,7 +220,7 @@ def test_on_a_terminal_nothing_is_said_for_two_seconds_then_one_line_lives(termi
 def test_markup_in_a_job_id_is_text(terminal: Terminal, job: str) -> None:
     with contextlib.redirect_stderr(terminal):
         shown = Progress(f"[red]{job}[/nonsense]", 2, 1, off=False, now=0.0)
-        shown.tick(SEEKING, 5.0)
+        show(shown, 5.0)
         assert terminal.shows(f"[red]{job}[/nonsense]")
         shown.close()
 
@@ -204,8 +229,7 @@ def test_off_is_off(terminal: Terminal, job: str) -> None:
     with contextlib.redirect_stderr(terminal):
         shown = Progress(job, 2, 1, off=True, now=0.0)
         assert shown.next_timer() is None
-        assert not shown.wants_status(100.0)
-        shown.tick(SEEKING, 100.0)
+        assert not show(shown, 100.0)
         shown.say(logging.WARNING, "one thing")
         shown.close()
     assert terminal.getvalue() == ""
@@ -213,10 +237,10 @@ def test_off_is_off(terminal: Terminal, job: str) -> None:
 
 def test_the_host_is_asked_shortly_before_each_line_and_at_most_once_a_second(job: str) -> None:
     shown = Progress(job, 2, 1, off=False, now=0.0)
-    asked = [step / 20 for step in range(400) if shown.wants_status(step / 20)]
+    asked = [step / 20 for step in range(400) if show(shown, step / 20)]
     assert asked == [float(second) for second in range(9, 20)]
     shown.close()
-    assert not shown.wants_status(50.0)
+    assert not show(shown, 50.0)
 
 
 # --- who ------------------------------------------------------------------------------------------------------------
@@ -226,14 +250,14 @@ def test_the_host_is_asked_shortly_before_each_line_and_at_most_once_a_second(jo
 def test_one_process_of_a_node_speaks_and_hands_it_on(capsys: pytest.CaptureFixture[str], job: str) -> None:
     first, second = (Progress(job, 2, rank, off=False, now=0.0) for rank in (0, 1))
     other = Progress(job_name("other"), 2, 0, off=False, now=0.0)
-    assert first.wants_status(9.0)
-    assert not second.wants_status(9.0)
-    assert other.wants_status(9.0), "jobs have speakers of their own"
-    second.tick(SEEKING, 10.0)
+    assert show(first, 9.0)
+    assert not show(second, 9.0)
+    assert show(other, 9.0), "jobs have speakers of their own"
+    assert not show(second, 10.0)
     assert said(capsys) == ""
     first.close()
-    assert second.wants_status(10.0)
-    second.tick(SEEKING, 40.0)
+    assert show(second, 11.0)
+    show(second, 40.0)
     assert "looking for rank 0" in said(capsys)
     second.close()
     other.close()
@@ -242,9 +266,9 @@ def test_one_process_of_a_node_speaks_and_hands_it_on(capsys: pytest.CaptureFixt
 @linux_only
 def test_the_kernel_hands_it_on_when_a_speaker_is_killed(job: str) -> None:
     code = (
-        "import sys; from mingle.engine.progress import Progress\n"
+        "import sys; from mingle.engine.progress import Progress; from tests.test_progress import show\n"
         "shown = Progress(sys.argv[1], 2, 0, off=False, now=0.0); "
-        "print(shown.wants_status(9.0), flush=True); sys.stdin.read()"
+        "print(show(shown, 9.0), flush=True); sys.stdin.read()"
     )
     mine = Progress(job, 2, 1, off=False, now=0.0)
     with subprocess.Popen(
@@ -256,17 +280,17 @@ def test_the_kernel_hands_it_on_when_a_speaker_is_killed(job: str) -> None:
     ) as speaker:
         assert speaker.stdout is not None
         assert speaker.stdout.readline() == "True\n"
-        assert not mine.wants_status(9.0)
+        assert not show(mine, 9.0)
         speaker.kill()
-    assert mine.wants_status(10.0)
+    assert show(mine, 10.0)
     mine.close()
 
 
 def test_elsewhere_everybody_speaks(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     first, second = (Progress(job, 2, rank, off=False, now=0.0) for rank in (0, 1))
-    assert first.wants_status(9.0)
-    assert second.wants_status(9.0)
+    assert show(first, 9.0)
+    assert show(second, 9.0)
 
 
 @pytest.mark.parametrize("problem", [BrokenPipeError(32, "Broken pipe"), ValueError("I/O operation on closed file")])

@@ -131,25 +131,17 @@ class Progress:
         if stage != self._stage:
             self._stage = stage
             logger.debug("job %s: %s", self._job, stage)
-        if self.wants_status(now):
-            machine.ask_status()
-        if not self._off and now >= self._due:
-            self.tick(machine.snapshot(), now)
-
-    def wants_status(self, now: float) -> bool:
-        """Return, once a second while this process shows the line, whether to ask the host how the job stands."""
-        if self._off or now < self._ask_due:
-            return False
-        self._ask_due = now + 1.0
-        return self._speaks()
-
-    def tick(self, snapshot: Snapshot, now: float) -> None:
-        """Show the line when it is due."""
-        if self._off or now < self._due:
+        if self._off:
             return
-        self._due = now + (TERMINAL_EVERY_SECONDS if self._terminal else LOG_EVERY_SECONDS)
-        if self._speaks():
-            self._show(line(self._job, self._world_size, self._rank, snapshot, now - self._started))
+        if now >= self._ask_due:
+            self._ask_due = now + 1.0
+            if self._speaks():
+                machine.ask_status()
+        if now >= self._due:
+            self._due = now + (TERMINAL_EVERY_SECONDS if self._terminal else LOG_EVERY_SECONDS)
+            if self._speaks():
+                text = line(self._job, self._world_size, self._rank, machine.snapshot(), now - self._started)
+                self._show(text)
 
     def say(self, level: int, text: str, error: BaseException | None = None) -> None:
         """Show a message beside the line; see `say`."""
