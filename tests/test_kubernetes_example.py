@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from mingle.config.launchers import INDEXED_JOB
+from mingle.config import launchers
 from mingle.config.settings import VARIABLES, resolve
 
 FOLDER = Path(__file__).parents[1] / "examples" / "kubernetes"
@@ -75,8 +75,10 @@ def test_each_pod_learns_its_place_and_where_rank_0_is() -> None:
     given = {entry["name"]: entry.get("value", "a uid") for entry in container_of(found["Job"])["env"]}
     assert {name for name in given if name.startswith("MINGLE_")} <= set(VARIABLES)
     for index in range(spec["completions"]):
-        settings = resolve({**given, "JOB_COMPLETION_INDEX": str(index)})
-        assert (settings.launcher, settings.rank) == (INDEXED_JOB.name, index)
+        environ = {**given, "JOB_COMPLETION_INDEX": str(index)}
+        assert launchers.seen(environ) is launchers.INDEXED_JOB
+        settings = resolve(environ)
+        assert settings.rank == index
         assert settings.world_size == spec["completions"]
         assert settings.job_id == "a uid"
         # A pod of an Indexed Job is named after the Job and its index.

@@ -53,8 +53,6 @@ def test_defaults() -> None:
         family="auto",
         advertise=None,
         progress="auto",
-        launcher=None,
-        pass_through=False,
         master_addr=None,
     )
 
@@ -353,7 +351,6 @@ def test_a_secret_is_never_shown() -> None:
 
 def test_torchrun_passes_through_with_everything_filled_in() -> None:
     found = resolve(TORCHRUN_TASK)
-    assert (found.pass_through, found.launcher) == (True, "torchrun")
     assert (found.master_addr, found.master_port) == ("10.0.0.1", 29500)
     assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == (5, 8, 1, 4)
     assert (found.node_rank, found.num_nodes, found.attempt) == (1, 2, "2")
@@ -371,12 +368,12 @@ def test_torchruns_port_is_checked(port: str) -> None:
 
 def test_a_foreign_address_alone_does_not_pass_through() -> None:
     found = resolve({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}, job_id="j")
-    assert (found.pass_through, found.master_addr, found.master_port) == (False, None, None)
+    assert (found.master_addr, found.master_port) == (None, None)
 
 
 def test_another_launcher_does_not_pass_through() -> None:
     found = resolve(SRUN_TASK)
-    assert (found.pass_through, found.launcher, found.master_addr) == (False, "Slurm", None)
+    assert (found.rank, found.master_addr) == (1, None)
 
 
 def test_settings_are_a_network_that_can_be_copied_and_not_changed() -> None:

@@ -97,9 +97,8 @@ class Settings(Network, frozen=True, kw_only=True):
         node: the launcher's key of this node; None: `mingle.config.placement.this_node` tells.
         attempt: the launcher's count of the job's starts.
         master_port: the TCP port of rank 0's store; None: any free one.
-        launcher: the name of the launcher that was detected.
-        pass_through: torchrun has brought the ranks together already, so nothing is discovered.
-        master_addr: the address of rank 0's store, when passing through.
+        master_addr: the address of rank 0's store, if torchrun has brought the ranks together already, so that nothing
+            is discovered; else None.
     """
 
     job_id: str
@@ -112,8 +111,6 @@ class Settings(Network, frozen=True, kw_only=True):
     node: str | None = None
     attempt: str | None = None
     master_port: int | None = None
-    launcher: str | None = None
-    pass_through: bool = False
     master_addr: str | None = None
 
 
@@ -144,14 +141,12 @@ def resolve(
         refuse_backend(named, "MINGLE_JOB_ID" if job_id is None else "job_id")
     network = resolve_network(environ, **arguments)
     placement = place(environ, rank=rank, world_size=world_size)
-    passes = placement.launcher == launchers.TORCHRUN.name
     own = {name: getattr(placement, name) for name in Settings.__struct_fields__ if hasattr(placement, name)}
     return Settings(
         **structs.asdict(network),
         **own | {"job_id": _job_id(environ, job_id, placement)},
         master_port=store_port(environ, launcher=placement.launcher, master_port=master_port),
-        pass_through=passes,
-        master_addr=environ["MASTER_ADDR"].strip() if passes else None,
+        master_addr=environ["MASTER_ADDR"].strip() if placement.launcher == launchers.TORCHRUN.name else None,
     )
 
 

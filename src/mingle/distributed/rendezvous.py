@@ -235,7 +235,7 @@ def form(wanted: Settings, *, enters: bool = False) -> Job:
     end_session()
     _import_torch()
     started = time.monotonic()
-    if wanted.pass_through:
+    if wanted.master_addr is not None:
         return _passed_through(wanted)
     try:
         formation, session = _form_alone(wanted) if wanted.world_size == 1 else _discover(wanted, enters=enters)
