@@ -23,6 +23,7 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+import mingle
 from mingle.check import command, control, probes, session
 from mingle.check.session import Options
 from mingle.check.verdicts import KINDS, CheckedRank, Evidence, Other, judge, rounds
@@ -259,7 +260,7 @@ def test_a_task_that_hangs_gives_way_to_the_next() -> None:
     here, there = multiprocessing.Pipe()
     tasks, steps = _Tasks(), list[str]()
     with ThreadPoolExecutor() as pool:
-        running = pool.submit(control.Worker(there, 60).run, tasks, steps.append)
+        running = pool.submit(control.Worker(there, [], 60).run, tasks, steps.append)
         control.send(here, {"id": 1, "show": "first", "do": "hang", "with": {}})
         control.send(here, {"id": 2, "show": "second", "do": "add", "with": {"one": 1, "other": 2}})
         assert control.receive(here) == {"id": 2, "result": 3}
@@ -280,7 +281,7 @@ def test_a_rank_knows_how_it_lost_rank_zero(monkeypatch: pytest.MonkeyPatch) -> 
         if end:
             here.close()
         with pytest.raises(control.LostError) as lost:
-            control.Worker(there, 0.1).run(_Tasks(), str)
+            control.Worker(there, [], 0.1).run(_Tasks(), str)
         assert lost.value.how == how
 
 
@@ -316,9 +317,18 @@ def test_a_terminal_gets_a_matrix_in_color() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["--nnodes", "0"], ["--nnodes", "2", "--max-size", "3"], ["--nnodes", "2", "--backend", "mpi"]]
+    "arguments",
+    [
+        [],
+        ["--nnodes", "0"],
+        ["--nnodes", "2", "--max-size", "3"],
+        ["--nnodes", "2", "--backend", "mpi"],
+        ["--nnodes", "1", "--timeout", "0.5"],
+        ["--nnodes", "1", "--backend", "nccl"],
+    ],
 )
-def test_wrong_usage_is_told_before_the_first_packet(arguments: list[str]) -> None:
+def test_wrong_usage_is_told_before_the_first_packet(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "gpus", lambda: 0)
     told = CliRunner().invoke(command.check, arguments, prog_name="mingle-check")
     assert told.exit_code == 2
     assert "mingle-discover" not in told.output
@@ -354,6 +364,52 @@ def test_a_terminal_gets_a_line_for_each_step_with_its_time() -> None:
 
 BY_HAND = [sys.executable, "-m", "mingle.check.command", "--nnodes=1", "--nproc-per-node=2"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_store_that_does_not_answer_is_rank_zero_s(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    ends = threading.Event()
+    monkeypatch.setattr(session, "_connect_store", lambda _seconds: ends.wait())
+    job = mingle.Job(
+        job_id="j",
+        rank=rank,
+        world_size=2,
+        local_rank=0,
+        local_world_size=1,
+        node_rank=rank,
+        num_nodes=2,
+        master_addr="10.0.0.1",
+        master_port=1,
+        interface="eth0",
+        address=f"10.0.0.{rank + 1}",
+        elapsed=0.0,
+    )
+    with closing(control.Server(rank)) as server:
+        report = session.take_part(job, server, Options(seconds=0.1), str)
+    ends.set()
+    assert report["lost"] == {"0": "silent"}
+    (verdict,) = report["verdicts"]
+    assert verdict["kind"] == "rank-silent"
+    assert "10.0.0.1" in verdict["observation"]
+
+
+@pytest.mark.slow
+def test_options_that_differ_are_told_and_those_of_rank_zero_count() -> None:
+    environment = {**command_environment(free_udp_port()), "PYTHONPATH": str(ROOT / "src"), "MINGLE_WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "mingle.check.command", "--json", f"--max-size={size}"],
+            env={**environment, "MINGLE_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, size in enumerate(("64K", "1M"))
+    ]
+    (answer, steps), _ = [rank.communicate(timeout=110) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert "warning: rank 0's options count; those of ranks 1 differ" in steps
+    assert json.loads(answer)["all_reduce"][-1]["size"] == 1 << 16
 
 
 @pytest.mark.slow

@@ -71,11 +71,24 @@ def check(
 
     Exit status: 0 healthy, 1 a fault was named, 2 wrong usage.
     """
+    from mingle.check import probes
     from mingle.check.session import Options
 
     place = _place(nnodes, nproc_per_node)
     network = shared.network()
     seconds = STEP_SECONDS if shared.timeout is None else shared.timeout
+    if seconds < 1:
+        raise ConfigurationError.explain(
+            f"--timeout={seconds:g} is below one second.",
+            cause="--timeout bounds each step, and a healthy step can take a second",
+            remedy="give at least 1, or leave --timeout out.",
+        )
+    if backend == "nccl" and not probes.gpus():
+        raise ConfigurationError.explain(
+            "--backend=nccl needs a GPU, and this process sees none that NCCL can use.",
+            cause="a machine without a GPU, a hidden one (CUDA_VISIBLE_DEVICES), or a build of torch without CUDA",
+            remedy="compare `python -m torch.utils.collect_env` with the other machines, or give --backend gloo.",
+        )
     by_hand = "world_size" in place
     further = _start_further(nproc_per_node - 1) if by_hand else []
     try:

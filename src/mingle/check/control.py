@@ -200,10 +200,9 @@ class LostError(Exception):
 class Worker:
     """Does what rank 0 says. Rank 0 keeps the deadlines: the next task supersedes one that hangs."""
 
-    def __init__(self, control: Connection, patience: float) -> None:
-        self.roster: list[Record] = []
-        """What each rank says of itself; empty until all are there."""
+    def __init__(self, control: Connection, roster: list[Record], patience: float) -> None:
         self._control, self._patience = control, patience
+        self._roster = roster  # what each rank says of itself; empty until all are there
         self._sending = forksafe.register_lock(threading.Lock())
 
     def run(self, tasks: object, show: Callable[[str], None]) -> Record:
@@ -227,10 +226,11 @@ class Worker:
                 if "report" in message:
                     return dict(message["report"])
                 if "roster" in message:
-                    self.roster += message["roster"]
+                    self._roster += message["roster"]
                 elif message:
                     show(message["show"])
-                    start(self._do, getattr(tasks, message["do"]), message)
+                    if "do" in message:
+                        start(self._do, getattr(tasks, message["do"]), message)
                 else:
                     self._send({})
         except (EOFError, OSError):

@@ -20,8 +20,6 @@ from mingle.network import interfaces
 NO_CONNECTION = "no TCP connection"
 STALL_SECONDS = 5.0
 """A message that makes no progress for this long counts as having taken it: policing can stall TCP so long."""
-RATE_SECONDS = 0.3
-"""How long one direction of a pair is measured; a message that has begun is finished."""
 SMALL_BYTES, LARGE_BYTES = 64, 1 << 18
 PATH_SECONDS, PATH_BYTES = 0.25, 1 << 20
 """How long a path is measured, by messages that take far longer than a busy machine needs to wake a process."""
@@ -144,7 +142,9 @@ class Probes:
             return step if step == "large" else f"{step} ({reason})"
         return ""
 
-    def pair(self, *, peer: int, key: str, device: str, limit: int, seconds: float, others: bool) -> Record:
+    def pair(
+        self, *, peer: int, key: str, device: str, limit: int, seconds: float, window: float, others: bool
+    ) -> Record:
         """Probe the path to a rank, and exchange messages with it by torch. Both ranks of a pair do this at once.
 
         Args:
@@ -153,13 +153,14 @@ class Probes:
             device: ``cpu`` or ``cuda``.
             limit: the size of the largest message.
             seconds: the patience of torch.
+            window: how many seconds one direction is measured; a message that has begun is finished.
             others: whether the lower rank measures the other networks that the two share.
         """
         if fault := self.path(peer=peer):
             return {"fault": fault}
         first = self._job.rank < peer
         found = self._other_networks(self._roster[self._job.rank], self._roster[peer]) if others and first else []
-        return {"others": found, **self._messages(1 if first else 0, key, self._device(device), limit, seconds)}
+        return {"others": found, **self._messages(1 if first else 0, key, self._device(device), limit, seconds, window)}
 
     def _other_networks(self, mine: Record, theirs: Record) -> list[Record]:
         """Return the networks that two machines share besides the one in use, with the rate of both."""
@@ -174,7 +175,7 @@ class Probes:
                     found.append({"network": here["network"], "interfaces": names, "rate": rate, "rate_in_use": in_use})
         return found
 
-    def _messages(self, other: int, key: str, at: torch.device, limit: int, seconds: float) -> Record:
+    def _messages(self, other: int, key: str, at: torch.device, limit: int, seconds: float, window: float) -> Record:
         """Exchange messages through a process group of two: the round trip, and the rate at which this rank sends.
 
         Args:
@@ -183,10 +184,12 @@ class Probes:
             at: where the messages lie.
             limit: the size of the largest message.
             seconds: the patience of torch.
+            window: how many seconds one direction is measured.
         """
         kind: Any = dist.ProcessGroupNCCL if at.type == "cuda" else dist.ProcessGroupGloo
         store = dist.PrefixStore(f"mingle-check/{key}", self._store)
         group = kind(store, 1 - other, 2, timedelta(seconds=seconds))
+        least = min(FIRST_BYTES, limit)
         small = torch.zeros(1, dtype=torch.int64, device=at)
         payload = torch.zeros(limit, dtype=torch.uint8, device=at)  # here: its pages cost as much time as a message
 
@@ -195,16 +198,16 @@ class Probes:
             _settle(at)
 
         def stream(outward: bool) -> float:
-            """Send or receive messages, each acknowledged, until the sender's time is over; return the rate."""
-            size, moved, started = min(FIRST_BYTES, limit), 0, time.perf_counter()
+            """Send or receive messages, each announced by its size and acknowledged; return the rate."""
+            size, moved, elapsed, started = least, 0, 0.0, time.perf_counter()
             while True:
-                elapsed = time.perf_counter() - started
-                transfer(small.fill_(elapsed < RATE_SECONDS), outward)
-                if not small.item():
+                transfer(small.fill_(size), outward)
+                if not (size := int(small.item())):
                     return moved / elapsed
                 transfer(payload[:size], outward)
                 transfer(small, not outward)
-                moved, size = moved + size, min(GROWTH * size, limit)
+                moved, elapsed = moved + size, time.perf_counter() - started
+                size = max(least, min(GROWTH * size, limit, int(window * moved / elapsed))) if elapsed < window else 0
 
         trips = []
         for _ in range(ROUND_TRIPS):

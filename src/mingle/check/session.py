@@ -32,6 +32,9 @@ REPEAT_SECONDS = 0.15
 MAX_REPEATS = 20
 CONFIRMATIONS = 2
 """How often a rank or a pair that looks slow is measured again; its best figure counts."""
+RATE_SECONDS, RATE_GROWTH = 0.3, 3
+"""How long one direction of a pair is measured, and how many times longer the next time: ranks that wait for the CPU
+spend a short time on waking up."""
 END_SECONDS = 2.0
 """How long rank 0 waits for the others to take the report, and any rank for the end of its process group."""
 _KEY = "mingle-check"
@@ -75,16 +78,10 @@ def take_part(
         "local_world_size": job.local_world_size,
         "port": server.port,
         "token": server.token,
+        "options": to_builtins(options),
     }
-    zero: Record = {
-        **hello,
-        "rank": 0,
-        "node": 0,
-        "host": job.master_addr,
-        "address": job.master_addr,
-        "networks": [],
-        "pid": None,
-    }
+    roster: list[Record] = []
+    conducting = None
     try:
         store = _within(options.seconds, lambda: _connect_store(options.seconds))
         if job.rank == 0:
@@ -92,22 +89,23 @@ def take_part(
             store.set(_KEY, json.dumps([server.port, server.token]))
         port, token = json.loads(_within(options.seconds, lambda: store.get(_KEY)))
         line = control.dial(job.master_addr if job.rank else "127.0.0.1", port, segment=control.SEGMENT_BYTES)
-    except (detached.AbandonedError, OSError, RuntimeError) as error:
-        # The store has answered where only the connection after it fails.
-        lost = {job.rank: "cut"} if isinstance(error, OSError) else {0: "silent"}
-        return report_of(evidence_of([zero, hello], lost), [zero, hello], started)
-    control.send(line, {"token": token, "hello": hello})
-    worker = control.Worker(line, control.SILENCE_SECONDS if job.rank else math.inf)
-    try:
-        return worker.run(probes.Probes(job, store, worker.roster), show)
+        control.send(line, {"token": token, "hello": hello})
+        worker = control.Worker(line, roster, control.SILENCE_SECONDS if job.rank else math.inf)
+        return worker.run(probes.Probes(job, store, roster), show)
     except control.LostError as error:
-        roster = worker.roster or [zero, hello]
-        how = control.judge_loss(roster, job.rank, 0, error.how) if worker.roster else error.how
-        return report_of(evidence_of(roster, {job.rank if how == "cut" else 0: how}), roster, started)
+        how = control.judge_loss(roster, job.rank, 0, error.how) if roster else error.how
+    except OSError:  # the store has answered, and the check's own port does not
+        how = "cut"
+    except (detached.AbandonedError, RuntimeError):
+        how = "silent"
     finally:
-        if job.rank == 0:
+        if conducting:
             conducting.join(2 * END_SECONDS)
         _destroy_group()
+    if not roster:
+        host = {"host": job.master_addr, "address": job.master_addr}
+        roster = [hello | host | {"rank": 0, "node": 0, "pid": None, "networks": []}, hello] if job.rank else [hello]
+    return report_of(evidence_of(roster, {job.rank if how == "cut" else 0: how}), roster, started)
 
 
 def _connect_store(seconds: float) -> dist.Store:
@@ -231,8 +229,12 @@ class Conductor:
             if reached and ip_address(hello["address"]).is_loopback:
                 hello["address"] = reached
         self._seen = evidence_of(self._roster)
+        differing = [str(hello["rank"]) for hello in self._roster if hello["options"] != self._roster[0]["options"]]
         for line in self._lines:
             control.send(line, {"roster": self._roster})
+            if differing:
+                ranks = ", ".join(differing)
+                control.send(line, {"show": f"warning: rank 0's options count; those of ranks {ranks} differ"})
         if len(hellos) < self._job.world_size:
             hosts = {member.rank: member.hostname for member in self._job.members}
             missing = [rank for rank in range(self._job.world_size) if rank not in hellos]
@@ -372,22 +374,23 @@ class Conductor:
     def _pairs(self) -> None:
         schedule = list(verdicts.rounds(len(self._seen.places)))
         for number, pairs in enumerate(schedule, 1):
-            self._round(f"who? round {number} of {len(schedule)}", pairs, others=True)
+            self._round(f"who? round {number} of {len(schedule)}", pairs)
         for attempt in range(1, CONFIRMATIONS + 1):
             doubtful = {verdicts.undirected(*pair) for pair in verdicts.slow_links(self._seen.rates)}
             for number, pairs in enumerate(schedule, 1):
                 again = [pair for pair in pairs if pair in doubtful]
                 if again:
-                    self._round(f"who? slow pairs, {attempt}: round {number}", again, others=False)
+                    self._round(f"who? slow pairs, {attempt}: round {number}", again, attempt)
 
-    def _round(self, name: str, pairs: Iterable[Pair], *, others: bool) -> None:
+    def _round(self, name: str, pairs: Iterable[Pair], attempt: int = 0) -> None:
         """Have pairs of places that have no place in common exchange messages."""
         speakers = [place.rank for place in self._seen.places]
         shared = {
             "device": self._devices()[-1],
             "limit": self._options.max_size,
             "seconds": self._options.seconds,
-            "others": others,
+            "window": RATE_SECONDS * RATE_GROWTH**attempt,
+            "others": not attempt,
         }
         ends = [end for pair in pairs for end in (pair, pair[::-1])]
         tasks = {

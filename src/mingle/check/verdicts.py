@@ -95,6 +95,9 @@ class Verdict(Struct, frozen=True):
     fix: str
 
 
+_COMPARE_ROUTES = (
+    "compare `ip route get {1.address}` on {0.name} with another machine's, and the counters of the ports between them."
+)
 # For each kind of fault: the observation, the likely cause and the fix, of the places that it is blamed on.
 _FAULTS = {
     "defect": (
@@ -166,14 +169,12 @@ _FAULTS = {
     "slow-pair": (
         "the link between {0} and {1} carries {rate} where the others carry {usual}.",
         "the route between these two: another switch, an uplink that is full, or a limit on traffic",
-        "compare `ip route get {1.address}` on {0.name} with another machine's, and the counters of the ports between "
-        "them.",
+        _COMPARE_ROUTES,
     ),
     "slow-direction": (
         "the link from {0} to {1}, in this direction only, carries {rate} where the others carry {usual}.",
         "a limit or errors on what {0.name} sends or {1.name} receives from it",
-        "compare `ip route get {1.address}` on {0.name} with another machine's, and the counters of the ports between "
-        "them.",
+        _COMPARE_ROUTES,
     ),
     "wrong-result": (
         "wrong result: {results}.",
@@ -181,7 +182,7 @@ _FAULTS = {
         "compare `python -m torch.utils.collect_env` of the machines.",
     ),
     "collective": (
-        "{failures}; each pair of machines alone works.",
+        "{failures}; no pair of machines fails alone.",
         "a fault of the backend or of a device, or one that has passed meanwhile",
         "start the check again, with `--backend gloo` to leave the devices out; NCCL_DEBUG=INFO says what NCCL does.",
     ),
