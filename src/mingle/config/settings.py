@@ -258,7 +258,9 @@ def _job_id(environ: Mapping[str, str], argument: str | None, placement: Placeme
     )
 
 
-def store_port(environ: Mapping[str, str], *, launcher: str | None, master_port: int | None = None) -> int | None:
+def store_port(
+    environ: Mapping[str, str], *, launcher: str | None = None, master_port: int | None = None
+) -> int | None:
     """Return the TCP port of rank 0's store: torchrun's where it has placed this process, else the fixed one.
 
     Raises:

@@ -94,14 +94,13 @@ def resolve(
     _check_place(run_id, endpoint, minimum, maximum)
     given = {key: str(value).strip() for key, value in (config or {}).items() if value is not None}
     _check_known(given)
-    store_port = values.text_of(environ, "MINGLE_MASTER_PORT")
     return AgentSettings(
         settings=Settings(
             **structs.asdict(settings.resolve_network(environ, **_network_options(given))),
             job_id=settings.check_job_id(run_id, "--rdzv-id"),
             rank=None,
             world_size=maximum,
-            master_port=None if store_port is None else _port(store_port, "MINGLE_MASTER_PORT"),
+            master_port=settings.store_port(environ),
         ),
         nodes=Nodes(minimum=minimum, maximum=maximum),
         local_addr=local_addr or None,
@@ -146,7 +145,7 @@ def _network_options(given: Mapping[str, str]) -> dict[str, Any]:
     parsers: dict[str, Callable[[str, str], Any]] = {
         "discovery_timeout": values.seconds,
         "secret_file": values.read_secret_file,
-        "port": _port,
+        "port": functools.partial(values.parse_whole, minimum=1, maximum=values.MAX_PORT),
         "ttl": functools.partial(values.parse_whole, maximum=255),
     }
     options: dict[str, Any] = {key: given[key] for key in ("interface", "peers", "family") if key in given}
@@ -154,10 +153,6 @@ def _network_options(given: Mapping[str, str]) -> dict[str, Any]:
     if "secret_file" in options:
         options["secret"] = options.pop("secret_file")
     return options
-
-
-def _port(text: str, source: str) -> int:
-    return values.parse_whole(text, source, minimum=1, maximum=values.MAX_PORT)
 
 
 def _flag(text: str, source: str) -> bool:

@@ -142,7 +142,7 @@ def _settings(
         )
     network = shared.network()
     chosen = settings.check_job_id(job_id if job_id is not None else _default_job_id(nnodes, line), "--job-id")
-    fixed = settings.store_port(os.environ, launcher=None, master_port=master_port)
+    fixed = settings.store_port(os.environ, master_port=master_port)
     if fixed is not None and node_rank in (None, 0):
         port.reserve(fixed).close()
     return settings.Settings(
