@@ -64,7 +64,7 @@ compose-demo: ## train on 4 containers that were told neither an address nor a r
 		test "$$(docker wait $$($(COMPOSE) ps --all --quiet) | sort --unique)" = 0
 
 .PHONY: test-compose
-test-compose: $(DEV_READY) ## run docker-compose.yml for real, as root also where no Docker runs
+test-compose: $(DEV_READY) ## run docker-compose.yml, and containers on three hosts, for real; as root also where no Docker runs
 	$(BIN)/python -m pytest tests/compose --durations=0 $(PYTEST_ARGS)
 
 .PHONY: test-launchers

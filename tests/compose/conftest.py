@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from tests.asked_for import leave_out_unless_asked_for
+from tests.lab.conftest import _zygote, lab, pytest_runtest_makereport
 
 from .base_image import BASE_IMAGE, import_base_image, torch_wheel
 from .commands import run
 from .engine import Engine, running_engine, started_engine
 from .project import MakeProject, Project, compose_command, stage
+
+__all__ = ["_zygote", "lab", "pytest_runtest_makereport"]
 
 _HERE = Path(__file__).parent
 _IMAGE = "mingle-test/demo"

@@ -41,10 +41,14 @@ class Engine:
     Attributes:
         environment: the variables by which clients find it.
         own: whether it belongs to the tests, and everything in it with it.
+        directory: where an engine that was started here keeps its files.
+        init: the first process in the namespaces of such an engine, by its number out here.
     """
 
     environment: Mapping[str, str]
     own: bool
+    directory: Path | None = None
+    init: int = 0
 
     def docker(self, *arguments: str, timeout: float = 60) -> str:
         """Run docker(1) and return its answer without the last line's end."""
@@ -74,16 +78,16 @@ def started_engine() -> Iterator[Engine]:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
                 ready.bind(str(directory / "ready"))
-                daemon = stack.enter_context(_daemon(directory, log))
+                daemon, init = stack.enter_context(_daemon(directory, log))
                 _wait_until_ready(ready, daemon)
         except EngineError as error:
             tail = (directory / "log").read_text(errors="replace").splitlines()[-20:]
             raise EngineError("\n".join([f"no Docker engine could be started: {error}", *tail])) from error
-        yield Engine({"DOCKER_HOST": f"unix://{directory}/socket"}, own=True)
+        yield Engine({"DOCKER_HOST": f"unix://{directory}/socket"}, own=True, directory=directory, init=init)
 
 
 @contextlib.contextmanager
-def _daemon(directory: Path, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+def _daemon(directory: Path, log: IO[bytes]) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Run dockerd in namespaces with a network, under an init that passes signals on and reaps the dead."""
     dockerd = [
         *("dockerd", "--host", f"unix://{directory}/socket", "--pidfile", f"{directory}/pid"),
@@ -111,7 +115,7 @@ def _daemon(directory: Path, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]
             child = int(Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text())
             with _way_out(child, log):
                 try:
-                    yield unshare
+                    yield unshare, child
                 finally:
                     if unshare.poll() is None:
                         os.kill(child, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Two hosts of a lab as launchers want them: with names, and an ``ssh`` from each to each."""
+"""Hosts of a lab as launchers want them: with names, and an ``ssh`` from each to each."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ exec nsenter --target "$pid" --net --uts --mount -- sh -c "$*"
 
 
 class Cluster:
-    """Hosts ``node1`` and ``node2``; commands start on the first."""
+    """Hosts ``node1``, ``node2`` and so on; commands start on the first."""
 
-    def __init__(self, lab: Lab, directory: Path) -> None:
+    def __init__(self, lab: Lab, directory: Path, count: int = 2) -> None:
         network = lab.network()
-        self.hosts = [lab.host(network, name=f"node{number}") for number in (1, 2)]
+        self.hosts = [lab.host(network, name=f"node{number}") for number in range(1, count + 1)]
         self.directory = directory
         names = "".join(f"{host.address()} {host.name}\n" for host in self.hosts)
         for host in self.hosts:
