@@ -92,6 +92,10 @@ bench: $(BENCH_READY) ## measure mingle beside its peers, keep and draw the resu
 bench-quick: $(BENCH_READY) ## three minutes of it: what got worse since the results were kept?
 	@PYTHONPATH=src:. $(BIN)/python -m benchmarks --quick $(BENCH_ARGS)
 
+.PHONY: bench-guard
+bench-guard: $(BENCH_READY) ## a minute of it, as CI runs it: is a ratio far beyond what it was?
+	@PYTHONPATH=src:. $(BIN)/python -m benchmarks --guard
+
 .PHONY: stats
 stats: $(DEV_READY) ## count code lines and files, and measure what importing mingle and one discovery cost
 	@$(BIN)/python benchmarks/stats.py $(STATS_ARGS)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import document, guard, precedence, results, table
+from benchmarks import document, guard, history, precedence, results, table
 from benchmarks.results import Comparison
 
 ORDER = (
@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--quick", action="store_true", help="few rounds of a few, compared with the results that are kept"
     )
+    parser.add_argument("--guard", action="store_true", help="few rounds of what CI guards, against fixed limits")
     parser.add_argument("--document", action="store_true", help="only draw and write from the results that are kept")
     parser.add_argument(
         "--realtime", action="store_true", help="on a machine that is not idle: what is measured takes precedence"
@@ -59,12 +60,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.document:
         _publish()
         return 0
+    if chosen.guard:
+        return _guard(_measure([name for name, _ in guard.LIMITS], chosen.rounds or QUICK_ROUNDS, keep=False))
     names = chosen.names or (QUICK if chosen.quick else [name for name in ORDER if _there(name)])
     rounds = chosen.rounds or (QUICK_ROUNDS if chosen.quick else ROUNDS)
     if chosen.quick:
         return _compare(_measure(names, rounds, keep=False))
     measured = _measure(names, rounds, keep=True)
     _publish()
+    history.add(measured.values())
     return 0 if len(measured) == len(names) else 1
 
 
@@ -100,6 +104,13 @@ def _publish() -> None:
     for comparison, _ in ordered:
         plots.draw(comparison)
     document.write(ordered)
+
+
+def _guard(measured: dict[str, Comparison]) -> int:
+    beyond = guard.beyond_limits(measured)
+    for sentence in beyond:
+        print(f"worse: {sentence}")
+    return 1 if beyond else 0
 
 
 def _compare(measured: dict[str, Comparison]) -> int:

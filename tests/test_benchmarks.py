@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from benchmarks import __main__ as command
-from benchmarks import guard, results, table
+from benchmarks import guard, history, results, table
 from benchmarks.document import write
 from benchmarks.results import Comparison, Goal
 from benchmarks.samples import alternate, median, percentile, ratio, summarise
@@ -125,6 +126,27 @@ def test_the_command_fails_when_something_got_worse(monkeypatch: pytest.MonkeyPa
     for ours, status in ((10.0, 0), (20.0, 1)):
         monkeypatch.setattr(command, "_measure", lambda *_, ours=ours, **__: {"example": comparison(ours=ours)})
         assert command.main(["--quick"]) == status
+
+
+def test_ci_fails_when_a_guarded_ratio_is_beyond_its_limit_or_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "LIMITS", {("example", "peer"): 0.15})
+    for measured, status in (({"example": comparison()}, 0), ({"example": comparison(ours=20.0)}, 1), ({}, 1)):
+        monkeypatch.setattr(command, "_measure", lambda *_, measured=measured, **__: measured)
+        assert command.main(["--guard"]) == status
+
+
+def test_the_guarded_ratios_are_those_of_comparisons() -> None:
+    assert {name for name, _ in guard.LIMITS} <= set(command.ORDER)
+
+
+def test_each_published_run_adds_a_record(tmp_path: Path) -> None:
+    path = tmp_path / "history.json"
+    for ours in (10.0, 20.0):
+        history.add([comparison(ours)], path)
+    assert [record["ratios"] for record in json.loads(path.read_text("utf-8"))] == [
+        {"example": {"peer": 0.1}},
+        {"example": {"peer": 0.2}},
+    ]
 
 
 def test_an_unknown_comparison_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -469,6 +469,8 @@ class Driver:
         return message
 
     def _ask_peers(self, now: float) -> None:
+        if not self.network.peers:
+            return
         message = self.machine.calling()
         for address in self.peers.turn(silent=message is None, now=now):
             assert message is not None

@@ -75,6 +75,8 @@ Event: TypeAlias = Accepted | Connected | Data | Disconnected
 class _Connection(Struct):
     conn: int
     socket: socket.socket
+    events: int
+    """What the selector waits for."""
     connecting: bool = False
     closing: bool = False
     """Hung up by us: what is unsent is still sent, what comes in is thrown away."""
@@ -209,7 +211,7 @@ class Connections:
         except OSError as error:
             sock.close()
             return [Disconnected(conn, _in_words(error))]
-        connection = self._connections[conn] = _Connection(conn, sock, connecting=True)
+        connection = self._connections[conn] = _Connection(conn, sock, selectors.EVENT_WRITE, connecting=True)
         self._selector.register(sock, selectors.EVENT_WRITE, partial(self._serve, connection))
         return []
 
@@ -303,7 +305,7 @@ class Connections:
                     self._turn_away(listener)
                 return
             forksafe.register(sock)
-            connection = _Connection(self._new_id(), sock)
+            connection = _Connection(self._new_id(), sock, selectors.EVENT_READ)
             try:
                 sock.setblocking(False)
                 tune(sock)
@@ -358,9 +360,10 @@ class Connections:
         return []
 
     def _watch(self, connection: _Connection, events: int) -> None:
-        key = self._selector.get_key(connection.socket)
-        if key.events != events:
+        if connection.events != events:
+            key = self._selector.get_key(connection.socket)
             self._selector.modify(connection.socket, events, key.data)
+            connection.events = events
 
     def _read(self, connection: _Connection) -> list[Event]:
         try:

@@ -6,6 +6,7 @@ always the first applicant.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -130,15 +131,19 @@ def common_address(
     subnets = _subnets(own, prefix_lengths)
     reached = [{path.host_address for path in paths if _proves(path, subnets)} for paths in members]
     candidates = [address for address in own if all(address in each for each in reached)]
-    if in_order:
+    if in_order or len(candidates) < 2:
         return next(iter(candidates), None)
+
+    @functools.cache  # ranks of one machine share their address, and parsing one is dear
+    def is_neighbor(local: str, address: str) -> bool:
+        return ipaddress.ip_address(local) in subnets[address]
 
     def worth(address: str) -> tuple[bool, int, bool]:
         neighbours = 0
         if address in subnets:
             for paths in members:
                 local = (path.local_address for path in paths if path.host_address == address)
-                neighbours += any(ipaddress.ip_address(each) in subnets[address] for each in local)
+                neighbours += any(is_neighbor(each, address) for each in local)
         return address not in last_resort, neighbours, not ipaddress.ip_address(address).is_link_local
 
     # max() returns the first of equals: the order of preference.

@@ -164,6 +164,9 @@ class SessionTable(Generic[S]):
         self._known: dict[bytes, S] = {}
         self._connections: dict[int, ConnectionRace] = {}
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def __iter__(self) -> Iterator[S]:
         return iter(list(self._known.values()))
 
@@ -363,6 +366,8 @@ class RunningCheck:
 
     def may_run(self, but: KnownSession | None = None) -> bool:
         """Return whether it runs there, or may, since a sealed session is just being asked."""
+        if not self._table:  # a host asks this after each event
+            return False
         return self.runs(but) or (not self._budget.spent and any(each.is_asked for each in self._table))
 
     # --- events ----------------------------------------------------------------------------------------------------
