@@ -21,7 +21,7 @@ from mingle.run import placeholders, port
 from mingle.run.command import run
 from mingle.run.program import Program
 from tests.bystanders import command_environment, free_udp_port
-from tests.loopback import until
+from tests.loopback import job_name, until
 
 COMMAND = (sys.executable, "-m", "mingle.run.command")
 KNOWN = {
@@ -189,6 +189,13 @@ def one(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
 def test_one_machine_needs_no_network() -> None:
     done = one("--nnodes", "1", "--", "sh", "-c", "echo {master_addr} {node_rank} {nnodes} $NNODES; exit 7")
     assert (done.returncode, done.stdout, done.stderr) == (7, "127.0.0.1 0 1 1\n", "")
+
+
+def test_an_error_that_names_ranks_says_that_they_are_machines() -> None:
+    done = one("--nnodes", "2", "--node-rank", "0", "--job-id", job_name("alone"), "-t", "0.5", "--", "true")
+    note, error = done.stderr.split("\n", maxsplit=1)
+    assert note.endswith("Each of them is one rank below, and a rank is a node rank.")
+    assert (done.returncode, "missing ranks: 1" in error) == (1, True)
 
 
 def test_the_status_of_a_program_that_is_ended_by_a_signal_is_that_of_a_shell() -> None:
