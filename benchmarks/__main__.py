@@ -35,7 +35,7 @@ ORDER = (
 )
 """The comparisons in the order of the document."""
 QUICK = ("last_rank", "late_rank", "known_address", "wire", "start_up")
-ROUNDS, QUICK_ROUNDS = 20, 3
+ROUNDS, QUICK_ROUNDS, GUARD_ROUNDS = 20, 3, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _publish()
         return 0
     if chosen.guard:
-        return _guard(_measure([name for name, _ in guard.LIMITS], chosen.rounds or QUICK_ROUNDS, keep=False))
+        return _guard(_measure([name for name, _ in guard.LIMITS], chosen.rounds or GUARD_ROUNDS, keep=False))
     names = chosen.names or (QUICK if chosen.quick else [name for name in ORDER if _there(name)])
     rounds = chosen.rounds or (QUICK_ROUNDS if chosen.quick else ROUNDS)
     if chosen.quick:
