@@ -36,6 +36,8 @@ LEAVE_SECONDS = 15.0
 _LOCAL = "_MINGLE_CHECK_LOCAL"
 """Set for the processes that --nproc-per-node starts."""
 BROKEN = "broken"
+MEMORY_FRACTION = 16
+"""The largest message, as a part of the machine's memory: a collective keeps a few of them in each rank."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -44,6 +46,12 @@ def _bytes(_context: click.Context, _parameter: click.Parameter, text: str) -> i
     size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
     if size < 4:
         raise click.BadParameter(f"{text!r} is not a size of at least 4 bytes; write 64M, 512K or 4096.")
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory // MEMORY_FRACTION:
+        raise click.BadParameter(
+            f"{text!r} is more than 1/{MEMORY_FRACTION} of this machine's memory ({memory >> 20} MiB): "
+            "a rank holds several messages at once. Give a smaller size."
+        )
     return size
 
 
