@@ -18,6 +18,7 @@ from benchmarks.results import Comparison
 ORDER = (
     "torchrun",
     "script",
+    "any_program",
     "known_address",
     "late_rank",
     "last_rank",

@@ -15,7 +15,10 @@ from .torchrun_jobs import SECONDS, SOURCES, torchrun
 pytestmark = pytest.mark.timeout(300)
 
 _SCRIPT = Path(__file__).parents[2] / "examples" / "torchrun" / "train_fsdp2.py"
-_ROUNDING = 0.02  # bfloat16 rounds another split of the batch differently; two batches' losses differ by 0.1 and more
+_ROUNDING = 0.02
+"""bfloat16 rounds another split of the batch differently. A start from new weights would be off by more than 0.5."""
+_CARRIED_ON = 0.02
+"""The same as a part of the loss after further steps, each of which carries the rounding of the ones before it on."""
 
 
 def start(
@@ -47,7 +50,8 @@ def went_on(before: dict[int, float], after: dict[int, float], saved: int) -> No
     assert min(after) == saved + 1
     both = sorted(before.keys() & after.keys())
     assert both, "the steps after the checkpoint are made twice"
-    assert [after[step] for step in both] == pytest.approx([before[step] for step in both], abs=_ROUNDING)
+    assert after[both[0]] == pytest.approx(before[both[0]], abs=_ROUNDING)
+    assert [after[step] for step in both] == pytest.approx([before[step] for step in both], rel=_CARRIED_ON)
     assert before[saved] < before[1] - 0.5, "it has learned, so a start from new weights would show"
 
 

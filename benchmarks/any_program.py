@@ -1,0 +1,66 @@
+"""mingle-run on three hosts, beside mpirun with a host file: until the program runs everywhere."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from tests.lab import Lab, Process
+from tests.launchers.cluster import AS_ROOT, Cluster
+
+from benchmarks.results import Comparison
+from benchmarks.samples import alternate, ratio
+
+HOSTS = 3
+TIMEOUT = 60.0
+PROGRAM = (sys.executable, "-c", "import os, time; os.write(1, b'runs at %f\\n' % time.monotonic())")
+"""Hosts of the lab share the machine's clock."""
+
+TEXT = """\
+3 hosts. Measured from the last start of a command until the program, a Python that prints the time, runs on all of
+them. `mingle-run` is started on each host and assigns the node ranks. `mpirun` (Open MPI) is started on one host, and
+is told the hosts; its ssh is replaced by entering the namespace of the other host, which costs next to nothing, while
+a real ssh takes some tenths of a second."""
+
+
+def run(rounds: int) -> Comparison:
+    """Measures."""
+    with Lab() as lab, tempfile.TemporaryDirectory() as folder:
+        cluster = Cluster(lab, Path(folder), count=HOSTS)
+        file = Path(folder) / "hosts"
+        file.write_text("".join(f"{host.name} slots=1\n" for host in cluster.hosts))
+        mpirun = ("mpirun.openmpi", "--hostfile", str(file), "-n", str(HOSTS), *PROGRAM)
+
+        def by_mingle(round_: int) -> float:
+            line = (sys.executable, "-m", "mingle.run.command", "--nnodes", str(HOSTS), "--job-id", f"run-{round_}")
+            return _until_all_run([partial(host.run, [*line, "--", *PROGRAM]) for host in cluster.hosts])
+
+        def by_mpirun(_round: int) -> float:
+            return _until_all_run([partial(cluster.hosts[0].run, mpirun, env={"PATH": cluster.path, **AS_ROOT})])
+
+        for warm_up in (by_mingle, by_mpirun):
+            warm_up(-1)
+        samples = alternate(rounds, {"mingle-run": by_mingle, "mpirun": by_mpirun})
+    return Comparison(
+        name="any_program",
+        title="Any program on every machine",
+        text=TEXT,
+        unit="s",
+        samples=samples,
+        ratios={"mpirun": ratio(samples["mingle-run"], samples["mpirun"])},
+    )
+
+
+def _until_all_run(starts: Sequence[Callable[[], Process]]) -> float:
+    processes = [start() for start in starts[:-1]]
+    started = time.monotonic()
+    processes.append(starts[-1]())
+    for process in processes:
+        assert process.wait(TIMEOUT) == 0, process.describe()
+    lines = [line for process in processes for line in process.stdout.splitlines() if line.startswith("runs at")]
+    assert len(lines) == HOSTS, lines
+    return max(float(line.split()[-1]) for line in lines) - started
