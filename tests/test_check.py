@@ -303,6 +303,50 @@ def test_rank_zero_sends_heartbeats_while_others_look_for_a_lost_rank(monkeypatc
     assert conductor._seen.lost == {1: "cut"}
 
 
+def conduct(monkeypatch: pytest.MonkeyPatch, seconds: float, *, fails: str = "") -> tuple[Evidence, list[Any]]:
+    """Run the steps of rank 0 for two machines whose link looks slow; return what it saw, and its tasks."""
+    told: list[Any] = []
+
+    def ask(name: str, tasks: dict[int, Any]) -> dict[int, Any]:
+        told.extend(tasks.values())
+        if fails and fails in name:
+            return {rank: {"error": "not finished at its deadline"} for rank in tasks}
+        return {rank: {"result": result(rank, task["do"])} for rank, task in tasks.items()}
+
+    def result(rank: int, do: str) -> Any:
+        pair = {"rtt": 1e-4, "others": [], "rate": 1e9 if rank else 1e6}
+        return {"work": [0.02, 0.02], "right": "", "fast": seconds, "pair": pair}.get(do)
+
+    conductor = session.Conductor(None, None, Options(seconds=seconds), str)  # type: ignore[arg-type]
+    hello = {"gpus": 0, "local_world_size": 1, "networks": [], "interface": "eth0", "address": "", "pid": 1}
+    conductor._roster = [{**hello, "rank": rank, "node": rank, "host": NAMES[rank]} for rank in range(2)]
+    conductor._seen = session.evidence_of(conductor._roster)
+    monkeypatch.setattr(conductor, "_gather", str)
+    monkeypatch.setattr(conductor, "_ask", ask)
+    conductor.run()
+    return conductor._seen, told
+
+
+@pytest.mark.parametrize("seconds", [1.0, 5.0, 20.0])
+def test_what_takes_its_time_on_purpose_ends_well_before_the_deadline_of_its_step(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    _, told = conduct(monkeypatch, seconds)
+    (work,) = {task["with"]["seconds"] for task in told if task["do"] == "work"}
+    windows = [task["with"]["window"] for task in told if task["do"] == "pair"]
+    assert work <= seconds / 2
+    assert len(windows) == 2 * (1 + session.CONFIRMATIONS), "a slow pair is measured again"
+    # Both directions, and the last message of each can take as long as all before it.
+    assert 4 * max(windows) <= seconds * 0.7
+
+
+def test_the_pairs_are_tried_also_when_the_first_step_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, told = conduct(monkeypatch, 20.0, fails="host time")
+    assert seen.defect == ""
+    assert seen.failed
+    assert [task for task in told if task["do"] == "pair"]
+
+
 def test_a_terminal_gets_a_matrix_in_color() -> None:
     seen = healthy()
     slow((3, 1))(seen)
@@ -352,15 +396,25 @@ def test_the_timeout_is_that_of_a_step_and_not_of_the_discovery(
     assert "discovery_timeout" not in given
 
 
-def test_a_terminal_gets_a_line_for_each_step_with_its_time() -> None:
+def last_lines(steps: list[str]) -> list[str]:
+    """Return what a terminal shows of these steps at the end."""
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with command.steps(console) as show:
-        for step in ("right? broadcast on cpu", "fast? all_reduce on cpu: 4 B", "fast? all_reduce on cpu: 16 B"):
+        for step in steps:
             show(step)
     assert isinstance(console.file, io.StringIO)
     drawn = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", console.file.getvalue()).replace("\r", "\n")
-    lines = re.findall(r"0:00:00 (.*?)\s*$", drawn, re.MULTILINE)
-    assert lines[-2:] == ["right? broadcast on cpu", "fast? all_reduce on cpu: 16 B"]
+    return re.findall(r"0:00:00 (.*?)\s*$", drawn, re.MULTILINE)[-2:]
+
+
+def test_a_terminal_gets_a_line_for_each_step_with_its_time() -> None:
+    steps = ["right? broadcast on cpu", "fast? all_reduce on cpu: 4 B", "fast? all_reduce on cpu: 16 B"]
+    assert last_lines(steps) == ["right? broadcast on cpu", "fast? all_reduce on cpu: 16 B"]
+
+
+def test_a_terminal_keeps_each_warning() -> None:
+    warnings = ["warning: the ranks are on 3 machines", "warning: the options differ"]
+    assert last_lines(warnings) == warnings
 
 
 BY_HAND = [sys.executable, "-m", "mingle.check.command", "--nnodes=1", "--nproc-per-node=2"]

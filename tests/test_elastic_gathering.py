@@ -6,6 +6,7 @@ import logging
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -117,6 +118,24 @@ def test_a_store_that_cannot_be_opened_ends_the_gathering(job: Job, monkeypatch:
     monkeypatch.setattr(store, "open_server", fail)
     with pytest.raises(MingleError, match="no store today"):
         job.agent(1, 1).gather()
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_thread_that_the_system_refuses_is_an_error_and_leaves_nothing_behind(
+    job: Job, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    alone = job.agent(1, 1)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            alone.gather()
+    assert not answers(alone._agent.endpoints.port)
+    if again:
+        assert alone.gather().is_host
+    alone.close("the test is over")
 
 
 def test_agents_gather_and_share_a_store(job: Job) -> None:

@@ -214,7 +214,7 @@ def _stderr() -> Console:
 def steps(console: Console) -> Iterator[Callable[[str], None]]:
     """Yield the function that shows the name of the step that begins: on a terminal a line with a clock that runs.
 
-    A colon in a name separates what replaces the last line from what both have in common.
+    A colon in a name separates what replaces the last line from what both have in common. A warning replaces nothing.
     """
     if not console.is_terminal:
         yield output.say
@@ -230,7 +230,8 @@ def steps(console: Console) -> Iterator[Callable[[str], None]]:
 
         def show(step: str) -> None:
             last = progress.tasks[-1] if progress.tasks else None
-            if last is not None and ":" in step and last.description.partition(":")[0] == step.partition(":")[0]:
+            what, colon, _ = step.partition(":")
+            if last is not None and colon and what != "warning" and last.description.partition(":")[0] == what:
                 progress.update(last.id, description=step)
             else:
                 end()

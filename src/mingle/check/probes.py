@@ -29,8 +29,6 @@ GROWTH = 8
 ROUND_TRIPS = 20
 RIGHT_NUMBERS = 1 << 15
 """Per rank: large enough to fill packets of any MTU."""
-WORK_SECONDS = 1.0
-"""How long host time is measured: a process that wakes up gets the CPU at once, for longer than one piece of work."""
 WORK_ROUNDS = 2_000_000
 """A piece of work of some tens of milliseconds: longer than the kernel's time slices."""
 
@@ -104,10 +102,10 @@ class Probes:
         different = int((got != expected).sum().item())
         return f"{different} of {got.numel()} numbers differ" if different else ""
 
-    def work(self) -> tuple[float, float]:
-        """Repeat a fixed piece of work; return its mean wall and CPU seconds."""
+    def work(self, *, seconds: float) -> tuple[float, float]:
+        """Repeat a fixed piece of work for this long; return its mean wall and CPU seconds."""
         wall, cpu, pieces = time.perf_counter(), time.thread_time(), 0
-        while not pieces or time.perf_counter() - wall < WORK_SECONDS:
+        while not pieces or time.perf_counter() - wall < seconds:
             for _round in range(WORK_ROUNDS):
                 pass
             pieces += 1

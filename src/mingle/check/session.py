@@ -30,6 +30,8 @@ SIZE_FACTOR = 4
 REPEAT_SECONDS = 0.15
 """How long each size of all_reduce is repeated, as far as `MAX_REPEATS` allows."""
 MAX_REPEATS = 20
+WORK_SECONDS = 1.0
+"""How long host time is measured: a process that wakes up gets the CPU at once, for longer than one piece of work."""
 CONFIRMATIONS = 2
 """How often a rank or a pair that looks slow is measured again; its best figure counts."""
 RATE_SECONDS, RATE_GROWTH = 0.3, 3
@@ -197,6 +199,7 @@ class Conductor:
         try:
             self._gather()
             if not self._seen.unreached:
+                self._choose_backend()
                 with suppress(StopError):
                     self._host_times()
                     self._collectives()
@@ -330,17 +333,20 @@ class Conductor:
 
     def _host_times(self) -> None:
         """Measure each rank's CPU before a collective makes the ranks wait for each other."""
+        seconds = min(WORK_SECONDS, self._options.seconds / 4)
         for attempt in range(1 + CONFIRMATIONS):
             if not attempt or verdicts.busy_ranks(self._seen):
-                for rank, times in self._all("who? host time", "work").items():
+                for rank, times in self._all("who? host time", "work", seconds=seconds).items():
                     self._seen.work[rank] = min(self._seen.work.get(rank, times), times)
 
-    def _collectives(self) -> None:
-        backend = self._options.backend
-        if backend == "auto":
+    def _choose_backend(self) -> None:
+        self._seen.backend = self._options.backend
+        if self._seen.backend == "auto":
             gpus = all(hello["gpus"] >= hello["local_world_size"] for hello in self._roster)
-            backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
-        self._seen.backend = backend
+            self._seen.backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+
+    def _collectives(self) -> None:
+        backend = self._seen.backend
         self._all(f"right? process group of {backend}", "group", backend=backend, seconds=self._options.seconds)
         for device in self._devices():
             for name in COLLECTIVES:
@@ -389,7 +395,8 @@ class Conductor:
             "device": self._devices()[-1],
             "limit": self._options.max_size,
             "seconds": self._options.seconds,
-            "window": RATE_SECONDS * RATE_GROWTH**attempt,
+            # Two directions, each with a last message that can take a whole window, end before the deadline.
+            "window": min(RATE_SECONDS * RATE_GROWTH**attempt, self._options.seconds / 6),
             "others": not attempt,
         }
         ends = [end for pair in pairs for end in (pair, pair[::-1])]

@@ -452,18 +452,18 @@ class Elector(SessionPolicy[KnownSession]):
 
     def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
         """Handle a connection that was dialed and stands."""
-        if owner := self._owner(conn):
+        if (owner := self._owner(conn)) is not None:
             owner.connected(conn, local_address, interface, now, weak=weak)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
         """Handle bytes that came in on a connection."""
-        if owner := self._owner(conn):
+        if (owner := self._owner(conn)) is not None:
             owner.received(conn, untrusted, now)
         self._watch(now)
 
     def disconnected(self, conn: int, reason: str, now: float) -> None:
         """Handle a connection that ended or could not be made."""
-        if owner := self._owner(conn):
+        if (owner := self._owner(conn)) is not None:
             owner.disconnected(conn, reason, now)
         self._watch(now)
 
