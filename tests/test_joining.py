@@ -130,6 +130,38 @@ def test_it_asks_and_then_asks_less() -> None:
     assert SEEK_INTERVAL_MAX_SECONDS * 0.75 <= gaps[-1] <= SEEK_INTERVAL_MAX_SECONDS * 1.25
 
 
+def asked(alone: Alone, until: float) -> list[float]:
+    """Let a joiner's timers run until this time; return when it asked for its host."""
+    times = []
+    while (due := alone.joiner.next_timer()) is not None and due < until:
+        alone.joiner.handle_timer(due)
+        times += [due for effect in alone.done() if isinstance(effect, Multicast) and not effect.browse]
+    return times
+
+
+def test_it_asks_again_soon_when_its_interfaces_change() -> None:
+    """A host whose job runs speaks only when it is asked."""
+    alone = Alone()
+    asked(alone, 40.0)
+    alone.joiner.rewired(40.0)
+    assert len(asked(alone, 40.5)) >= 3
+
+
+def test_a_rank_with_a_seat_asks_for_no_host_when_its_interfaces_change() -> None:
+    alone = Alone()
+    alone.join()
+    alone.joiner.rewired(40.0)
+    assert asked(alone, 45.0) == []
+
+
+def test_a_rank_that_was_given_its_number_is_not_redirected() -> None:
+    alone = Alone()
+    conn = alone.join()
+    alone.hear(conn, 2.0, frames.Redirect(offer=offer(OTHER)))
+    assert alone.joiner._table.get(OTHER) is None
+    assert alone.joiner.seat == SESSION
+
+
 def test_the_way_to_its_outcome() -> None:
     alone = Alone()
     conn = alone.seal()

@@ -291,12 +291,13 @@ class Joiner(SessionPolicy[KnownSession]):
         return session is self._return_to
 
     def rewired(self, now: float) -> None:
-        """Handle a change of the own interfaces: other paths may lead to the host now.
+        """Handle a change of the own interfaces: other paths may lead to the host now, or to another one.
 
         They are proved now, unless this member has confirmed, and once more when the host asks again: an attempt that
         is under way goes out by an old interface.
         """
         self._paths_stale = True
+        self._client.seeker.hurry(now)
         if self.current is not None and self.current.race is not None and not self.has_confirmed:
             self.current.race.prove_again(now)
 

@@ -92,6 +92,11 @@ class Seeker:
         self._interval = self._shortest
         self._next = now + self._rng.uniform(0, self._first)
 
+    def hurry(self, now: float) -> None:
+        """Ask quickly again, unless there is nothing to look for: other hosts can be in reach now."""
+        if self._next is not None:
+            self.resume(now)
+
     def pause(self) -> None:
         """Stop asking: the rank has a host."""
         self._next = None
