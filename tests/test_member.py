@@ -233,6 +233,31 @@ def test_who_is_refused_has_no_host() -> None:
     assert not joined.session.confirmed
 
 
+@pytest.mark.parametrize("reason", ["running", "world size"])
+def test_a_host_that_was_only_asked_cannot_refuse(reason: frames.RefusalReason) -> None:
+    """Any process can prove a session without a secret: it must not end the vote of a member of another one."""
+    joined = Joined()
+    joined.seal()
+    other = joined.known(OTHER)
+    joined.joiner.on_frame(other, frames.Refused(reason=reason), 2.0)
+    assert joined.joiner.failure is None
+    assert joined.joiner.step is Step.PROVING_STORE
+    joined.joiner.store_proved(SESSION, 1, 2.0)
+    joined.hear(frames.Go(session=SESSION, epoch=1))
+    assert joined.joiner.outcome is not None
+
+
+@pytest.mark.parametrize(
+    "said", [frames.Joined(session=SESSION), frames.Refused(reason="session")], ids=["joined", "refused"]
+)
+def test_a_host_that_answers_a_join_twice_does_no_harm(said: frames.AnyFrame) -> None:
+    joined = Joined()
+    joined.seal()
+    joined.joiner.store_unreachable(SESSION, 1, "refused", 1.0)
+    joined.hear(said)
+    joined.joiner._gather(1.0 + STORE_RETRY_SECONDS)
+
+
 # --- redirects, where ranks are assigned ---------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
 from mingle.wire import frames
 from mingle.wire.authentication import new_nonce
-from mingle.wire.datagrams import Rejected
+from mingle.wire.datagrams import Offer, Rejected
 from tests.lan.network import Machine, Network
 from tests.lan.process import Process
 from tests.lan.tcp import Connection, End
@@ -25,6 +25,17 @@ def any_frame(rng: random.Random, session: bytes, job: str, member: bytes) -> fr
     text = rng.choice(("", "x", "\U0001f600" * 2048))
     address = rng.choice(("10.0.0.1", "10.0.0.7", "::", "fe80::1", "255.255.255.255"))
     who = frames.ProcessInfo(hostname=text[:64], pid=rng.getrandbits(32), address=address, rank=rank)
+    offer = Offer(
+        job=rng.choice((job, job, "another")),
+        session=name,
+        host=rng.choice((member, bytes(16), rng.randbytes(16))),
+        addresses=(address,),
+        port=rng.choice((1, 4000, 4001)),
+        world_size=4,
+        joined=number,
+        state=rng.choice(("open", "sealed")),
+        assigned=rng.random() < 0.7,
+    )
     path = frames.Path(host_address=address, local_address=rng.choice((address, "::1")), interface=text[:64])
     paths = (path,) * rng.choice((0, 1, 64))
     makers: list[Callable[[], frames.AnyFrame]] = [
@@ -58,6 +69,10 @@ def any_frame(rng: random.Random, session: bytes, job: str, member: bytes) -> fr
         lambda: frames.Leave(session=name, reason=text),
         lambda: frames.Closed(session=name, reason=text, conflict=rng.random() < 0.1),
         lambda: frames.Ask(what=rng.choice(("status", "roster"))),
+        lambda: frames.Redirect(offer=offer),
+        lambda: frames.HostSeen(offer=offer, stays=rng.random() < 0.5),
+        lambda: frames.Unreachable(session=name),
+        lambda: frames.Members(generation=epoch, quorum=rng.random() < 0.5, present=(who,)),
         lambda: frames.Status(joined=number, world_size=4, missing=(number,), left=(text,)),
         lambda: frames.Roster(first=number, total=4, seats=()),
         lambda: frames.Ping(number=number),

@@ -8,6 +8,7 @@ import itertools
 import pytest
 
 from mingle.protocol.claims import SILENT_SECONDS
+from mingle.protocol.election import Elector
 from mingle.wire.datagrams import Offer, State
 from tests.lan.gathering import Gathering
 from tests.lan.process import Process
@@ -21,18 +22,26 @@ def _has_begun(process: Process) -> bool:
     return process.core is not None
 
 
+def everybody(gathering: Gathering, *, given: bool) -> list[Process]:
+    """Plan the start of four ranks within three seconds."""
+    starts = [gathering.rng.uniform(0, 3) for _ in range(4)]
+    if given:
+        return gathering.everybody(starts)
+    return [gathering.elector(f"m{number}", at=at) for number, at in enumerate(starts)]
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("batch", repeated(4, soak=50))
 def test_callers_that_say_anything(batch: int) -> None:
     for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
         gathering = Gathering(seed, timeout=15, checked=False)
-        everybody = gathering.everybody([gathering.rng.uniform(0, 3) for _ in range(4)])
-        host = everybody[0]
+        ranks = everybody(gathering, given=True)
+        host = ranks[0]
         gathering.world.run(3.1, until=functools.partial(_has_begun, host))
         machine = gathering.machine("m9")
         for _ in range(25):
             member = gathering.rng.choice(
-                [process.identity.member for process in everybody] + [gathering.world.identifier()] * 3
+                [process.identity.member for process in ranks] + [gathering.world.identifier()] * 3
             )
             gathering.world.run(gathering.rng.uniform(0, 0.2))
             if host.alive:
@@ -43,10 +52,30 @@ def test_callers_that_say_anything(batch: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("batch", repeated(4, soak=50))
-def test_hosts_that_say_anything(batch: int) -> None:
+def test_callers_of_elected_hosts_that_say_anything(batch: int) -> None:
     for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
         gathering = Gathering(seed, timeout=15, checked=False)
-        gathering.everybody([gathering.rng.uniform(0, 3) for _ in range(4)])
+        electors = everybody(gathering, given=False)
+        machine = gathering.machine("m9")
+        for _ in range(50):
+            gathering.world.run(gathering.rng.uniform(0, 0.2))
+            hosts = [each for each in electors if each.alive and isinstance(each.core, Elector) and each.core.host]
+            for host in hosts:
+                member = gathering.rng.choice(
+                    [each.identity.member for each in electors] + [gathering.world.identifier()] * 3
+                )
+                Caller(gathering.network, machine, host, member)
+        gathering.world.run(60.0)
+        assert gathering.settled(), f"seed {seed}"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
+@pytest.mark.parametrize("batch", repeated(4, soak=50))
+def test_hosts_that_say_anything(batch: int, given: bool) -> None:
+    for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
+        gathering = Gathering(seed, timeout=15, checked=False)
+        everybody(gathering, given=given)
         machine = gathering.machine("m9")
         for number in range(3):
             session = gathering.world.identifier()
@@ -59,6 +88,7 @@ def test_hosts_that_say_anything(batch: int) -> None:
                 port=4000 + number,
                 world_size=4,
                 state="open" if gathering.rng.random() < 0.7 else "sealed",
+                assigned=not given,
                 hostname="m9",
             )
             for tick in range(60):

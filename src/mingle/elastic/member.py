@@ -97,7 +97,7 @@ class AgentMember(Candidate):
                 self._released(session, frame)
             case frames.Running() if not ours:
                 memory.surplus |= frame.surplus
-            case frames.Refused(reason="surplus"):
+            case frames.Refused(reason="surplus") if ours:
                 memory.surplus = True
                 frame = msgspec.structs.replace(frame, reason="full")
         super().on_frame(session, frame, now)

@@ -379,7 +379,7 @@ class Joiner(SessionPolicy[KnownSession]):
         """Handle a frame that came from a host."""
         ours = session is self.current
         match frame:
-            case frames.Refused():
+            case frames.Refused() if ours:  # without a secret any process can prove a session and say this
                 self._refused(session, frame, now)
             case frames.Running() if not ours:
                 self._runs_elsewhere(session, frame, now)
@@ -402,13 +402,10 @@ class Joiner(SessionPolicy[KnownSession]):
     def _refused(self, session: KnownSession, frame: frames.Refused, now: float) -> None:
         session.hang_up()
         session.confirmed = False
-        if session is self._return_to:
-            self._return_to = None
-        if session is self.current:
-            self.current = None
+        self.current = self._return_to = None
         if self.outcome is not None:
             return
-        self.step, self._suspect_until = Step.SEEKING, None
+        self._let_go()
         note(self.diagnostics.hosts, session.host_name, f"refused us: {frame.reason}")
         if frame.reason in ("session", "ended", "secret", "network"):
             session.retry_later(now)
@@ -445,7 +442,7 @@ class Joiner(SessionPolicy[KnownSession]):
     def _host_said(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
         """Go from step to step as the host says."""
         match frame:
-            case frames.Joined():
+            case frames.Joined() if self.step in (Step.JOINING, Step.FORMED):
                 self._joined(session, frame)
             case frames.Store() if self.step is Step.SEATED:
                 self._effects.append(ReachStore(self._scoped(session, frame.address), frame.port))
