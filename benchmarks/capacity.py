@@ -208,12 +208,13 @@ class Crowd:
         return self._timers[0][0] if self._timers else None
 
     def handle_timer(self, now: float) -> None:
-        """Act for every member that is due."""
+        """Act for one member that is due: the others hear what it asks before their turn, as other processes would."""
         while self._timers and self._timers[0][0] <= now:
             number = heapq.heappop(self._timers)[1]
             due = self._members[number].next_timer()
             if due is not None and due <= now:
                 self._stir(number, self._members[number].handle_timer, now)
+                return
 
     def calling(self) -> Datagram | None:
         """Return nothing: no member has unicast peers."""
