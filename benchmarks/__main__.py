@@ -22,6 +22,7 @@ ORDER = (
     "known_address",
     "late_rank",
     "last_rank",
+    "first_discover",
     "torchrun_recovery",
     "scale",
     "capacity",
@@ -35,7 +36,8 @@ ORDER = (
     "micro",
 )
 """The comparisons in the order of the document."""
-QUICK = ("last_rank", "late_rank", "known_address", "wire", "start_up")
+QUICK = ("last_rank", "late_rank", "wire", "start_up")
+"""Those that take seconds; fresh interpreters with torch take minutes."""
 ROUNDS, QUICK_ROUNDS, GUARD_ROUNDS = 20, 3, 2
 
 

@@ -36,7 +36,17 @@ COST: tuple[tuple[str, str, str, dict[str, str]], ...] = (
         "seven ranks wait, the eighth comes: until all have formed the job",
         "late_rank",
         "mingle",
-        {"zeroconf, browsing": "zeroconf, browse", "zeroconf, by name": "zeroconf, by name"},
+        {
+            "zeroconf, browsing": "zeroconf, browse",
+            "zeroconf, by name": "zeroconf, by name",
+            "with a client of a store": "zeroconf, by name, and the store",
+        },
+    ),
+    (
+        "seven ranks wait, rank 0 comes; all in fresh interpreters",
+        "last_rank",
+        "mingle, fresh interpreters",
+        {"zeroconf": "zeroconf, fresh interpreters"},
     ),
     ("seven ranks wait, rank 0 comes", "last_rank", "mingle", {"zeroconf": "zeroconf"}),
     (
@@ -104,10 +114,11 @@ which hold every single measurement. Seconds on another machine mean little; the
 `make bench-quick` takes less than three minutes, compares the ratios with the committed ones, and names what got
 slower.
 
-Every host is a network namespace with an interface of its own on one bridge, and every rank a process of its own in
-which torch is imported already. All processes of a machine read the same monotonic clock. Contenders take turns, A B
-A B …, and each is the real package or the real torch. Nothing is switched off in mingle: all sessions are proved,
-confirmed and acknowledged.
+Every host is a network namespace with an interface of its own on one bridge, and every rank a process of its own. Where
+a comparison speaks of fresh interpreters, each rank is a new Python in each round; in the others the ranks are forked
+from a process that has imported torch. All processes of a machine read the same monotonic clock. Contenders take
+turns, A B A B …, and each is the real package or the real torch. Nothing is switched off in mingle: all sessions are
+proved, confirmed and acknowledged.
 
 The machine's load is given with each comparison. Where it says SCHED_RR, other work was going on, and what is
 measured, of every contender alike, took precedence over that (`--realtime`).
@@ -162,8 +173,13 @@ def write(ordered: Sequence[tuple[Comparison, Mapping[str, str]]], path: Path = 
 def _cost(comparisons: Mapping[str, Comparison]) -> str:
     lines = ["| | mingle | beside it |", "|---|---:|---|"]
     for question, name, ours, others in COST:
-        if name in comparisons:
-            shown = [f"{other}: {_figure(comparisons[name], contender)}" for other, contender in others.items()]
+        if name in comparisons and ours in comparisons[name].samples:
+            there = comparisons[name].samples
+            shown = [
+                f"{other}: {_figure(comparisons[name], contender)}"
+                for other, contender in others.items()
+                if contender in there
+            ]
             lines.append(f"| {question} | {_figure(comparisons[name], ours)} | {'; '.join(shown)} |")
     return "\n".join(lines) + "\n"
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.lab import Event, Host, Lab, LabTimeoutError, Network, Rank, report
 
-from benchmarks import precedence
+from benchmarks import fresh, precedence
 from benchmarks.memory_pages import own_pages
 
 SETTLE_SECONDS = 0.5
@@ -38,11 +38,20 @@ class Place:
     """When to begin, on the monotonic clock; None: at once."""
     option: str = ""
     """What a contender has variants of."""
+    gate: Gate | None = None
+    """Where a rank in a fresh interpreter waits for the moment to begin: nobody knows how long its imports take."""
 
     def wait(self) -> float:
         """Waits for the moment to begin, says so, and returns it."""
-        own_pages()
+        if self.gate is None:
+            own_pages()
         precedence.take()
+        if self.gate is not None:
+            opened = self.gate.come()
+            report("waiting")
+            os.read(opened, 1)
+            os.close(opened)
+            return time.monotonic()
         report("waiting")
         if self.begin is not None:
             time.sleep(max(0.0, self.begin - time.monotonic()))
@@ -99,6 +108,28 @@ class Field:
             _all(waiting, "waiting", timeout)
             time.sleep(SETTLE_SECONDS)
             return _all([start(function, 0, option=option), *waiting], "done", timeout)
+
+    def last_fresh(self, function: RankFunction, *, timeout: float = 60.0) -> list[Event]:
+        """As `last`, in fresh interpreters: they have imported what they need before the first of them begins."""
+        with self._round() as start, _gates() as directory:
+            early, late = Gate(directory / "early"), Gate(directory / "late")
+            with late.closed():
+                with early.closed():
+                    ranks = [start(function, rank, gate=early if rank else late) for rank in range(self.size)]
+                    _all(ranks, "waiting", timeout)
+                    time.sleep(SETTLE_SECONDS)
+                time.sleep(SETTLE_SECONDS)
+            return _all(ranks, "done", timeout)
+
+    def together_fresh(self, function: RankFunction, *, timeout: float = 60.0) -> list[Event]:
+        """As `together`, in fresh interpreters that have imported what they need."""
+        with self._round() as start, _gates() as directory:
+            gate = Gate(directory / "gate")
+            with gate.closed():
+                ranks = [start(function, rank, gate=gate) for rank in range(self.size)]
+                _all(ranks, "waiting", timeout)
+                time.sleep(SETTLE_SECONDS)
+            return _all(ranks, "done", timeout)
 
     def late(self, function: RankFunction, *, option: str = "", timeout: float = 60.0) -> Event:
         """Rank 0 and all but one wait; returns how the last one ended."""
@@ -177,9 +208,17 @@ class Field:
         self._rounds += 1
         job, started = f"bench {self._rounds}", []
 
-        def start(function: RankFunction, rank: int, *, option: str, begin: float | None = None) -> Rank[None]:
-            place = Place(job, rank, self.size, self.hosts[0].address(), begin, option)
-            process = self.hosts[rank].start(function, place)
+        def start(
+            function: RankFunction,
+            rank: int,
+            *,
+            option: str = "",
+            begin: float | None = None,
+            gate: Gate | None = None,
+        ) -> Rank[None]:
+            place = Place(job, rank, self.size, self.hosts[0].address(), begin, option, gate)
+            host = self.hosts[rank]
+            process = host.start(function, place) if gate is None else host.start(fresh.run, function, place)
             started.append(process)
             return process
 
@@ -222,6 +261,13 @@ def field(size: int) -> Iterator[Field]:
     """Lends a field; its hosts end with the block."""
     with Lab() as lab:
         yield Field(lab, size)
+
+
+@contextlib.contextmanager
+def _gates() -> Iterator[Path]:
+    """Lends a folder for gates."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
 
 
 def _all(ranks: list[Rank[None]], event: str, timeout: float) -> list[Event]:

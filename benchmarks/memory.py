@@ -32,7 +32,7 @@ def run(rounds: int) -> Comparison:
         text=TEXT,
         unit="MiB",
         samples={"mingle": grown},
-        goals=(Goal("resident memory of a waiting rank, over torch's", median(grown), 8, "MiB"),),
+        goals=(Goal("resident memory of a waiting rank, over torch's", median(grown), 4, "MiB"),),
     )
 
 

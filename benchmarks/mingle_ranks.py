@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+import torch.distributed  # noqa: F401 - a training script has imported it before it calls mingle
 from tests.lab import report
 
 import mingle

@@ -28,6 +28,31 @@ def find_and_end(place: Place) -> None:
         threading.Event().wait(3.0)
 
 
+def find_and_connect(place: Place) -> None:
+    """As `find` by name, with a store: rank 0 opens it and registers its port, the others connect to what they found.
+
+    It does what mingle does for a worker, as far as a few lines can: no rank knows whether all others have come.
+    """
+    from torch.distributed import TCPStore
+
+    name = f"{place.job.replace(' ', '-')}.{TYPE}"
+    started, cpu = place.wait(), time.process_time()
+    with zeroconf.Zeroconf() as responder:
+        if place.rank == 0:
+            store = TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+            addresses = [socket.inet_aton(place.address)]
+            responder.register_service(
+                zeroconf.ServiceInfo(TYPE, name, port=store.port, addresses=addresses, server="rank0.local.")
+            )
+            report("hosting")
+        else:
+            found = _resolved(responder.get_service_info(TYPE, name, timeout=RESOLVE_MILLISECONDS))
+            store = TCPStore(found.parsed_addresses()[0], found.port or 0, is_master=False, wait_for_workers=False)
+        report("done", started=started, at=time.monotonic(), cpu=time.process_time() - cpu)
+        threading.Event().wait()
+        del store
+
+
 def _find(place: Place) -> zeroconf.Zeroconf:
     name = f"{place.job.replace(' ', '-')}.{TYPE}"
     info = zeroconf.ServiceInfo(
@@ -58,6 +83,7 @@ def _browse(responder: zeroconf.Zeroconf, name: str) -> None:
     _resolved(responder.get_service_info(TYPE, name, timeout=RESOLVE_MILLISECONDS))
 
 
-def _resolved(info: zeroconf.ServiceInfo | None) -> None:
+def _resolved(info: zeroconf.ServiceInfo | None) -> zeroconf.ServiceInfo:
     if info is None or not info.addresses:
         raise RuntimeError("zeroconf did not resolve the service")
+    return info

@@ -1,0 +1,35 @@
+"""The CPU of a rank's first `discover`, in a fresh interpreter."""
+
+from __future__ import annotations
+
+from benchmarks import stats
+from benchmarks.results import ROOT, Comparison, Goal
+from benchmarks.samples import median
+
+RANKS = 8
+CPU = "first discover, ms of CPU"
+
+TEXT = """\
+8 ranks on one machine, each in a fresh interpreter, started anew for each round, which has imported torch and mingle;
+all begin at one moment. Shown is the CPU of a rank from its call of `discover` until GO: what mingle still imports, its
+sockets, the scan of the interfaces, proofs, and the store with its threads. `python benchmarks/stats.py --against
+OTHER_ROOT` compares it with another version's, in turn."""
+
+
+def run(rounds: int) -> Comparison:
+    """Measures; a round takes a quarter of a minute."""
+    samples: dict[str, list[float]] = {"rank 0": [], "a member": []}
+    for _ in range(rounds):
+        for rank, figures in stats._job(ROOT, world_size=RANKS).items():
+            samples["a member" if rank else "rank 0"].append(figures[CPU])
+    return Comparison(
+        name="first_discover",
+        title="A rank's first discover",
+        text=TEXT,
+        unit="ms of CPU",
+        samples=samples,
+        goals=(
+            Goal(f"rank 0's first discover, {RANKS} ranks", median(samples["rank 0"]), 9, "ms of CPU"),
+            Goal("a member's first discover", median(samples["a member"]), 6, "ms of CPU"),
+        ),
+    )
