@@ -9,8 +9,10 @@ import pytest
 
 from mingle.protocol.claims import SILENT_SECONDS
 from mingle.protocol.election import Elector
-from mingle.wire.datagrams import Offer, State
+from mingle.wire.datagrams import Offer, State, encode
+from tests.lan.agents import AgentGathering
 from tests.lan.gathering import Gathering
+from tests.lan.network import Packet
 from tests.lan.process import Process
 from tests.lan.strangers import Babbler, Caller
 from tests.levels import repeated
@@ -95,6 +97,35 @@ def test_hosts_that_say_anything(batch: int, given: bool) -> None:
                 gathering.world.after(tick / 4, functools.partial(gathering.say, "m9", offer))
         gathering.world.run(60.0)
         assert gathering.settled(), f"seed {seed}"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("batch", repeated(2, soak=50))
+def test_hosts_that_say_anything_to_agents(batch: int) -> None:
+    for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
+        gathering = AgentGathering(seed, (2, 4), timeout=15.0)
+        world, (nic,) = gathering.world, gathering.network.machine("m9").nics
+        world.watchers.clear()  # what strangers say is no promise of ours
+        agents = gathering.everybody(4)
+        for number in range(3):
+            session = world.identifier()
+            Babbler(gathering.network, nic.machine, 4000 + number, "job", session)
+            offer = Offer(
+                job="job",
+                session=session,
+                host=world.identifier(),
+                addresses=(nic.address,),
+                port=4000 + number,
+                world_size=4,
+                state="open" if world.rng.random() < 0.7 else "sealed",
+                kind="agents",
+                assigned=True,
+            )
+            speak = functools.partial(gathering.network.multicast, "job", nic, Packet(encode(offer)), browse=False)
+            for tick in range(60):
+                world.after(tick / 4, speak)
+        world.run(60.0)
+        assert all(agent.finished for agent in agents), f"seed {seed}"
 
 
 CLAIMS_PER_SECOND = 100

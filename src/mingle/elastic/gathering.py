@@ -227,13 +227,13 @@ class Gathering:
                 raise elastic_reports.ended(self._identity, "this agent has closed its part in it")
             if self._thread is None:
                 self._open()
-                thread = threading.Thread(target=self._serve, name="mingle-agent", daemon=True)
+                self._thread = threading.Thread(target=self._serve, name="mingle-agent", daemon=True)
                 try:
-                    thread.start()
-                except BaseException:  # a full cgroup refuses threads: a later call starts anew
+                    self._thread.start()
+                except RuntimeError:  # a full cgroup refuses threads: a later call starts anew
+                    self._thread = None
                     self._stack.close()
                     raise
-                self._thread = thread
             return self._thread
 
     def _open(self) -> None:
