@@ -26,6 +26,7 @@ ORDER = (
     "torchrun_recovery",
     "scale",
     "capacity",
+    "simulated",
     "memory",
     "idle",
     "start_up",

@@ -13,7 +13,9 @@
 ``python -m tests.lan late --ranks 10000 --loss 0.3 --waiting 60``
     all ranks wait so long for rank 0: what that sends, and how soon they know it then;
 ``python -m tests.lan crowd --ranks 1024 --cores 2``, ``crowd --ranks 1024 --loss 0.3``
-    all start at one moment on so many cores, or each on its own, and only rank 0's work takes time.
+    all start at one moment on so many cores, or each on its own, and only rank 0's work takes time;
+``python -m tests.lan nodes --nodes 128 --ranks-on-each 8 --loss 0.3``
+    the same on so many nodes, on each of which the ranks share its cores and work takes what was measured of it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import traceback
 from typing import TypeAlias
 
 from tests.lan.agent_schedules import AgentSchedule
-from tests.lan.crowd import crowd
+from tests.lan.crowd import crowd, nodes
 from tests.lan.election_schedules import ElectionSchedule
 from tests.lan.gathering import Gathering
 from tests.lan.scale import late_host
@@ -66,6 +68,14 @@ def start_at_once(ranks: int, cores: int | None, loss: float, seed: int) -> None
     where = "each on its own, rank 0's work takes time" if cores is None else f"all on {cores} cores"
     print(f"ranks {ranks}, {where}, loss {loss:.0%}, seed {seed}, all start at one moment")
     print(f"  GO everywhere {figures.formed:.3f} s after that, {1000 * figures.formed / ranks:.1f} ms a rank")
+    print(f"  {figures.datagrams} datagrams sent, {figures.connections} connections, {figures.epochs} confirmations")
+
+
+def start_on_nodes(count: int, ranks_on_each: int, loss: float, seed: int) -> None:
+    """Starts a job on nodes of so many ranks, and prints what it cost."""
+    figures = nodes(count, ranks_on_each, loss=loss, seed=seed)
+    print(f"{count} nodes with {ranks_on_each} ranks each, loss {loss:.0%}, seed {seed}, all start at one moment")
+    print(f"  GO everywhere {figures.formed:.3f} s after that")
     print(f"  {figures.datagrams} datagrams sent, {figures.connections} connections, {figures.epochs} confirmations")
 
 
@@ -141,6 +151,11 @@ def main() -> int:
     crowding.add_argument("--cores", type=int)
     crowding.add_argument("--loss", type=float, default=0.0)
     crowding.add_argument("--seed", type=int, default=1)
+    on_nodes = commands.add_parser("nodes")
+    on_nodes.add_argument("--nodes", type=int, default=128)
+    on_nodes.add_argument("--ranks-on-each", type=int, default=8)
+    on_nodes.add_argument("--loss", type=float, default=0.3)
+    on_nodes.add_argument("--seed", type=int, default=1)
     replaying = commands.add_parser("replay")
     replaying.add_argument("seed", type=int)
     soaking = commands.add_parser("soak")
@@ -169,6 +184,9 @@ def main() -> int:
         return 0
     if arguments.command == "crowd":
         start_at_once(arguments.ranks, arguments.cores, arguments.loss, arguments.seed)
+        return 0
+    if arguments.command == "nodes":
+        start_on_nodes(arguments.nodes, arguments.ranks_on_each, arguments.loss, arguments.seed)
         return 0
     if arguments.command == "replay":
         held = replay(Schedule, arguments.seed)

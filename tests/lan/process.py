@@ -318,10 +318,9 @@ class Process:
                 self.core.heard_unverified(unverified)
             return
         self.received += 1
-        if isinstance(message, Offer):
-            message = without_traps(message, on_loopback=False)
-        if message is not None:
-            self.core.heard(message, source, self.now)
+        safe = without_traps(message, on_loopback=False) if isinstance(message, Offer) else message
+        if safe is not None:
+            self.core.heard(safe, source, self.now)
 
     def tcp_accepted(self, conn: int, end: tuple[Connection, End], address: str) -> None:
         """Somebody connected to the control port."""

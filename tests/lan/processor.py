@@ -38,16 +38,17 @@ class Processor:
     A process works in rounds, like the real one: it serves what has come in, in its order, then its timers.
     """
 
-    def __init__(self, world: World, cores: int = 1) -> None:
+    def __init__(self, world: World, cores: int = 1, *, event_seconds: float = EVENT_SECONDS) -> None:
         self.world = world
+        self._event_seconds = event_seconds
         self._idle = cores
         self._queue: deque[_Work] = deque()
         self._works: dict[Hashable, _Work] = {}
 
-    def submit(self, owner: Hashable, action: Callable[[], None], seconds: float = EVENT_SECONDS) -> None:
-        """Has something done that takes so long, in the order in which it comes in."""
+    def submit(self, owner: Hashable, action: Callable[[], None], seconds: float | None = None) -> None:
+        """Has something done that takes so long (None: as long as an event), in the order in which it comes in."""
         work = self._works.setdefault(owner, _Work())
-        work.todo.append((seconds, action))
+        work.todo.append((self._event_seconds if seconds is None else seconds, action))
         self._enqueue(work)
 
     def submit_timers(self, owner: Hashable, action: Callable[[], None]) -> None:
@@ -72,7 +73,7 @@ class Processor:
             work.served = False
             if work.timers is not None:
                 action, work.timers = work.timers, None
-                self.world.after(EVENT_SECONDS, functools.partial(self._done, work, action, until))
+                self.world.after(self._event_seconds, functools.partial(self._done, work, action, until))
                 return
         if not work.todo and work.timers is None:
             work.queued = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.lan.crowd import crowd
+from tests.lan.crowd import crowd, nodes
 from tests.levels import soaking
 
 SEEDS = range(1, 11 if soaking() else 2)
@@ -37,3 +37,15 @@ def test_on_two_cores_the_time_for_a_rank_does_not_grow_with_their_number(seed: 
     assert many.datagrams < 40
     assert many.epochs == 1
     assert many.formed / 1_024 < 1.3 * few.formed / 64
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_thousand_ranks_on_nodes_of_eight_ask_little_and_wait_for_a_few_offers_at_most(seed: int) -> None:
+    figures = nodes(128, 8, loss=0.3, seed=seed)
+    assert figures.connections == 1_023
+    assert figures.datagrams < 100
+    assert figures.epochs == 1
+    assert figures.formed < 6.0, "a rank that loses an OFFER waits for the next one, a second later"

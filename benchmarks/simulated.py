@@ -1,0 +1,32 @@
+"""A thousand ranks on many nodes, on the virtual clock of the simulated network."""
+
+from __future__ import annotations
+
+from tests.lan.crowd import CORES_OF_A_NODE, MEASURED_EVENT_SECONDS, nodes
+from tests.lan.processor import START_SECONDS
+
+from benchmarks.results import Comparison, Goal
+from benchmarks.samples import median
+
+NODES, RANKS_ON_EACH = 128, 8
+LOSS = 0.3
+
+TEXT = f"""\
+{NODES} nodes with {RANKS_ON_EACH} ranks each start at one moment, and each process loses {LOSS:.0%} of the datagrams.
+The state machines are the real ones; the network and the clock are simulated (`tests/lan`). The ranks of a node share
+{CORES_OF_A_NODE} cores, on which work takes what was measured of it: {START_SECONDS * 1e3:g} ms until a process
+listens, {MEASURED_EVENT_SECONDS * 1e3:g} ms for each datagram, frame or timer. Each round has another seed. A rank that
+loses the OFFERs at the start waits for the next ones, which come once a second."""
+
+
+def run(rounds: int) -> Comparison:
+    """Simulates; a round takes seconds of one core."""
+    formed = [nodes(NODES, RANKS_ON_EACH, loss=LOSS, seed=seed).formed for seed in range(1, rounds + 1)]
+    return Comparison(
+        name="simulated",
+        title="1,024 ranks on 128 nodes, simulated",
+        text=TEXT,
+        unit="s",
+        samples={"mingle": formed},
+        goals=(Goal("1,024 simulated ranks, 30 % loss: GO everywhere", median(formed), 1.5, "s"),),
+    )
