@@ -396,7 +396,7 @@ class Conductor:
             "limit": self._options.max_size,
             "seconds": self._options.seconds,
             # Two directions, each with a last message that can take a whole window, end before the deadline.
-            "window": min(RATE_SECONDS * RATE_GROWTH**attempt, self._options.seconds / 6),
+            "window": min(RATE_SECONDS * RATE_GROWTH**attempt, self._options.seconds / 4.4),
             "others": not attempt,
         }
         ends = [end for pair in pairs for end in (pair, pair[::-1])]
