@@ -35,7 +35,7 @@ def run(rounds: int) -> Comparison:
     seconds = QUICK_SECONDS if rounds < 10 else SECONDS
     samples: dict[str, list[float]] = {}
     datagrams: list[float] = []
-    for _ in range(min(3, rounds)):
+    for _ in range(min(2, rounds)):
         with Lab() as lab:
             network = lab.network()
             hosts = [lab.host(network) for _ in range(MEMBERS + 2)]

@@ -21,7 +21,7 @@ As many hosts as ranks, each rank in a fresh interpreter, started anew for each 
 mingle. All begin at one moment. Measured until the last has its Gloo process group. torch is told `MASTER_ADDR` and
 `MASTER_PORT`; mingle finds rank 0, confirms, seals, proves the store on every rank, and hands torch the connections by
 which that was done. A client of torch's that comes before rank 0 listens tries again after more than half a second; the
-ratio counts only the rounds in which none did, which is to torch's advantage.
+ratio counts only the rounds in which none did, which is to torch's advantage; without such a round there is no ratio.
 
 All ranks share two cores, so most of the time is the CPU of all ranks together, in ms."""
 
@@ -48,8 +48,9 @@ def run(rounds: int) -> Comparison:
 def conclude(samples: Mapping[str, list[float]], used: Mapping[str, Mapping[str, float]]) -> Comparison:
     """Returns the outcome of these measurements."""
     ratios = {
-        f"{size} ranks": ratio(samples[f"mingle.init, {size} ranks"], _smooth(samples[f"known address, {size} ranks"]))
+        f"{size} ranks": ratio(samples[f"mingle.init, {size} ranks"], smooth)
         for size in GOALS
+        if (smooth := _smooth(samples[f"known address, {size} ranks"]))
     }
     return Comparison(
         name="known_address",
@@ -60,6 +61,7 @@ def conclude(samples: Mapping[str, list[float]], used: Mapping[str, Mapping[str,
         goals=tuple(
             Goal(f"mingle.init against a known address, {size} ranks", ratios[f"{size} ranks"], limit, "×")
             for size, limit in GOALS.items()
+            if f"{size} ranks" in ratios
         ),
         ratios=ratios,
         extra=used,
@@ -67,8 +69,8 @@ def conclude(samples: Mapping[str, list[float]], used: Mapping[str, Mapping[str,
 
 
 def _smooth(values: list[float]) -> list[float]:
-    """Returns the rounds in which no client of torch's came too early, or all where there are none of these."""
-    return [value for value in values if value < RETRY_MILLISECONDS] or values
+    """Returns the rounds in which no client of torch's came too early."""
+    return [value for value in values if value < RETRY_MILLISECONDS]
 
 
 def _once(hosts: Field, function: RankFunction, spent: list[float], _round: int) -> float:

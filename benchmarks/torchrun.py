@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ def run(rounds: int) -> Comparison:
         stop = Path(directory, "stop")
         once = partial(_once, hosts, stop)
         once("mingle", -1)  # warms the caches of files
-        samples = alternate(rounds, {"mingle": partial(once, "mingle"), "c10d": partial(once, "c10d")})
+        samples = alternate(math.ceil(rounds / 2), {"mingle": partial(once, "mingle"), "c10d": partial(once, "c10d")})
     against = ratio(samples["mingle"], samples["c10d"])
     return Comparison(
         name="torchrun",
