@@ -19,6 +19,7 @@ ORDER = (
     "torchrun",
     "script",
     "any_program",
+    "bandwidth",
     "known_address",
     "late_rank",
     "last_rank",

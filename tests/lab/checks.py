@@ -37,7 +37,7 @@ def check(
 
     text = io.StringIO()
     options = Options(**{"seconds": SECONDS, "max_size": 1 << 24, **more})
-    given = {"rank": rank, "world_size": size, "discovery_timeout": FORMS}
+    given: dict[str, Any] = {"rank": rank, "world_size": size, "discovery_timeout": FORMS}
     with contextlib.redirect_stdout(text):
         status = command.run("check", options, as_json=as_json, before=before, **given)
     return status, text.getvalue()
