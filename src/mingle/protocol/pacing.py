@@ -33,7 +33,7 @@ SEEK_INTERVAL_SECONDS = 0.05
 SEEK_INTERVAL_SECONDS_PER_RANK = 0.0002
 """A host that all of a large job call at once answers later; to ask again would be one more thing to read, for all."""
 SEEK_GROWTH = 1.6
-SEEK_INTERVAL_MAX_SECONDS = 5.0
+SEEK_INTERVAL_MAX_SECONDS = 2.5
 """A host that takes members announces itself every second, so a question only hastens the answer of one that is
 sealed."""
 SEEK_INTERVAL_MAX_SECONDS_PER_RANK = 0.004
