@@ -459,7 +459,7 @@ def test_other_signals_are_handed_on(nodes: Nodes) -> None:
 
 
 def test_a_program_is_suspended_and_continued_with_mingle_run(nodes: Nodes) -> None:
-    # A shell that forks a command is not stopped until that command has been executed, and stopped itself it is not.
+    # No command in a loop: a shell waits in vfork until its child calls exec, and a child that is stopped never does.
     os.mkfifo(nodes.folder / "go")
     nodes.start("--", "sh", "-c", SAY + "read line < go", count=2)
     pids = nodes.started()
