@@ -18,6 +18,7 @@ from benchmarks.results import Comparison
 ORDER = (
     "torchrun",
     "script",
+    "breakdown",
     "any_program",
     "bandwidth",
     "known_address",

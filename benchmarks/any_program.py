@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from tests.compose.commands import provide
 from tests.lab import Lab, Process
 from tests.launchers.cluster import AS_ROOT, Cluster
 
@@ -28,7 +29,8 @@ a real ssh takes some tenths of a second."""
 
 
 def run(rounds: int) -> Comparison:
-    """Measures."""
+    """Measures; installs Open MPI where it is missing."""
+    provide(("mpirun.openmpi",))
     with Lab() as lab, tempfile.TemporaryDirectory() as folder:
         cluster = Cluster(lab, Path(folder), count=HOSTS)
         file = Path(folder) / "hosts"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from statistics import mean
 
+from tests.compose.commands import provide
 from tests.lab import Host, Lab
 from tests.lab.checks import hosts_of, outcomes, start
 
@@ -21,7 +22,8 @@ limit is only as fast as the processor, so the two need not agree exactly."""
 
 
 def run(rounds: int) -> Comparison:
-    """Measures."""
+    """Measures; installs iperf3 where it is missing."""
+    provide(("iperf3",))
     with Lab() as lab:
         hosts = hosts_of(lab, 2)
         for warm_up in (_check, _iperf3):
@@ -35,7 +37,6 @@ def run(rounds: int) -> Comparison:
         unit="MB/s",
         samples=samples,
         goals=(Goal("mingle-check's bandwidth away from iperf3's", 100 * abs(against - 1), 25, "%"),),
-        ratios={"iperf3": against},
     )
 
 

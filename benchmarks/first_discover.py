@@ -7,7 +7,6 @@ from benchmarks.results import ROOT, Comparison, Goal
 from benchmarks.samples import median
 
 RANKS = 8
-CPU = "first discover, ms of CPU"
 
 TEXT = """\
 8 ranks on one machine, each in a fresh interpreter, started anew for each round, which has imported torch and mingle;
@@ -20,8 +19,8 @@ def run(rounds: int) -> Comparison:
     """Measures; a round takes a quarter of a minute."""
     samples: dict[str, list[float]] = {"rank 0": [], "a member": []}
     for _ in range(rounds):
-        for rank, figures in stats._job(ROOT, world_size=RANKS).items():
-            samples["a member" if rank else "rank 0"].append(figures[CPU])
+        for rank, figures in stats.run_job(ROOT, world_size=RANKS).items():
+            samples["a member" if rank else "rank 0"].append(figures[stats.CPU])
     return Comparison(
         name="first_discover",
         title="A rank's first discover",

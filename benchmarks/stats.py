@@ -16,6 +16,7 @@ import ast
 import io
 import json
 import os
+import resource
 import secrets
 import socket
 import subprocess
@@ -33,6 +34,7 @@ from typing import Any
 RANKS = 4
 ROUNDS = 5
 TIMEOUT = 120.0
+CPU = "first discover, ms of CPU"
 _NO_CODE = frozenset(
     {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 )
@@ -60,7 +62,7 @@ def main() -> int:
     if chosen.size:
         return 0
     for root in roots:
-        traced = _job(root, world_size=2, traced=True)[1]
+        traced = run_job(root, world_size=2, traced=True)[1]
         for title, names in (("the job id's way out", traced["out"]), ("the store's way back", traced["back"])):
             print(f"{root}: {title}, {len(names)} files")
             print("".join(f"  {name}\n" for name in names), end="")
@@ -97,7 +99,7 @@ def _compare(roots: list[Path], rounds: int) -> None:
     measured: dict[Path, dict[str, list[float]]] = {root: {} for root in roots}
     for turn in range(rounds):
         for root in roots if turn % 2 else reversed(roots):
-            for rank, figures in _job(root, world_size=RANKS).items():
+            for rank, figures in run_job(root, world_size=RANKS).items():
                 for name, value in figures.items():
                     kind = "" if name.startswith("import") else "rank 0's " if rank == 0 else "a member's "
                     measured[root].setdefault(f"{kind}{name}", []).append(value)
@@ -111,8 +113,14 @@ def _compare(roots: list[Path], rounds: int) -> None:
 # --- one job -----------------------------------------------------------------------------------------------------
 
 
-def _job(root: Path, *, world_size: int, traced: bool = False) -> dict[int, dict[str, Any]]:
-    """Run one job on loopback, each rank in an interpreter of its own, and return what each rank measured."""
+def run_job(root: Path, *, world_size: int, traced: bool = False) -> dict[int, dict[str, Any]]:
+    """Run one job on loopback, each rank in an interpreter of its own, and return what each rank measured.
+
+    Args:
+        root: the repository whose mingle the ranks import.
+        world_size: how many ranks.
+        traced: whether the ranks note the files on the two ways, in place of the figures.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"PYTHONPATH": str(root / "src"), "MINGLE_INTERFACE": "lo", "MINGLE_PROGRESS": "off"}
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -158,6 +166,7 @@ def _be_a_rank(about: Mapping[str, Any]) -> None:
     sys.path.pop(0)  # this script's own folder
     import torch.distributed  # noqa: F401
 
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     before, started, spent = set(sys.modules), time.perf_counter(), time.process_time()
     import mingle
 
@@ -176,7 +185,8 @@ def _be_a_rank(about: Mapping[str, Any]) -> None:
         tracer = Tracer(Path(mingle.__file__).parent, about["job"], about["store"], announces=about["rank"] == 1)
     spent = time.process_time()
     with mingle.discover(about["job"], rank=about["rank"], world_size=about["world_size"], master_port=port):
-        figures["first discover, ms of CPU"] = (time.process_time() - spent) * 1e3
+        figures[CPU] = (time.process_time() - spent) * 1e3
+        figures["peak memory over torch's, KiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
         at_discover = set(sys.modules) - before - at_import
         figures["first discover, more modules of mingle"] = _ours(at_discover)
         figures["first discover, more other modules"] = len(at_discover) - _ours(at_discover)

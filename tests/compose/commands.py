@@ -18,6 +18,7 @@ _PACKAGES = {
     "docker-compose": "docker-compose",
     "docker-init": "docker.io",
     "dockerd": "docker.io",
+    "iperf3": "iperf3",
     "iptables": "iptables",
     "mpiexec.hydra": "mpich",
     "mpirun.openmpi": "openmpi-bin",
