@@ -45,7 +45,7 @@ ROUNDS, QUICK_ROUNDS, GUARD_ROUNDS = 20, 3, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs what the command line asks for; 1 when something got worse, or a comparison failed."""
+    """Run what the command line asks for; 1 when something got worse, or a comparison failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which ones (default: all): {', '.join(ORDER)}")
     parser.add_argument("--rounds", type=int, help=f"how often each is measured (default: {ROUNDS})")
@@ -83,7 +83,7 @@ def _there(name: str) -> bool:
 
 
 def _measure(names: Sequence[str], rounds: int, *, keep: bool) -> dict[str, Comparison]:
-    """Measures and prints each; one that fails says so and leaves the others alone."""
+    """Measure and print each; one that fails says so and leaves the others alone."""
     measured = {}
     for name in names:
         about, started = results.machine(), time.monotonic()
@@ -102,7 +102,7 @@ def _measure(names: Sequence[str], rounds: int, *, keep: bool) -> dict[str, Comp
 
 
 def _publish() -> None:
-    """Draws the pictures and writes the document, from all results that are kept."""
+    """Draw the pictures and write the document, from all results that are kept."""
     from benchmarks import plots
 
     kept = results.load_all()

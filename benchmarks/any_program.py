@@ -29,7 +29,7 @@ a real ssh takes some tenths of a second."""
 
 
 def run(rounds: int) -> Comparison:
-    """Measures; installs Open MPI where it is missing."""
+    """Measure; install Open MPI where it is missing."""
     provide(("mpirun.openmpi",))
     with Lab() as lab, tempfile.TemporaryDirectory() as folder:
         cluster = Cluster(lab, Path(folder), count=HOSTS)

@@ -22,7 +22,7 @@ limit is only as fast as the processor, so the two need not agree exactly."""
 
 
 def run(rounds: int) -> Comparison:
-    """Measures; installs iperf3 where it is missing."""
+    """Measure; install iperf3 where it is missing."""
     provide(("iperf3",))
     with Lab() as lab:
         hosts = hosts_of(lab, 2)

@@ -29,7 +29,7 @@ HELLO, JOINED, CONFIRMED, ACKNOWLEDGED = 1, 2, 3, 4
 
 
 def run(place: Place) -> None:
-    """Goes through the steps; the rank stays until it is killed."""
+    """Go through the steps; the rank stays until it is killed."""
     own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if place.rank == 0:

@@ -59,7 +59,7 @@ a member's first connection, and `MASTER_PORT`, which is exported after GO."""
 
 
 def run(rounds: int) -> Comparison:
-    """Measures; a round takes ten seconds."""
+    """Measure; a round takes ten seconds."""
     samples: dict[str, list[float]] = {}
     with Lab() as lab:
         network = lab.network()

@@ -49,7 +49,7 @@ two cores, which the members share."""
 
 
 def run(rounds: int) -> Comparison:
-    """Measures; one round of many members takes tens of seconds on two cores."""
+    """Measure; one round of many members takes tens of seconds on two cores."""
     sizes = QUICK_SIZES if rounds < 10 else SIZES
     samples: dict[str, list[float]] = {}
     extra: dict[str, dict[str, list[float]]] = {}

@@ -16,7 +16,7 @@ OTHER_ROOT` compares it with another version's, in turn."""
 
 
 def run(rounds: int) -> Comparison:
-    """Measures; a round takes a quarter of a minute."""
+    """Measure; a round takes a quarter of a minute."""
     samples: dict[str, list[float]] = {"rank 0": [], "a member": []}
     for _ in range(rounds):
         for rank, figures in stats.run_job(ROOT, world_size=RANKS).items():

@@ -33,7 +33,7 @@ def beyond_limits(present: Mapping[str, Comparison]) -> list[str]:
 def regressions(
     committed: Mapping[str, Comparison], present: Mapping[str, Comparison], tolerance: float = TOLERANCE
 ) -> list[str]:
-    """Returns a sentence for each ratio that got worse, and for each that is no longer measured.
+    """Return a sentence for each ratio that got worse, and for each that is no longer measured.
 
     A comparison that was not run at all is not judged.
     """

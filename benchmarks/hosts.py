@@ -42,7 +42,7 @@ class Place:
     """Where a rank in a fresh interpreter waits for the moment to begin: nobody knows how long its imports take."""
 
     def wait(self) -> float:
-        """Waits for the moment to begin, says so, and returns it."""
+        """Wait for the moment to begin, say so, and return it."""
         if self.gate is None:
             own_pages()
         precedence.take()
@@ -66,7 +66,7 @@ class Gate:
 
     @contextlib.contextmanager
     def closed(self) -> Iterator[None]:
-        """Keeps everybody waiting."""
+        """Keep everybody waiting."""
         os.mkfifo(self.path)
         writer = os.open(self.path, os.O_RDWR)  # does not wait for a reader, as a mere writer would
         try:
@@ -75,7 +75,7 @@ class Gate:
             os.close(writer)
 
     def come(self) -> int:
-        """Goes there, while it is closed; returns the descriptor to wait at."""
+        """Go there, while it is closed; return the descriptor to wait at."""
         return os.open(self.path, os.O_RDONLY)
 
 
@@ -93,7 +93,7 @@ class Field:
         self._rounds = 0
 
     def lose_udp(self, percent: int) -> None:
-        """Has every host lose this share of the UDP packets that reach it."""
+        """Have every host lose this share of the UDP packets that reach it."""
         for host in self.hosts:
             host.clear_rules()
             if percent:
@@ -163,7 +163,7 @@ class Field:
     def everywhere(
         self, function: Callable[..., None], arguments: Callable[[Place, int], tuple[Any, ...]], timeout: float
     ) -> tuple[float, list[Event]]:
-        """Runs a function on each host that starts several ranks there, and kills what it started afterwards.
+        """Run a function on each host that starts several ranks there, and kill what it started afterwards.
 
         It is given a `Gate` as well, reports ``ready`` once its ranks wait there, and ``done``. Returns the moment at
         which the gate was opened, on the monotonic clock, and how each host ended.
@@ -204,7 +204,7 @@ class Field:
 
     @contextlib.contextmanager
     def _round(self) -> Iterator[Callable[..., Rank[None]]]:
-        """Lends a function that starts ranks of a new job; they are killed at the end, whatever happened."""
+        """Lend a function that starts ranks of a new job; they are killed at the end, whatever happened."""
         self._rounds += 1
         job, started = f"bench {self._rounds}", []
 
@@ -233,7 +233,7 @@ class Field:
     # --- the wire --------------------------------------------------------------------------------------------------
 
     def count_udp(self) -> None:
-        """Begins to count UDP packets where they enter the bridge, each once however many hosts it goes to."""
+        """Begin to count UDP packets where they enter the bridge, each once however many hosts it goes to."""
         self.network.namespace.nft(
             "add table bridge bench\ndelete table bridge bench\n"
             "table bridge bench {\ncounter datagrams { }\nchain count {\ntype filter hook prerouting priority 0\n"
@@ -241,7 +241,7 @@ class Field:
         )
 
     def counted_udp(self) -> tuple[int, int]:
-        """Returns the packets and bytes since `count_udp`."""
+        """Return the packets and bytes since `count_udp`."""
         shown = json.loads(
             self.network.namespace.tool(["nft", "-j", "list", "counter", "bridge", "bench", "datagrams"])
         )
@@ -250,7 +250,7 @@ class Field:
 
 
 def name_each_other(hosts: Sequence[Host]) -> None:
-    """Lets hosts resolve each other's names, as a name server would: c10d tells the others of rank 0 by its name."""
+    """Let hosts resolve each other's names, as a name server would: c10d tells the others of rank 0 by its name."""
     lines = "".join(f"{host.address()} {host.name}\n" for host in hosts)
     for host in hosts:
         host.hosts_file.write_text(f"127.0.0.1 localhost\n{lines}", encoding="utf-8")
@@ -258,14 +258,14 @@ def name_each_other(hosts: Sequence[Host]) -> None:
 
 @contextlib.contextmanager
 def field(size: int) -> Iterator[Field]:
-    """Lends a field; its hosts end with the block."""
+    """Lend a field; its hosts end with the block."""
     with Lab() as lab:
         yield Field(lab, size)
 
 
 @contextlib.contextmanager
 def _gates() -> Iterator[Path]:
-    """Lends a folder for gates."""
+    """Lend a folder for gates."""
     with tempfile.TemporaryDirectory() as directory:
         yield Path(directory)
 
@@ -285,21 +285,21 @@ def _all_done(ranks: list[Rank[None]], patience: float) -> bool:
 
 
 def until_all(ends: list[Event]) -> float:
-    """Returns the milliseconds from rank 0's start until the last rank was done."""
+    """Return the milliseconds from rank 0's start until the last rank was done."""
     return max(float(end["at"]) - float(ends[0]["started"]) for end in ends) * 1e3
 
 
 def from_begin(ends: list[Event]) -> float:
-    """Returns the milliseconds from the first start until the last rank was done."""
+    """Return the milliseconds from the first start until the last rank was done."""
     return (max(float(end["at"]) for end in ends) - min(float(end["started"]) for end in ends)) * 1e3
 
 
 def alone(end: Event) -> float:
-    """Returns the milliseconds of one rank."""
+    """Return the milliseconds of one rank."""
     return float(end["at"] - end["started"]) * 1e3
 
 
 def cpu(ends: list[Event]) -> float:
-    """Returns the milliseconds of CPU that all ranks have used between their start and their end."""
+    """Return the milliseconds of CPU that all ranks have used between their start and their end."""
     used = math.fsum(end["cpu"] for end in ends)
     return used * 1e3

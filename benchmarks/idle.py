@@ -31,7 +31,7 @@ no process group, because its members are machines in two processes; it looks fo
 
 
 def run(rounds: int) -> Comparison:
-    """Measures."""
+    """Measure."""
     seconds = QUICK_SECONDS if rounds < 10 else SECONDS
     samples: dict[str, list[float]] = {}
     datagrams: list[float] = []

@@ -27,7 +27,7 @@ All ranks share two cores, so most of the time is the CPU of all ranks together,
 
 
 def run(rounds: int) -> Comparison:
-    """Measures; a round of 8 ranks takes a quarter of a minute."""
+    """Measure; a round of 8 ranks takes a quarter of a minute."""
     samples: dict[str, list[float]] = {}
     used: dict[str, dict[str, float]] = {}
     for size in GOALS:
@@ -46,7 +46,7 @@ def run(rounds: int) -> Comparison:
 
 
 def conclude(samples: Mapping[str, list[float]], used: Mapping[str, Mapping[str, float]]) -> Comparison:
-    """Returns the outcome of these measurements."""
+    """Return the outcome of these measurements."""
     ratios = {
         f"{size} ranks": ratio(samples[f"mingle.init, {size} ranks"], smooth)
         for size in GOALS
@@ -69,7 +69,7 @@ def conclude(samples: Mapping[str, list[float]], used: Mapping[str, Mapping[str,
 
 
 def _smooth(values: list[float]) -> list[float]:
-    """Returns the rounds in which no client of torch's came too early."""
+    """Return the rounds in which no client of torch's came too early."""
     return [value for value in values if value < RETRY_MILLISECONDS]
 
 

@@ -36,7 +36,7 @@ quarter in the kernel."""
 
 
 def run(rounds: int) -> Comparison:
-    """Measures."""
+    """Measure."""
     ends: dict[str, list[list[Event]]] = {"mingle": [], "zeroconf": [], "bare pipeline": []}
     with field(HOSTS) as hosts:
 

@@ -21,7 +21,7 @@ bare pipeline those that wait have connected to the store before, too."""
 
 
 def run(rounds: int) -> Comparison:
-    """Measures."""
+    """Measure."""
     with field(HOSTS) as hosts:
         samples = alternate(
             rounds,

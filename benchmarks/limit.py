@@ -91,13 +91,13 @@ def _measure(rounds: int) -> dict[str, list[float]]:
 
 
 def steps(rounds: int) -> list[float]:
-    """Returns the milliseconds of all steps together, so many times."""
+    """Return the milliseconds of all steps together, so many times."""
     taken = _measure(rounds)
     return [sum(each) for each in zip(*taken.values(), strict=True)]
 
 
 def run(rounds: int) -> Comparison:
-    """Measures."""
+    """Measure."""
     samples = _measure(rounds)
     total = sum(median(values) for values in samples.values())
     text = f"{TEXT} Together {total:.2f} ms."

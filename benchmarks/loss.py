@@ -18,7 +18,7 @@ its call until all 8 have GO."""
 
 
 def run(rounds: int) -> Comparison:
-    """Measures."""
+    """Measure."""
     with field(HOSTS) as hosts:
 
         def one(percent: int) -> float:

@@ -18,7 +18,7 @@ Shown is how much its resident memory (VmRSS) has grown after two seconds of tha
 
 
 def run(rounds: int) -> Comparison:
-    """Measures."""
+    """Measure."""
     grown = []
     with field(1) as hosts:
         for _ in range(max(3, rounds // 4)):  # each imports torch, which takes seconds
@@ -37,7 +37,7 @@ def run(rounds: int) -> Comparison:
 
 
 def _resident() -> int:
-    """Returns this process's resident memory in KiB."""
+    """Return this process's resident memory in KiB."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition("VmRSS:")[2].split()[0])
 

@@ -19,7 +19,7 @@ LARGEST_CODE_BYTES = 64 << 20
 
 
 def own_pages() -> None:
-    """Faults in every page that this process may write, and the code of all but the largest libraries.
+    """Fault in every page that this process may write, and the code of all but the largest libraries.
 
     Raises:
         OSError: the kernel does not know how.

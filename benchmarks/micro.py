@@ -16,7 +16,7 @@ written and read, and the same with a secret's signature."""
 
 
 def run(rounds: int) -> Comparison:
-    """Measures; the number of rounds is pyperf's own affair, but for its order of magnitude."""
+    """Measure; the number of rounds is pyperf's own affair, but for its order of magnitude."""
     import pyperf
 
     with tempfile.TemporaryDirectory() as folder:

@@ -15,13 +15,13 @@ TIMEOUT = 60.0
 
 
 def discover(place: Place) -> None:
-    """Discovers; the rank stays until it is killed."""
+    """Discover; the rank stays until it is killed."""
     _discover(place)
     threading.Event().wait()
 
 
 def discover_and_end(place: Place) -> None:
-    """Discovers, stays until the others have GO as well, and closes its job."""
+    """Discover, stay until the others have GO as well, and close its job."""
     with _discover(place):
         threading.Event().wait(1.0)
 
@@ -42,7 +42,7 @@ def _discover(place: Place) -> mingle.Job:
 
 
 def init(place: Place) -> None:
-    """Makes the process group; the rank stays until it is killed."""
+    """Make the process group; the rank stays until it is killed."""
     started, cpu = place.wait(), time.process_time()
     mingle.init(place.job, rank=place.rank, world_size=place.world_size, backend="gloo", discovery_timeout=TIMEOUT)
     report("done", started=started, at=time.monotonic(), cpu=time.process_time() - cpu)

@@ -19,7 +19,7 @@ with ranks started in a random order within a second, and with a share of the UD
 
 
 def run(rounds: int) -> Comparison:
-    """Measures."""
+    """Measure."""
     contenders: dict[str, RankFunction] = {"mingle": mingle_ranks.discover, "one datagram": original_ranks.run}
     samples: dict[str, list[float]] = {}
     with field(HOSTS) as hosts:

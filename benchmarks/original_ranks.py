@@ -17,7 +17,7 @@ GROUP, PORT = "239.192.1.2", 29497
 
 
 def run(place: Place) -> None:
-    """Sends the one datagram, or waits for it; the rank stays until it is killed."""
+    """Send the one datagram, or wait for it; the rank stays until it is killed."""
     if place.rank == 0:
         report("hosting")
         started, cpu = place.wait(), time.process_time()

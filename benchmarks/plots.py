@@ -12,7 +12,7 @@ PICTURES = ROOT / "docs" / "pictures"
 
 
 def draw(comparison: Comparison, folder: Path = PICTURES) -> Path:
-    """Draws a comparison and returns the file."""
+    """Draw a comparison and return the file."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -18,6 +18,6 @@ def asked_for() -> bool:
 
 
 def take() -> None:
-    """Gives it to this thread and to all that it starts from here on, if it was asked for."""
+    """Give it to this thread and to all that it starts from here on, if it was asked for."""
     if asked_for():
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))

@@ -61,7 +61,7 @@ class Comparison:
 
 
 def machine() -> dict[str, str]:
-    """Returns what the figures depend on: the machine, its load, and the versions."""
+    """Return what the figures depend on: the machine, its load, and the versions."""
     about = {
         "cpu": f"{os.cpu_count()} × {_processor()}",
         "kernel": f"{platform.system()} {platform.release().partition('-')[0]}",
@@ -86,7 +86,7 @@ def _processor() -> str:
 
 
 def save(comparison: Comparison, about: Mapping[str, str], folder: Path = RESULTS) -> Path:
-    """Writes a comparison to ``folder`` and returns the file."""
+    """Write a comparison to ``folder`` and return the file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{comparison.name}.json"
     kept = dataclasses.asdict(comparison)
@@ -97,7 +97,7 @@ def save(comparison: Comparison, about: Mapping[str, str], folder: Path = RESULT
 
 
 def load(path: Path) -> tuple[Comparison, dict[str, str]]:
-    """Returns a comparison and the machine it was taken on.
+    """Return a comparison and the machine it was taken on.
 
     Raises:
         OSError: the file can't be read.
@@ -110,10 +110,10 @@ def load(path: Path) -> tuple[Comparison, dict[str, str]]:
 
 
 def load_all(folder: Path = RESULTS) -> dict[str, tuple[Comparison, dict[str, str]]]:
-    """Returns all comparisons in a folder by their names."""
+    """Return all comparisons in a folder by their names."""
     return {path.stem: load(path) for path in sorted(folder.glob("*.json"))}
 
 
 def _short_lists(text: str) -> str:
-    """Puts each list of numbers on one line: a hundred lines of numbers hide what changed."""
+    """Put each list of numbers on one line: a hundred lines of numbers hide what changed."""
     return re.sub(r"\[\s+([-+.,\de\s]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)

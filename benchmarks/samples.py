@@ -20,7 +20,7 @@ class Summary:
 
 
 def percentile(values: Sequence[float], fraction: float) -> float:
-    """Returns the smallest value that at least this fraction of all values does not exceed (the nearest rank).
+    """Return the smallest value that at least this fraction of all values does not exceed (the nearest rank).
 
     It is always one of the values: with few of them an interpolated 99th percentile would be an invention.
 
@@ -33,7 +33,7 @@ def percentile(values: Sequence[float], fraction: float) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """Returns the middle value, or the mean of the middle two.
+    """Return the middle value, or the mean of the middle two.
 
     Raises:
         ValueError: there are no values.
@@ -45,7 +45,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def summarise(values: Sequence[float]) -> Summary:
-    """Returns the figures of some measurements.
+    """Return the figures of some measurements.
 
     Raises:
         ValueError: there are none.
@@ -54,7 +54,7 @@ def summarise(values: Sequence[float]) -> Summary:
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Returns how many times as much ours is as theirs, by their medians; less than 1 is less.
+    """Return how many times as much ours is as theirs, by their medians; less than 1 is less.
 
     Raises:
         ValueError: one of them is empty, or theirs is zero.
@@ -66,7 +66,7 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def alternate(rounds: int, contenders: Mapping[str, Callable[[int], float]]) -> dict[str, list[float]]:
-    """Measures all contenders in turn, A B C A B C …: what else the machine does hits all of them alike.
+    """Measure all contenders in turn, A B C A B C …: what else the machine does hits all of them alike.
 
     Args:
         rounds: how often each is measured.

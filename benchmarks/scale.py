@@ -21,7 +21,7 @@ from torch.distributed import TCPStore
 import mingle
 from benchmarks import precedence
 from benchmarks.hosts import Field, Gate, Place, field
-from benchmarks.results import Comparison, Goal
+from benchmarks.results import Comparison
 from benchmarks.samples import alternate, median
 
 HOSTS = 8
@@ -46,7 +46,7 @@ with 256."""
 
 
 def run(rounds: int) -> Comparison:
-    """Measures; a size that the machine has no memory for is left out."""
+    """Measure; a size that the machine has no memory for is left out."""
     sizes = QUICK_SIZES if rounds < 10 else SIZES
     samples: dict[str, list[float]] = {}
     room = _available_mib() // MIB_PER_RANK
@@ -60,23 +60,17 @@ def run(rounds: int) -> Comparison:
                 },
             )
             samples |= {f"{name}, {size} ranks": values for name, values in taken.items()}
-    largest = max(size for size in sizes if f"mingle, {size} ranks" in samples)
     ratios = {
         f"{size} ranks": median(samples[f"mingle, {size} ranks"]) / median(samples[f"TCPStore, {size} ranks"])
         for size in sizes
         if f"mingle, {size} ranks" in samples
     }
-    goals = [Goal(f"{largest} ranks join, against a bare TCPStore", ratios[f"{largest} ranks"], 1.5, "×")]
-    if largest > 64:
-        growth = median(samples[f"mingle, {largest} ranks"]) / median(samples["mingle, 64 ranks"])
-        goals.append(Goal(f"linear from 64 to {largest}: time per rank grows by", growth * 64 / largest, 1.2, "×"))
     return Comparison(
         name="scale",
         title="Many ranks on one machine",
         text=TEXT,
         unit="ms",
         samples=samples,
-        goals=tuple(goals),
         ratios=ratios,
     )
 
@@ -87,14 +81,14 @@ def _available_mib() -> int:
 
 
 def _crowd(hosts: Field, contender: str, size: int, _round: int = 0) -> float:
-    """Returns the milliseconds from the common begin until the last rank is done."""
+    """Return the milliseconds from the common begin until the last rank is done."""
     each = size // HOSTS
     begin, ends = hosts.everywhere(_host, lambda place, host: (place, contender, host * each, each, size), TIMEOUT)
     return max(float(end["at"]) - begin for end in ends) * 1e3
 
 
 def _host(place: Place, contender: str, first: int, count: int, size: int, gate: Gate) -> None:
-    """Forks the ranks of one host, and reports when all of them wait, and when the last of them was done."""
+    """Fork the ranks of one host, and report when all of them wait, and when the last of them was done."""
     join, rehearse = {"mingle": (_mingle, _rehearse_mingle), "TCPStore": (_store, _rehearse_store)}[contender]
     gc.freeze()
     begin = gate.come()
@@ -112,7 +106,7 @@ def _host(place: Place, contender: str, first: int, count: int, size: int, gate:
 
 
 def _times(ends: BinaryIO, count: int) -> list[float]:
-    """Returns what so many ranks say."""
+    """Return what so many ranks say."""
     times = [struct.unpack("d", ends.read(8))[0] for _ in range(count)]
     if min(times) < 0:
         raise RuntimeError("a rank failed")
@@ -120,7 +114,7 @@ def _times(ends: BinaryIO, count: int) -> list[float]:
 
 
 def _rank(rehearse: Callable[[], None], join: Callable[[], object], writer: int, begin: int) -> None:
-    """Joins when the gate opens, tells when it waits there and when it was done (negative: it failed), and stays."""
+    """Join when the gate opens, tell when it waits there and when it was done (negative: it failed), and stay."""
     at = -1.0
     try:
         rehearse()

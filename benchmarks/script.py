@@ -38,7 +38,7 @@ commands until the last rank has its Gloo process group. One script calls `mingl
 
 
 def run(rounds: int) -> Comparison:
-    """Measures; a round takes ten seconds."""
+    """Measure; a round takes ten seconds."""
     with Lab() as lab:
         network = lab.network()
         hosts = [lab.host(network) for _ in range(HOSTS)]

@@ -20,7 +20,7 @@ loses the OFFERs at the start waits for the next ones, which come once a second.
 
 
 def run(rounds: int) -> Comparison:
-    """Simulates; a round takes seconds of one core."""
+    """Simulate; a round takes seconds of one core."""
     formed = [nodes(NODES, RANKS_ON_EACH, loss=LOSS, seed=seed).formed for seed in range(1, rounds + 1)]
     return Comparison(
         name="simulated",

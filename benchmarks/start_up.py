@@ -22,7 +22,7 @@ EVERYTHING = "import mingle, mingle.distributed.rendezvous"
 
 
 def run(rounds: int) -> Comparison:
-    """Measures."""
+    """Measure."""
     commands = {
         "python -c pass": ["-c", "pass"],
         "import mingle": ["-c", "import mingle"],

@@ -9,7 +9,7 @@ from benchmarks.samples import summarise
 
 
 def number(value: float) -> str:
-    """Returns a figure with three digits that count, and no exponent."""
+    """Return a figure with three digits that count, and no exponent."""
     if value >= 100:
         return f"{value:.0f}"
     if value >= 10:
@@ -18,7 +18,7 @@ def number(value: float) -> str:
 
 
 def rows(comparison: Comparison) -> list[list[str]]:
-    """Returns the table of a comparison, its heading first: each contender's figures, and how it stands to mingle."""
+    """Return the table of a comparison, its heading first: each contender's figures, and how it stands to mingle."""
     columns = sorted({column for each in comparison.extra.values() for column in each})
     heading = ["", f"median ({comparison.unit})", "5 %", "95 %", "n", "mingle is", *columns]
     ours = comparison.samples.get("mingle")
@@ -47,7 +47,7 @@ def _standing(ours: float, theirs: float) -> str:
 
 
 def verdicts(comparison: Comparison) -> list[str]:
-    """Returns a line for each goal."""
+    """Return a line for each goal."""
     return [
         f"{'reached' if goal.met else 'missed'}: {goal.text}: {number(goal.value)} {goal.unit} "
         f"(goal: at most {number(goal.limit)} {goal.unit})"
@@ -56,7 +56,7 @@ def verdicts(comparison: Comparison) -> list[str]:
 
 
 def plain(comparison: Comparison) -> str:
-    """Returns a comparison for a terminal."""
+    """Return a comparison for a terminal."""
     table = rows(comparison)
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     lines = [comparison.title]
@@ -67,7 +67,7 @@ def plain(comparison: Comparison) -> str:
 
 
 def markdown(comparison: Comparison) -> str:
-    """Returns a comparison's table for Markdown."""
+    """Return a comparison's table for Markdown."""
     heading, *rest = rows(comparison)
     lines = [f"| {' | '.join(heading)} |", f"|---|{'---:|' * (len(heading) - 1)}"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rest)])

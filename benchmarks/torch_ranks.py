@@ -15,7 +15,7 @@ PORT = 29400
 
 
 def init(place: Place) -> None:
-    """Makes the process group at an address that everybody was told; the rank stays until it is killed."""
+    """Make the process group at an address that everybody was told; the rank stays until it is killed."""
     os.environ["MASTER_ADDR"] = place.address
     os.environ["MASTER_PORT"] = str(PORT)
     started, cpu = place.wait(), time.process_time()

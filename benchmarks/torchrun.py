@@ -23,7 +23,7 @@ commands until every worker has made a step; most of it is the import of torch, 
 
 
 def run(rounds: int) -> Comparison:
-    """Measures; a round takes a quarter of a minute."""
+    """Measure; a round takes a quarter of a minute."""
     with Lab() as lab, tempfile.TemporaryDirectory() as directory:
         network = lab.network()
         hosts = [lab.host(network) for _ in range(HOSTS)]

@@ -33,7 +33,7 @@ that is when the waiting ended. Most of the rest is the import of torch in the n
 
 
 def run(rounds: int) -> Comparison:
-    """Measures; a round takes minutes, so there are few."""
+    """Measure; a round takes minutes, so there are few."""
     with tempfile.TemporaryDirectory() as directory:
         samples = alternate(
             max(1, rounds // 7),
@@ -68,7 +68,7 @@ class _Run:
         self.processes: dict[Host, Process] = {}
 
     def start(self, *script: str) -> None:
-        """Starts the same line on every host."""
+        """Start the same line on every host."""
         endpoint = f"{self.hosts[0].address()}:{STOCK_PORT}"
         rendezvous = ["--rdzv-backend=mingle"]
         if self.name == "c10d":
@@ -79,12 +79,12 @@ class _Run:
             self.processes[host] = host.run([*line, str(SCRIPT), f"--until={self.stop}", *script])
 
     def said(self, host: Host, event: str = "step") -> list[dict[str, Any]]:
-        """Returns what the workers of a host have said."""
+        """Return what the workers of a host have said."""
         lines = (text for text in self.processes[host].stdout.splitlines() if text.startswith("{") and text[-1:] == "}")
         return [each for each in map(json.loads, lines) if each["event"] == event]
 
     def train(self, hosts: Sequence[Host], since: float, seconds: float) -> float | None:
-        """Returns when the last of these hosts made the first step of workers started since, or None if none does."""
+        """Return when the last of these hosts made the first step of workers started since, or None if none did."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             firsts = [self._first_step(host, since) for host in hosts]

@@ -20,7 +20,7 @@ good-byes. zeroconf's rank 0 registers one service, the others browse and resolv
 
 
 def run(rounds: int) -> Comparison:
-    """Measures."""
+    """Measure."""
     octets: dict[str, list[float]] = {}
     with field(HOSTS) as hosts:
 

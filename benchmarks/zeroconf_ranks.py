@@ -17,13 +17,13 @@ RESOLVE_MILLISECONDS = 30_000
 
 
 def find(place: Place) -> None:
-    """Registers, or browses and resolves; the rank stays until it is killed."""
+    """Register, or browse and resolve; the rank stays until it is killed."""
     with _find(place):
         threading.Event().wait()
 
 
 def find_and_end(place: Place) -> None:
-    """Registers, or browses and resolves; stays until the others have done so as well, and closes."""
+    """Register, or browse and resolve; stay until the others have done so as well, and close."""
     with _find(place):
         threading.Event().wait(3.0)
 

@@ -326,7 +326,7 @@ def gathering(
 
 
 def _wake(port: int) -> None:
-    """Sends a datagram that means nothing to every loop on `lo`."""
+    """Send a datagram that means nothing to every loop on `lo`."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1"))
         sender.sendto(b"wake", (BROWSE_GROUP.ipv4, port))

@@ -63,7 +63,7 @@ class Race:
         return [effect.address for effect in self.done() if isinstance(effect, Dial)]
 
     def answer(self, conn: int, now: float, session: bytes = SESSION) -> list[object]:
-        """Connects, and has the host at the other end answer."""
+        """Connect, and have the host at the other end answer."""
         self.race.connected(conn, "10.0.0.9", "eth0")
         (write,) = [effect for effect in self.done() if isinstance(effect, Write)]
         host = HostConversation(job="job", attempt="", session=session, addresses=(FIRST, SECOND, THIRD), port=4000)

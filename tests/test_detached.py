@@ -26,7 +26,7 @@ def names() -> list[str]:
 
 
 def done(work: Callable[[], object] = lambda: None) -> tuple[threading.Event, Callable[[], None]]:
-    """Returns an event, and work that sets it at its end."""
+    """Return an event, and work that sets it at its end."""
     event = threading.Event()
 
     def run() -> None:
@@ -37,7 +37,7 @@ def done(work: Callable[[], object] = lambda: None) -> tuple[threading.Event, Ca
 
 
 def when_idle(worker: PreStartedWorker, thread: threading.Thread) -> None:
-    """Waits until the thread has gone back to waiting: it says so after its work has ended."""
+    """Wait until the thread has gone back to waiting: it says so after its work has ended."""
     pause = threading.Event()
     for _ in range(1000):
         assert worker._worker is not None

@@ -62,7 +62,7 @@ def job() -> Iterator[Job]:
 
 
 def gather(*several: Gathering) -> list[Gathered]:
-    """Lets all of them gather at once."""
+    """Let all of them gather at once."""
     with ThreadPoolExecutor(len(several)) as pool:
         return list(pool.map(Gathering.gather, several))
 
@@ -72,7 +72,7 @@ def host_first(several: list[Gathering], found: list[Gathered]) -> list[Gatherin
 
 
 def kill(agent: Gathering) -> None:
-    """Ends an agent as SIGKILL does: the kernel closes its sockets, and nothing is said."""
+    """End an agent as SIGKILL does: the kernel closes its sockets, and nothing is said."""
 
     def die() -> None:
         agent._driver.connections.close()

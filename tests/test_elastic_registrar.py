@@ -60,7 +60,7 @@ class Registry:
         return self._conns
 
     def wait(self, seconds: float) -> None:
-        """Lets the time pass, and the registrar do what it has planned."""
+        """Let the time pass, and the registrar do what it has planned."""
         end = self.now + seconds
         while (due := self.registrar.next_timer()) is not None and due <= end:
             assert due > self.now or self.now == 0.0, "a busy loop"
@@ -91,7 +91,7 @@ class Registry:
         self.registrar.store_opened(self.registrar.epoch, HOST_ADDRESS, 5000, "token", self.now)
 
     def go(self, *letters: str) -> dict[str, int]:
-        """Lets these join and brings the session to GO."""
+        """Let these join and bring the session to GO."""
         conns = {letter: self.join(letter) for letter in letters}
         for letter, conn in conns.items():
             self.confirm(conn, letter)

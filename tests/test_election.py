@@ -51,7 +51,7 @@ def elector(member: bytes = HIGH, *, timeout: float = 30.0, world_size: int = 3)
 
 
 def run(machine: Elector, until: float) -> list[tuple[float, Effect]]:
-    """Lets the clock run; returns what was done when."""
+    """Let the clock run; return what was done when."""
     done: list[tuple[float, Effect]] = []
     now = 0.0
     while (due := machine.next_timer()) is not None and due <= until:

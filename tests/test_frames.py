@@ -244,7 +244,7 @@ STREAMS = [stream(speaker, spoken) for spoken in PLAIN.values() for speaker in (
 
 
 def read_all(reader: FrameReader, data: bytes, chunk: int) -> list[AnyFrame]:
-    """Feeds the bytes in pieces, and reads as a connection's owner does: until there is no whole frame."""
+    """Feed the bytes in pieces, and read as a connection's owner does: until there is no whole frame."""
     received = []
     for start in range(0, len(data), chunk):
         reader.feed(data[start : start + chunk])

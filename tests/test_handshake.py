@@ -426,7 +426,7 @@ def test_frame_without_a_mac_is_refused() -> None:
 
 
 def _told(tampered: int, byte: int, mask: int) -> list[AnyFrame] | str:
-    """Plays a short conversation, with one byte of one piece changed.
+    """Play a short conversation, with one byte of one piece changed.
 
     Returns what was heard, or why it broke off. The pieces: HELLO, WELCOME, PROVE, and one frame each way.
     """

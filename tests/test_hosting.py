@@ -90,7 +90,7 @@ class Alone:
         return self.host.registrar.phase
 
     def done(self) -> list[Effect]:
-        """Takes the effects; what was written arrives at the callers."""
+        """Take the effects; what was written arrives at the callers."""
         done = self.host.effects()
         for effect in done:
             if isinstance(effect, Write):
@@ -106,7 +106,7 @@ class Alone:
         return self.done()
 
     def call(self, conn: int, *, purpose: Any = "join", key: JobKey | None = None, now: float = 1.0) -> None:
-        """Connects and proves itself."""
+        """Connect and prove itself."""
         call = Call(
             job="job",
             member=conn.to_bytes(16, "big"),

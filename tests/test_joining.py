@@ -58,7 +58,7 @@ class Alone:
         self.said: list[Any] = []
 
     def done(self) -> list[Effect]:
-        """Takes the effects; what was written arrives at the host."""
+        """Take the effects; what was written arrives at the host."""
         done = self.joiner.effects()
         for effect in done:
             if isinstance(effect, Write):

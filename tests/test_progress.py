@@ -38,7 +38,7 @@ class Waiting:
 
 
 def show(shown: Progress, now: float, snapshot: Snapshot = SEEKING) -> bool:
-    """Shows how a machine stands; returns whether its host was asked."""
+    """Show how a machine stands; return whether its host was asked."""
     machine = Waiting(snapshot)
     shown.show(machine, now)
     return machine.asked == 1

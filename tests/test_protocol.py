@@ -31,7 +31,7 @@ LAN_DELAY_SECONDS = 0.0002
 
 
 def seeks(count: int, *, hearing: bool, delay: float = LAN_DELAY_SECONDS, until: float = MINUTE) -> list[float]:
-    """Lets so many seekers start together and returns when somebody asked."""
+    """Let so many seekers start together and return when somebody asked."""
     rng = random.Random(count)
     seekers = [Seeker(count, 0.0, rng) for _ in range(count)]
     asked = []
@@ -153,7 +153,7 @@ def test_a_seeker_that_lost_its_host_asks_quickly_again() -> None:
 
 
 def offers(announcer: Announcer, until: float, *, asked: list[float] | None = None) -> list[float]:
-    """Drives an announcer as its owner does: by its timer, and by the questions that come in."""
+    """Drive an announcer as its owner does: by its timer, and by the questions that come in."""
     questions = sorted(asked or [])
     spoken: list[float] = []
     while True:

@@ -96,7 +96,7 @@ def test_the_exit_barrier_is_told_apart_by_its_key(inner: HashStore, handler: Ha
 
 
 def ranks(store: RoundStore, rank: int, size: int, workers: int) -> list[tuple[int, int, int, int]]:
-    """Has torch's agent ask for its workers' ranks: for each rank and world size, in all and in its role."""
+    """Have torch's agent ask for its workers' ranks: for each rank and world size, in all and in its role."""
     spec = SimpleNamespace(role="default", local_world_size=workers)
     assign: Any = agent_api.SimpleElasticAgent._assign_worker_ranks
     return [

@@ -22,7 +22,7 @@ _ADDRESS = (2, 45)
 
 
 def messages(kind: type[msgspec.Struct]) -> SearchStrategy[Any]:
-    """Returns valid messages of a type, with texts cut as their makers cut them."""
+    """Return valid messages of a type, with texts cut as their makers cut them."""
     return _strategy(msgspec.inspect.type_info(kind))
 
 

@@ -86,7 +86,7 @@ def numbers() -> Iterator[int]:
 def project(
     engine: Engine, compose: list[str], image: str, numbers: Iterator[int], tmp_path: Path
 ) -> Iterator[MakeProject]:
-    """Makes projects; they end with the test, and what their containers wrote shows when it fails."""
+    """Make projects; they end with the test, and what their containers wrote shows when it fails."""
     made: list[Project] = []
 
     def make(override: dict[str, Any] | None = None, **variables: str) -> Project:

@@ -44,7 +44,7 @@ class Tally:
 
     @contextlib.contextmanager
     def counting(self, name: str, cases: int) -> Iterator[None]:
-        """Counts these cases for a target, and the time until they are over."""
+        """Count these cases for a target, and the time until they are over."""
         began = time.perf_counter()
         yield
         self._cases[name] += cases
@@ -56,7 +56,7 @@ class Tally:
 
 
 def decoders(cases: int, rng: random.Random, tally: Tally | None = None, only: str | None = None) -> None:
-    """Gives so many inputs to every decoder in turn, or to one."""
+    """Give so many inputs to every decoder in turn, or to one."""
     for name, target in TARGETS.items():
         if only not in (None, name):
             continue
@@ -72,7 +72,7 @@ def decoders(cases: int, rng: random.Random, tally: Tally | None = None, only: s
 
 
 def fuzz(cases: float, seconds: float, seed: int, only: str | None = None) -> int:
-    """Gives inputs to all targets and machines, or to one of them; returns how many."""
+    """Give inputs to all targets and machines, or to one of them; return how many."""
     rng = random.Random(seed)
     theatres = {kind: Theatre(kind, rng) for kind in KINDS if only in (None, kind)}
     tally = Tally()
@@ -113,7 +113,7 @@ def guided(name: str, seconds: float) -> None:
 
 
 def main() -> None:
-    """Reads the command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Fuzz the decoders and the machines.")
     parser.add_argument("--cases", type=float, default=float("inf"))
     parser.add_argument("--seconds", type=float, default=float("inf"))

@@ -80,7 +80,7 @@ class Theatre:
         self._carry_out()
 
     def step(self) -> None:
-        """Has one thing happen."""
+        """Have one thing happen."""
         rng, machine = self._rng, self.machine
         if (machine.finished and rng.random() < 0.02) or rng.random() < 0.001:
             self._begin()

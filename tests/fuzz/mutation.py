@@ -33,7 +33,7 @@ _VALUES: tuple[Any, ...] = (
 
 
 def damage(data: bytes, rng: random.Random) -> bytes:
-    """Returns the bytes with one thing wrong: a bit, a byte, a cut, a gap, something put in, something twice."""
+    """Return the bytes with one thing wrong: a bit, a byte, a cut, a gap, something put in, something twice."""
     if not data:
         return rng.randbytes(rng.randrange(16))
     at = rng.randrange(len(data))
@@ -60,7 +60,7 @@ def damage(data: bytes, rng: random.Random) -> bytes:
 
 
 def vary(body: bytes, rng: random.Random) -> bytes:
-    """Returns a MessagePack map with a value changed, so that most of what checks it is passed."""
+    """Return a MessagePack map with a value changed, so that most of what checks it is passed."""
     try:
         fields = msgspec.msgpack.decode(body)
     except (msgspec.DecodeError, ValueError):
@@ -86,7 +86,7 @@ def vary(body: bytes, rng: random.Random) -> bytes:
 
 
 def datagram(seed: bytes, rng: random.Random) -> bytes:
-    """Returns a datagram made of a good one."""
+    """Return a datagram made of a good one."""
     if rng.random() < 0.5:
         return seed[:HEADER_BYTES] + vary(seed[HEADER_BYTES:], rng)
     for _ in range(rng.choice((1, 1, 1, 2, 8))):
@@ -95,7 +95,7 @@ def datagram(seed: bytes, rng: random.Random) -> bytes:
 
 
 def local_message(seed: bytes, rng: random.Random) -> bytes:
-    """Returns a message between processes of one machine made of a good one: a list of fields, a datagram the first."""
+    """Return a message between processes of one machine made of a good one: a list of fields, a datagram the first."""
     if rng.random() < 0.3:
         data, *fields = msgspec.msgpack.decode(seed)
         return msgspec.msgpack.encode([datagram(data, rng), *fields])
@@ -113,7 +113,7 @@ def bodies(stream: bytes) -> list[bytes]:
 
 
 def stream(seeds: list[bytes], rng: random.Random) -> bytes:
-    """Returns a stream made of good frames: some changed, left out, repeated or moved, the lengths mostly right."""
+    """Return a stream made of good frames: some changed, left out, repeated or moved, the lengths mostly right."""
     frames = list(seeds)
     for _ in range(rng.choice((0, 1, 1, 2))):
         at = rng.randrange(len(frames))

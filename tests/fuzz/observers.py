@@ -27,7 +27,7 @@ _OFFER = DATAGRAMS["offer"][1]
 
 
 def strictly(line: str) -> Any:
-    """Reads a line of JSON as a strict reader does: no NaN, no infinity, no half of a character.
+    """Read a line of JSON as a strict reader does: no NaN, no infinity, no half of a character.
 
     Raises:
         AssertionError: a strict reader refuses it.

@@ -74,7 +74,7 @@ class MemberPeer(Peer):
         self._joined = False
 
     def heard(self, data: bytes) -> None:
-        """Joins once the host has proved itself."""
+        """Join once the host has proved itself."""
         super().heard(data)
         if self._member.welcome is not None and not self._joined:
             self._joined = True
@@ -83,7 +83,7 @@ class MemberPeer(Peer):
             )
 
     def answers(self, frame: frames.AnyFrame) -> Iterator[frames.AnyFrame]:
-        """Goes on as a member does."""
+        """Go on as a member does."""
         if isinstance(frame, frames.Confirm):
             yield frames.Confirmed(session=frame.session, epoch=frame.epoch, paths=(self._path,))
         elif isinstance(frame, frames.Sealed):
@@ -103,7 +103,7 @@ class HostPeer(Peer):
         self._epoch = 0
 
     def answers(self, frame: frames.AnyFrame) -> Iterator[frames.AnyFrame]:
-        """Goes on as a host does."""
+        """Go on as a host does."""
         if isinstance(frame, frames.Join):
             self._epoch += 1
             yield frames.Joined(session=SESSION)

@@ -23,11 +23,11 @@ class Packet(TypedDict):
 
 
 def load() -> dict[str, Packet]:
-    """Returns the packets by name: ``seek``, ``seek signed``, ``join/hello``, ``join signed/hello`` …"""
+    """Return the packets by name: ``seek``, ``seek signed``, ``join/hello``, ``join signed/hello`` …"""
     packets: dict[str, Packet] = json.loads(PACKETS.read_text(encoding="utf-8"))
     return packets
 
 
 def data(name: str) -> bytes:
-    """Returns one packet's bytes."""
+    """Return one packet's bytes."""
     return bytes.fromhex(load()[name]["hex"])

@@ -272,7 +272,7 @@ class Spoken:
 
 
 def conversations(story: Story, key: JobKey | None) -> tuple[MemberConversation, HostConversation]:
-    """Returns both sides of a story before the first byte; the host takes its nonce when HELLO comes."""
+    """Return both sides of a story before the first byte; the host takes its nonce when HELLO comes."""
     with mock.patch("mingle.protocol.handshake.new_nonce", return_value=MEMBER_NONCE):
         member = MemberConversation(story.call, (ADDRESSES[0], PORT), key)
     host = HostConversation(job=JOB, attempt="1", session=SESSION, addresses=ADDRESSES, port=PORT, key=key)
@@ -280,7 +280,7 @@ def conversations(story: Story, key: JobKey | None) -> tuple[MemberConversation,
 
 
 def speak(story: Story, key: JobKey | None) -> Iterator[Spoken]:
-    """Plays a story with fixed nonces and yields what each side writes."""
+    """Play a story with fixed nonces and yield what each side writes."""
     member, host = conversations(story, key)
     sides: dict[str, Conversation] = {"member": member, "host": host}
     with mock.patch("mingle.protocol.handshake.new_nonce", return_value=HOST_NONCE):
@@ -299,7 +299,7 @@ def speak(story: Story, key: JobKey | None) -> Iterator[Spoken]:
 
 
 def render() -> dict[str, Packet]:
-    """Returns all packets as this version of the code makes them; what two stories share comes once."""
+    """Return all packets as this version of the code makes them; what two stories share comes once."""
     packets: dict[str, Packet] = {}
     for name, (meaning, message) in DATAGRAMS.items():
         packets[name] = {"meaning": meaning, "hex": datagrams.encode(message).hex()}

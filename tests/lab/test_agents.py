@@ -46,12 +46,12 @@ class Agents:
         self.latest: dict[Host, Any] = {}
 
     def start(self, *hosts: Host) -> None:
-        """Starts the agents of these hosts."""
+        """Start the agents of these hosts."""
         for host in hosts:
             self.ranks[host] = host.start(agent, *self._arguments)
 
     def gather(self, hosts: Sequence[Host], within: float) -> None:
-        """Waits until all of these report one session; who was in one before reports another now."""
+        """Wait until all of these report one session; who was in one before reports another now."""
         end = time.monotonic() + within
         for host in hosts:
             self._next(host, end)
@@ -65,7 +65,7 @@ class Agents:
         self.latest[host] = self.ranks[host].wait_for("gathered", max(0.1, end - time.monotonic()))
 
     def lose(self, hosts: Sequence[Host], within: float) -> None:
-        """Waits until each of these has said that its session is lost."""
+        """Wait until each of these has said that its session is lost."""
         end = time.monotonic() + within
         for host in hosts:
             assert self.ranks[host].wait_for("session_lost", max(0.1, end - time.monotonic()))["lost"]

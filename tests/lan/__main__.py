@@ -34,7 +34,7 @@ from tests.lan.schedules import Schedule
 
 
 def start(ranks: int, loss: float, seed: int, spread: float) -> None:
-    """Starts a job and prints what it cost."""
+    """Start a job and print what it cost."""
     gathering = Gathering(seed, size=ranks, loss=loss, timeout=300)
     began = time.perf_counter()
     gathering.everybody([gathering.rng.uniform(0, spread) for _ in range(ranks)])
@@ -52,7 +52,7 @@ def start(ranks: int, loss: float, seed: int, spread: float) -> None:
 
 
 def late(ranks: int, loss: float, waiting: float, seed: int) -> None:
-    """Has everybody wait for rank 0 and prints what it cost."""
+    """Have everybody wait for rank 0 and print what it cost."""
     began = time.perf_counter()
     figures = late_host(ranks, loss=loss, waiting=waiting, seed=seed)
     print(f"ranks {ranks}, loss {loss:.0%}, seed {seed}, rank 0 starts {waiting:g} s after the others have settled")
@@ -63,7 +63,7 @@ def late(ranks: int, loss: float, waiting: float, seed: int) -> None:
 
 
 def start_at_once(ranks: int, cores: int | None, loss: float, seed: int) -> None:
-    """Starts a job on processors for which it is work, and prints what it cost."""
+    """Start a job on processors for which it is work, and print what it cost."""
     figures = crowd(ranks, cores=cores, loss=loss, seed=seed)
     where = "each on its own, rank 0's work takes time" if cores is None else f"all on {cores} cores"
     print(f"ranks {ranks}, {where}, loss {loss:.0%}, seed {seed}, all start at one moment")
@@ -72,7 +72,7 @@ def start_at_once(ranks: int, cores: int | None, loss: float, seed: int) -> None
 
 
 def start_on_nodes(count: int, ranks_on_each: int, loss: float, seed: int) -> None:
-    """Starts a job on nodes of so many ranks, and prints what it cost."""
+    """Start a job on nodes of so many ranks, and print what it cost."""
     figures = nodes(count, ranks_on_each, loss=loss, seed=seed)
     print(f"{count} nodes with {ranks_on_each} ranks each, loss {loss:.0%}, seed {seed}, all start at one moment")
     print(f"  GO everywhere {figures.formed:.3f} s after that")
@@ -80,7 +80,7 @@ def start_on_nodes(count: int, ranks_on_each: int, loss: float, seed: int) -> No
 
 
 def elect(ranks: int, loss: float, seed: int, spread: float) -> None:
-    """Starts a job without ranks and prints what it cost."""
+    """Start a job without ranks and print what it cost."""
     gathering = Gathering(seed, size=ranks, loss=loss, timeout=300)
     hosted: set[bytes] = set()
     gathering.world.watchers.append(lambda process: hosted.add(process.host.session) if process.hosts else None)
@@ -107,7 +107,7 @@ COMMANDS: dict[type[AnySchedule], str] = {
 
 
 def replay(kind: type[AnySchedule], seed: int) -> bool:
-    """Runs one schedule and prints its steps; tells whether it held."""
+    """Run one schedule and print its steps; tell whether it held."""
     schedule = kind(seed, tracing=True)
     problem = ""
     try:
@@ -120,7 +120,7 @@ def replay(kind: type[AnySchedule], seed: int) -> bool:
 
 
 def soak(kind: type[AnySchedule], first: int, seeds: int) -> bool:
-    """Runs many schedules; tells whether all held."""
+    """Run many schedules; tell whether all held."""
     failed = []
     for seed in range(first, first + seeds):
         try:
@@ -133,7 +133,7 @@ def soak(kind: type[AnySchedule], first: int, seeds: int) -> bool:
 
 
 def main() -> int:
-    """Reads the command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.lan")
     commands = parser.add_subparsers(dest="command", required=True)
     starting = commands.add_parser("start")

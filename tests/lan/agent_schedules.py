@@ -202,7 +202,7 @@ class AgentSchedule:
     # --- what must come of it --------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Runs it and judges the end."""
+        """Run it and judge the end."""
         world = self.gathering.world
         world.run(self.chaos + 0.5)
         experienced = any(process.agent.memory.had_quorum for process in self.current.values() if process.core)

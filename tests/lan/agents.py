@@ -75,7 +75,7 @@ class AgentProcess(Process):
         return part if isinstance(part, ElasticHost) and part.running else None
 
     def start(self) -> None:
-        """Begins now."""
+        """Begin now."""
         super().start()
         self.machine.listeners[self.agent.endpoints.port] = self
 
@@ -147,7 +147,7 @@ class AgentProcess(Process):
             self._set_alarm()
 
     def close(self) -> None:
-        """Ends its part on purpose."""
+        """End its part on purpose."""
         if self.alive:
             self.agent.close("its workers are done")
             self._carry_out()
@@ -308,7 +308,7 @@ class AgentGathering:
         barrier: Barrier = "drop",
         one_way: bool = False,
     ) -> None:
-        """Lets nothing pass between two groups of machines any more, or again."""
+        """Let nothing pass between two groups of machines any more, or again."""
         for one in left:
             for other in right:
                 self.network.part(self.lan, one, other, parted=parted, barrier=barrier, one_way=one_way)
@@ -319,7 +319,7 @@ class AgentGathering:
         return len(sessions) == 1 and None not in sessions
 
     def run_until_together(self, processes: Sequence[AgentProcess], within: float) -> None:
-        """Runs until these are in one session, and demands that it comes to that in time."""
+        """Run until these are in one session, and demand that it comes to that in time."""
         met = self.world.run(within, until=lambda: self.together(processes))
         states = {each.name: (each.agent.stage() if each.core else "not started") for each in processes}
         assert met, f"not in one session within {within:g} s: {states}"

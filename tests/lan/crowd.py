@@ -31,7 +31,7 @@ class Figures:
 
 
 def crowd(ranks: int, *, cores: int | None, loss: float = 0.0, seed: int = 1) -> Figures:
-    """Starts them. They share so many ``cores``; None: only the host's work takes time, on one core of its own."""
+    """Start them. They share so many ``cores``; None: only the host's work takes time, on one core of its own."""
     gathering = Gathering(seed, size=ranks, loss=loss, timeout=600.0)
     host = Processor(gathering.world, cores or 1)
     others = host if cores else None
@@ -42,7 +42,7 @@ def crowd(ranks: int, *, cores: int | None, loss: float = 0.0, seed: int = 1) ->
 
 
 def nodes(count: int, ranks_on_each: int, *, loss: float = 0.0, seed: int = 1) -> Figures:
-    """Starts as many ranks on each node, which share its cores; work takes what was measured of it."""
+    """Start as many ranks on each node, which share its cores; work takes what was measured of it."""
     gathering = Gathering(seed, size=count * ranks_on_each, loss=loss, timeout=600.0)
     for node in range(count):
         cores = Processor(gathering.world, CORES_OF_A_NODE, event_seconds=MEASURED_EVENT_SECONDS)

@@ -134,7 +134,7 @@ class ElectionSchedule(Schedule):
     # --- what must come of it --------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Runs it and judges the end."""
+        """Run it and judge the end."""
         gathering, world = self.gathering, self.gathering.world
         world.run(self.chaos, until=None)
         world.run(HEALED_SECONDS, until=self._over)

@@ -91,7 +91,7 @@ class Gathering:
         return self._start(where, rank, at, hosting=process.hosting, electing=process.electing)
 
     def say(self, machine: str, message: Datagram, *, secret: bytes | None = None) -> None:
-        """Has somebody on a machine multicast a message: on the job's group, through every interface."""
+        """Have somebody on a machine multicast a message: on the job's group, through every interface."""
         where = self.network.machine(machine)
         key = None if secret is None else JobKey(secret, message.job)
         for nic in where.nics:
@@ -176,7 +176,7 @@ class Gathering:
     # --- running ---------------------------------------------------------------------------------------------------
 
     def run(self, seconds: float | None = None) -> None:
-        """Runs until every process that lives has an outcome or a failure, or so long."""
+        """Run until every process that lives has an outcome or a failure, or so long."""
         limit = (self.timeout + 120.0) if seconds is None else seconds
         self.world.run(limit, until=None if seconds is not None else self.settled)
 

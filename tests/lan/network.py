@@ -129,11 +129,11 @@ class Network:
         world.networks.append(self)
 
     def segment(self, name: str = "lan") -> Segment:
-        """Returns the segment of that name; makes it when it is new."""
+        """Return the segment of that name; make it when it is new."""
         return self.segments.setdefault(name, Segment(name))
 
     def machine(self, name: str) -> Machine:
-        """Returns the machine of that name; a new one has an interface on the segment ``lan``."""
+        """Return the machine of that name; a new one has an interface on the segment ``lan``."""
         if name not in self.machines:
             self.machines[name] = Machine(name)
             number = len(self.machines)
@@ -141,11 +141,11 @@ class Network:
         return self.machines[name]
 
     def bare_machine(self, name: str) -> Machine:
-        """Makes a machine without interfaces."""
+        """Make a machine without interfaces."""
         return self.machines.setdefault(name, Machine(name))
 
     def plug(self, machine: str, name: str, address: str, segment: str | None = None, prefix_length: int = 24) -> Nic:
-        """Gives a machine an interface, on a segment or (a virtual bridge) on none."""
+        """Give a machine an interface, on a segment or (a virtual bridge) on none."""
         owner = self.machines[machine]
         where = None if segment is None else self.segment(segment)
         nic = Nic(owner, name, address, where, prefix_length)
@@ -157,7 +157,7 @@ class Network:
     # --- datagrams -------------------------------------------------------------------------------------------------
 
     def multicast(self, job: str, nic: Nic, packet: Packet, *, browse: bool, sender: Process | None = None) -> None:
-        """Sends to everybody on a segment who has joined the group, the sender's own machine included."""
+        """Send to everybody on a segment who has joined the group, the sender's own machine included."""
         self.world.counts["datagrams"] += 1
         if len(self.recorded) < RECORDED:
             self.recorded.append((job, nic, packet, browse))
@@ -173,14 +173,14 @@ class Network:
                         self._send(sender, nic, process, other, packet, multicast=True)
 
     def play_again(self, number: int) -> None:
-        """Sends a recorded datagram once more, whether or not its sender lives."""
+        """Send a recorded datagram once more, whether or not its sender lives."""
         if self.recorded:
             job, nic, packet, browse = self.recorded[number % len(self.recorded)]
             self.world.note(f"played again: {packet.opened(None)}")
             self.multicast(job, nic, packet, browse=browse)
 
     def unicast(self, sender: Process, receiver: Process, packet: Packet) -> None:
-        """Sends to one process by the first way there is."""
+        """Send to one process by the first way there is."""
         self.world.counts["datagrams"] += 1
         for near in sender.machine.nics:
             for far in receiver.machine.nics:
@@ -213,7 +213,7 @@ class Network:
     # --- routes ----------------------------------------------------------------------------------------------------
 
     def route(self, machine: Machine, address: str) -> Route | None:
-        """Returns the way to an address: a machine's own addresses are its own, whoever else has them too."""
+        """Return the way to an address: a machine's own addresses are its own, whoever else has them too."""
         own = machine.nic(address)
         if own is not None:
             return Route(own, own)
@@ -252,7 +252,7 @@ class Network:
         barrier: Barrier = "drop",
         one_way: bool = False,
     ) -> None:
-        """Lets nothing pass between two machines any more (``one_way``: from the first to the second), or again."""
+        """Let nothing pass between two machines any more (``one_way``: from the first to the second), or again."""
         self.world.note(f"{f'part ({barrier})' if parted else 'join'} {one.name} and {other.name}")
         for sender, receiver in [(one, other)] if one_way else [(one, other), (other, one)]:
             if parted:
@@ -262,7 +262,7 @@ class Network:
         self._ways_changed()
 
     def heal_all(self) -> None:
-        """Ends every fault of the network."""
+        """End every fault of the network."""
         self.world.note("heal all")
         for segment in self.segments.values():
             segment.parted.clear()

@@ -65,7 +65,7 @@ class Mute:
             end[0].write(end[1], self.greeting)
 
     def tcp_received(self, conn: int, data: bytes) -> None:
-        """Reads and says nothing."""
+        """Read and say nothing."""
 
     def tcp_closed(self, conn: int, reason: str) -> None:
         """Does not care."""
@@ -190,7 +190,7 @@ class Process:
     # --- its life --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins now, or as soon as its processor has done what that takes."""
+        """Begin now, or as soon as its processor has done what that takes."""
         if self.processor is not None:
             self.processor.submit(self, self._start, START_SECONDS)
         else:
@@ -214,7 +214,7 @@ class Process:
         return core.timeout if isinstance(core, Host) else self.joiner.timeout
 
     def kill(self) -> None:
-        """Ends at once, without a word: SIGKILL. The kernel closes what was open."""
+        """End at once, without a word: SIGKILL. The kernel closes what was open."""
         if not self.alive:
             return
         self.world.note(f"{self.name} is killed")
@@ -571,7 +571,7 @@ class Process:
         self._open_soon(address, tell)
 
     def _open_soon(self, address: str, tell: Callable[[Host, int], None]) -> None:
-        """Opens the store of the present session, unless it stands, and tells its port."""
+        """Open the store of the present session, unless it stands, and tell its port."""
         assert self.core is not None
         host = self.core.hosting
         assert host is not None

@@ -46,13 +46,13 @@ class Processor:
         self._works: dict[Hashable, _Work] = {}
 
     def submit(self, owner: Hashable, action: Callable[[], None], seconds: float | None = None) -> None:
-        """Has something done that takes so long (None: as long as an event), in the order in which it comes in."""
+        """Have something done that takes so long (None: as long as an event), in the order in which it comes in."""
         work = self._works.setdefault(owner, _Work())
         work.todo.append((self._event_seconds if seconds is None else seconds, action))
         self._enqueue(work)
 
     def submit_timers(self, owner: Hashable, action: Callable[[], None]) -> None:
-        """Has timers served: once, however often it is said meanwhile."""
+        """Have timers served: once, however often it is said meanwhile."""
         work = self._works.setdefault(owner, _Work())
         work.timers = action
         self._enqueue(work)

@@ -38,7 +38,7 @@ class Figures:
 
 
 def late_host(ranks: int, *, loss: float, waiting: float, seed: int) -> Figures:
-    """Starts all ranks but the host within a second, lets them wait, and starts the host."""
+    """Start all ranks but the host within a second, let them wait, and start the host."""
     gathering = Gathering(seed, size=ranks, loss=loss, timeout=waiting + SETTLING_SECONDS + 600.0)
     world, began = gathering.world, gathering.now
     for rank in range(1, ranks):

@@ -162,7 +162,7 @@ class Schedule:
     # --- what must come of it --------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Runs it and judges the end."""
+        """Run it and judge the end."""
         world = self.gathering.world
         world.run(self.chaos + HEALED_SECONDS, until=self._over)
         decided = list(self.gathering.invariants.sessions.values())

@@ -17,7 +17,7 @@ FRAMES_EACH = 12
 
 
 def any_frame(rng: random.Random, session: bytes, job: str, member: bytes) -> frames.AnyFrame:
-    """Returns some frame, valid in itself."""
+    """Return some frame, valid in itself."""
     name = session if rng.random() < 0.9 else rng.randbytes(16)
     epoch = rng.choice((0, 1, 1, 2, 3, 2**31 - 1))
     rank = rng.choice((None, 0, 1, 2, 3, 999_999))
@@ -127,7 +127,7 @@ class Caller:
         """Nobody calls it."""
 
     def tcp_received(self, conn: int, data: bytes) -> None:
-        """Keeps the handshake."""
+        """Keep the handshake."""
         try:
             self._conversation.receive_data(data)
         except (HandshakeFailed, Rejected):
@@ -152,7 +152,7 @@ class Babbler:
         machine.listeners[port] = self
 
     def tcp_accepted(self, conn: int, end: tuple[Connection, End], address: str) -> None:
-        """Begins a conversation and plans what to say."""
+        """Begin a conversation and plan what to say."""
         conversation = HostConversation(
             job=self._job,
             attempt="",
@@ -175,7 +175,7 @@ class Babbler:
             connection.hang_up(end)
 
     def tcp_received(self, conn: int, data: bytes) -> None:
-        """Keeps the handshake."""
+        """Keep the handshake."""
         conversation, connection, end = self._callers[conn]
         try:
             conversation.receive_data(data)

@@ -64,7 +64,7 @@ class Connection:
         return (0.01, 0.4) if segment is None else segment.tcp_again
 
     def write(self, end: End, data: bytes) -> None:
-        """Sends bytes to the other end."""
+        """Send bytes to the other end."""
         if self._barrier(end) == "reset":
             self.world.after(self._delay(), functools.partial(self._reset, end))
         self.world.counts["bytes"] += len(data)
@@ -100,7 +100,7 @@ class Connection:
             self.world.after(self.world.rng.uniform(*KEEPALIVE_SECONDS), functools.partial(self._probe, end))
 
     def hang_up(self, end: End, reason: str = CLOSED_BY_PEER) -> None:
-        """Closes from one end; what was written before still arrives, then the end does."""
+        """Close from one end; what was written before still arrives, then the end does."""
         if end.closed:
             return
         end.closed = True

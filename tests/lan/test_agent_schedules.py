@@ -65,7 +65,7 @@ def hang_up_orderly_on_a_member_that_counts(patch: pytest.MonkeyPatch) -> None:
 
 
 def believe_by_state(agent: Agent) -> float:
-    """Takes a session for held until something has ended it, whatever the clock says."""
+    """Take a session for held until something has ended it, whatever the clock says."""
     return float("-inf") if agent.outcome is None else float("inf")
 
 

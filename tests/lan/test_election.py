@@ -145,7 +145,7 @@ def test_two_jobs_side_by_side() -> None:
 
 
 def two_sessions(gathering: Gathering) -> tuple[Process, Process, Process, Process]:
-    """Returns a winner with its member and a loser with its member, which don't know of each other yet."""
+    """Return a winner with its member and a loser with its member, which don't know of each other yet."""
     winner, loser, one, other = by_id(everybody(gathering, longest=0.0))
     part(gathering, [winner, one], [loser, other])
     gathering.world.run(2.0)

@@ -16,7 +16,7 @@ SEEDS = range(20)
 
 
 def plug(gathering: Gathering, machine: str, *nics: tuple[str, str, str | None]) -> None:
-    """Makes a machine with these interfaces: name, address, segment."""
+    """Make a machine with these interfaces: name, address, segment."""
     gathering.network.bare_machine(machine)
     for name, address, segment in nics:
         gathering.network.plug(machine, name, address, segment)

@@ -132,7 +132,7 @@ CLAIMS_PER_SECOND = 100
 
 
 def invent(gathering: Gathering, address: str, state: State) -> None:
-    """Has a machine that belongs to nobody offer a new session of the job, and another one soon after."""
+    """Have a machine that belongs to nobody offer a new session of the job, and another one soon after."""
     world = gathering.world
     offer = Offer(
         job="job",

@@ -35,11 +35,11 @@ class World:
         self._numbers = itertools.count(1)
 
     def new_id(self) -> int:
-        """Returns a number that was never used in this world."""
+        """Return a number that was never used in this world."""
         return next(self._numbers)
 
     def identifier(self) -> bytes:
-        """Returns sixteen bytes for a member or a session."""
+        """Return sixteen bytes for a member or a session."""
         return self.rng.randbytes(16)
 
     def at(self, time: float, action: Action) -> None:
@@ -51,12 +51,12 @@ class World:
         self.at(self.now + seconds, action)
 
     def note(self, text: str) -> None:
-        """Keeps a line of what happens."""
+        """Keep a line of what happens."""
         if self._tracing:
             self.trace.append(f"{self.now - 1000:9.4f}  {text}")
 
     def run(self, seconds: float = float("inf"), *, until: Callable[[], bool] | None = None) -> bool:
-        """Runs for so long, or until the condition holds; tells whether it does."""
+        """Run for so long, or until the condition holds; tell whether it does."""
         end = self.now + seconds
         if until is not None and until():
             return True
