@@ -192,11 +192,12 @@ def test_one_machine_needs_no_network() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (7, "127.0.0.1 0 1 1\n", "")
 
 
-def test_an_error_that_names_ranks_says_that_they_are_machines() -> None:
-    done = one("--nnodes", "2", "--node-rank", "0", "--job-id", job_name("alone"), "-t", "0.5", "--", "true")
-    note, error = done.stderr.split("\n", maxsplit=1)
-    assert note.endswith("Each of them is one rank below, and a rank is a node rank.")
-    assert (done.returncode, "missing ranks: 1" in error) == (1, True)
+@pytest.mark.parametrize(
+    ("node", "missing"), [("0", "1 of 2 nodes joined, missing nodes: 1"), ("1", "node 0 was not found within 0.5 s")]
+)
+def test_an_error_calls_the_machines_nodes(node: str, missing: str) -> None:
+    done = one("--nnodes", "2", "--node-rank", node, "--job-id", job_name("alone"), "-t", "0.5", "--", "true")
+    assert (done.returncode, missing in done.stderr, "rank" in done.stderr) == (1, True, False), done.stderr
 
 
 def test_the_status_of_a_program_that_is_ended_by_a_signal_is_that_of_a_shell() -> None:
@@ -360,7 +361,8 @@ def test_a_program_that_fails_ends_those_of_the_other_machines(nodes: Nodes) -> 
     assert [status for status, _, _ in done] == [128 + signal.SIGTERM, 3, 128 + signal.SIGTERM]
     assert "the command ended with status 3; those of the other machines are ended, too" in done[1][2]
     for number in (0, 2):
-        assert f"node 1 on host {socket.gethostname()} (127.0.0.1): its command ended with status 3" in done[number][2]
+        assert f"node 1 on host {socket.gethostname()} (127.0.0.1), pid " in done[number][2]
+        assert ": its command ended with status 3" in done[number][2]
         assert "likely cause: " in done[number][2]
 
 
@@ -588,7 +590,7 @@ def test_a_node_rank_that_is_given_twice_is_a_conflict(nodes: Nodes) -> None:
     refused = next(iter(done for done in _in_order_of_end(nodes)))
     assert refused[0] == 1
     assert "rank taken" in refused[1]
-    assert "the same rank was started twice" in refused[1]
+    assert "the same node was started twice" in refused[1]
     for process in nodes.processes:
         process.send_signal(signal.SIGINT)
 

@@ -30,7 +30,7 @@ from mingle.errors import MingleError
 from mingle.protocol.machine import CloseStore, Context, Effect, Formation, Identity
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import truncate_utf8
-from mingle.wire.frames import ProcessInfo
+from mingle.wire.frames import ProcessInfo, Unit
 
 if sys.platform != "win32":
     import resource
@@ -61,12 +61,13 @@ _OWN_FILES = Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")
 # --- what a process brings to its job ------------------------------------------------------------------------------
 
 
-def process_identity(settings: Settings, *, minimum: int | None = None) -> Identity:
+def process_identity(settings: Settings, *, minimum: int | None = None, unit: Unit = "rank") -> Identity:
     """Return this process's identity in its job, with a new member id.
 
     Args:
         settings: how to discover.
         minimum: an agent's: how many nodes there must be. A rank has none.
+        unit: what the ranks of the job count.
     """
     torch = sys.modules.get("torch")
     node = placement.this_node() if settings.node is None else f"launcher {settings.node}"
@@ -77,7 +78,7 @@ def process_identity(settings: Settings, *, minimum: int | None = None) -> Ident
         rank=settings.rank,
         world_size=settings.world_size,
         node=node[:256],
-        who=ProcessInfo(hostname=truncate_utf8(socket.gethostname()), pid=os.getpid(), rank=settings.rank),
+        who=ProcessInfo(hostname=truncate_utf8(socket.gethostname()), pid=os.getpid(), rank=settings.rank, unit=unit),
         local_rank=settings.local_rank,
         local_world_size=settings.local_world_size,
         node_rank=settings.node_rank,
@@ -154,7 +155,8 @@ def make_room(members: int, files_per_member: int, *, what: str, quiet: bool) ->
 class Discovery:
     """One rank's discovery, from its first datagram to the end of its session.
 
-    A class that derives from it can have another kind of store (`keeper`), and wait for the end in its own way.
+    A class that derives from it can have another kind of store (`keeper`), call its ranks nodes (`unit`), and wait for
+    the end in its own way.
 
     Args:
         settings: of the call.
@@ -167,10 +169,11 @@ class Discovery:
     """
 
     keeper: type[StoreKeeper] = StoreKeeper
+    unit: Unit = "rank"
 
     def __init__(self, settings: Settings, *, enters: bool = False) -> None:
         self.settings = settings
-        self.identity = identity = process_identity(settings)
+        self.identity = identity = process_identity(settings, unit=self.unit)
         self.watch: Callable[[], float] | None = None
         """Called by the serving thread; returns the seconds until it wants to be called again."""
         self.group_stands = False
@@ -182,7 +185,12 @@ class Discovery:
         self._thread: threading.Thread | None = None
         self._watch_due = self._deaf_due = 0.0
         self._progress = Progress(
-            settings.job_id, settings.world_size, settings.rank, off=settings.progress == "off", now=time.monotonic()
+            settings.job_id,
+            settings.world_size,
+            settings.rank,
+            off=settings.progress == "off",
+            now=time.monotonic(),
+            unit=self.unit,
         )
         with contextlib.ExitStack() as stack:
             stack.callback(self._progress.close)
@@ -219,7 +227,7 @@ class Discovery:
             from mingle.protocol.member import Joiner
 
             return Joiner(identity, context, time.monotonic())
-        make_room(identity.world_size, FILES_PER_RANK, what="ranks", quiet=self.settings.progress == "off")
+        make_room(identity.world_size, FILES_PER_RANK, what=f"{self.unit}s", quiet=self.settings.progress == "off")
         if fixed_port is not None:
             store.check_port(fixed_port, [each.address for each in driver.addresses])
         endpoints = driver.listen()

@@ -33,27 +33,27 @@ LOG_AFTER_SECONDS = 10.0
 LOG_EVERY_SECONDS = 30.0
 
 
-def line(job: str, world_size: int, rank: int | None, snapshot: Snapshot, seconds: float) -> str:
+def line(job: str, world_size: int, rank: int | None, snapshot: Snapshot, seconds: float, unit: str = "rank") -> str:
     """Return the progress line, such as ``job resnet: 5/8 joined, waiting for ranks 3, 7 · 12 s``."""
     if snapshot.note:
         state = snapshot.note
     elif not snapshot.host_found:
-        state = f"looking for {'a host' if rank is None else 'rank 0'}"
+        state = f"looking for {'a host' if rank is None else f'{unit} 0'}"
     elif snapshot.joined == 0:
-        state = "rank 0 found, joining"
+        state = f"{unit} 0 found, joining"
     elif snapshot.joined < world_size:
         state = f"{snapshot.joined}/{world_size} joined"
         if snapshot.missing:
-            state += f", waiting for {_ranks(snapshot.missing)}"
+            state += f", waiting for {_named(unit, snapshot.missing)}"
     else:
         state = f"{snapshot.joined}/{world_size} joined, {snapshot.phase}"
         if snapshot.missing:
-            state += f", no answer yet from {_ranks(snapshot.missing)}"
+            state += f", no answer yet from {_named(unit, snapshot.missing)}"
     return printable(f"job {job}: {state} · {seconds:.0f} s")
 
 
-def _ranks(ranks: tuple[int, ...]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranks_text(ranks)}"
+def _named(unit: str, ranks: tuple[int, ...]) -> str:
+    return f"{unit}{'' if len(ranks) == 1 else 's'} {ranks_text(ranks)}"
 
 
 def say(level: int, text: str, *, quiet: bool = False, error: BaseException | None = None) -> None:
@@ -107,10 +107,13 @@ class Shown(Protocol):
 class Progress:
     """The progress of a discovery, shown to people. The loop calls ``show`` after each turn; it never blocks."""
 
-    def __init__(self, job: str, world_size: int, rank: int | None, *, off: bool, now: float) -> None:
+    def __init__(
+        self, job: str, world_size: int, rank: int | None, *, off: bool, now: float, unit: str = "rank"
+    ) -> None:
         self._job = job
         self._world_size = world_size
         self._rank = rank
+        self._unit = unit
         self._off = off
         self._quiet = off
         self._started = now
@@ -140,7 +143,8 @@ class Progress:
         if now >= self._due:
             self._due = now + (TERMINAL_EVERY_SECONDS if self._terminal else LOG_EVERY_SECONDS)
             if self._speaks():
-                text = line(self._job, self._world_size, self._rank, machine.snapshot(), now - self._started)
+                seconds = now - self._started
+                text = line(self._job, self._world_size, self._rank, machine.snapshot(), seconds, self._unit)
                 self._show(text)
 
     def say(self, level: int, text: str, error: BaseException | None = None) -> None:

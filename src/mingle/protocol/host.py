@@ -84,7 +84,7 @@ class Host:
         self.started = started
         self.outcome: Formation | None = None
         self.failure: MingleError | None = None
-        self.diagnostics = Diagnostics() if diagnostics is None else diagnostics
+        self.diagnostics = Diagnostics(unit=identity.who.unit) if diagnostics is None else diagnostics
         self.closed = False
         self.store_port = 0
         self.stepping_down = False

@@ -371,6 +371,8 @@ class Snapshot(Struct, frozen=True):
 class Diagnostics(Struct):
     """What was heard and tried, kept for the error that explains why the job did not form."""
 
+    unit: str = "rank"
+    """What the ranks of this job count (`ProcessInfo.unit`)."""
     other_jobs: dict[str, str] = field(default_factory=dict)
     """Other job ids on the network, each with a process that named it."""
     other_attempts: dict[str, str] = field(default_factory=dict)
@@ -398,7 +400,7 @@ class Diagnostics(Struct):
         """Note a rank that looks for this job; an observer looks for it, too, and never joins."""
         observer = message.kind == "announcement" if isinstance(message, Seek) else not message.hostname
         if not observer and message.member not in self.seekers and len(self.seekers) < REMEMBERED_PER_KIND:
-            rank = "a process without a rank" if message.rank is None else f"rank {message.rank}"
+            rank = "a process without a rank" if message.rank is None else f"{self.unit} {message.rank}"
             where = f"host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}"
             self.seekers[message.member] = f"{rank} on {where}"
 

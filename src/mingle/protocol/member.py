@@ -83,7 +83,7 @@ class Joiner(SessionPolicy[KnownSession]):
 
     def __init__(self, identity: Identity, context: Context, now: float) -> None:
         self.identity = identity
-        self.diagnostics = Diagnostics()
+        self.diagnostics = Diagnostics(unit=identity.who.unit)
         self.timeout = context.timeout
         self.step = Step.SEEKING
         self.current: KnownSession | None = None

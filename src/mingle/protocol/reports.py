@@ -2,6 +2,8 @@
 
 :func:`likely_cause` is the one ladder from what was observed to the cause that is named. Ranks, agents and
 ``mingle-discover find`` use it, each with sentences of its own.
+
+The texts call a member by its `ProcessInfo.unit`: a rank, or a node where ``mingle-run`` numbers machines.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ Cause: TypeAlias = tuple[str, str]
 """A likely cause and its fix."""
 
 _SHOWN = 8
-_LOOK = "look at the output of the missing ranks; `mingle-discover list` shows who is there."
 _RESEMBLING = 0.7
 """The similarity (difflib's ratio) from which on a job id counts as a misspelling of another one."""
 _NO_NETWORK_CAUSE = "the hosts have several networks and share none of them, or a firewall closes the one they share"
@@ -52,7 +53,15 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def _me(identity: Identity) -> str:
-    return f"rank {identity.rank}" if identity.rank is not None else "this process"
+    return f"{identity.who.unit} {identity.rank}" if identity.rank is not None else "this process"
+
+
+def _look(unit: str) -> str:
+    return f"look at the output of the missing {unit}s; `mingle-discover list` shows who is there."
+
+
+def _size(unit: str) -> str:
+    return "--nnodes value" if unit == "node" else "world size"
 
 
 def tried(facts: NetworkFacts) -> str:
@@ -85,9 +94,9 @@ def heard(diagnostics: Diagnostics, *, alone: bool = True) -> str:
     if diagnostics.hosts:
         lines.append("  hosts of this job heard: " + "; ".join(f"{n}: {t}" for n, t in diagnostics.hosts.items()))
     if diagnostics.store_failures:
-        lines.append("  rank 0's store: " + "; ".join(f"{n}: {t}" for n, t in diagnostics.store_failures.items()))
+        lines.append("  the host's store: " + "; ".join(f"{n}: {t}" for n, t in diagnostics.store_failures.items()))
     if diagnostics.announcements:
-        lines.append(f"  announced by mingle-discover, which no rank can join: {few(diagnostics.announcements)}")
+        lines.append(f"  announced by mingle-discover, which cannot be joined: {few(diagnostics.announcements)}")
     if diagnostics.seekers:
         lines.append(f"  others that look for the same job: {few(sorted(diagnostics.seekers.values()), '; ')}")
     if diagnostics.other_attempts:
@@ -118,13 +127,17 @@ class Words(Struct, frozen=True, kw_only=True):
     """The cause if nothing was observed."""
 
 
-_RANKS = Words(
-    unproved="the missing ranks",
-    unproved_fix="give every rank the same MINGLE_SECRET or MINGLE_SECRET_FILE; a stranger can be ignored.",
-    other_id="the missing ranks were never started, or were started under another job id",
-    other_id_fix="start every rank with the same job id.",
-    otherwise=("the missing ranks were never started, or no network leads from them to rank 0", _LOOK),
-)
+def _words(unit: str) -> Words:
+    return Words(
+        unproved=f"the missing {unit}s",
+        unproved_fix=f"give every {unit} the same MINGLE_SECRET or MINGLE_SECRET_FILE; a stranger can be ignored.",
+        other_id=f"the missing {unit}s were never started, or were started under another job id",
+        other_id_fix=f"start every {unit} with the same job id.",
+        otherwise=(
+            f"the missing {unit}s were never started, or no network leads from them to {unit} 0",
+            _look(unit),
+        ),
+    )
 
 
 def likely_cause(
@@ -206,7 +219,7 @@ def _another_attempt(diagnostics: Diagnostics) -> Cause:
     attempts = few(repr(attempt) for attempt in sorted(diagnostics.other_attempts))
     return (
         f"the launcher's attempt differs: {attempts} is on this network, so the job was restarted on some nodes "
-        "only, or ranks of its last attempt still run",
+        "only, or processes of its last attempt still run",
         "end what is left of the last attempt, and start the job again on all nodes.",
     )
 
@@ -229,6 +242,7 @@ def authentication(
     """Return the error for a job kept apart by its secret, or None where there is no sign of that."""
     if not (diagnostics.signed_without_secret or diagnostics.secret_failures or diagnostics.secret_signs):
         return None
+    unit = identity.who.unit
     if secured:
         observation = (
             f"job {identity.job!r}: {diagnostics.secret_signs} of its datagrams were rejected because their "
@@ -236,16 +250,16 @@ def authentication(
         )
         if diagnostics.secret_failures:
             observation += f"; {few(diagnostics.secret_failures, '; ')}"
-        cause = "the other ranks were started without a secret or with another one"
+        cause = f"the other {unit}s were started without a secret or with another one"
     else:
         addresses = few(failure.partition(": ")[0] for failure in diagnostics.secret_failures)
         hosted = f"hosted with a secret at {addresses}" if addresses else "hosted with a secret"
         observation = f"job {identity.job!r} is {hosted}, and {_me(identity)} has none"
-        cause = "MINGLE_SECRET or MINGLE_SECRET_FILE is set for the other ranks only"
+        cause = f"MINGLE_SECRET or MINGLE_SECRET_FILE is set for the other {unit}s only"
     return AuthenticationError.explain(
         f"{observation}.\n{tried(facts)}",
         cause=cause,
-        remedy="give every rank the same MINGLE_SECRET or MINGLE_SECRET_FILE, or none of them any.",
+        remedy=f"give every {unit} the same MINGLE_SECRET or MINGLE_SECRET_FILE, or none of them any.",
     )
 
 
@@ -273,17 +287,18 @@ def timeout(
 def _incomplete(
     identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, status: Status, seconds: float, connected: bool
 ) -> tuple[str, str, str]:
+    unit = identity.who.unit
     observation = (
-        f"job {identity.job!r} did not form within {seconds:g} s: {status.joined} of {status.world_size} ranks joined"
+        f"job {identity.job!r} did not form within {seconds:g} s: {status.joined} of {status.world_size} {unit}s joined"
     )
     if status.missing:
-        observation += f", missing ranks: {ranks_text(status.missing)}"
+        observation += f", missing {unit}s: {ranks_text(status.missing)}"
     if status.departed:
-        observation += f", gone again: ranks {ranks_text(status.departed)}"
+        observation += f", gone again: {unit}s {ranks_text(status.departed)}"
     if status.unconfirmed and not (status.missing or status.departed):
-        observation += f", no answer while {status.phase} from ranks: {ranks_text(status.unconfirmed)}"
+        observation += f", no answer while {status.phase} from {unit}s: {ranks_text(status.unconfirmed)}"
     if not connected:
-        observation += " (as last told by rank 0, which is not reached any more)"
+        observation += f" (as last told by {unit} 0, which is not reached any more)"
     observation += "."
     observation += history(status, diagnostics)
     return observation, *_why_incomplete(identity, diagnostics, facts, status)
@@ -310,7 +325,7 @@ def _why_incomplete(identity: Identity, diagnostics: Diagnostics, facts: Network
         identity.job,
         diagnostics,
         facts,
-        _RANKS,
+        _words(identity.who.unit),
         alone=status.joined <= 1 and not status.left,
         certain=_as_the_host_says(identity, diagnostics, status),
         heard=not_joined if outside else None,
@@ -318,18 +333,20 @@ def _why_incomplete(identity: Identity, diagnostics: Diagnostics, facts: Network
 
 
 def _as_the_host_says(identity: Identity, diagnostics: Diagnostics, status: Status) -> Cause | None:
+    unit = identity.who.unit
     if status.refused:
-        return "a rank was started with settings that contradict the others (see what was refused)", _LOOK
+        return f"a {unit} was started with settings that contradict the others (see what was refused)", _look(unit)
     if status.left and not status.missing and status.joined < status.world_size:
-        return "a rank crashed or was stopped while it waited for the others", _LOOK
+        return f"a {unit} crashed or was stopped while it waited for the others", _look(unit)
     if status.unconfirmed and diagnostics.store_failures and identity.rank in (None, *status.unconfirmed):
         stores = (f"{where} is not reached from this host ({why})" for where, why in diagnostics.store_failures.items())
         return (
             f"the store at {few(stores, '; ')}: a firewall, or an address of another network",
-            "allow TCP from this host to rank 0's, or fix the store's port with MINGLE_MASTER_PORT and open that one.",
+            f"allow TCP from this host to {unit} 0's, or fix the store's port with MINGLE_MASTER_PORT and open that "
+            "one.",
         )
     if status.unconfirmed:
-        return "those processes are stopped, or their network was cut while the job formed", _LOOK
+        return "those processes are stopped, or their network was cut while the job formed", _look(unit)
     return None
 
 
@@ -339,7 +356,7 @@ def _outside(identity: Identity, diagnostics: Diagnostics, status: Status) -> li
     if identity.rank is None:
         # All joined processes but this one can be among those heard; of a larger number at least one has not joined.
         return seekers if len(seekers) >= status.joined and not status.left else []
-    return [text for text in seekers if any(text.startswith(f"rank {n} ") for n in status.missing)]
+    return [text for text in seekers if any(text.startswith(f"{identity.who.unit} {n} ") for n in status.missing)]
 
 
 def _silent_host(identity: Identity, seconds: float) -> tuple[str, str, str]:
@@ -352,26 +369,27 @@ def _silent_host(identity: Identity, seconds: float) -> tuple[str, str, str]:
 
 
 def _no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, seconds: float) -> tuple[str, str, str]:
-    host = "a host" if identity.rank is None else "rank 0"
+    host = "a host" if identity.rank is None else f"{identity.who.unit} 0"
     observation = f"job {identity.job!r}: {host} was not found within {seconds:g} s by {_me(identity)}."
     return observation, *_why_no_host(identity, diagnostics, facts, host)
 
 
 def _why_no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, host: str) -> Cause:
+    unit = identity.who.unit
     unheard = (
-        f"{host} was not started, or runs alone with a world size of 1, or its multicast does not reach this "
-        "network (other ranks are heard, so multicast works here)",
-        f"look at the output and the WORLD_SIZE of {host}; `mingle-discover list` on its host shows what it does.",
+        f"{host} was not started, or runs alone with a {_size(unit)} of 1, or its multicast does not reach this "
+        f"network (other {unit}s are heard, so multicast works here)",
+        f"look at the output and the {_size(unit)} of {host}; `mingle-discover list` on its host shows what it does.",
     )
     silence = (
-        "rank 0 was not started, or this network carries no multicast between the hosts (many clouds and "
+        f"{unit} 0 was not started, or this network carries no multicast between the hosts (many clouds and "
         "Kubernetes networks don't, and a switch that snoops on IGMP without a querier filters it), or a firewall "
         "drops it",
-        f"check rank 0's output; allow UDP port {facts.port}; without multicast set MINGLE_PEERS=<rank 0's host>; "
+        f"check {unit} 0's output; allow UDP port {facts.port}; without multicast set MINGLE_PEERS=<{unit} 0's host>; "
         "`mingle-discover ping` on both hosts tells which.",
     )
     words = replace(
-        _RANKS,
+        _words(unit),
         other_id=f"{host} was not started, or was started under another job id",
         otherwise=unheard if diagnostics.seekers else silence,
     )
@@ -380,7 +398,7 @@ def _why_no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFac
         certain = unreachable_host(host, gone=diagnostics.hosts.keys() <= diagnostics.proved.keys())
     elif diagnostics.announcements:
         certain = (
-            f"the job is only announced by `mingle-discover announce`, which no rank joins; {host} was not started",
+            f"the job is only announced by `mingle-discover announce`, which cannot be joined; {host} was not started",
             f"start {host}, or connect to the announced address without mingle.",
         )
     return likely_cause(identity.job, diagnostics, facts, words, alone=True, certain=certain)
@@ -408,19 +426,20 @@ def unreachable_host(host: str, *, gone: bool) -> Cause:
 def refused(identity: Identity, refusal: Refused) -> MingleError:
     """Return the error of a rank that the host proved to have no place for."""
     who = f" by {refusal.who}" if refusal.who is not None else ""
+    unit, size = identity.who.unit, _size(identity.who.unit)
     cause, remedy = {
         "rank taken": (
-            "the same rank was started twice",
+            f"the same {unit} was started twice",
             "give every process its own rank, or end the other one.",
         ),
-        "rank out of range": ("the ranks don't fit the world size", "give ranks 0 … world_size-1."),
+        "rank out of range": (f"the ranks don't fit the {size}", f"give ranks 0 … {size} - 1."),
         "world size": (
-            "the ranks were started with different world sizes",
-            "start every rank with the same world size.",
+            f"the {unit}s were started with different {size}s",
+            f"start every {unit} with the same {size}.",
         ),
         "full": (
             "one process too many was started",
-            "start exactly world_size processes, or give this one another job id.",
+            f"start exactly as many processes as the {size}, or give this one another job id.",
         ),
         "ranks mixed": (
             "some processes were given a rank and some were not",
@@ -442,7 +461,7 @@ def running(identity: Identity, running: Running, seconds: float) -> MingleError
     """Return the error for a job that runs already under the same id."""
     return ConflictError.explain(
         f"job {identity.job!r} runs already, since {running.seconds + seconds:.0f} s ago, and is full with "
-        f"{running.world_size} ranks, hosted by {running.host}. It has: {running.roster}",
+        f"{running.world_size} {identity.who.unit}s, hosted by {running.host}. It has: {running.roster}",
         cause="the job was started twice under one id, one process too many was started, or the last run has not ended",
         remedy="give this run another job id, or end the other one first.",
     )
@@ -486,10 +505,11 @@ def not_contiguous(identity: Identity) -> str:
 
 def two_hosts(identity: Identity, others: Sequence[ProcessInfo]) -> MingleError:
     """Return the error for two live rank 0s."""
+    unit = identity.who.unit
     return ConflictError.explain(
-        f"job {identity.job!r} has more than one rank 0: this process ({identity.who}) and {few(others, '; ')}.",
-        cause="rank 0 was started twice, or two jobs share one job id",
-        remedy="start one rank 0 only, or give the jobs different ids.",
+        f"job {identity.job!r} has more than one {unit} 0: this process ({identity.who}) and {few(others, '; ')}.",
+        cause=f"{unit} 0 was started twice, or two jobs share one job id",
+        remedy=f"start one {unit} 0 only, or give the jobs different ids.",
     )
 
 
@@ -502,17 +522,19 @@ def closed_by_host(identity: Identity, reason: str, *, network: bool) -> MingleE
     """Return the error of a member whose host ended the session because of a conflict, or for want of a network."""
     if network:
         return InterfaceError.explain(reason, cause=_NO_NETWORK_CAUSE, remedy=_NO_NETWORK_REMEDY)
+    unit = identity.who.unit
     return ConflictError.explain(
-        f"job {identity.job!r}: rank 0 ended the gathering: {reason}",
-        cause="the conflict concerns every rank of the job",
-        remedy="see rank 0's error; start the job again when it is solved.",
+        f"job {identity.job!r}: {unit} 0 ended the gathering: {reason}",
+        cause=f"the conflict concerns every {unit} of the job",
+        remedy=f"see {unit} 0's error; start the job again when it is solved.",
     )
 
 
 def no_common_network(identity: Identity, matrix: str) -> MingleError:
     """Return the error for hosts that don't all meet on one network."""
+    unit = identity.who.unit
     return InterfaceError.explain(
-        f"job {identity.job!r}: no address of rank 0 was reached by every rank:\n{matrix}",
+        f"job {identity.job!r}: no address of {unit} 0 was reached by every {unit}:\n{matrix}",
         cause=_NO_NETWORK_CAUSE,
         remedy=_NO_NETWORK_REMEDY,
     )

@@ -171,7 +171,7 @@ def reach_matrix(
 ) -> str:
     """Return which members reached which of the host's addresses, one member per line, for an error message."""
     subnets = _subnets(own, prefix_lengths)
-    lines = [f"  rank 0 listens at {', '.join(own)}"]
+    lines = [f"  the host listens at {', '.join(own)}"]
     for name, paths in members:
         reached = {path.host_address: path for path in paths}
         ways = ", ".join(_way(address, reached.get(address), subnets) for address in own)
@@ -184,4 +184,4 @@ def _way(address: str, path: Path | None, subnets: Mapping[str, _Subnet]) -> str
         return f"not {address}"
     if _proves(path, subnets):
         return f"{address} through {path.interface}"
-    return f"not {address} but through {path.interface}, which is on another network of rank 0"
+    return f"not {address} but through {path.interface}, which is on another network of the host"

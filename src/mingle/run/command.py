@@ -175,12 +175,7 @@ def _meet_and_run(wanted: Settings, program: Program, words: dict[bool, list[str
         formation = sessions.form_alone(wanted)
     else:
         session = sessions.NodeSession(wanted)
-        try:
-            formation = session.run()
-        except MingleError as error:
-            if "rank" in str(error):  # the session's messages are those of a job of ranks
-                _say(f"{NAME}: the machines did not meet. Each of them is one rank below, and a rank is a node rank.")
-            raise
+        formation = session.run()
     try:
         at_node_0 = formation.place.rank == 0
         values, environment = _told(wanted, formation)

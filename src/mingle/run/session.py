@@ -27,6 +27,7 @@ class NodeSession(Discovery):
     """The session of one machine; after GO its caller runs the turns. Each machine is a rank."""
 
     keeper = PortKeeper
+    unit = "node"
 
     def __init__(self, settings: Settings) -> None:
         self._lost: CloseStore | None = None
@@ -104,7 +105,7 @@ def _describe(lost: CloseStore) -> str:
     who = lost.lost
     assert who is not None
     how = f": {lost.how}" if lost.how.startswith(COMMAND) else f" is lost ({lost.how})"
-    return f"node {who.rank} on host {who.hostname} ({who.address}){how}"
+    return f"{who}{how}"
 
 
 def _failed_elsewhere(what: str) -> MingleError:

@@ -86,6 +86,10 @@ class Path(Struct, frozen=True, kw_only=True, omit_defaults=True):
 Paths: TypeAlias = Annotated[tuple[Path, ...], Meta(max_length=64)]
 
 
+Unit: TypeAlias = Literal["rank", "node"]
+"""What the ranks of a job count: ``mingle-run`` numbers nodes."""
+
+
 class ProcessInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A process, as an error names it."""
 
@@ -93,12 +97,13 @@ class ProcessInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     pid: ProcessId = 0
     address: Annotated[str, Meta(max_length=64)] = ""
     rank: Rank | None = None
+    unit: Unit = "rank"
 
     def __post_init__(self) -> None:
         make_printable(self, "hostname", "address")
 
     def __str__(self) -> str:
-        rank = "" if self.rank is None else f"rank {self.rank} on "
+        rank = "" if self.rank is None else f"{self.unit} {self.rank} on "
         address = f" ({self.address})" if self.address else ""
         return f"{rank}host {self.hostname or 'unknown'}{address}, pid {self.pid}"
 
