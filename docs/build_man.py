@@ -57,7 +57,12 @@ def check_page() -> str:
     """Return the page of ``mingle-check``."""
     lines = [*_head("mingle-check", check, "[\\fIOPTION\\fR]..."), ".SH OPTIONS", *_definitions(_options(check))]
     lines += [".SH EXAMPLE", *_lines((check.epilog or "").removeprefix("Example: "))]
-    status = [("0", "Healthy."), ("1", "A fault was named."), ("2", "Wrong usage."), ("130", "Ended by Ctrl-C.")]
+    status = [
+        ("0", "Healthy."),
+        ("1", "A fault was named."),
+        ("2", "Wrong usage."),
+        ("130, 143", "Ended by Ctrl-C or SIGTERM."),
+    ]
     return _text([*lines, *_tail(status, "mingle-discover")])
 
 

@@ -7,7 +7,9 @@ import itertools
 import json
 import multiprocessing
 import os
+import queue
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,6 +106,10 @@ FAULTS: dict[str, tuple[Callable[[Evidence], None], list[tuple[str, tuple[str, .
     "pair filtered": (set_to("broken", {(1, 2): "no TCP connection"}), [("pair", ("b", "c"))]),
     "machine filtered": (set_to("broken", {(0, 2): "no", (1, 2): "no", (2, 3): "no"}), [("machine", ("c",))]),
     "large lost": (set_to("broken", {(0, 3): "large"}), [("mtu", ("a", "d"))]),
+    "torch's messages late": (
+        set_to("broken", {(0, 3): "torch's messages fail (not finished at its deadline)"}),
+        [("messages", ("a", "d"))],
+    ),
     "rank killed": (set_to("lost", {1: "ended"}), [("rank-ended", ("b",))]),
     "rank stopped": (set_to("lost", {0: "silent"}), [("rank-silent", ("a",))]),
     "rank interrupted": (set_to("lost", {3: "interrupted"}), [("rank-interrupted", ("d",))]),
@@ -226,8 +233,7 @@ def test_another_process_at_the_address_of_a_rank_is_not_taken_for_it(roster: li
     assert not control.reaches({**roster[1], "token": "another"})
 
 
-def test_a_network_on_which_a_message_stalls_is_slow_and_not_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "STALL_SECONDS", 1.0)
+def test_a_network_on_which_a_message_stalls_is_slow_and_not_absent() -> None:
     ends = threading.Event()
 
     def swallow(listening: socket.socket) -> None:
@@ -239,10 +245,17 @@ def test_a_network_on_which_a_message_stalls_is_slow_and_not_absent(monkeypatch:
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor() as pool:
         pool.submit(swallow, listening)
         peer = {"rank": 1, "port": listening.getsockname()[1], "token": ""}
-        assert probes.path_rate(peer, "127.0.0.1") == probes.PATH_BYTES / 1.0
+        assert probes.path_rate(peer, "127.0.0.1", stall=0.5) == probes.PATH_BYTES / 0.5
         ends.set()
         listening.close()
         assert probes.path_rate(peer, "127.0.0.1") == 0
+
+
+def test_a_path_that_does_not_answer_shows_before_a_short_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        there = {"rank": 1, "address": "127.0.0.1", "port": silent.getsockname()[1], "token": ""}
+        tried = probes.Probes(None, None, [{}, there])  # type: ignore[arg-type]
+        assert tried.path(peer=1, seconds=0.2) == "a small message is not answered (timed out)"
 
 
 class _Tasks:
@@ -301,6 +314,54 @@ def test_rank_zero_sends_heartbeats_while_others_look_for_a_lost_rank(monkeypatc
     conductor._seen.lost = {1: "silent"}
     conductor._judge_losses()
     assert conductor._seen.lost == {1: "cut"}
+
+
+def waiting_for_one(options: Options) -> tuple[session.Conductor, Connection]:
+    """Return rank 0's part with a single rank, and that rank's end of the connection."""
+    here, there = multiprocessing.Pipe()
+    conductor = session.Conductor(None, None, options, str)  # type: ignore[arg-type]
+    conductor._lines = {there: 1}
+    return conductor, here
+
+
+def test_the_time_in_which_rank_zero_did_not_run_makes_no_rank_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    conductor, here = waiting_for_one(Options(seconds=1000))
+    clock = itertools.count(0, 10)
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    received = conductor._received
+
+    def late(seconds: float) -> Iterator[tuple[int, Any]]:
+        if next(clock) > 60:
+            control.send(here, {"id": 1, "result": 2})
+        return received(0)
+
+    monkeypatch.setattr(conductor, "_received", late)
+    assert conductor._ask("step", {1: {"do": "add"}}) == {1: {"id": 1, "result": 2}}
+
+
+def test_a_rank_that_stopped_before_a_short_deadline_is_silent_and_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "PULSE_SECONDS", 0.02)
+    monkeypatch.setattr(control, "SILENCE_SECONDS", 0.2)
+    conductor, here = waiting_for_one(Options(seconds=0.1))
+    with pytest.raises(session.StopError), here:
+        conductor._ask("step", {1: {"do": "add"}})
+    assert conductor._seen.lost == {1: "silent"}
+
+
+def test_ctrl_c_while_other_ranks_are_missing_ends_the_check() -> None:
+    here, there = multiprocessing.Pipe()
+    server = SimpleNamespace(controls=queue.SimpleQueue())
+    job = SimpleNamespace(world_size=3)
+    conductor = session.Conductor(job, server, Options(seconds=60), str)  # type: ignore[arg-type]
+    options: dict[str, Any] = {}
+    hello = {"rank": 0, "node": 0, "host": "a", "pid": 1, "address": "10.0.0.1", "interface": "eth0", "networks": []}
+    server.controls.put((there, {**hello, "reached": "", "options": options}))
+    control.send(here, {"gone": "interrupted"})
+    conductor.run()
+    while "report" not in (message := control.receive(here)):
+        pass
+    assert message["report"]["lost"] == {"0": "interrupted"}
+    assert [verdict["kind"] for verdict in message["report"]["verdicts"]] == ["rank-interrupted"]
 
 
 def conduct(monkeypatch: pytest.MonkeyPatch, seconds: float, *, fails: str = "") -> tuple[Evidence, list[Any]]:
@@ -396,6 +457,27 @@ def test_the_timeout_is_that_of_a_step_and_not_of_the_discovery(
     assert "discovery_timeout" not in given
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_processes_of_this_machine(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    further = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    def run(*_given: object, **_more: object) -> int:
+        signal.raise_signal(number)
+        return 0
+
+    monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr(command, "_start_further", lambda _count: [further])
+    before = signal.signal(signal.SIGTERM, command._terminate)
+    try:
+        told = CliRunner().invoke(command.check, ["--nnodes", "2"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told.exit_code == 128 + number
+    assert number.name in told.stderr
+    assert told.stdout == ""
+    assert further.returncode == -signal.SIGTERM
+
+
 def last_lines(steps: list[str]) -> list[str]:
     """Return what a terminal shows of these steps at the end."""
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
@@ -422,9 +504,12 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_store_that_does_not_answer_is_rank_zero_s(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+@pytest.mark.parametrize("how", ["silent", "ended"])
+def test_a_store_that_does_not_answer_is_rank_zero_s(monkeypatch: pytest.MonkeyPatch, how: str, rank: int) -> None:
     ends = threading.Event()
     monkeypatch.setattr(session, "_connect_store", lambda _seconds: ends.wait())
+    monkeypatch.setattr(control, "SILENCE_SECONDS", 0.1)
+    store = socket.create_server(("127.0.0.1", 0))
     job = mingle.Job(
         job_id="j",
         rank=rank,
@@ -433,19 +518,21 @@ def test_a_store_that_does_not_answer_is_rank_zero_s(monkeypatch: pytest.MonkeyP
         local_world_size=1,
         node_rank=rank,
         num_nodes=2,
-        master_addr="10.0.0.1",
-        master_port=1,
+        master_addr="127.0.0.1",
+        master_port=store.getsockname()[1],
         interface="eth0",
         address=f"10.0.0.{rank + 1}",
         elapsed=0.0,
     )
-    with closing(control.Server(rank)) as server:
+    if how == "ended":
+        store.close()
+    with closing(control.Server(rank)) as server, store:
         report = session.take_part(job, server, Options(seconds=0.1), str)
     ends.set()
-    assert report["lost"] == {"0": "silent"}
+    assert report["lost"] == {"0": how}
     (verdict,) = report["verdicts"]
-    assert verdict["kind"] == "rank-silent"
-    assert "10.0.0.1" in verdict["observation"]
+    assert verdict["kind"] == f"rank-{how}"
+    assert ("127.0.0.1" if rank else "10.0.0.1") in verdict["observation"]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -155,6 +156,30 @@ def test_torchrun_on_two_hosts(lab: Lab) -> None:
     assert {place["address"] for place in report["places"]} == {host.address() for host in hosts}
     assert {place["interface"] for place in report["places"]} == {"eth0"}
     assert verdicts(report) == []
+
+
+@pytest.mark.timeout(240)
+def test_a_filtered_pair_is_named_with_a_short_deadline(lab: Lab, tmp_path: Path) -> None:
+    hosts = hosts_of(lab, 3)
+    ranks = start(hosts, hold="right? broadcast", until=str(tmp_path / "go"), seconds=5.0)
+    filtered = f"ip saddr {hosts[1].address()} meta l4proto tcp"
+    at_step(ranks, "right? broadcast", tmp_path / "go", lambda: hosts[2].drop(filtered))
+    reports = outcomes(ranks)
+    assert [verdicts(report) for report in reports] == [[("pair", ("node1", "node2"))]] * 3
+    assert "no TCP connection" in reports[0]["verdicts"][0]["observation"]
+
+
+@pytest.mark.timeout(240)
+def test_sigterm_ends_the_processes_of_all_machines(lab: Lab) -> None:
+    hosts = hosts_of(lab, 2)
+    line = [sys.executable, "-m", "mingle.check.command", "--nnodes=2", "--nproc-per-node=2", "--json"]
+    ranks = [host.run(line, env={"MINGLE_TIMEOUT": str(FORMS)}) for host in hosts]
+    ranks[1].wait_for_output("right? ", FORMS)
+    ranks[1].send_signal(signal.SIGTERM)
+    assert [rank.wait(60) for rank in ranks] == [1, 128 + signal.SIGTERM]
+    assert {kind for kind, _ in verdicts(json.loads(ranks[0].stdout))} == {"rank-interrupted"}
+    assert [rank.stdout for rank in ranks[1:]] == [""]
+    assert not any("Traceback" in rank.stderr for rank in ranks)
 
 
 @pytest.mark.timeout(240)

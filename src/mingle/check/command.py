@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
 
 JOB_ID = "mingle-check"
 STEP_SECONDS = 20.0
-INTERRUPTED = 130
-"""The exit status after Ctrl-C, as shells give it: 128 and the number of SIGINT."""
 LEAVE_SECONDS = 15.0
 """How long a further process of this machine has to end after this one."""
 _LOCAL = "_MINGLE_CHECK_LOCAL"
@@ -55,8 +55,24 @@ def _bytes(_context: click.Context, _parameter: click.Parameter, text: str) -> i
     return size
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends the check as Ctrl-C does: the other machines learn of it."""
+
+
+class _Check(click.Command):
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; its status after a signal is that of shells, 128 and the signal's number."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            number = signal.SIGTERM if isinstance(error, _Terminated) else signal.SIGINT
+            output.say(f"mingle-check: interrupted by {number.name}.")
+            ctx.exit(128 + number)
+
+
 @click.command(
     "check",
+    cls=_Check,
     epilog="Example: mingle-check --nnodes 4 --nproc-per-node 8",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
@@ -115,9 +131,9 @@ def check(
             world_size=place.get("world_size"),
         )
     except KeyboardInterrupt:
-        status = INTERRUPTED
         for process in further:
             process.terminate()
+        raise
     finally:
         for process in further:
             try:
@@ -297,8 +313,13 @@ def show_report(report: Report) -> None:
         output.answer(line)
 
 
+def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise _Terminated
+
+
 def main() -> None:
     """Run the command, and exit without waiting for calls that were given up."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         check(prog_name="mingle-check")
     except SystemExit as end:

@@ -66,7 +66,7 @@ def _framed(connection: socket.socket, seconds: float) -> Connection:
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), 0))
+        connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", *divmod(int(1e6 * seconds), 10**6)))
     return forksafe.register(Connection(connection.detach()))
 
 
@@ -215,14 +215,16 @@ class Worker:
         Raises:
             LostError: rank 0 is lost.
         """
-        heard = time.monotonic()
         try:
             while True:
+                waited = 0.0
                 while not self._control.poll(PULSE_SECONDS):
-                    if time.monotonic() - heard > self._patience:
+                    waited += (
+                        PULSE_SECONDS  # not by the clock: the time in which this process did not run is no silence
+                    )
+                    if waited > self._patience:
                         raise LostError("silent")
                 message = receive(self._control)
-                heard = time.monotonic()
                 if "report" in message:
                     return dict(message["report"])
                 if "roster" in message:

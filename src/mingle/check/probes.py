@@ -13,13 +13,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mingle.check.control import Record, dial, exchange, greet
+from mingle.check.control import CONNECT_SECONDS, Record, dial, exchange, greet
+from mingle.check.verdicts import LARGE
 from mingle.job import Job
 from mingle.network import interfaces
 
 NO_CONNECTION = "no TCP connection"
 STALL_SECONDS = 5.0
-"""A message that makes no progress for this long counts as having taken it: policing can stall TCP so long."""
+"""Policing can stall TCP for this long."""
 SMALL_BYTES, LARGE_BYTES = 64, 1 << 18
 PATH_SECONDS, PATH_BYTES = 0.25, 1 << 20
 """How long a path is measured, by messages that take far longer than a busy machine needs to wake a process."""
@@ -123,21 +124,26 @@ class Probes:
         _settle(at)
         return (time.perf_counter() - started) / count
 
-    def path(self, *, peer: int) -> str:
-        """Probe the path to a rank by plain TCP: small messages, then large ones both ways; return the fault."""
+    def path(self, *, peer: int, seconds: float) -> str:
+        """Probe the path to a rank by plain TCP: small messages, then large ones both ways; return the fault.
+
+        Args:
+            peer: the other rank.
+            seconds: the limit of the connect, and of each message.
+        """
         there, step = self._roster[peer], NO_CONNECTION
         try:
-            with dial(there["address"], there["port"]) as connection:
+            with dial(there["address"], there["port"], seconds=seconds) as connection:
                 step = "a small message is not answered"
                 greet(connection, there)
                 for _repeat in range(5):
                     exchange(connection, SMALL_BYTES, SMALL_BYTES)
-                step = "large"
+                step = LARGE
                 exchange(connection, LARGE_BYTES, 1)
                 exchange(connection, 1, LARGE_BYTES)
         except (OSError, EOFError, ValueError) as error:
             reason = "timed out" if isinstance(error, BlockingIOError) else str(error) or "the connection ended"
-            return step if step == "large" else f"{step} ({reason})"
+            return step if step == LARGE else f"{step} ({reason})"
         return ""
 
     def pair(
@@ -150,24 +156,32 @@ class Probes:
             key: a name for the process group of the two.
             device: ``cpu`` or ``cuda``.
             limit: the size of the largest message.
-            seconds: the patience of torch.
+            seconds: the deadline of the step, and the patience of torch.
             window: how many seconds one direction is measured; a message that has begun is finished.
             others: whether the lower rank measures the other networks that the two share.
         """
-        if fault := self.path(peer=peer):
+        # A path that leads nowhere shows before the deadline of the step, also where that is short.
+        if fault := self.path(peer=peer, seconds=min(CONNECT_SECONDS, seconds / 2)):
             return {"fault": fault}
-        first = self._job.rank < peer
-        found = self._other_networks(self._roster[self._job.rank], self._roster[peer]) if others and first else []
+        first, stall = self._job.rank < peer, min(STALL_SECONDS, seconds / 8)
+        mine, theirs = self._roster[self._job.rank], self._roster[peer]
+        found = self._other_networks(mine, theirs, stall) if others and first else []
         return {"others": found, **self._messages(1 if first else 0, key, self._device(device), limit, seconds, window)}
 
-    def _other_networks(self, mine: Record, theirs: Record) -> list[Record]:
-        """Return the networks that two machines share besides the one in use, with the rate of both."""
+    def _other_networks(self, mine: Record, theirs: Record, stall: float) -> list[Record]:
+        """Return the networks that two machines share besides the one in use, with the rate of both.
+
+        Networks that do not answer take this many seconds each; after twice as many seconds no further one is tried.
+        """
+        until = time.monotonic() + 2 * stall
         used = {each["network"] for each in mine["networks"] if each["address"] == mine["address"]}
         found = []
         for here, there in itertools.product(mine["networks"], theirs["networks"]):
+            if time.monotonic() > until:
+                break
             if here["network"] == there["network"] and here["network"] not in used and mine["node"] != theirs["node"]:
-                rate = path_rate(theirs, there["address"], here["address"])
-                in_use = path_rate(theirs, theirs["address"])
+                rate = path_rate(theirs, there["address"], here["address"], stall)
+                in_use = path_rate(theirs, theirs["address"], stall=stall)
                 if rate and in_use:
                     names = (here["interface"], there["interface"])
                     found.append({"network": here["network"], "interfaces": names, "rate": rate, "rate_in_use": in_use})
@@ -217,18 +231,25 @@ class Probes:
         return {"rtt": median(trips), "rate": rates[0 if other else 1]}
 
 
-def path_rate(peer: Record, address: str, source: str = "") -> float:
-    """Return the rate to a rank by plain TCP, in bytes/s; 0 if the address leads nowhere or to another rank."""
+def path_rate(peer: Record, address: str, source: str = "", stall: float = STALL_SECONDS) -> float:
+    """Return the rate to a rank by plain TCP, in bytes/s; 0 if the address leads nowhere or to another rank.
+
+    Args:
+        peer: what that rank says of itself.
+        address: where to reach it.
+        source: the address to connect from; empty for any.
+        stall: the limit of the connect. A message that makes no progress for this long counts as having taken it.
+    """
     took: list[float] = []
     try:
-        with dial(address, peer["port"], seconds=STALL_SECONDS, source=source) as connection:
+        with dial(address, peer["port"], seconds=stall, source=source) as connection:
             greet(connection, peer)
             until = time.perf_counter() + PATH_SECONDS
             while not took or time.perf_counter() < until:
                 try:
                     took.append(exchange(connection, PATH_BYTES, 1))
                 except BlockingIOError:
-                    took.append(STALL_SECONDS)
+                    took.append(stall)
                     break
     except (OSError, EOFError, ValueError):
         return 0.0

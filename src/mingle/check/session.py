@@ -9,6 +9,7 @@ import os
 import queue
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -50,6 +51,11 @@ class Options(Struct, frozen=True, kw_only=True):
     seconds: float = 20.0
     """The deadline of each step."""
 
+    @property
+    def patience(self) -> float:
+        """How many seconds the ranks have to begin the check: they leave the discovery at different times."""
+        return max(self.seconds, control.SILENCE_SECONDS)
+
 
 def take_part(
     job: Job,
@@ -84,12 +90,13 @@ def take_part(
     }
     roster: list[Record] = []
     conducting = None
+    patience = options.patience
     try:
-        store = _within(options.seconds, lambda: _connect_store(options.seconds))
+        store = _within(patience, lambda: _connect_store(patience))
         if job.rank == 0:
             conducting = control.start(Conductor(job, server, options, before).run)
             store.set(_KEY, json.dumps([server.port, server.token]))
-        port, token = json.loads(_within(options.seconds, lambda: store.get(_KEY)))
+        port, token = json.loads(_within(patience, lambda: store.get(_KEY)))
         line = control.dial(job.master_addr if job.rank else "127.0.0.1", port, segment=control.SEGMENT_BYTES)
         control.send(line, {"token": token, "hello": hello})
         worker = control.Worker(line, roster, control.SILENCE_SECONDS if job.rank else math.inf)
@@ -99,7 +106,7 @@ def take_part(
     except OSError:  # the store has answered, and the check's own port does not
         how = "cut"
     except (detached.AbandonedError, RuntimeError):
-        how = "silent"
+        how = _how_store_was_lost(job)
     finally:
         if conducting:
             conducting.join(2 * END_SECONDS)
@@ -115,6 +122,17 @@ def _connect_store(seconds: float) -> dist.Store:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store: dist.Store = next(dist.rendezvous("env://", rank, size, timeout=timedelta(seconds=seconds)))[0]
     return store
+
+
+def _how_store_was_lost(job: Job) -> str:
+    """Return ``ended`` if nothing listens at the address of the store any more: the kernel of its machine says so."""
+    try:
+        control.dial(job.master_addr, job.master_port).close()
+    except ConnectionRefusedError:
+        return "ended"
+    except OSError:
+        pass
+    return "silent"
 
 
 def _within(seconds: float, function: Callable[[], Any]) -> Any:
@@ -193,12 +211,14 @@ class Conductor:
         self._roster: list[Record] = []
         self._seen = Evidence()
         self._asked, self._pulsed = 0, 0.0
+        self._unanswered: Counter[int] = Counter()
+        """The heartbeats that each rank has not answered: while rank 0 does not run, there are no new ones."""
 
     def run(self) -> None:
         """Conduct the check, and give every rank the report, whatever happens."""
         try:
             self._gather()
-            if not self._seen.unreached:
+            if not self._seen.unreached and not self._seen.lost:
                 self._choose_backend()
                 with suppress(StopError):
                     self._host_times()
@@ -218,9 +238,11 @@ class Conductor:
     def _gather(self) -> None:
         """Wait for the control connections of all ranks."""
         hellos: dict[int, Record] = {}
-        deadline = time.monotonic() + self._options.seconds
-        while len(hellos) < self._job.world_size and time.monotonic() < deadline:
+        lost: dict[int, str] = {}
+        deadline = time.monotonic() + self._options.patience
+        while len(hellos) < self._job.world_size and not lost and time.monotonic() < deadline:
             self._pulse()
+            lost |= {rank: message["gone"] for rank, message in self._received(0) if "gone" in message}
             with suppress(queue.Empty):
                 line, hello = self._server.controls.get(timeout=control.PULSE_SECONDS)
                 self._lines[line], hellos[hello["rank"]] = hello["rank"], hello
@@ -231,14 +253,14 @@ class Conductor:
         for hello in self._roster:
             if reached and ip_address(hello["address"]).is_loopback:
                 hello["address"] = reached
-        self._seen = evidence_of(self._roster)
+        self._seen = evidence_of(self._roster, lost)
         differing = [str(hello["rank"]) for hello in self._roster if hello["options"] != self._roster[0]["options"]]
         for line in self._lines:
             control.send(line, {"roster": self._roster})
             if differing:
                 ranks = ", ".join(differing)
                 control.send(line, {"show": f"warning: rank 0's options count; those of ranks {ranks} differ"})
-        if len(hellos) < self._job.world_size:
+        if len(hellos) < self._job.world_size and not lost:
             hosts = {member.rank: member.hostname for member in self._job.members}
             missing = [rank for rank in range(self._job.world_size) if rank not in hellos]
             self._seen.unreached = {rank: hosts.get(rank, f"the machine of rank {rank}") for rank in missing}
@@ -247,8 +269,9 @@ class Conductor:
         """Send the heartbeats that are due; return False, which tells a detached call to go on."""
         if time.monotonic() - self._pulsed >= control.PULSE_SECONDS:
             self._pulsed = time.monotonic()
-            for line in self._lines:
+            for line, rank in self._lines.items():
                 control.send(line, {})
+                self._unanswered[rank] += 1
         return False
 
     def _judge_losses(self) -> None:
@@ -265,6 +288,8 @@ class Conductor:
     def _ask(self, name: str, tasks: Mapping[int, Record]) -> dict[int, Record]:
         """Have ranks do their tasks; return the answers that come before the deadline.
 
+        At the deadline it goes on until each rank that has not answered is known to be alive or silent.
+
         Raises:
             StopError: a rank has ended, or is silent.
         """
@@ -276,18 +301,22 @@ class Conductor:
         lost: dict[int, str] = {}
         answers: dict[int, Record] = {}
         started = time.monotonic()
-        heard = dict.fromkeys(tasks, started)
-        while (
-            len(answers) < len(tasks) and not lost and (left := started + self._options.seconds - time.monotonic()) > 0
-        ):
-            for rank, message in self._received(min(left, control.PULSE_SECONDS)):
-                heard[rank] = time.monotonic()
+        while not lost and (waiting := tasks.keys() - answers.keys()):
+            left = started + self._options.seconds - time.monotonic()
+            if left <= 0 and all(self._unanswered[rank] < 2 for rank in waiting):
+                break
+            for rank, message in self._received(
+                min(left, control.PULSE_SECONDS) if left > 0 else control.PULSE_SECONDS
+            ):
                 if "gone" in message:
                     lost[rank] = message["gone"]
                 elif message.get("id") == self._asked:
                     answers[rank] = message
             self._pulse()
-            lost |= {rank: "silent" for rank in tasks if time.monotonic() - heard[rank] > control.SILENCE_SECONDS}
+            silent = (
+                rank for rank in tasks if self._unanswered[rank] * control.PULSE_SECONDS > control.SILENCE_SECONDS
+            )
+            lost |= dict.fromkeys(silent, "silent")
         answers = {rank: answers.get(rank, {"error": "not finished at its deadline"}) for rank in tasks}
         problems = [answer["error"] for answer in answers.values() if "error" in answer]
         status = "lost" if lost else problems[0] if problems else "ok"
@@ -302,6 +331,7 @@ class Conductor:
         for line in wait(list(self._lines), seconds):
             assert isinstance(line, Connection)
             rank = self._lines[line]
+            self._unanswered[rank] = 0
             try:
                 message = control.receive(line)
             except (EOFError, OSError, ValueError):
@@ -408,7 +438,7 @@ class Conductor:
         for own, peer in ends:
             answer, both = answers[speakers[own]], verdicts.undirected(own, peer)
             if "error" in answer:
-                self._seen.broken.setdefault(both, f"torch's messages fail ({answer['error']})")
+                self._seen.broken.setdefault(both, f"{verdicts.TORCH_FAILS} ({answer['error']})")
             elif "fault" in (result := answer["result"]):
                 self._seen.broken[both] = result["fault"]
             else:

@@ -26,6 +26,11 @@ BUSY_SECONDS = 0.02
 REFERENCE_QUANTILE = 0.75
 """The share of links up to the reference rate: in a job of three, one slow machine has two thirds of all links."""
 
+LARGE = "large"
+"""What `Evidence.broken` says of a pair between which small messages pass and large ones do not."""
+TORCH_FAILS = "torch's messages fail"
+"""How the words begin for a pair between which plain TCP passes, as far as is known."""
+
 Pair = tuple[int, int]
 
 
@@ -73,7 +78,7 @@ class Evidence(Struct, kw_only=True):
     wrong: list[str] = field(default_factory=list)
     """Collectives with a wrong result, in words."""
     broken: dict[Pair, str] = field(default_factory=dict)
-    """Pairs whose test failed: ``large`` (small messages pass, large ones do not), else the failure in words."""
+    """Pairs whose test failed: `LARGE`, or the failure in words."""
     rates: dict[Pair, float] = field(default_factory=dict)
     """Bytes per second."""
     trips: dict[Pair, float] = field(default_factory=dict)
@@ -107,7 +112,7 @@ _FAULTS = {
     ),
     "control": (
         "rank {rank} on {0.name} found rank 0 and did not reach the check's TCP port there.",
-        "a firewall that lets the discovery pass and filters other TCP ports, or a process that has stopped",
+        "a firewall that lets the discovery pass and filters other TCP ports, or a process that has ended or stopped",
         "allow TCP on all ports between these machines, and look at the output on {0.name}.",
     ),
     "rank-ended": (
@@ -121,8 +126,8 @@ _FAULTS = {
         "look for a process in state T on {0.name} (`ps -eo pid,stat,args`), then at the machine itself.",
     ),
     "rank-interrupted": (
-        "rank {rank} on {0}: it was interrupted by Ctrl-C.",
-        "a person ended the check there",
+        "rank {rank} on {0}: it was interrupted by Ctrl-C or SIGTERM.",
+        "a person or a job scheduler ended the check there",
         "start the check again.",
     ),
     "machine": (
@@ -142,6 +147,11 @@ _FAULTS = {
         "bridge or a tunnel drops",
         "give all machines the MTU that the network carries (`ip link set {0.interface} mtu 1500`), or raise it on the "
         "switch; `ping -M do -s {payload} ADDRESS` shows whether full packets pass.",
+    ),
+    "messages": (
+        "{how} between {pairs}; no TCP connection between them failed.",
+        "a --timeout that is too short for these machines, or a firewall that filters some TCP ports only",
+        "start the check again with a longer --timeout; if the pair is still named, allow TCP on all ports.",
     ),
     "cpu-busy": (
         "rank {rank} on {0} takes {wall:.0f} ms for a piece of work that takes the others {usual:.0f} ms; it had the "
@@ -183,7 +193,7 @@ _FAULTS = {
     ),
     "collective": (
         "{failures}; no pair of machines fails alone.",
-        "a fault of the backend or of a device, or one that has passed meanwhile",
+        "a fault of the backend or of a device, one that has passed meanwhile, or a --timeout that is too short",
         "start the check again, with `--backend gloo` to leave the devices out; NCCL_DEBUG=INFO says what NCCL does.",
     ),
 }
@@ -251,8 +261,16 @@ def judge(seen: Evidence) -> list[Verdict]:
     cut = [undirected(seen.place_of[0], seen.place_of[rank]) for rank in lost.keys() - gone.keys()]
     broken = dict.fromkeys(cut, "the connection between them fell silent")
     broken |= {pair: how for pair, how in seen.broken.items() if excused.isdisjoint(pair)}
-    found += _broken(seen, {pair: how for pair, how in broken.items() if how != "large"})
-    found += _large(seen, [pair for pair, how in broken.items() if how == "large"])
+    torch_fails = {pair: how for pair, how in broken.items() if how.startswith(TORCH_FAILS)}
+    large = [pair for pair, how in broken.items() if how == LARGE]
+    found += _broken(seen, {pair: how for pair, how in broken.items() if pair not in large and pair not in torch_fails})
+    if large:
+        places = _places(seen, large)
+        mtu = max(place.mtu for place in places) or 1500
+        found.append(_verdict("mtu", *places, pairs=_named(seen, large), mtu=mtu, payload=mtu - 28))
+    if torch_fails:
+        how = next(iter(torch_fails.values()))
+        found.append(_verdict("messages", *_places(seen, torch_fails), pairs=_named(seen, torch_fails), how=how))
     excused |= {place for pair in broken for place in pair}
     rates = {pair: rate for pair, rate in seen.rates.items() if excused.isdisjoint(pair)}
     wrong_network = [] if found else _interface(seen)
@@ -276,12 +294,8 @@ def _broken(seen: Evidence, broken: dict[Pair, str]) -> Iterator[Verdict]:
         yield _verdict("pair", seen.places[one], seen.places[other], how=how, others=others)
 
 
-def _large(seen: Evidence, pairs: Sequence[Pair]) -> Iterator[Verdict]:
-    if pairs:
-        places = _places(seen, pairs)
-        mtu = max(place.mtu for place in places) or 1500
-        shown = "; ".join(f"{seen.places[one]} and {seen.places[other]}" for one, other in pairs)
-        yield _verdict("mtu", *places, pairs=shown, mtu=mtu, payload=mtu - 28)
+def _named(seen: Evidence, pairs: Iterable[Pair]) -> str:
+    return "; ".join(f"{seen.places[one]} and {seen.places[other]}" for one, other in pairs)
 
 
 def _places(seen: Evidence, pairs: Iterable[Pair]) -> list[CheckedRank]:
