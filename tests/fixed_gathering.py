@@ -11,6 +11,8 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 from mingle.elastic.gathering import Gathered
 from mingle.engine.store import StoreServer, open_server
 from mingle.errors import DiscoveryTimeoutError
+from mingle.protocol.machine import Formation
+from mingle.wire import frames
 
 
 @dataclass
@@ -85,15 +87,16 @@ class FixedGathering:
         self.session_lost.clear()
         self.gathered += 1
         server = self._place.open()
-        return Gathered(
+        formation = Formation(
             session=server.session,
-            generation=self._place.generation,
-            is_host=self._hosts,
+            place=frames.Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, num_nodes=1),
             store_address=self._address,
             store_port=server.port,
             interface="lo",
             address="127.0.0.1",
+            roster_digest=b"",
         )
+        return Gathered(formation, self._place.generation)
 
     @property
     def present(self) -> frozenset[bytes] | None:

@@ -17,7 +17,8 @@ import pytest
 
 from mingle.config.settings import Settings
 from mingle.elastic import gathering as agents
-from mingle.elastic.gathering import Gathered, Gathering, Nodes
+from mingle.elastic.gathering import Gathered, Gathering
+from mingle.elastic.quorum import Nodes, Policy
 from mingle.engine import store
 from mingle.engine.discovery import FILES_PER_NODE
 from mingle.errors import ConflictError, DiscoveryTimeoutError, MingleError
@@ -46,7 +47,8 @@ class Job:
             family="4",
             progress="off",
         )
-        self.agents.append(Gathering(settings, Nodes(minimum=minimum, maximum=maximum), last_call=0.5))
+        policy = Policy(nodes=Nodes(minimum=minimum, maximum=maximum), last_call=0.5)
+        self.agents.append(Gathering(settings, policy))
         return self.agents[-1]
 
     def close(self) -> None:
@@ -67,8 +69,8 @@ def gather(*several: Gathering) -> list[Gathered]:
         return list(pool.map(Gathering.gather, several))
 
 
-def host_first(several: list[Gathering], found: list[Gathered]) -> list[Gathering]:
-    return sorted(several, key=lambda agent: not found[several.index(agent)].is_host)
+def host_first(several: list[Gathering]) -> list[Gathering]:
+    return sorted(several, key=lambda agent: agent.present is None)
 
 
 def kill(agent: Gathering) -> None:
@@ -94,8 +96,8 @@ def test_an_agent_alone_opens_its_store_and_closes_it(job: Job) -> None:
     (found,) = gather(alone)
     server, control = alone._stores.server, alone._agent.endpoints.port
     assert server is not None
-    assert server.handle is alone.store is not None
-    assert answers(found.store_port)
+    assert server.handle is not None
+    assert answers(found.formation.store_port)
     assert answers(control)
     thread = alone._running_thread()
     alone.close("the test is over")
@@ -134,20 +136,22 @@ def test_a_thread_that_the_system_refuses_is_an_error_and_leaves_nothing_behind(
             alone.gather()
     assert not answers(alone._agent.endpoints.port)
     if again:
-        assert alone.gather().is_host
+        alone.gather()
+        assert alone.present == {alone.member}
     alone.close("the test is over")
 
 
 def test_agents_gather_and_share_a_store(job: Job) -> None:
     several = [job.agent() for _ in range(3)]
     found = gather(*several)
-    assert len({each.session for each in found}) == 1
-    assert [each.is_host for each in found].count(True) == 1
-    assert {(each.store_address, each.generation, each.interface) for each in found} == {("127.0.0.1", 0, "lo")}
-    host, *others = host_first(several, found)
-    assert host.store is not None
-    assert all(other.store is None for other in others)
-    assert host.store.port == found[0].store_port
+    assert len({each.formation.session for each in found}) == 1
+    assert {(each.formation.store_address, each.generation, each.formation.interface) for each in found} == {
+        ("127.0.0.1", 0, "lo")
+    }
+    host, *others = host_first(several)
+    assert host._stores.server is not None
+    assert all(other._stores.server is None for other in others)
+    assert host._stores.server.port == found[0].formation.store_port
     until(lambda: host.present == {agent.member for agent in several})
     assert others[0].present is None
     assert gather(*several) == found, "asked again, it is the same session"
@@ -157,7 +161,7 @@ def test_agents_gather_and_share_a_store(job: Job) -> None:
 def test_the_survivors_gather_again_and_a_new_one_joins_them(job: Job) -> None:
     several = [job.agent() for _ in range(3)]
     found = gather(*several)
-    host, *others = host_first(several, found)
+    host, *others = host_first(several)
     kill(host)
     for other in others:
         assert other.session_lost.wait(5)
@@ -166,16 +170,17 @@ def test_the_survivors_gather_again_and_a_new_one_joins_them(job: Job) -> None:
     again = gather(*others)
     assert time.monotonic() - began < 5
     assert {each.generation for each in again} == {1}
-    assert again[0].session == again[1].session != found[0].session
+    assert again[0].formation.session == again[1].formation.session != found[0].formation.session
     assert not any(other.session_lost.is_set() or other.lost for other in others)
     (late,) = gather(job.agent())
-    assert late.session == again[0].session
+    assert late.formation.session == again[0].formation.session
     assert not any(other.session_lost.is_set() for other in others)
 
 
 def test_a_host_that_ends_for_good_ends_the_job_for_all(job: Job) -> None:
     several = [job.agent() for _ in range(2)]
-    host, other = host_first(several, gather(*several))
+    gather(*several)
+    host, other = host_first(several)
     host.close("its workers failed")
     host.close("a second time")
     assert other.session_lost.wait(5)
@@ -188,7 +193,8 @@ def test_a_host_that_ends_for_good_ends_the_job_for_all(job: Job) -> None:
 
 def test_a_member_that_ends_disturbs_nobody(job: Job) -> None:
     several = [job.agent(1, 3) for _ in range(3)]
-    host, one, two = host_first(several, gather(*several))
+    gather(*several)
+    host, one, two = host_first(several)
     one.close("its workers are done")
     assert not two.session_lost.wait(0.5)
     until(lambda: host.present == {host.member, two.member})
@@ -196,7 +202,8 @@ def test_a_member_that_ends_disturbs_nobody(job: Job) -> None:
 
 def test_whose_workers_are_done_gathers_no_more(job: Job) -> None:
     several = [job.agent(1, 2) for _ in range(2)]
-    host, other = host_first(several, gather(*several))
+    gather(*several)
+    host, other = host_first(several)
     other.workers_done()
     kill(host)
     assert other.session_lost.wait(5)
@@ -248,19 +255,19 @@ def test_a_thread_that_died_is_an_error(job: Job, caplog: pytest.LogCaptureFixtu
 def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(job: Job, part: str) -> None:
     several = [job.agent(2, 2) for _ in range(2)]
     found = gather(*several)
-    host, member = host_first(several, found)
+    host, member = host_first(several)
     mine, other = (host, member) if part == "host" else (member, host)
-    client = socket.create_connection((found[0].store_address, found[0].store_port))
+    client = socket.create_connection((found[0].formation.store_address, found[0].formation.store_port))
     control = mine._agent.endpoints.port
     mine._driver.call(lambda: 1 // 0)
     assert mine.session_lost.wait(5)
     assert "unforeseen ZeroDivisionError" in (mine.lost or "")
-    assert (mine.store, mine.present) == (None, None)
+    assert mine.present is None
     with client:
         client.settimeout(10)
         if part == "host":
             assert client.recv(1) == b"", "calls on the store fail now, not at torch's timeout"
-            assert not answers(found[0].store_port), "it would hold the others in a lost session"
+            assert not answers(found[0].formation.store_port), "it would hold the others in a lost session"
     assert not answers(control)
     began = time.monotonic()
     for _ in range(2):

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mingle.protocol import seating
+from mingle.protocol.admission import HostSeat
 from mingle.protocol.seating import common_address, contiguous, reach_matrix
 from mingle.wire.frames import Join, Path, Place
 
@@ -229,6 +231,13 @@ LAN, FAST, GLOBAL, LINK = "192.0.2.1", "198.51.100.1", "2001:db8::1", "fe80::1"
 PREFIXES = {LAN: 24, FAST: 24, GLOBAL: 64, LINK: 64}
 
 
+def host(own: list[str], prefixes: dict[str, int] = PREFIXES, **more: Any) -> HostSeat:
+    paths = tuple(map(way, own))
+    return HostSeat(
+        member=b"H" * 16, applicant=Join(world_size=1, node="a", paths=paths), prefix_lengths=prefixes, **more
+    )
+
+
 @pytest.mark.parametrize(
     ("own", "members", "expected"),
     [
@@ -275,13 +284,13 @@ PREFIXES = {LAN: 24, FAST: 24, GLOBAL: 64, LINK: 64}
     ],
 )
 def test_common_address(own: list[str], members: list[list[Path]], expected: str | None) -> None:
-    assert common_address(own, PREFIXES, members) == expected
+    assert common_address(host(own), members) == expected
 
 
 def test_an_address_without_a_known_subnet_has_no_neighbours() -> None:
     members = [[way("203.0.113.7", "10.0.0.2"), way(LAN, "192.0.2.2")]]
     for prefixes in ({LAN: 24}, {LAN: 24, "203.0.113.7": 0}):
-        assert common_address(["203.0.113.7", LAN], prefixes, members) == LAN
+        assert common_address(host(["203.0.113.7", LAN], prefixes), members) == LAN
 
 
 ADDRESSES = ["192.0.2.1", "198.51.100.1", "203.0.113.1", "2001:db8::1", "fe80::1"]
@@ -301,9 +310,10 @@ def test_common_address_was_reached_by_all_and_is_none_only_if_there_is_none(
 ) -> None:
     reached = [{path.host_address for path in paths} for paths in members]
     common = set(own).intersection(*reached)
-    chosen = common_address(own, prefixes, members)
+    seat = host(own, prefixes)
+    chosen = common_address(seat, members)
     assert (chosen in common) if common else (chosen is None)
-    assert common_address(own, prefixes, [list(reversed(paths)) for paths in reversed(members)]) == chosen
+    assert common_address(seat, [list(reversed(paths)) for paths in reversed(members)]) == chosen
 
 
 STRAY = Path(host_address=FAST, local_address="192.0.2.9", interface="eth0", weak=True)
@@ -326,15 +336,15 @@ STRAY = Path(host_address=FAST, local_address="192.0.2.9", interface="eth0", wea
     ],
 )
 def test_a_way_over_another_network_counts_for_nothing(members: list[list[Path]], expected: str | None) -> None:
-    assert common_address([LAN, FAST], PREFIXES, members) == expected
-    assert common_address([FAST, LAN], PREFIXES, members) == expected
+    assert common_address(host([LAN, FAST]), members) == expected
+    assert common_address(host([FAST, LAN]), members) == expected
 
 
 BOTH = [[way(LAN, "192.0.2.2"), way(FAST, "198.51.100.2")], [way(LAN, "203.0.113.3"), way(FAST, "198.51.100.3")]]
 
 
 @pytest.mark.parametrize(
-    ("members", "last_resort", "in_order", "expected"),
+    ("members", "last_resort", "named", "expected"),
     [
         pytest.param(BOTH, {FAST}, False, LAN, id="a tunnel comes last, though all are on its subnet"),
         pytest.param(BOTH, {LAN, FAST}, False, FAST, id="nothing but tunnels"),
@@ -346,16 +356,15 @@ BOTH = [[way(LAN, "192.0.2.2"), way(FAST, "198.51.100.2")], [way(LAN, "203.0.113
     ],
 )
 def test_the_order_of_preference(
-    members: list[list[Path]], last_resort: set[str], in_order: bool, expected: str | None
+    members: list[list[Path]], last_resort: set[str], named: bool, expected: str | None
 ) -> None:
-    found = common_address([LAN, FAST], PREFIXES, members, last_resort=last_resort, in_order=in_order)
-    assert found == expected
+    own = host([LAN, FAST], last_resort=frozenset(last_resort), named=named)
+    assert common_address(own, members) == expected
 
 
 def test_reach_matrix_says_who_reached_what() -> None:
     text = reach_matrix(
-        [LAN, FAST],
-        PREFIXES,
+        host([LAN, FAST]),
         [("rank 1 on host b", [way(LAN, "192.0.2.9", "eth1"), STRAY]), ("rank 2 on host c", [])],
     )
     first, *members = text.splitlines()

@@ -40,7 +40,7 @@ def make(place: Place, **config: str) -> tuple[Rounds, FixedGathering]:
     config = {"last_call_timeout": "1", **config}
     wanted = agent_settings.resolve({}, run_id="rounds", endpoint="", minimum=1, maximum=2, config=config)
     gathering = FixedGathering(place)
-    return Rounds(wanted, gathering, gathering.gather()), gathering  # type: ignore[arg-type]
+    return Rounds(wanted, gathering, gathering.gather().formation), gathering  # type: ignore[arg-type]
 
 
 def inner_of(rounds: Rounds) -> DynamicRendezvousHandler:

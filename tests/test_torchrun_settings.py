@@ -9,7 +9,7 @@ import pytest
 
 from mingle.config.values import Peer
 from mingle.elastic import settings as agent_settings
-from mingle.elastic.quorum import Nodes
+from mingle.elastic.quorum import Nodes, Policy
 from mingle.elastic.settings import AgentSettings
 from mingle.errors import ConfigurationError
 
@@ -24,7 +24,7 @@ def test_without_options_everything_is_at_its_default() -> None:
     found = resolve()
     assert found.settings.job_id == "resnet"
     assert (found.settings.rank, found.settings.world_size) == (None, 4)
-    assert (found.nodes, found.local_addr, found.allow_minority) == (Nodes(minimum=2, maximum=4), None, False)
+    assert (found.policy, found.local_addr) == (Policy(nodes=Nodes(minimum=2, maximum=4), last_call=30), None)
     assert (found.settings.port, found.settings.ttl, found.settings.discovery_timeout) == (29499, 1, 300)
     assert found.torch == {"last_call_timeout": 30, "read_timeout": 60, "timeout": 900}
 
@@ -62,7 +62,7 @@ def test_every_key_of_the_rendezvous_configuration(tmp_path: Path) -> None:
     assert settings.peers == (Peer("a"), Peer("b", 7))
     assert settings.secret == b"s3cret"
     assert (settings.port, settings.ttl, settings.family, settings.discovery_timeout) == (7777, 3, "6", 12.5)
-    assert found.allow_minority
+    assert (found.policy.allow_minority, found.policy.last_call) == (True, 3)
     assert found.torch == {
         "join_timeout": 100,
         "last_call_timeout": 3,
@@ -88,7 +88,7 @@ def test_the_ranks_of_a_launcher_are_not_those_of_agents() -> None:
 
 
 def test_a_program_may_give_numbers() -> None:
-    assert resolve(config={"port": 7777, "allow_minority": True}).allow_minority
+    assert resolve(config={"port": 7777, "allow_minority": True}).policy.allow_minority
 
 
 @pytest.mark.parametrize("run_id", ["none", ""])

@@ -17,18 +17,20 @@ from . import Host, Lab, Rank, report
 def agent(job_id: str, minimum: int, maximum: int) -> str:
     """Gathers, and again after every loss, until the host ends the job."""
     from mingle.config.settings import Settings
-    from mingle.elastic.gathering import Gathering, Nodes
+    from mingle.elastic.gathering import Gathering
+    from mingle.elastic.quorum import Nodes, Policy
     from mingle.errors import MingleError
 
     settings = Settings(job_id=job_id, rank=None, world_size=maximum, discovery_timeout=90.0, progress="off")
-    gathering = Gathering(settings, Nodes(minimum=minimum, maximum=maximum), last_call=3.0)
+    gathering = Gathering(settings, Policy(nodes=Nodes(minimum=minimum, maximum=maximum), last_call=3.0))
     try:
         while True:
             try:
                 found = gathering.gather()
             except MingleError as error:
                 return str(error)
-            report("gathered", session=found.session, generation=found.generation, is_host=found.is_host)
+            hosts = gathering.present is not None
+            report("gathered", session=found.formation.session, generation=found.generation, is_host=hosts)
             gathering.session_lost.wait()
             report("session_lost", lost=gathering.lost, ended=gathering.ended)
     finally:

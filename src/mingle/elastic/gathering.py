@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import Any
 
 from mingle import forksafe
 from mingle.config.settings import Settings
@@ -20,16 +19,14 @@ from mingle.detached import PreStartedWorker
 from mingle.elastic import reports as elastic_reports
 from mingle.elastic.agent import Agent
 from mingle.elastic.host import ElasticHost
-from mingle.elastic.quorum import Nodes, Policy
+from mingle.elastic.quorum import Policy
 from mingle.engine import progress
 from mingle.engine.discovery import FILES_PER_NODE, job_key, machine_context, make_room, process_identity
 from mingle.engine.driver import Driver
 from mingle.engine.progress import Progress
 from mingle.engine.store import StoreKeeper
 from mingle.errors import MingleError
-from mingle.protocol.machine import CloseStore, Effect
-
-__all__ = ["Gathered", "Gathering", "Nodes"]
+from mingle.protocol.machine import CloseStore, Effect, Formation
 
 logger = logging.getLogger("mingle")
 
@@ -40,27 +37,17 @@ def boot_time() -> float:
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Gathered:
     """A session that this agent is in.
 
     Attributes:
-        session: its name, sixteen bytes.
+        formation: its name, its store, and how the others reach this agent.
         generation: its number, higher than that of any earlier session of its founders.
-        is_host: whether this agent holds the store.
-        store_address: where the store listens.
-        store_port: its TCP port.
-        interface: the name of the interface by which the others reach this agent.
-        address: this agent's address there.
     """
 
-    session: bytes
+    formation: Formation
     generation: int
-    is_host: bool
-    store_address: str
-    store_port: int
-    interface: str
-    address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +55,6 @@ class _State:
     """What callers read of the agent: replaced as a whole, so that reading it takes no lock."""
 
     gathered: Gathered | None = None
-    store: Any | None = None
     present: frozenset[bytes] | None = None
     ending: bool = False
     held_until: float = float("-inf")
@@ -85,9 +71,7 @@ class Gathering:
 
     Args:
         settings: how to discover; the job's id, attempt and secret.
-        nodes: how many nodes the job may have, the same on all of them.
-        last_call: how long a gathering below its quorum waits for another agent before it can start small, in seconds.
-        allow_minority: whether MIN agents always continue, although another part of the job can continue as well.
+        policy: how many nodes the job may have, and how many found and keep a session; the same on all of them.
     """
 
     _driver: Driver
@@ -96,12 +80,12 @@ class Gathering:
     """The machine; only the thread touches it."""
     _stack: contextlib.ExitStack
 
-    def __init__(self, settings: Settings, nodes: Nodes, *, last_call: float, allow_minority: bool = False) -> None:
+    def __init__(self, settings: Settings, policy: Policy) -> None:
         self.session_lost = threading.Event()
         """Set whenever ``lost`` or ``ended`` becomes set; cleared by :meth:`gather`."""
         self._settings = settings
-        self._policy = Policy(nodes=nodes, last_call=last_call, allow_minority=allow_minority)
-        self._identity = process_identity(settings, minimum=nodes.minimum)
+        self._policy = policy
+        self._identity = process_identity(settings, minimum=policy.nodes.minimum)
         self._pid = os.getpid()
         self._quiet = settings.progress == "off"
         self._progress: Progress | None = None
@@ -113,11 +97,6 @@ class Gathering:
         self._stopping = False
 
     # --- what is known ---------------------------------------------------------------------------------------------
-
-    @property
-    def store(self) -> Any | None:
-        """The ``TCPStore`` on the host: the server, whose port is never let go of. None elsewhere."""
-        return self._state.store
 
     @property
     def member(self) -> bytes:
@@ -207,7 +186,7 @@ class Gathering:
         with self._lock:
             thread = None if self._closed else self._thread
             self._closed = True
-            self._state = replace(self._state, gathered=None, store=None, present=None)
+            self._state = replace(self._state, gathered=None, present=None)
             self._lock.notify_all()
         if thread is None:
             return
@@ -340,27 +319,16 @@ class Gathering:
         if failure is not None:
             # The machine's state is void after the failure, and no other session follows.
             return _State(lost=failure.observation, ended=before.ended, failure=failure)
-        lost, outcome, gathered, handle = before.lost, agent.outcome, before.gathered, before.store
+        lost, outcome, gathered = before.lost, agent.outcome, before.gathered
         if agent.losses > self._losses:
             self._losses, lost = agent.losses, agent.lost
         hosting = agent.part if isinstance(agent.part, ElasticHost) and outcome is not None else None
         if outcome is None:
-            gathered = handle = None
-        elif gathered is None or gathered.session != outcome.session:
-            server = self._stores.server
-            handle = server.handle if hosting is not None and server is not None else None
-            gathered = Gathered(
-                session=outcome.session,
-                generation=max(agent.memory.generation, 0),
-                is_host=hosting is not None,
-                store_address=outcome.store_address,
-                store_port=outcome.store_port,
-                interface=outcome.interface,
-                address=outcome.address,
-            )
+            gathered = None
+        elif gathered is None or gathered.formation.session != outcome.session:
+            gathered = Gathered(outcome, max(agent.memory.generation, 0))
         return _State(
             gathered=gathered,
-            store=handle,
             present=None if hosting is None else frozenset(hosting.registrar.seats),
             ending=hosting is not None and hosting.quorum.ending,
             held_until=agent.held_until,

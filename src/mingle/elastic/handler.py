@@ -153,31 +153,33 @@ class AgentHandler(RendezvousHandler):
                 raise self._closed_error() from error
             raise RendezvousError(str(error)) from error
         self._export(gathered)
+        formation = gathered.formation
         logger.info(
             "job %s: generation %d, the agents' store is at %s:%d, own address %s on %s",
             self.get_run_id(),
             gathered.generation,
-            gathered.store_address,
-            gathered.store_port,
-            gathered.address,
-            gathered.interface,
+            formation.store_address,
+            formation.store_port,
+            formation.address,
+            formation.interface,
         )
-        self._rounds = Rounds(self._wanted, self._gathering, gathered)
+        self._rounds = Rounds(self._wanted, self._gathering, formation)
         return self._rounds
 
     def _export(self, gathered: Gathered) -> None:
         """Export what the workers inherit, and torch's own code in this process reads."""
-        interface, before = gathered.interface, process_environment.visible()
+        formation, before = gathered.formation, process_environment.visible()
+        interface = formation.interface
         named = self._wanted.settings.interfaces_from in ("interface=", "MINGLE_INTERFACE")
         told = {
             **environment.socket_interfaces(interface, named=named),
             # Torch 2.13 would keep the workers' store of the first round for all later ones.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            GENERATION: f"{gathered.generation:06d}-{gathered.session.hex()[:8]}",
+            GENERATION: f"{gathered.generation:06d}-{formation.session.hex()[:8]}",
         }
         # The user's own value takes precedence.
-        if gloo.misses(interface, gathered.address, {gloo.VARIABLE: before.get(gloo.VARIABLE) or interface}):
-            told |= gloo.for_workers(scoped(gathered.address, interface), before)
+        if gloo.misses(interface, formation.address, {gloo.VARIABLE: before.get(gloo.VARIABLE) or interface}):
+            told |= gloo.for_workers(scoped(formation.address, interface), before)
         process_environment.export(told)
 
     def _begin(self, number: int, joined: RendezvousInfo) -> RendezvousInfo:

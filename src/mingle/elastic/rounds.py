@@ -37,8 +37,9 @@ from mingle.engine import store
 from mingle.errors import MingleError
 
 if TYPE_CHECKING:
-    from mingle.elastic.gathering import Gathered, Gathering
+    from mingle.elastic.gathering import Gathering
     from mingle.elastic.settings import AgentSettings
+    from mingle.protocol.machine import Formation
 
 logger = logging.getLogger("mingle")
 
@@ -69,11 +70,11 @@ class Rounds:
         number: torch's number of the present round.
     """
 
-    def __init__(self, wanted: AgentSettings, gathering: Gathering, gathered: Gathered) -> None:
+    def __init__(self, wanted: AgentSettings, gathering: Gathering, formation: Formation) -> None:
         self.number = 0
         self._wanted = wanted
         self._gathering = gathering
-        self._gathered = gathered
+        self._formation = formation
         self._ended = threading.Event()
         self._opened: tuple[DynamicRendezvousHandler, Monitor] | None = None
         self._server: store.StoreServer | None = None
@@ -96,11 +97,11 @@ class Rounds:
         # Torch has written an address of its own under the round's prefix, where ours would race with it.
         place = PrefixStore(BACKEND, joined.store)
         if joined.rank == 0:
-            self._server = open_for_workers(self._gathered.address, self._wanted.local_addr)
+            self._server = open_for_workers(self._formation.address, self._wanted.local_addr)
         bootstrap = RendezvousStoreInfo.build(
             joined.rank,
             place,
-            local_addr=self._wanted.local_addr or self._gathered.address,
+            local_addr=self._wanted.local_addr or self._formation.address,
             server_port=None if self._server is None else self._server.port,
         )
         self._leave_if_ended()
@@ -114,10 +115,10 @@ class Rounds:
             backend=BACKEND,
             endpoint="",
             run_id=self._wanted.settings.job_id,
-            min_nodes=self._wanted.nodes.minimum,
-            max_nodes=self._wanted.nodes.maximum,
+            min_nodes=self._wanted.policy.nodes.minimum,
+            max_nodes=self._wanted.policy.nodes.maximum,
             # Torch would name the node by its host name. It never resolves this name.
-            local_addr=node_name(self._wanted.local_addr or self._gathered.address, self._gathering.member),
+            local_addr=node_name(self._wanted.local_addr or self._formation.address, self._gathering.member),
             **dict(self._wanted.torch),
         )
         backend = Backend(heartbeat_client, params.run_id, params.max_nodes)
@@ -127,7 +128,7 @@ class Rounds:
         return inner, Monitor(heartbeat_client, inner.settings, lambda: self._gathering.present, self._ended)
 
     def _connect(self) -> TCPStore:
-        client = store.connect(self._gathered.store_address, self._gathered.store_port).hand_over()
+        client = store.connect(self._formation.store_address, self._formation.store_port).hand_over()
         client.set_timeout(timedelta(seconds=self._wanted.torch["read_timeout"]))
         return client
 
@@ -158,7 +159,7 @@ class Rounds:
         in a rendezvous that this agent has left.
         """
         self._ended.set()
-        store.shut_down_connections(self._gathered.store_address, self._gathered.store_port)
+        store.shut_down_connections(self._formation.store_address, self._formation.store_port)
         self._release()
 
     def _release(self) -> None:

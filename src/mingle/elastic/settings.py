@@ -15,7 +15,7 @@ from msgspec import structs
 
 from mingle.config import settings, values
 from mingle.config.settings import Settings
-from mingle.elastic.quorum import Nodes
+from mingle.elastic.quorum import Nodes, Policy
 from mingle.errors import ConfigurationError
 
 OWN_KEYS = {
@@ -54,16 +54,14 @@ class AgentSettings:
 
     Attributes:
         settings: how to discover the other agents; ``world_size`` is the most nodes there may be.
-        nodes: how many nodes train.
+        policy: how many nodes train, and how many found and keep a session.
         local_addr: the value of ``--local-addr``; None selects the address that the gathering finds.
-        allow_minority: whether MIN nodes can start and continue alone.
         torch: the options of c10d's rendezvous that are given or used here, under torch's keys.
     """
 
     settings: Settings
-    nodes: Nodes
+    policy: Policy
     local_addr: str | None
-    allow_minority: bool
     torch: Mapping[str, int]
 
 
@@ -94,6 +92,9 @@ def resolve(
     _check_place(run_id, endpoint, minimum, maximum)
     given = {key: str(value).strip() for key, value in (config or {}).items() if value is not None}
     _check_known(given)
+    torch = TORCH_DEFAULTS | {
+        key: values.parse_whole(given[key], f"{CONF} {key}", minimum=1) for key in TORCH_KEYS if key in given
+    }
     return AgentSettings(
         settings=Settings(
             **structs.asdict(settings.resolve_network(environ, **_network_options(given))),
@@ -102,13 +103,13 @@ def resolve(
             world_size=maximum,
             master_port=settings.store_port(environ),
         ),
-        nodes=Nodes(minimum=minimum, maximum=maximum),
+        policy=Policy(
+            nodes=Nodes(minimum=minimum, maximum=maximum),
+            last_call=torch["last_call_timeout"],
+            allow_minority=_flag(given.get("allow_minority", "0"), f"{CONF} allow_minority"),
+        ),
         local_addr=local_addr or None,
-        allow_minority=_flag(given.get("allow_minority", "0"), f"{CONF} allow_minority"),
-        torch={
-            **TORCH_DEFAULTS,
-            **{key: values.parse_whole(given[key], f"{CONF} {key}", minimum=1) for key in TORCH_KEYS if key in given},
-        },
+        torch=torch,
     )
 
 

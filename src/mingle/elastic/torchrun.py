@@ -41,10 +41,4 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
         local_addr=params.local_addr,
         config=params.config,
     )
-    gathering = Gathering(
-        wanted.settings,
-        wanted.nodes,
-        last_call=wanted.torch["last_call_timeout"],
-        allow_minority=wanted.allow_minority,
-    )
-    return AgentHandler(wanted, gathering)
+    return AgentHandler(wanted, Gathering(wanted.settings, wanted.policy))

@@ -48,11 +48,16 @@ class HostSeat(Struct, frozen=True, kw_only=True):
     applicant: frames.Join
     """Its paths are its own addresses in order of preference."""
     prefix_lengths: Mapping[str, int]
-    """The prefix lengths of its addresses."""
+    """The prefix lengths of its addresses; 0 or none where nothing is known of the subnet."""
     last_resort: frozenset[str] = frozenset()
-    """Those of its addresses that are taken only if all members share nothing better."""
+    """Those of its addresses on tunnels and on bridges inside its machine, taken only if nothing better is shared."""
     named: bool = False
     """The user named the interfaces: their order decides."""
+
+    @property
+    def addresses(self) -> list[str]:
+        """Its own addresses, the preferred one first."""
+        return [path.host_address for path in self.applicant.paths]
 
 
 class Challenge(Struct):

@@ -592,8 +592,7 @@ class Registrar:
             return
         if address is None:
             named = [(str(seat.who), seat.paths) for seat in self._others()]
-            own = [path.host_address for path in self.host.applicant.paths]
-            self._port.no_common_network(reach_matrix(own, self.host.prefix_lengths, named))
+            self._port.no_common_network(reach_matrix(self.host, named))
             return
         members = list(self.seats.values())
         self.phase, self.store_address = Phase.SEALING, address
@@ -643,10 +642,7 @@ class Registrar:
             self._port.prepare_store(self._prepared)
 
     def _common_address(self) -> str | None:
-        paths = [seat.paths for seat in self._others()]
-        own = [path.host_address for path in self.host.applicant.paths]
-        host = self.host
-        return common_address(own, host.prefix_lengths, paths, last_resort=host.last_resort, in_order=host.named)
+        return common_address(self.host, [seat.paths for seat in self._others()])
 
     def _send_all(self, frame: frames.AnyFrame | None) -> None:
         for seat in self.seats.values():

@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import ipaddress
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network
 from typing import TypeAlias
 
+from mingle.protocol.admission import HostSeat
 from mingle.wire.frames import Join, Path, Place
 
 _Subnet: TypeAlias = IPv4Network | IPv6Network
@@ -105,14 +106,7 @@ def contiguous(places: Sequence[Place]) -> bool:
     )
 
 
-def common_address(
-    own: Sequence[str],
-    prefix_lengths: Mapping[str, int],
-    members: Sequence[Sequence[Path]],
-    *,
-    last_resort: Collection[str] = (),
-    in_order: bool = False,
-) -> str | None:
+def common_address(host: HostSeat, members: Sequence[Sequence[Path]]) -> str | None:
     """Return the host's address for the store, or None where no network is common to the host and every member.
 
     The network that it is on is the one that all ranks use among each other, and a backend needs a mesh, not a star: an
@@ -122,16 +116,13 @@ def common_address(
     is not link-local (those need a scope), then the host's own order of preference.
 
     Args:
-        own: the host's addresses, the preferred one first.
-        prefix_lengths: of the host's addresses; 0 or none where nothing is known of the subnet.
+        host: the host's own seat.
         members: the ways that each of the other members has proved.
-        last_resort: the host's addresses on tunnels and on bridges inside its machine.
-        in_order: the user named the interfaces, so that the first address common to all is the one.
     """
-    subnets = _subnets(own, prefix_lengths)
+    subnets = _subnets(host)
     reached = [{path.host_address for path in paths if _proves(path, subnets)} for paths in members]
-    candidates = [address for address in own if all(address in each for each in reached)]
-    if in_order or len(candidates) < 2:
+    candidates = [address for address in host.addresses if all(address in each for each in reached)]
+    if host.named or len(candidates) < 2:
         return next(iter(candidates), None)
 
     @functools.cache  # ranks of one machine share their address, and parsing one is dear
@@ -144,17 +135,17 @@ def common_address(
             for paths in members:
                 local = (path.local_address for path in paths if path.host_address == address)
                 neighbours += any(is_neighbor(each, address) for each in local)
-        return address not in last_resort, neighbours, not ipaddress.ip_address(address).is_link_local
+        return address not in host.last_resort, neighbours, not ipaddress.ip_address(address).is_link_local
 
     # max() returns the first of equals: the order of preference.
     return max(candidates, key=worth, default=None)
 
 
-def _subnets(own: Sequence[str], prefix_lengths: Mapping[str, int]) -> dict[str, _Subnet]:
+def _subnets(host: HostSeat) -> dict[str, _Subnet]:
     return {
-        address: ipaddress.ip_network(f"{address}/{prefix_lengths[address]}", strict=False)
-        for address in own
-        if prefix_lengths.get(address)
+        address: ipaddress.ip_network(f"{address}/{length}", strict=False)
+        for address in host.addresses
+        if (length := host.prefix_lengths.get(address))
     }
 
 
@@ -166,11 +157,10 @@ def _proves(path: Path, subnets: Mapping[str, _Subnet]) -> bool:
     return not any(local in subnet for address, subnet in subnets.items() if address != path.host_address)
 
 
-def reach_matrix(
-    own: Sequence[str], prefix_lengths: Mapping[str, int], members: Sequence[tuple[str, Sequence[Path]]]
-) -> str:
+def reach_matrix(host: HostSeat, members: Sequence[tuple[str, Sequence[Path]]]) -> str:
     """Return which members reached which of the host's addresses, one member per line, for an error message."""
-    subnets = _subnets(own, prefix_lengths)
+    subnets = _subnets(host)
+    own = host.addresses
     lines = [f"  the host listens at {', '.join(own)}"]
     for name, paths in members:
         reached = {path.host_address: path for path in paths}
