@@ -2,24 +2,29 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from mingle.distributed.environment import Environment, process_environment, variables
+from mingle.protocol.machine import Formation
 from mingle.wire.frames import Place
 
 PAIR = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 
 
-def job(**changes: object) -> dict[str, str]:
-    values: dict[str, object] = {
-        "place": Place(rank=5, world_size=8, local_rank=1, local_world_size=4, node_rank=1, num_nodes=2),
-        "master_addr": "10.0.0.1",
-        "master_port": 29500,
-        "interface": "eth1",
-        "interface_was_named": False,
-    }
-    return variables(**{**values, **changes})  # type: ignore[arg-type]
+def job(*, named: bool = False, **changes: Any) -> dict[str, str]:
+    formation = Formation(
+        session=b"S" * 16,
+        place=Place(rank=5, world_size=8, local_rank=1, local_world_size=4, node_rank=1, num_nodes=2),
+        store_address="10.0.0.1",
+        store_port=29500,
+        interface="eth1",
+        address="10.0.0.5",
+        roster_digest=b"",
+    )
+    return variables(structs.replace(formation, **changes), named=named)
 
 
 def test_variables_of_a_job() -> None:
@@ -38,9 +43,8 @@ def test_variables_of_a_job() -> None:
 
 
 def test_nccl_gets_an_exact_name_only_when_the_user_named_it() -> None:
-    assert job(interface_was_named=True)["NCCL_SOCKET_IFNAME"] == "=eth1"
+    assert job(named=True)["NCCL_SOCKET_IFNAME"] == "=eth1"
     assert "NCCL_SOCKET_IFNAME" not in job()
-    assert not {name for name in job(interface=None, interface_was_named=True) if name.endswith("IFNAME")}
 
 
 def test_export_writes_and_restore_takes_away() -> None:
@@ -93,10 +97,10 @@ def test_restore_after_restore_leaves_the_users_equal_value_alone() -> None:
 def test_a_second_export_replaces_the_first_and_remembers_the_original() -> None:
     target = {"MASTER_ADDR": "old"}
     environment = Environment(target)
-    environment.export(job(interface_was_named=True))
+    environment.export(job(named=True))
     place = Place(rank=6, world_size=8, local_rank=2, local_world_size=4, node_rank=1, num_nodes=2)
-    environment.export(job(place=place, master_addr="10.0.0.2"))
-    assert target == job(place=place, master_addr="10.0.0.2")
+    environment.export(job(place=place, store_address="10.0.0.2"))
+    assert target == job(place=place, store_address="10.0.0.2")
     environment.restore()
     assert target == {"MASTER_ADDR": "old"}
 
@@ -117,7 +121,7 @@ def test_a_second_export_takes_the_users_change_for_the_users() -> None:
 def test_an_interface_that_the_user_set_stays(name: str) -> None:
     target = {name: "ib0"}
     environment = Environment(target)
-    assert environment.export(job(interface_was_named=True)) == []
+    assert environment.export(job(named=True)) == []
     assert target[name] == "ib0"
     environment.restore()
     assert target == {name: "ib0"}

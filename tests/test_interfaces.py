@@ -114,9 +114,9 @@ def test_named_ones_exactly_and_in_that_order() -> None:
 
 def test_named_by_an_address_which_then_comes_first() -> None:
     two = nic("eth0", 2, "10.0.0.1/24", "10.0.0.2/24", "fd00::1/64")
-    assert choose([LO, two], named=["10.0.0.2"]).usable[0].address() == IPv4Address("10.0.0.2")
+    assert choose([LO, two], named=["10.0.0.2"]).usable[0].addresses[0].ip == IPv4Address("10.0.0.2")
     chosen = choose([LO, two], named=["fd00::1"]).usable[0]
-    assert chosen.address() == IPv6Address("fd00::1")
+    assert chosen.addresses[0].ip == IPv6Address("fd00::1")
     assert sorted(map(str, chosen.addresses)) == sorted(map(str, two.addresses))
 
 
@@ -138,9 +138,9 @@ def test_a_named_one_that_cannot_be_used_is_an_error(named: str, family: str, me
 
 
 def test_the_first_address_of_a_family() -> None:
-    assert ETH0.address() == ETH0.address("4") == IPv4Address("10.0.0.1")
-    assert ETH0.address("6") == IPv6Address("fd00::1")
-    assert ETH1.address("6") is None
+    assert ETH0.of_family("auto")[0] == ETH0.of_family("4")[0] == ETH0.addresses[0]
+    assert ETH0.of_family("6")[0].ip == IPv6Address("fd00::1")
+    assert not ETH1.of_family("6")
     assert ETH0.of_family("6") == (ip_interface("fd00::1/64"), ip_interface("fe80::1/64"))
 
 
@@ -167,7 +167,7 @@ def test_scan_finds_loopback() -> None:
     (loopback,) = [interface for interface in found if interface.loopback]
     assert loopback.up
     assert loopback.running
-    assert loopback.address("4") == IPv4Address("127.0.0.1")
+    assert loopback.of_family("4")[0].ip == IPv4Address("127.0.0.1")
 
 
 def test_an_interface_that_vanishes_while_it_is_scanned(monkeypatch: pytest.MonkeyPatch) -> None:

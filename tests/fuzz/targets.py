@@ -109,7 +109,7 @@ def frame_stream(untrusted: bytes) -> None:
             while (frame := reader.next_frame()) is not None:
                 for name in ("reason", "detail", "roster", "phase", "lacks"):
                     assert getattr(frame, name, "").isprintable()
-            assert reader.buffered <= frames.MAX_FRAME_BYTES + frames.LENGTH_BYTES
+            assert len(reader._buffer) <= frames.MAX_FRAME_BYTES + frames.LENGTH_BYTES
 
 
 def called(untrusted: bytes) -> None:

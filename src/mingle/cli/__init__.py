@@ -81,6 +81,3 @@ def main() -> None:
     Every command but completion takes --json and the network options (-i, -p, --peers, --family, --ttl, --secret-file).
     Their defaults come from the MINGLE_* variables that ranks read.
     """
-
-
-__all__ = ["COMMANDS", "main"]

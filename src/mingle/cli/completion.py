@@ -89,6 +89,3 @@ def _is_plain(word: str) -> bool:
     # A shell inserts a proposal as it is: an id such as `$(…)`, which any host can announce, would run when the user
     # presses Enter, and one that starts with a dash would be an option.
     return shlex.quote(word) == word and not word.startswith("-")
-
-
-__all__ = ["completion", "interface_names", "job_ids"]

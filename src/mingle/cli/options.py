@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -82,12 +81,7 @@ class Shared:
         """
         from mingle.config import settings, values
 
-        if sys.platform == "win32":
-            raise ConfigurationError.explain(
-                "mingle does not run on Windows.",
-                cause="its sockets and process identities need Linux (macOS: best effort)",
-                remedy="run it under WSL2 or in a Linux container.",
-            )
+        settings.refuse_windows()
         secret = None
         if self.secret_file is not None:
             secret = values.read_secret_file(self.secret_file, "--secret-file")

@@ -7,6 +7,7 @@ the environment as a mapping, without what mingle itself has written into it.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from msgspec import Struct, structs
@@ -81,6 +82,11 @@ class Network(Struct, frozen=True, kw_only=True):
     family: Family = "auto"
     advertise: str | None = None
     progress: Progress = "auto"
+
+    @property
+    def interface_was_named(self) -> bool:
+        """Whether the user named the interfaces to mingle, and not to Gloo alone."""
+        return self.interfaces_from in ("interface=", "MINGLE_INTERFACE")
 
 
 class Settings(Network, frozen=True, kw_only=True):
@@ -185,6 +191,16 @@ def resolve_network(
         advertise=_advertise(environ, advertise, chosen_family),
         progress=_progress(environ),
     )
+
+
+def refuse_windows() -> None:
+    """Raise ConfigurationError on Windows, where mingle can be imported and does not run."""
+    if sys.platform == "win32":
+        raise ConfigurationError.explain(
+            "mingle does not run on Windows.",
+            cause="its sockets and process identities need Linux (macOS: best effort)",
+            remedy="run it under WSL2 or in a Linux container.",
+        )
 
 
 def check_job_id(value: object, source: str) -> str:

@@ -15,7 +15,7 @@ from mingle import forksafe
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-    from mingle.wire.frames import Place
+    from mingle.protocol.machine import Formation
 
 SOCKET_INTERFACES = frozenset({"GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"})
 """The variables by which torch's backends choose a network interface: a value that the user set stays."""
@@ -95,36 +95,25 @@ process_environment = Environment(os.environ)
 """The environment of this process."""
 
 
-def variables(
-    place: Place,
-    *,
-    master_addr: str,
-    master_port: int,
-    interface: str | None,
-    interface_was_named: bool,
-) -> dict[str, str]:
-    """Return what to export for a job. ``GROUP_RANK`` is torchrun's name for ``NODE_RANK``.
+def variables(formation: Formation, *, named: bool) -> dict[str, str]:
+    """Return what to export for a job that has formed. ``GROUP_RANK`` is torchrun's name for ``NODE_RANK``.
 
     Args:
-        place: this process's place in the job.
-        master_addr: the address at which rank 0's store listens.
-        master_port: the TCP port at which it listens.
-        interface: the interface that reaches the other ranks; None leaves the backends their own choice.
-        interface_was_named: whether the user named it.
+        formation: the job.
+        named: whether the user named the interface.
     """
-    exported = {
+    place = formation.place
+    return {
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.world_size),
         "LOCAL_RANK": str(place.local_rank),
         "LOCAL_WORLD_SIZE": str(place.local_world_size),
         "NODE_RANK": str(place.node_rank),
         "GROUP_RANK": str(place.node_rank),
-        "MASTER_ADDR": master_addr,
-        "MASTER_PORT": str(master_port),
+        "MASTER_ADDR": formation.store_address,
+        "MASTER_PORT": str(formation.store_port),
+        **socket_interfaces(formation.interface, named=named),
     }
-    if interface is not None:
-        exported |= socket_interfaces(interface, named=interface_was_named)
-    return exported
 
 
 def socket_interfaces(interface: str, *, named: bool) -> dict[str, str]:

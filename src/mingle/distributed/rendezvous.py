@@ -12,7 +12,6 @@ import functools
 import importlib
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,8 +30,7 @@ from mingle.engine import progress, store
 from mingle.engine.discovery import Discovery, process_identity
 from mingle.errors import ConfigurationError, MingleError, opening
 from mingle.job import Job, Member
-from mingle.protocol.machine import Formation, scoped
-from mingle.wire.frames import Place
+from mingle.protocol.machine import Formation, lone_formation, scoped
 
 logger = logging.getLogger("mingle")
 
@@ -208,12 +206,7 @@ def resolve(arguments: Mapping[str, Any], longest: timedelta | None = None) -> S
         arguments: of the call.
         longest: bounds the discovery timeout.
     """
-    if sys.platform == "win32":
-        raise ConfigurationError.explain(
-            "mingle does not run on Windows.",
-            cause="its sockets and process identities need Linux (macOS: best effort)",
-            remedy="run it under WSL2 or in a Linux container.",
-        )
+    settings.refuse_windows()
     environ = process_environment.visible()
     progress.point_out_mistyped(environ)
     wanted = settings.resolve(environ, **arguments)
@@ -288,23 +281,15 @@ def _form_alone(wanted: Settings) -> tuple[Formation, LoneSession]:
     session = os.urandom(16)
     server = store.open_server("127.0.0.1", wanted.master_port, session)
     local_rank = wanted.local_rank or 0
+    formation = lone_formation(session, server.port, local_rank=local_rank)
     who = process_identity(wanted).who
     member = Member(
         rank=0,
         local_rank=local_rank,
         node_rank=0,
         hostname=who.hostname,
-        address="127.0.0.1",
+        address=formation.address,
         pid=who.pid,
-    )
-    formation = Formation(
-        session=session,
-        place=Place(rank=0, world_size=1, local_rank=local_rank, local_world_size=1, node_rank=0, num_nodes=1),
-        store_address="127.0.0.1",
-        store_port=server.port,
-        interface="lo" if sys.platform == "linux" else "lo0",
-        address="127.0.0.1",
-        roster_digest=b"",
     )
     lone = LoneSession(member, server)
     _hold(lone)
@@ -313,15 +298,7 @@ def _form_alone(wanted: Settings) -> tuple[Formation, LoneSession]:
 
 
 def _export(wanted: Settings, formation: Formation) -> None:
-    notes = process_environment.export(
-        environment.variables(
-            formation.place,
-            master_addr=formation.store_address,
-            master_port=formation.store_port,
-            interface=formation.interface,
-            interface_was_named=wanted.interfaces_from in ("interface=", "MINGLE_INTERFACE"),
-        )
-    )
+    notes = process_environment.export(environment.variables(formation, named=wanted.interface_was_named))
     for note in notes:
         progress.say(logging.WARNING, f"job {wanted.job_id}: {note}", quiet=wanted.progress == "off")
 

@@ -170,7 +170,7 @@ class AgentHandler(RendezvousHandler):
         """Export what the workers inherit, and torch's own code in this process reads."""
         formation, before = gathered.formation, process_environment.visible()
         interface = formation.interface
-        named = self._wanted.settings.interfaces_from in ("interface=", "MINGLE_INTERFACE")
+        named = self._wanted.settings.interface_was_named
         told = {
             **environment.socket_interfaces(interface, named=named),
             # Torch 2.13 would keep the workers' store of the first round for all later ones.

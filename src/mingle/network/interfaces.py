@@ -107,10 +107,6 @@ class Interface(Struct, frozen=True):
         """Return the addresses of `family`, best first."""
         return tuple(address for address in self.addresses if family in ("auto", str(address.version)))
 
-    def address(self, family: Family = "auto") -> IPv4Address | IPv6Address | None:
-        """Return the best address of `family`, or None when there is none."""
-        return next((address.ip for address in self.of_family(family)), None)
-
     def __str__(self) -> str:
         return " ".join([self.name, *(str(address) for address in self.addresses)])
 

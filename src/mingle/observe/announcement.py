@@ -16,7 +16,7 @@ from mingle.protocol.machine import Answer, Effect, Hangup, Multicast, Notice, S
 from mingle.protocol.pacing import BURST_SECONDS, Announcer, BrowseGroup
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import Bye, Datagram, List, Offer, Rejected, Seek
+from mingle.wire.datagrams import Bye, Datagram, List, Offer, Rejected, Seek, asker_name
 
 PROOF_SECONDS = 2.0
 """The time in which a caller must prove itself."""
@@ -118,10 +118,9 @@ class Announcement:
             return
         elif isinstance(message, Seek):
             if message.kind != "announcement":
-                rank = "a process without a rank" if message.rank is None else f"rank {message.rank}"
                 self._warn_once(
-                    f"{rank} on host {message.hostname} ({source.address}), pid {message.pid}, looks for job "
-                    f"{message.job!r}; ranks report an announcement and wait for a rank 0 that they can join"
+                    f"{asker_name(message, source.address)}, looks for job {message.job!r}; ranks report an "
+                    "announcement and wait for a rank 0 that they can join"
                 )
             if source.multicast:
                 self._announcer.asked()

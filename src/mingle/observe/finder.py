@@ -27,7 +27,7 @@ from mingle.protocol.pacing import Seeker
 from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import Bye, Datagram, List, Offer, Seek
+from mingle.wire.datagrams import Bye, Datagram, List, Offer, Seek, asker_name
 
 LIST_SECONDS = (0.0, 0.4, 1.0)
 """When to ask on the browse group after the start: a single packet can be lost."""
@@ -78,8 +78,7 @@ class Seeking(Struct, frozen=True):
     heard_at: float = 0.0
 
     def __str__(self) -> str:
-        rank = "a process without a rank" if self.seek.rank is None else f"rank {self.seek.rank}"
-        return f"{rank} on host {self.seek.hostname or 'unknown'} ({self.address}), pid {self.seek.pid}"
+        return asker_name(self.seek, self.address)
 
 
 class FoundSession(KnownSession, eq=False, kw_only=True):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
@@ -22,7 +23,7 @@ from mingle.diagnostics import Finding
 from mingle.protocol.claims import DialBudget
 from mingle.protocol.handshake import Call
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek
+from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek, asker_name
 from mingle.wire.frames import Join, Path, Place, ProcessInfo, Purpose, Seat
 
 # Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
@@ -181,6 +182,19 @@ class Formation(Struct, frozen=True, kw_only=True):
     interface: str
     address: str
     roster_digest: bytes
+
+
+def lone_formation(session: bytes, port: int, *, local_rank: int = 0) -> Formation:
+    """Return the formation of a job of one process, whose store listens on loopback."""
+    return Formation(
+        session=session,
+        place=Place(rank=0, world_size=1, local_rank=local_rank, local_world_size=1, node_rank=0, num_nodes=1),
+        store_address="127.0.0.1",
+        store_port=port,
+        interface="lo" if sys.platform == "linux" else "lo0",
+        address="127.0.0.1",
+        roster_digest=b"",
+    )
 
 
 def roster_digest(seats: Sequence[Seat]) -> bytes:
@@ -400,9 +414,7 @@ class Diagnostics(Struct):
         """Note a rank that looks for this job; an observer looks for it, too, and never joins."""
         observer = message.kind == "announcement" if isinstance(message, Seek) else not message.hostname
         if not observer and message.member not in self.seekers and len(self.seekers) < REMEMBERED_PER_KIND:
-            rank = "a process without a rank" if message.rank is None else f"{self.unit} {message.rank}"
-            where = f"host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}"
-            self.seekers[message.member] = f"{rank} on {where}"
+            self.seekers[message.member] = asker_name(message, source.address, self.unit)
 
     def concerns(self, identity: Identity, message: Datagram, source: Source, *, secured: bool) -> bool:
         """Note a datagram of another job or attempt; return whether this one is of the same job and attempt."""

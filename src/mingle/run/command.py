@@ -212,7 +212,7 @@ def _told(wanted: Settings, formation: Formation) -> tuple[dict[str, object], di
         "interface": formation.interface,
     }
     told = {name.upper(): str(values[name]) for name in ("master_addr", "master_port", "node_rank", "nnodes")}
-    told |= socket_interfaces(formation.interface, named=wanted.interfaces_from in ("interface=", "MINGLE_INTERFACE"))
+    told |= socket_interfaces(formation.interface, named=wanted.interface_was_named)
     kept = {name: value for name in SOCKET_INTERFACES if (value := os.environ.get(name))}
     return values, {**os.environ, **told, **kept}
 

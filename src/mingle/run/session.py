@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import signal
-import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
 from mingle.engine.discovery import Discovery
 from mingle.errors import MingleError
 from mingle.protocol.host import Host
-from mingle.protocol.machine import CloseStore, Effect, Formation
+from mingle.protocol.machine import CloseStore, Effect, Formation, lone_formation
 from mingle.protocol.member import Joiner
 from mingle.run.port import PortKeeper, reserve
-from mingle.wire.frames import Place
 
 if TYPE_CHECKING:
     from mingle.config.settings import Settings
@@ -121,12 +119,4 @@ def form_alone(settings: Settings) -> Formation:
     listener = reserve(settings.master_port)
     port = listener.getsockname()[1]
     listener.close()
-    return Formation(
-        session=b"",
-        place=Place(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, num_nodes=1),
-        store_address="127.0.0.1",
-        store_port=port,
-        interface="lo" if sys.platform == "linux" else "lo0",
-        address="127.0.0.1",
-        roster_digest=b"",
-    )
+    return lone_formation(b"", port)

@@ -201,6 +201,19 @@ class List(Message, frozen=True, kw_only=True, tag="list", omit_defaults=True):
 
 Datagram: TypeAlias = Seek | Offer | Bye | List
 
+
+def asker_name(question: Seek | List, address: str, unit: str = "rank") -> str:
+    """Return the sender of a question, as a report names it.
+
+    Args:
+        question: the question.
+        address: where it came from.
+        unit: what ranks count (`mingle.wire.frames.Unit`).
+    """
+    rank = "a process without a rank" if question.rank is None else f"{unit} {question.rank}"
+    return f"{rank} on host {question.hostname or 'unknown'} ({address}), pid {question.pid}"
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Datagram] = msgspec.msgpack.Decoder(Datagram)
 

@@ -506,11 +506,6 @@ class FrameReader:
         self._buffer = bytearray()
         self._failure = ""
 
-    @property
-    def buffered(self) -> int:
-        """The number of bytes that are held because they are no whole frame yet."""
-        return len(self._buffer)
-
     def feed(self, untrusted: bytes) -> None:
         """Take what came in; it stays bounded because :meth:`next_frame` is called until it gives None."""
         if not self._failure:
