@@ -235,12 +235,24 @@ def test_off_is_off(terminal: Terminal, job: str) -> None:
     assert terminal.getvalue() == ""
 
 
-def test_the_host_is_asked_shortly_before_each_line_and_at_most_once_a_second(job: str) -> None:
+def test_in_a_log_the_host_is_asked_once_shortly_before_each_line(job: str) -> None:
     shown = Progress(job, 2, 1, off=False, now=0.0)
-    asked = [step / 20 for step in range(400) if show(shown, step / 20)]
-    assert asked == [float(second) for second in range(9, 20)]
+    asked = [step / 20 for step in range(101 * 20) if show(shown, step / 20)]
+    assert asked == [9.0, 39.0, 69.0, 99.0]
+    assert show(shown, 150.0), "the process was stopped"
+    timers = [shown.next_timer()]
+    show(shown, 179.0)
+    assert [*timers, shown.next_timer()] == [179.0, 180.0]
     shown.close()
-    assert not show(shown, 50.0)
+    assert not show(shown, 190.0)
+
+
+def test_on_a_terminal_the_host_is_asked_once_a_second(terminal: Terminal, job: str) -> None:
+    with contextlib.redirect_stderr(terminal):
+        shown = Progress(job, 2, 1, off=False, now=0.0)
+        asked = [step / 20 for step in range(100) if show(shown, step / 20)]
+        shown.close()
+    assert asked == [1.0, 2.0, 3.0, 4.0]
 
 
 # --- who ------------------------------------------------------------------------------------------------------------
@@ -256,7 +268,7 @@ def test_one_process_of_a_node_speaks_and_hands_it_on(capsys: pytest.CaptureFixt
     assert not show(second, 10.0)
     assert said(capsys) == ""
     first.close()
-    assert show(second, 11.0)
+    assert show(second, 39.0)
     show(second, 40.0)
     assert "looking for rank 0" in said(capsys)
     second.close()
@@ -282,7 +294,7 @@ def test_the_kernel_hands_it_on_when_a_speaker_is_killed(job: str) -> None:
         assert speaker.stdout.readline() == "True\n"
         assert not show(mine, 9.0)
         speaker.kill()
-    assert show(mine, 10.0)
+    assert show(mine, 39.0)
     mine.close()
 
 

@@ -129,6 +129,21 @@ def test_a_seeker_asks_once_per_timer() -> None:
     assert not seeker.should_ask(1.0)
 
 
+def test_in_the_long_run_ipv4_and_ipv6_take_turns() -> None:
+    seeker, turns = Seeker(2, 0.0, random.Random(1)), []
+    for _ in range(14):
+        due = seeker.next_timer()
+        assert due is not None
+        assert seeker.should_ask(due)
+        turns.append(seeker.turn())
+    quick = turns.count(None)
+    assert quick in range(6, 10)
+    assert turns == [None] * quick + list(range(1, 15 - quick))
+    seeker.resume(100.0)
+    assert seeker.should_ask(100.0)
+    assert seeker.turn() is None, "there is another host to look for"
+
+
 def test_a_paused_seeker_is_silent_whatever_it_hears() -> None:
     seeker = Seeker(1, 0.0, random.Random(1))
     seeker.pause()

@@ -65,6 +65,22 @@ def both_families_reach_the_other_host() -> None:
         assert nothing_more(b)
 
 
+def the_families_take_turns() -> None:
+    two_hosts()
+    with between("a") as a, between("b") as b, between("a", family="4") as only_ipv4:
+        for transport, families in ((a, "4646"), (only_ipv4, "4444")):
+            for turn, family in enumerate(families):
+                assert transport.multicast("eth1", b"x", GROUP, turn)
+                assert [one.family for one in gather(b, 1)] == [family]
+                assert nothing_more(b)
+        with inside("a"):
+            nft("add table ip6 t")
+            nft("add chain ip6 t out { type filter hook output priority 0; }")
+            nft("add rule ip6 t out meta l4proto udp drop")
+        assert a.multicast("eth1", b"x", GROUP, 1)
+        assert [one.family for one in gather(b, 1)] == ["4"], "IPv6 refuses to send"
+
+
 def unicast_over_ipv6() -> None:
     two_hosts()
     link_local = next(address for address in interface_of("b").addresses if address.is_link_local).ip
@@ -239,6 +255,7 @@ def an_ipv6_port_that_is_not_shared() -> None:
     "scenario",
     [
         both_families_reach_the_other_host,
+        the_families_take_turns,
         unicast_over_ipv6,
         several_interfaces_stay_apart,
         one_family_only,

@@ -540,8 +540,8 @@ class Driver:
     def _perform(self, effect: Effect) -> None:
         events: list[connections.Event] = []
         match effect:
-            case Multicast(message, browse):
-                self._multicast(message, BROWSE_GROUP if browse else self._group)
+            case Multicast(message, browse, turn):
+                self._multicast(message, BROWSE_GROUP if browse else self._group, turn)
             case Answer(source, message):
                 try:
                     self._answer(source, message)
@@ -576,12 +576,12 @@ class Driver:
             return
         self.transport.reply(source.reply_to, data)
 
-    def _multicast(self, message: Datagram, group: Group | None) -> None:
+    def _multicast(self, message: Datagram, group: Group | None, turn: int | None) -> None:
         if self.transport is None or group is None:
             return
         for interface in self.transport.interfaces:
-            toward = datagrams.with_first(message, {str(each.ip) for each in interface.addresses})
-            self.transport.multicast(interface.name, datagrams.encode(toward, self._key), group)
+            toward = datagrams.with_first(message, (str(each.ip) for each in interface.addresses))
+            self.transport.multicast(interface.name, datagrams.encode(toward, self._key), group, turn)
 
     # --- what a report says ----------------------------------------------------------------------------------------
 

@@ -129,7 +129,10 @@ class Progress:
         return None if self._off else min(self._due, self._ask_due)
 
     def show(self, machine: Shown, now: float) -> None:
-        """Show how a machine stands, when that is due; ask its host once a second while this process shows the line."""
+        """Show how a machine stands, when that is due.
+
+        The process that shows the line asks its host before: once a second for a terminal, once for each line of a log.
+        """
         stage = machine.stage()
         if stage != self._stage:
             self._stage = stage
@@ -137,7 +140,7 @@ class Progress:
         if self._off:
             return
         if now >= self._ask_due:
-            self._ask_due = now + 1.0
+            self._ask_due = now + 1.0 if self._terminal else max(now, self._due) + LOG_EVERY_SECONDS - 1.0
             if self._speaks():
                 machine.ask_status()
         if now >= self._due:

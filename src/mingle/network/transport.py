@@ -342,20 +342,27 @@ class Transport:
         except OSError:  # the interface has gone since
             return endpoint.interface.name if endpoint else ""
 
-    def multicast(self, interface_name: str, data: bytes, group: Group) -> bool:
+    def multicast(self, interface_name: str, data: bytes, group: Group, turn: int | None = None) -> bool:
         """Send `data` to `group` out of one interface, in every family open there; whether any went out.
+
+        With a `turn`, a running number, it goes out in one of these families only: in each of them in turn, and in
+        the other if it can't be sent there.
 
         Like every sending method it counts an error and goes on: the next attempt may succeed.
 
         Raises:
             MulticastExpertError: `group` is none of those the transport was made for.
         """
+        endpoints = [self._endpoints.get((interface_name, version)) for version in _VERSIONS]
+        senders = [(each.sender, each.version) for each in endpoints if each is not None and each.sender is not None]
+        if turn is not None and turn % 2:
+            senders.reverse()
         went_out = False
-        for version in _VERSIONS:
-            endpoint = self._endpoints.get((interface_name, version))
-            if endpoint is not None and endpoint.sender is not None:
-                target = (self._address(group, version), self.port)
-                went_out |= self._attempt(endpoint.sender.sendto, data, target)
+        for sender, version in senders:
+            if turn is not None and went_out:
+                break
+            target = (self._address(group, version), self.port)
+            went_out |= self._attempt(sender.sendto, data, target)
         return went_out
 
     def reply(self, received: Received, data: bytes) -> bool:

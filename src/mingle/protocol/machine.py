@@ -210,6 +210,8 @@ class Multicast(Struct, frozen=True):
 
     message: Datagram
     browse: bool = False
+    turn: int | None = None
+    """The number of a datagram that goes out by one IP version, IPv4 and IPv6 in turn; None: by both."""
 
 
 class Answer(Struct, frozen=True):

@@ -2,8 +2,9 @@
 
 The rules, and what each is for:
 
-* A seeker asks, in a large job after a short random delay, then ever more rarely. A question of the same job heard by
-  multicast stands for its own: ten thousand waiting ranks together ask about as often as a few.
+* A seeker asks, in a large job after a short random delay, then ever more rarely, and in the end by one IP version at
+  a time. A question of the same job heard by multicast stands for its own: ten thousand waiting ranks together ask
+  about as often as a few.
 * A host speaks in a burst (single packets get lost), then at a slow period until its session is sealed, so
   that a seeker whose questions are lost still hears it. It answers all questions by one multicast, and no
   faster than a limit: the cost on the wire never grows with the square of anything.
@@ -81,6 +82,7 @@ class Seeker:
         shortest = SEEK_INTERVAL_SECONDS + SEEK_INTERVAL_SECONDS_PER_RANK * world_size
         self._shortest = self._interval = min(shortest, SEEK_INTERVAL_MAX_SECONDS)
         self._next: float | None = None
+        self._turns = 0
         self.resume(now)
 
     def next_timer(self) -> float | None:
@@ -112,6 +114,13 @@ class Seeker:
             return False
         self._schedule(now)
         return True
+
+    def turn(self) -> int | None:
+        """Return the number of the question to send, if IPv4 and IPv6 take turns; None while it asks quickly."""
+        if self._interval < self._longest:
+            return None
+        self._turns += 1
+        return self._turns
 
     def _schedule(self, now: float) -> None:
         # Jitter of a quarter keeps seekers that started together from asking together for ever.
@@ -316,7 +325,7 @@ class DiscoveryClient:
     def handle_timer(self, now: float) -> None:
         """Send what is due."""
         if self.seeker.should_ask(now):
-            self._effects.append(Multicast(self._identity.seek()))
+            self._effects.append(Multicast(self._identity.seek(), turn=self.seeker.turn()))
         if self._browse.should_ask(now):
             self._effects.append(Multicast(self._identity.list(), browse=True))
         if self._browse.should_answer(now):

@@ -30,6 +30,7 @@ which no router forwards whatever a packet's hop limit says, and which the kerne
 
 import hashlib
 import socket
+from collections.abc import Iterable
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -340,12 +341,13 @@ def padded(message: Seek | List, length: int, key: JobKey | None = None) -> byte
     return encode(msgspec.structs.replace(message, padding=bytes(room)), key)
 
 
-def with_first(message: Datagram, reached: set[str]) -> Datagram:
+def with_first(message: Datagram, reached: Iterable[str]) -> Datagram:
     """Return an OFFER with these addresses first: a process that it reaches there can most likely connect there."""
     if not isinstance(message, Offer):
         return message
+    first = set(reached)
     return msgspec.structs.replace(
-        message, addresses=tuple(sorted(message.addresses, key=lambda address: address not in reached))
+        message, addresses=tuple(sorted(message.addresses, key=lambda address: address not in first))
     )
 
 
