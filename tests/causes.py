@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from mingle.cli import jobs
-from mingle.cli.checks import findings_from, why_nobody
+from mingle.cli.checks import judge, why_nobody
 from mingle.diagnostics import Finding, diagnosis
 from mingle.diagnostics.diagnosis import Facts, Holder
 from mingle.elastic import reports as agent_reports
@@ -116,7 +116,7 @@ def ping_names(row: Row) -> str:
     if "job" in row.heard:
         hello = EchoRequest(job=row.heard["job"], pinger=b"P" * 16, number=1, way="multicast")
         pings.heard(hello, "192.0.2.66", "eth0", 100.0, trusted=True, size=640, handle="")
-    return why_nobody(findings_from(pings, machine))[0]
+    return why_nobody(judge(pings, machine))[0]
 
 
 SEEKER = {b"A" * 16: "rank 2 on host node2 (10.0.0.2), pid 9"}

@@ -51,7 +51,7 @@ def watch_picture() -> str:
 def ping_picture(count: int = 12) -> str:
     with Pinger(Network(), "resnet", interval=0.2, count=count) as pinger:
         pinger.run(until=time.monotonic() + 20)
-        findings = checks.findings_of(pinger)
+        findings = checks.judge(pinger.pings, pinger.inspect())
     peers = sorted(pinger.pings.peers.values(), key=str)
     return picture("mingle-discover ping resnet", checks.ping_table(peers), checks.findings_table(findings))
 

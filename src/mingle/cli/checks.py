@@ -162,7 +162,7 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
             with contextlib.suppress(KeyboardInterrupt):
                 pinger.run(until=until, each=update)
             update()
-        findings = findings_of(pinger)
+        findings = judge(pinger.pings, pinger.inspect())
     peers = list(pinger.pings.peers.values())
     fields = {
         "job": job or None,
@@ -181,13 +181,8 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
         fail()
 
 
-def findings_of(pinger: Pinger) -> list[Finding]:
+def judge(pings: PingMachine, facts: Facts) -> list[Finding]:
     """Return the verdicts on the figures, and if pings are lost the troubles of this machine."""
-    return findings_from(pinger.pings, pinger.inspect())
-
-
-def findings_from(pings: PingMachine, facts: Facts) -> list[Finding]:
-    """Judge the figures with the facts about this machine."""
     found = path_checks.judge(pings, facts)
     if not pings.peers or any(finding.status is not CheckStatus.PASS for finding in found):
         found += diagnosis.troubles(facts)
