@@ -123,6 +123,20 @@ def test_a_question_heard_stands_for_ones_own() -> None:
     assert 0.75 * interval <= after - before <= 1.25 * interval
 
 
+def test_the_questions_of_ranks_that_start_together_do_not_silence_a_seeker_for_seconds() -> None:
+    seeker = Seeker(1024, 0.0, random.Random(1))
+    for number in range(50):
+        seeker.heard_seek(0.02 + 0.0002 * number)
+    soon = seeker.next_timer()
+    assert soon is not None
+    assert soon < 1.0
+    for second in range(1, 50):
+        seeker.heard_seek(float(second))
+    late = seeker.next_timer()
+    assert late is not None
+    assert late > 49.0 + SEEK_INTERVAL_MAX_SECONDS
+
+
 def test_a_seeker_asks_once_per_timer() -> None:
     seeker = Seeker(1, 0.0, random.Random(1))
     assert seeker.should_ask(1.0)

@@ -92,6 +92,7 @@ class Seeker:
     def resume(self, now: float) -> None:
         """Start to ask, or start again: quickly first."""
         self._interval = self._shortest
+        self._grows_at = now
         self._next = now + self._rng.uniform(0, self._first)
 
     def hurry(self, now: float) -> None:
@@ -125,7 +126,10 @@ class Seeker:
     def _schedule(self, now: float) -> None:
         # Jitter of a quarter keeps seekers that started together from asking together for ever.
         self._next = now + self._interval * self._rng.uniform(0.75, 1.25)
-        self._interval = min(self._interval * SEEK_GROWTH, self._longest)
+        # Questions that come together count once: ranks that start together would otherwise fall silent for seconds.
+        if now >= self._grows_at:
+            self._grows_at = now + self._interval / 2
+            self._interval = min(self._interval * SEEK_GROWTH, self._longest)
 
 
 class Announcer:
