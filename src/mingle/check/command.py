@@ -192,12 +192,14 @@ def run(
         before: called on rank 0 with the name of each step, before the step.
         **discovery: further arguments of :func:`mingle.discover`.
     """
+    from rich.console import Console
+
     from mingle.check import control, session
 
     with mingle.discover(job_id, **discovery) as job, contextlib.closing(control.Server(job.rank)) as server:
         shows = job.local_rank == 0 and (each_machine or job.rank == 0)
         with contextlib.ExitStack() as live:
-            show = live.enter_context(steps(_stderr())) if shows else _show_nothing
+            show = live.enter_context(steps(Console(stderr=True, highlight=False))) if shows else lambda _step: None
             show(f"rank {job.rank} of {job.world_size}: the job has formed on {job.num_nodes} machines")
             if nnodes not in (None, job.num_nodes):
                 show(f"warning: --nnodes {nnodes} was given, and the ranks are on {job.num_nodes} machines")
@@ -214,16 +216,6 @@ def run(
 
 
 # --- what is printed -----------------------------------------------------------------------------------------------
-
-
-def _show_nothing(_step: str) -> None:
-    """Stand in for what `steps` yields, on ranks that show nothing."""
-
-
-def _stderr() -> Console:
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False)
 
 
 @contextlib.contextmanager

@@ -125,14 +125,14 @@ def _connect_store(seconds: float) -> dist.Store:
 
 
 def _how_store_was_lost(job: Job) -> str:
-    """Return ``ended`` if nothing listens at the address of the store any more: the kernel of its machine says so."""
+    """Return ``ended`` if the kernel of rank 0's machine refuses connections to the store, ``cut`` if none answers."""
     try:
         control.dial(job.master_addr, job.master_port).close()
     except ConnectionRefusedError:
         return "ended"
     except OSError:
-        pass
-    return "silent"
+        return "cut"
+    return "silent"  # the kernel accepts connections for a process that is stopped
 
 
 def _within(seconds: float, function: Callable[[], Any]) -> Any:
@@ -302,12 +302,8 @@ class Conductor:
         answers: dict[int, Record] = {}
         started = time.monotonic()
         while not lost and (waiting := tasks.keys() - answers.keys()):
-            left = started + self._options.seconds - time.monotonic()
-            if left <= 0 and all(self._unanswered[rank] < 2 for rank in waiting):
-                break
-            for rank, message in self._received(
-                min(left, control.PULSE_SECONDS) if left > 0 else control.PULSE_SECONDS
-            ):
+            late = time.monotonic() - started > self._options.seconds
+            for rank, message in self._received(control.PULSE_SECONDS):
                 if "gone" in message:
                     lost[rank] = message["gone"]
                 elif message.get("id") == self._asked:
@@ -317,6 +313,8 @@ class Conductor:
                 rank for rank in tasks if self._unanswered[rank] * control.PULSE_SECONDS > control.SILENCE_SECONDS
             )
             lost |= dict.fromkeys(silent, "silent")
+            if late and not any(self._unanswered[rank] for rank in waiting):
+                break
         answers = {rank: answers.get(rank, {"error": "not finished at its deadline"}) for rank in tasks}
         problems = [answer["error"] for answer in answers.values() if "error" in answer]
         status = "lost" if lost else problems[0] if problems else "ok"
