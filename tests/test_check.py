@@ -287,6 +287,21 @@ def test_a_task_that_hangs_gives_way_to_the_next() -> None:
     assert steps == ["first", "second", "third"]
 
 
+def test_ctrl_c_that_hits_the_start_of_a_task_ends_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: threading.Thread) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Lock().release()  # as CPython's Condition does then: a RuntimeError
+
+    here, there = multiprocessing.Pipe()
+    control.send(here, {"id": 1, "show": "first", "do": "add", "with": {"one": 1, "other": 2}})
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        control.Worker(there, [], 60).run(_Tasks(), str)
+    assert control.receive(here) == {"gone": "interrupted"}
+
+
 def test_a_rank_knows_how_it_lost_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "PULSE_SECONDS", 0.02)
     for end, how in ((False, "silent"), (True, "ended")):

@@ -50,13 +50,24 @@ def run(function: Callable[[], _T], name: str, given_up: Callable[[], bool]) -> 
         finally:
             ended.set()
 
-    threading.Thread(target=call, name=f"mingle-abandoned-{name}", daemon=True).start()
+    start(threading.Thread(target=call, name=f"mingle-abandoned-{name}", daemon=True))
     while not ended.wait(LOOK_SECONDS):
         if given_up() and not ended.is_set():
             raise AbandonedError
     if errors:
         raise errors.pop()  # not kept: its traceback holds this frame, which would be a cycle
     return results.pop()
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread; Ctrl-C meanwhile is a KeyboardInterrupt, whatever it breaks in `threading`."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        # CPython's Condition, on which start() waits, can fail when it is interrupted: "release un-acquired lock".
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
 
 
 class PreStartedWorker:
@@ -79,13 +90,10 @@ class PreStartedWorker:
         if self._worker is None:
             self._worker = worker = _Worker()  # known before it is started: Ctrl-C may come between any two steps
             try:
-                worker.thread.start()
-            except BaseException as error:
+                start(worker.thread)
+            except BaseException:
                 self._worker = None
                 worker.give_up()
-                if isinstance(error.__context__, KeyboardInterrupt):
-                    # CPython's Condition, on which start() waits, may fail itself when it is interrupted.
-                    raise error.__context__ from None
                 raise
 
     def run(self, name: str, work: Work) -> threading.Thread:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from mingle import forksafe
+from mingle import detached, forksafe
 
 PULSE_SECONDS = 0.5
 SILENCE_SECONDS = 6.0
@@ -43,7 +43,7 @@ def start(function: Callable[..., object], *arguments: object) -> threading.Thre
     """Start a daemon thread: calls of torch can block beyond every deadline, and nothing in Python ends them."""
     name = f"mingle-check-{function.__name__.strip('_')}"
     thread = threading.Thread(target=function, args=arguments, name=name, daemon=True)
-    thread.start()
+    detached.start(thread)
     return thread
 
 
@@ -219,9 +219,7 @@ class Worker:
             while True:
                 waited = 0.0
                 while not self._control.poll(PULSE_SECONDS):
-                    waited += (
-                        PULSE_SECONDS  # not by the clock: the time in which this process did not run is no silence
-                    )
+                    waited += PULSE_SECONDS  # not by the clock: time in which this process did not run is no silence
                     if waited > self._patience:
                         raise LostError("silent")
                 message = receive(self._control)

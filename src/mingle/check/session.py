@@ -92,11 +92,14 @@ def take_part(
     conducting = None
     patience = options.patience
     try:
-        store = _within(patience, lambda: _connect_store(patience))
-        if job.rank == 0:
-            conducting = control.start(Conductor(job, server, options, before).run)
-            store.set(_KEY, json.dumps([server.port, server.token]))
-        port, token = json.loads(_within(patience, lambda: store.get(_KEY)))
+        try:
+            store = _within(patience, lambda: _connect_store(patience))
+            if job.rank == 0:
+                conducting = control.start(Conductor(job, server, options, before).run)
+                store.set(_KEY, json.dumps([server.port, server.token]))
+            port, token = json.loads(_within(patience, lambda: store.get(_KEY)))
+        except (detached.AbandonedError, RuntimeError):
+            raise control.LostError(_how_store_was_lost(job)) from None
         line = control.dial(job.master_addr if job.rank else "127.0.0.1", port, segment=control.SEGMENT_BYTES)
         control.send(line, {"token": token, "hello": hello})
         worker = control.Worker(line, roster, control.SILENCE_SECONDS if job.rank else math.inf)
@@ -105,8 +108,6 @@ def take_part(
         how = control.judge_loss(roster, job.rank, 0, error.how) if roster else error.how
     except OSError:  # the store has answered, and the check's own port does not
         how = "cut"
-    except (detached.AbandonedError, RuntimeError):
-        how = _how_store_was_lost(job)
     finally:
         if conducting:
             conducting.join(2 * END_SECONDS)
