@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import linecache
 import logging
 import os
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from types import FrameType, SimpleNamespace
@@ -333,6 +335,52 @@ def test_members_for_the_first_time_after_rank_zero_has_gone() -> None:
 
 
 # --- one at a time --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("collects", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_garbage_collector_pauses_during_a_call_and_is_then_as_before(
+    collects: bool, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def form(*_: object, **__: object) -> None:
+        seen.append(gc.isenabled())
+        if fails:
+            raise RuntimeError("as asked for")
+
+    monkeypatch.setattr(rendezvous, "form", form)
+    if not collects:
+        gc.disable()
+    try:
+        with pytest.raises(RuntimeError) if fails else nullcontext():
+            mingle.discover(job_name("collector"), rank=0, world_size=1)
+        assert gc.isenabled() is collects
+    finally:
+        gc.enable()
+    assert seen == [False]
+
+
+def test_a_rank_that_waits_collects_garbage_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    collects = threading.Event()
+
+    class Progress(progress.Progress):
+        def show(self, machine: progress.Shown, now: float) -> None:
+            super().show(machine, now)
+            if gc.isenabled():
+                collects.set()
+
+    monkeypatch.setattr(discovery, "Progress", Progress)
+    monkeypatch.setattr(discovery, "COLLECTOR_PAUSE_SECONDS", 0.05)
+    with pytest.raises(DiscoveryTimeoutError):
+        mingle.discover(job_name("collects"), rank=1, world_size=2, port=free_udp_port(), discovery_timeout=1.0)
+    assert collects.is_set()
+
+
+def test_a_forked_child_collects_garbage_whatever_another_thread_does() -> None:
+    with discovery.collector_paused():
+        assert not gc.isenabled()
+        assert in_child(lambda: str(gc.isenabled())) == "True"
 
 
 def test_two_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from mingle.distributed import environment, gloo, process_group
 from mingle.distributed.environment import process_environment
 from mingle.distributed.session import Entry, LoneSession, RunningSession, Session
 from mingle.engine import progress, store
-from mingle.engine.discovery import Discovery, process_identity
+from mingle.engine.discovery import Discovery, collector_paused, process_identity
 from mingle.errors import ConfigurationError, MingleError, opening
 from mingle.job import Job, Member
 from mingle.protocol.machine import Formation, lone_formation, scoped
@@ -69,7 +69,7 @@ def _call(arguments: Mapping[str, Any], group: tuple[str | None, Mapping[str, An
     """
     begun = False
     try:
-        with one_call():
+        with one_call(), collector_paused():
             wanted = resolve(arguments)
             if group is not None:
                 process_group.check_options(*group)

@@ -135,6 +135,7 @@ def _warn_of_address(url: str, job_id: str | None) -> None:
 def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
     """Yield store, rank and world size for ``init_method="mingle://JOB"``; torch calls this function."""
     from mingle.distributed import rendezvous
+    from mingle.engine.discovery import collector_paused
 
     try:
         job_id, options = parse_url(url)
@@ -148,7 +149,7 @@ def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> 
     _warn_of_address(url, job_id)
     begun = False
     try:
-        with rendezvous.one_call():
+        with rendezvous.one_call(), collector_paused():
             wanted = rendezvous.resolve({"job_id": job_id, **arguments}, timeout)
             begun = True
             job = rendezvous.form(wanted, enters=True)

@@ -7,13 +7,14 @@ processes and notices when the process group is made and destroyed.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -56,6 +57,41 @@ FILES_PER_NODE = 3 + 16
 store, and one of the workers' store for each of its workers, of which it rarely has more."""
 FILES_BESIDE = 128
 _OWN_FILES = Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")
+
+
+# --- the garbage collector -----------------------------------------------------------------------------------------
+
+COLLECTOR_PAUSE_SECONDS = 1.0
+"""For how long a discovery runs without garbage collection. A rank that waits longer collects while it waits."""
+_collector_pauses = False
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause the garbage collector, unless the program has switched it off; `Discovery.run` bounds the pause.
+
+    A full collection is due soon after the import of torch. It walks over all objects of torch, which takes some 80 ms,
+    and if it falls into the call on rank 0, all other ranks wait for it as well.
+    """
+    global _collector_pauses
+    try:
+        _collector_pauses = gc.isenabled()
+        gc.disable()
+        yield
+    finally:
+        resume_collector()
+
+
+def resume_collector() -> None:
+    """End the pause of the garbage collector, if there is one."""
+    global _collector_pauses
+    if _collector_pauses:
+        _collector_pauses = False
+        gc.enable()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=resume_collector)
 
 
 # --- what a process brings to its job ------------------------------------------------------------------------------
@@ -253,6 +289,7 @@ class Discovery:
             MingleError: it has not, and why.
         """
         machine, driver = self._machine, self.driver
+        paused_until = time.monotonic() + COLLECTOR_PAUSE_SECONDS
         try:
             with driver.failures_explained():
                 driver.carry_out()
@@ -262,7 +299,10 @@ class Discovery:
                         machine.give_up(driver.facts(diagnosed=True))
                         break
                     driver.turn(self._progress.next_timer())
-                    self._progress.show(machine, time.monotonic())
+                    now = time.monotonic()
+                    self._progress.show(machine, now)
+                    if now > paused_until:
+                        resume_collector()
         except KeyboardInterrupt:
             self.close("interrupted")
             raise
