@@ -43,7 +43,7 @@ WATCH_QUICK_SECONDS = 0.05
 WATCH_QUICKLY_SECONDS = 10.0
 """How long after GO a process group is expected at any moment."""
 WATCH_SLOW_SECONDS = 0.5
-WATCH_STANDING_SECONDS = 2.0
+WATCH_STANDING_SECONDS = 4.0
 """How late the end of a process group may be noticed. Each look costs the training a tenth of a millisecond."""
 
 _T = TypeVar("_T")
