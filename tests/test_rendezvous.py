@@ -461,6 +461,7 @@ def mingles_threads() -> list[str]:
 
 
 def nothing_is_left(before: dict[str, str], where: str) -> None:
+    assert gc.isenabled(), where
     assert rendezvous._active is None, where
     assert dict(os.environ) == before, where
     assert not torch.distributed.is_initialized(), where

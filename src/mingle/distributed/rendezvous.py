@@ -27,7 +27,7 @@ from mingle.distributed import environment, gloo, process_group
 from mingle.distributed.environment import process_environment
 from mingle.distributed.session import Entry, LoneSession, RunningSession, Session
 from mingle.engine import progress, store
-from mingle.engine.discovery import Discovery, collector_paused, process_identity
+from mingle.engine.discovery import Discovery, collector_paused, process_identity, resume_collector
 from mingle.errors import ConfigurationError, MingleError, opening
 from mingle.job import Job, Member
 from mingle.protocol.machine import Formation, lone_formation, scoped
@@ -89,6 +89,7 @@ def _call(arguments: Mapping[str, Any], group: tuple[str | None, Mapping[str, An
     except BaseException:
         # Ctrl-C can come at any line. A session that stayed open in its thread would keep the next cell of a notebook
         # waiting, and the group would count as the user's own.
+        resume_collector()
         if begun:
             try:
                 process_group.abandon()

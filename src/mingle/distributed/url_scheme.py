@@ -135,7 +135,7 @@ def _warn_of_address(url: str, job_id: str | None) -> None:
 def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
     """Yield store, rank and world size for ``init_method="mingle://JOB"``; torch calls this function."""
     from mingle.distributed import rendezvous
-    from mingle.engine.discovery import collector_paused
+    from mingle.engine.discovery import collector_paused, resume_collector
 
     try:
         job_id, options = parse_url(url)
@@ -160,6 +160,7 @@ def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> 
     except GeneratorExit:
         raise  # torch takes one store and drops the generator: that is the good end
     except BaseException:
+        resume_collector()
         if begun:
             rendezvous.end_session(failing=True)
         raise

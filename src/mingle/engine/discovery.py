@@ -75,7 +75,7 @@ def collector_paused() -> Iterator[None]:
     """
     global _collector_pauses
     try:
-        _collector_pauses = gc.isenabled()
+        _collector_pauses = _collector_pauses or gc.isenabled()
         gc.disable()
         yield
     finally:
@@ -86,8 +86,8 @@ def resume_collector() -> None:
     """End the pause of the garbage collector, if there is one."""
     global _collector_pauses
     if _collector_pauses:
-        _collector_pauses = False
         gc.enable()
+        _collector_pauses = False
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
