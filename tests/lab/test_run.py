@@ -91,7 +91,7 @@ def test_another_secret_is_named(lab: Lab) -> None:
     assert [process.wait(SECONDS) for process in processes] == [1, 1]
     for process in processes:
         assert "mingle-run: " in process.stderr
-        assert "give every rank the same MINGLE_SECRET" in process.stderr
+        assert "give every node the same MINGLE_SECRET" in process.stderr
 
 
 @pytest.mark.soak
