@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -12,10 +9,7 @@ from tests.lab import Host, Lab
 
 from benchmarks.hosts import name_each_other
 from benchmarks.results import Comparison
-
-HOSTS = 4
-PORT = 29400
-TIMEOUT = 120.0
+from benchmarks.script import HOSTS, run_script
 
 SCRIPT = """
 import os, sys, threading, time
@@ -81,22 +75,9 @@ def run(rounds: int) -> Comparison:
 
 
 def _once(hosts: list[Host], name: str, script: str) -> Mapping[str, float]:
-    told = {"MASTER_ADDR": hosts[0].address(), "MASTER_PORT": str(PORT)} if name == "known address" else {}
-    started = time.monotonic()
-    processes = [
-        host.run(
-            [sys.executable, "-c", script],
-            env={"RANK": str(rank), "WORLD_SIZE": str(HOSTS), "MINGLE_PROGRESS": "off", **told},
-        )
-        for rank, host in enumerate(hosts)
-    ]
-    for process in processes:
-        process.wait_for_output("the process group", TIMEOUT)
+    started, clocks = run_script(hosts, script, "the process group is there", told=name != "mingle")
     phases = {}
-    for who, process in (("rank 0", processes[0]), ("a member", processes[-1])):
-        clocks = json.loads(next(line for line in process.stdout.splitlines() if line.startswith("{")))
-        for number, ((_, before), (what, at)) in enumerate(pairwise([("", started), *clocks.items()]), start=1):
+    for who, marks in (("rank 0", clocks[0]), ("a member", clocks[-1])):
+        for number, ((_, before), (what, at)) in enumerate(pairwise([("", started), *marks.items()]), start=1):
             phases[f"{name}, {who}: {number}. {what}"] = at - before
-    for host in reversed(hosts):
-        host.kill()
     return phases

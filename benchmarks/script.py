@@ -59,19 +59,33 @@ def run(rounds: int) -> Comparison:
 
 
 def _once(hosts: list[Host], name: str, round_: int) -> float:
-    script = SCRIPT.format(init=INIT[name].format(round=round_))
-    told = {"MASTER_ADDR": hosts[0].address(), "MASTER_PORT": str(PORT)} if name == "known address" else {}
+    started, clocks = run_script(
+        hosts, SCRIPT.format(init=INIT[name].format(round=round_)), "at", told=name != "mingle"
+    )
+    return max(each["at"] for each in clocks) - started
+
+
+def run_script(hosts: list[Host], script: str, last: str, *, told: bool) -> tuple[float, list[dict[str, float]]]:
+    """Run a script on all hosts; return when it was started, and by rank the clocks that it prints as JSON.
+
+    Args:
+        hosts: one for each rank.
+        script: its text.
+        last: the name of the last clock.
+        told: whether the ranks are told rank 0's address.
+    """
+    address = {"MASTER_ADDR": hosts[0].address(), "MASTER_PORT": str(PORT)} if told else {}
     started = time.monotonic()
     processes = [
         host.run(
             [sys.executable, "-c", script],
-            env={"RANK": str(rank), "WORLD_SIZE": str(HOSTS), "MINGLE_PROGRESS": "off", **told},
+            env={"RANK": str(rank), "WORLD_SIZE": str(len(hosts)), "MINGLE_PROGRESS": "off", **address},
         )
         for rank, host in enumerate(hosts)
     ]
     for process in processes:
-        process.wait_for_output('"at"', TIMEOUT)
-    ends = [json.loads(line)["at"] for each in processes for line in each.stdout.splitlines() if line.startswith("{")]
+        process.wait_for_output(f'"{last}"', TIMEOUT)
+    clocks = [json.loads(line) for each in processes for line in each.stdout.splitlines() if line.startswith("{")]
     for host in reversed(hosts):
         host.kill()
-    return float(max(ends) - started)
+    return started, clocks
