@@ -316,3 +316,48 @@ def test_a_stderr_that_nobody_reads_is_no_error(problem: Exception, monkeypatch:
     monkeypatch.setattr(progress, "_logging_shows", lambda _: False)
     monkeypatch.setattr(sys, "stderr", Broken())
     progress.say(logging.WARNING, "a word")
+
+
+def test_a_terminal_that_has_gone_is_no_error(terminal: Terminal, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank of a closed ssh session whose SIGHUP is ignored: each write is EIO, also the one that removes the line."""
+
+    def gone(_: str) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # of rich's thread
+    with contextlib.redirect_stderr(terminal):
+        shown = Progress(job, 2, 1, off=False, now=0.0)
+        show(shown, 3.0)
+        assert terminal.shows("looking for rank 0")
+        monkeypatch.setattr(terminal, "write", gone)
+        show(shown, 4.0)
+        shown.close()
+        assert sys.stderr is terminal
+
+
+class Tee:
+    """What scripts put in the place of stderr to write a file as well: no stream, and without `isatty`."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+
+def test_an_stderr_that_can_only_write_is_no_terminal(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tee = Tee()
+    monkeypatch.setattr(sys, "stderr", tee)
+    shown = Progress(job, 2, 1, off=False, now=0.0)
+    show(shown, 10.0)
+    shown.close()
+    assert "looking for rank 0" in tee.text
+
+
+def test_an_stderr_that_was_closed_is_no_terminal(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    shown = Progress(job, 2, 1, off=False, now=0.0)
+    show(shown, 10.0)
+    shown.close()

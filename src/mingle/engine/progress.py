@@ -67,7 +67,8 @@ def say(level: int, text: str, *, quiet: bool = False, error: BaseException | No
         logger.log(level, text, exc_info=error)
     elif sys.stderr is not None:
         lines = traceback.format_exception(error) if error is not None else []
-        with contextlib.suppress(OSError, ValueError):  # the reader is gone (EPIPE), or the application has closed it
+        # The reader is gone (EPIPE, EIO), the application has closed it, or its replacement can't be flushed.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(f"mingle: {text}\n{''.join(lines)}")
             sys.stderr.flush()
 
@@ -89,6 +90,14 @@ def _logging_shows(level: int) -> bool:
             return True
         at = at.parent if at.propagate else None
     return False
+
+
+def _stderr_is_terminal() -> bool:
+    isatty = getattr(sys.stderr, "isatty", None)  # an application can put any object with write() in its place
+    try:
+        return isatty is not None and bool(isatty())
+    except ValueError:  # closed
+        return False
 
 
 class Shown(Protocol):
@@ -117,7 +126,7 @@ class Progress:
         self._off = off
         self._quiet = off
         self._started = now
-        self._terminal = not off and sys.stderr is not None and sys.stderr.isatty()
+        self._terminal = not off and _stderr_is_terminal()
         self._due = now + (TERMINAL_AFTER_SECONDS if self._terminal else LOG_AFTER_SECONDS)
         self._ask_due = self._due - 1.0
         self._stage = ""
@@ -158,7 +167,8 @@ class Progress:
         if not self._terminal:
             say(logging.INFO, text)
             return
-        with contextlib.suppress(OSError, ImportError):  # EMFILE: rich can't be loaded now
+        # EMFILE: rich can't be loaded now. EIO: the terminal is gone. ValueError: the application has closed stderr.
+        with contextlib.suppress(OSError, ImportError, ValueError):
             from rich.console import Console
             from rich.text import Text
 
@@ -170,7 +180,8 @@ class Progress:
     def close(self) -> None:
         """Remove the line."""
         if self._status is not None:
-            self._status.stop()
+            with contextlib.suppress(OSError, ValueError):  # as above
+                self._status.stop()
             self._status = None
         if self._speaker is not None:
             self._speaker.close()
