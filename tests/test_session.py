@@ -395,6 +395,28 @@ def test_closing_ends_everything_once(ranks: list[Formed], sessions: list[Runnin
     until(lambda: not answers(port))
 
 
+@pytest.mark.parametrize("failing", [True, False])
+def test_a_close_that_continues_after_an_interrupt_does_not_ask_the_loop_that_has_ended(
+    sessions: list[RunningSession], group: Group, monkeypatch: pytest.MonkeyPatch, failing: bool
+) -> None:
+    """The interpreter's exit would wait 10 s for an answer."""
+    ended: list[str] = []
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    group.stands = True
+    sessions[1].group_stands()
+    sessions[0].group_stands()
+    sessions[0].on_close = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        sessions[0].close(failing=failing)
+    monkeypatch.setattr(sessions[0], "_in_loop", lambda _: pytest.fail("the loop is asked"))
+    sessions[0].on_close = lambda: ended.append("closed")
+    sessions[0].close(failing=False)
+    assert ended == ["closed"]
+
+
 def test_closing_at_the_same_time_is_closing_once(ranks: list[Formed], sessions: list[RunningSession]) -> None:
     """``job.close()`` in one thread and a new call, or the interpreter's exit, in another."""
     ended: list[int] = []

@@ -363,6 +363,7 @@ class RunningSession(Session):
         self._closing_begun = True
         if not failing:
             self.await_members()
+        self._await_until = 0.0  # a close that continues after an interrupt would ask a loop that has ended
         self._discovery.close("an exception ended it" if failing else "its job was closed")
 
 
