@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
+import msgspec
 import pytest
 
 from mingle.elastic.leases import BINDING_SECONDS
+from mingle.elastic.member import AgentMember
+from mingle.elastic.quorum import Memory, Nodes, Policy
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol.election import Elector
-from mingle.protocol.machine import Source
+from mingle.protocol.machine import Context, Source
 from mingle.protocol.member import Joiner, Step
 from mingle.protocol.sessions import KnownSession
 from mingle.wire.datagrams import Offer
-from mingle.wire.frames import HostSeen, Join, Void
+from mingle.wire.frames import Confirm, HostSeen, Join, Void
 from tests.lan.agents import AgentGathering, AgentProcess
 from tests.lan.tcp import RESET
+from tests.test_joining import HERE, IDENTITY, SESSION, Alone, running
 
 OTHER = Offer(
     job="job",
@@ -151,3 +158,25 @@ def test_an_acknowledgement_that_the_host_calls_off_leaves_no_past(gathering: Ag
     assert session is not None
     joiner.on_frame(session, Void(session=session.name, epoch=joiner.epoch, reason="too late"), gathering.world.now)
     assert (memory.generation, memory.had_quorum) == (-1, False)
+
+
+def test_the_end_of_its_binding_is_no_reason_to_wake_up_again_and_again() -> None:
+    memory = Memory(Policy(nodes=Nodes(minimum=1, maximum=2), last_call=30.0))
+    memory.binding.renew(b"U" * 16, 0.0)
+    identity = msgspec.structs.replace(IDENTITY, rank=None, kind="agents", minimum=1)
+    context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
+    alone = Alone()
+    alone.joiner = AgentMember(identity, context, 0.0, memory=memory)
+    conn = alone.join(1.0)
+    alone.joiner.heard(msgspec.structs.replace(OTHER, joined=2), HERE, 2.0)
+    (probe,) = alone.dialled()
+    alone.answer(probe, 2.0, running(), session=OTHER.session, addresses=OTHER.addresses)
+    alone.hear(conn, 3.0, Confirm(session=SESSION, epoch=1))
+    for _ in range(8):
+        due = alone.joiner.next_timer()
+        assert due is not None
+        if due > BINDING_SECONDS:
+            break
+        alone.joiner.handle_timer(due)
+    assert alone.blocked(), "it confirms nothing yet, since the job runs elsewhere"
+    assert due > BINDING_SECONDS

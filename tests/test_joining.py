@@ -74,9 +74,17 @@ class Alone:
     def dialled(self) -> list[int]:
         return [effect.conn for effect in self.done() if isinstance(effect, Dial)]
 
-    def answer(self, conn: int, now: float, *said: frames.AnyFrame, session: bytes = SESSION, port: int = 4000) -> None:
+    def answer(
+        self,
+        conn: int,
+        now: float,
+        *said: frames.AnyFrame,
+        session: bytes = SESSION,
+        addresses: tuple[str, ...] = (ADDRESS,),
+        port: int = 4000,
+    ) -> None:
         """The host at the other end of a dialled connection proves itself and says something."""
-        self.hosts[conn] = HostConversation(job="job", attempt="", session=session, addresses=(ADDRESS,), port=port)
+        self.hosts[conn] = HostConversation(job="job", attempt="", session=session, addresses=addresses, port=port)
         self.joiner.connected(conn, "10.0.0.2", "eth0", now)
         self.done()
         self.hear(conn, now, *said)

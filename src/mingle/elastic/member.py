@@ -116,6 +116,7 @@ class AgentMember(Candidate):
         )
 
     def _may_confirm(self, session: KnownSession, now: float) -> bool:
+        self._checked_at = now  # until GO no event calls `check`
         return super()._may_confirm(session, now) and not self._memory.binding.elsewhere(session.name, now)
 
     def store_proved(self, session: bytes, epoch: int, now: float) -> None:
