@@ -480,6 +480,20 @@ def test_addresses_stay_once_a_store_may_stand_on_one(phase: Phase) -> None:
     assert alone.host.offer().addresses == ("10.0.0.1", "10.1.0.1")
 
 
+def test_addresses_that_came_while_it_was_sealed_are_taken_when_it_takes_members_again() -> None:
+    alone = Alone()
+    alone.join(1, 1)
+    alone.confirm(1)
+    assert alone.phase() is Phase.SEALING
+    alone.host.readdress((TUNNEL,), 2.0)
+    alone.host.readdress((NEW,), 3.0)
+    alone.host.disconnected(1, "its address has gone", 5.0)
+    assert alone.phase() is Phase.OPEN
+    assert alone.host.endpoints.addresses == (NEW,)
+    assert alone.host.offer().addresses == ("10.2.0.1",)
+    assert [path.host_address for path in alone.host.registrar.host.applicant.paths] == ["10.2.0.1"]
+
+
 # --- how it describes itself ----------------------------------------------------------------------------------------
 
 

@@ -77,6 +77,8 @@ class Host:
         self.session = session
         self.endpoints = endpoints
         """Where others can connect to this host."""
+        self._newest_addresses = endpoints.addresses
+        """The addresses of this machine now; while the session is sealed, they can differ from those announced."""
         self.rng = context.rng
         self.timeout = context.timeout
         self.secured = context.key is not None
@@ -266,7 +268,8 @@ class Host:
         )
 
     def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
-        """Take new addresses, unless a store can already listen on an old one."""
+        """Take new addresses; if a store can already listen on an old one, when the session takes members again."""
+        self._newest_addresses = addresses
         if not self.registrar.phase.sealed:
             self.endpoints = msgspec.structs.replace(self.endpoints, addresses=addresses)
             self.registrar.readdress(self._seat(), now)
@@ -466,6 +469,8 @@ class Host:
         """Announce that the session takes members again."""
         self._announcer.sealed = False
         self._announcer.burst(now)
+        if self._newest_addresses != self.endpoints.addresses:
+            self.readdress(self._newest_addresses, now)
         self._effects.append(Notice(reports.reopened(self.identity, reason)))
 
     def formed(self) -> None:
