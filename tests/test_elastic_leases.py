@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from mingle.elastic.leases import BINDING_SECONDS, LEASE_SECONDS, Binding, Leases
+from mingle.wire.frames import Ping
 
 A, B = b"a" * 16, b"b" * 16
 S, T = b"s" * 16, b"t" * 16
@@ -44,6 +47,16 @@ def test_nothing_else_renews_a_lease() -> None:
     leases.answered(A, number)
     leases.answered(A, number)
     assert leases.until(A) == 1.0 + LEASE_SECONDS
+
+
+def test_the_numbers_of_questions_fit_into_a_ping_for_ever() -> None:
+    leases = acknowledged(0.0)
+    leases._last_number = 2**31 - 3  # a host asks 1024 nodes so often in 24 days
+    for second in range(1, 6):
+        number = leases.ask(A, second)
+        msgspec.msgpack.decode(msgspec.msgpack.encode(Ping(number=number)), type=Ping)
+        leases.answered(A, number)
+        assert leases.until(A) == second + LEASE_SECONDS
 
 
 def test_who_is_gone_is_asked_and_sealed_anew() -> None:

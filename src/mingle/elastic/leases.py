@@ -19,6 +19,8 @@ LEASE_SECONDS = 8.5
 """How long a member counts after the host sent the last PING (or SEALED) that the member has answered."""
 BINDING_SECONDS = 10.0
 """How long a member is bound to its host after it has last processed something from it."""
+NUMBERS = 2**31
+"""How many numbers a PING can have. One host asks 1024 nodes so often in 24 days; then the numbers begin again."""
 
 
 @dataclass(slots=True)
@@ -43,7 +45,7 @@ class Leases:
 
     def ask(self, member: bytes, now: float) -> int:
         """Return the number for a PING that is sent to a member now."""
-        self._last_number += 1
+        self._last_number = (self._last_number + 1) % NUMBERS
         self._asked.setdefault(member, {})[self._last_number] = now
         return self._last_number
 
