@@ -376,6 +376,7 @@ def test_after_go_a_lost_member_gives_its_seat_free_and_no_more() -> None:
     assert registry.registrar.phase is Phase.RUNNING
     assert registry.said() == {}
     assert not registry.quorum.ending
+    registry.registrar.ready(conns["C"])
     registry.registrar.left(conns["C"], 2.0, "its workers are done")
     assert registry.quorum.ending
     assert set(registry.registrar.seats) == {member("A")}
@@ -383,6 +384,14 @@ def test_after_go_a_lost_member_gives_its_seat_free_and_no_more() -> None:
     assert registry.kinds(late) == [frames.Joined, frames.Confirm]
     registry.registrar.lost(late, 3.0)
     assert registry.registrar.latecomers == {}
+
+
+def test_a_good_bye_from_before_it_heard_go_does_not_end_the_job() -> None:
+    registry = Registry(2, 4)
+    conns = registry.go("B", "C")
+    registry.registrar.left(conns["B"], 1.0, "DiscoveryTimeoutError")
+    assert not registry.quorum.ending
+    assert set(registry.registrar.seats) == {member("A"), member("C")}
 
 
 def test_the_same_agent_on_another_connection_replaces_the_old_one() -> None:

@@ -404,7 +404,8 @@ class Registrar:
         """Handle LEAVE. After GO it is no loss if the member was ready, and one at once if it was not."""
         seat = self._seat_at(conn)
         self.lost(conn, now, reason)
-        if seat is not None and self.phase is Phase.RUNNING:
+        # Without READY the member left before it heard GO.
+        if seat is not None and seat.done and self.phase is Phase.RUNNING:
             self.admission.ended_by_member()
         if seat is not None and seat.member in self._lost:
             self._member_lost(seat)
