@@ -690,6 +690,19 @@ def test_only_an_offer_of_another_session_of_this_job_is_looked_into() -> None:
     assert any("h9" in name for name in alone.host.diagnostics.announcements)
 
 
+def test_what_comes_next_decides_nothing_while_a_sealed_session_is_asked() -> None:
+    alone = Alone()
+    alone.join(1, 1)
+    alone.confirm(1)
+    alone.host.store_opened(1, 5000, "token", 2.0)
+    alone.host.heard(other_offer(state="sealed"), HERE, 2.5)
+    alone.say(1, frames.Ack(session=SESSION, epoch=1), now=2.5)
+    assert alone.phase() is Phase.SEALED
+    (conn,) = alone.host.conflicts._table._connections
+    alone.host.disconnected(conn, "refused", 2.6)
+    assert alone.phase() is Phase.RUNNING
+
+
 @pytest.mark.parametrize(("secured", "counted"), [(False, 1), (True, 0)])
 def test_a_signature_is_a_hint_for_a_host_without_a_secret(secured: bool, counted: int) -> None:
     alone = Alone(key=JobKey(b"one", "job") if secured else None)

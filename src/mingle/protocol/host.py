@@ -326,6 +326,7 @@ class Host:
         """Have another session of this job probed."""
         if not self.finished:
             self.conflicts.heard(offer, named(offer, source.interface, source.address), now, sender=source.address)
+            self._hold(now)
 
     def heard_unverified(self, message: Datagram) -> None:
         """Handle a datagram whose signature is missing or wrong."""
