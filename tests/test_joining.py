@@ -32,6 +32,7 @@ from mingle.protocol.member import (
     Step,
 )
 from mingle.protocol.pacing import SEEK_INTERVAL_MAX_SECONDS
+from mingle.protocol.sessions import RETRY_SECONDS
 from mingle.wire import frames
 from mingle.wire.datagrams import Offer, State
 from mingle.wire.frames import ProcessInfo
@@ -240,6 +241,22 @@ def test_a_host_that_refuses_connections_is_not_waited_for() -> None:
     alone.joiner.disconnected(conn, "Connection refused", 3.01)
     alone.joiner.heard(offer(OTHER, port=4001), HERE, 3.1)
     assert len(alone.dialled()) == 1
+
+
+def test_a_connection_that_breaks_on_the_way_back_loses_no_seal() -> None:
+    alone = Alone()
+    conn = alone.seal()
+    alone.joiner.store_proved(SESSION, 1, 3.0)
+    alone.done()
+    alone.joiner.disconnected(conn, "reset", 4.0)
+    (conn,) = alone.dialled()
+    alone.answer(conn, 4.1)
+    assert alone.step() is Step.JOINING
+    alone.joiner.disconnected(conn, "reset", 4.2)
+    alone.joiner.handle_timer(4.2 + RETRY_SECONDS)
+    (conn,) = alone.dialled()
+    alone.answer(conn, 4.5, frames.Joined(session=SESSION, epoch=1), frames.Go(session=SESSION, epoch=1))
+    assert alone.step() is Step.FORMED, "its host may have decided GO with its ACK"
 
 
 def test_a_formed_member_comes_back_until_it_was_ready() -> None:

@@ -608,7 +608,8 @@ class Joiner(SessionPolicy[KnownSession]):
             self.current = self._suspect_until = None
         else:
             returning = self.step in BEFORE_GO
-            self._let_go(keep_sealed=self.step is Step.ACKED)
+            # In JOINING it is a seal of before, if any: the connection can break again on the way back.
+            self._let_go(keep_sealed=self.step in (Step.JOINING, Step.ACKED))
             self._client.seeker.resume(now)
         if returning:
             self._return_to, self._return_until = session, now + RETURN_SECONDS
