@@ -18,10 +18,11 @@ import pytest
 from click.testing import CliRunner
 
 from mingle.errors import ConfigurationError
+from mingle.protocol.registrar import AHEAD_SECONDS
 from mingle.run import placeholders, port
 from mingle.run.command import run
 from mingle.run.program import Program
-from tests.bystanders import command_environment, free_udp_port
+from tests.bystanders import ROOT, command_environment, free_udp_port
 from tests.loopback import job_name, until
 
 COMMAND = (sys.executable, "-m", "mingle.run.command")
@@ -333,6 +334,20 @@ def test_machines_are_assigned_node_ranks_and_told_one_address(nodes: Nodes) -> 
     (place,) = {words[2] for words in said}
     assert re.fullmatch(r"127\.0\.0\.1:\d+", place)
     assert said == [[str(rank), "3", place, "lo", "=lo", str(rank), "3", place, "127.0.0.1", "lo"] for rank in range(3)]
+
+
+def test_machines_that_wait_for_others_need_no_torch(nodes: Nodes) -> None:
+    """A rank connects to rank 0's store while it waits. A machine must not: that takes torch."""
+    modules = nodes.folder / "modules"
+    modules.mkdir()
+    (modules / "torch.py").write_text("raise ImportError('torch is not installed')")
+    without_torch = {"PYTHONPATH": f"{modules}:{ROOT / 'src'}"}
+    nodes.start("-vv", "--", "true", given=[0, 1], count=3, **without_torch)
+    assert nodes.processes[0].stderr is not None
+    assert any("2/3 joined" in line for line in nodes.processes[0].stderr)
+    time.sleep(AHEAD_SECONDS + 0.5)  # a store that is not opened gives no notice
+    nodes.start("--", "true", given=[2], count=3, **without_torch)
+    assert [(status, errors) for status, _, errors in nodes.ended() if status] == []
 
 
 def test_the_port_is_free_on_node_0_before_any_program_starts(nodes: Nodes) -> None:

@@ -191,8 +191,8 @@ def make_room(members: int, files_per_member: int, *, what: str, quiet: bool) ->
 class Discovery:
     """One rank's discovery, from its first datagram to the end of its session.
 
-    A class that derives from it can have another kind of store (`keeper`), call its ranks nodes (`unit`), and wait for
-    the end in its own way.
+    A class that derives from it can have another kind of store (`keeper`), open and reach it only at the seal
+    (`ahead`), call its ranks nodes (`unit`), and wait for the end in its own way.
 
     Args:
         settings: of the call.
@@ -205,6 +205,7 @@ class Discovery:
     """
 
     keeper: type[StoreKeeper] = StoreKeeper
+    ahead = True
     unit: Unit = "rank"
 
     def __init__(self, settings: Settings, *, enters: bool = False) -> None:
@@ -246,7 +247,7 @@ class Discovery:
                 self.driver,
                 self._worker.run,
                 port=settings.master_port,
-                ahead=True,
+                ahead=self.ahead,
                 workers=identity.world_size if enters else None,
             )
             if identity.rank == 0:  # the waiting ranks take the cores as soon as they hear of it

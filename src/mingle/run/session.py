@@ -25,6 +25,7 @@ class NodeSession(Discovery):
     """The session of one machine; after GO its caller runs the turns. Each machine is a rank."""
 
     keeper = PortKeeper
+    ahead = False  # there is no store to connect to, only a port, and no torch to connect with
     unit = "node"
 
     def __init__(self, settings: Settings) -> None:
