@@ -10,13 +10,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from click.testing import CliRunner
 
+from mingle.engine.store import connect_plainly
 from mingle.errors import ConfigurationError
 from mingle.protocol.registrar import AHEAD_SECONDS
 from mingle.run import placeholders, port
@@ -24,6 +27,9 @@ from mingle.run.command import run
 from mingle.run.program import Program
 from tests.bystanders import ROOT, command_environment, free_udp_port
 from tests.loopback import job_name, until
+
+if TYPE_CHECKING:
+    from mingle.engine.driver import Driver
 
 COMMAND = (sys.executable, "-m", "mingle.run.command")
 KNOWN = {
@@ -157,6 +163,19 @@ def test_the_port_is_none_that_the_kernel_gives_to_outgoing_connections(
             assert 20_000 <= listener.getsockname()[1] < 21_000
     limits.write_text("1024\t65535\n")
     port.reserve(None).close()
+
+
+def test_more_machines_reach_the_port_than_the_kernel_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port, "BACKLOG", 0)  # a queue of one place
+    keeper = port.PortKeeper(cast("Driver", None), cast("Any", None), port=None)
+    server = keeper.open("127.0.0.1", b"session")
+    try:
+        for _ in range(4):
+            connect_plainly(server.address, server.port).close()
+    finally:
+        server.release()
+    assert "mingle-port" not in {thread.name for thread in threading.enumerate()}
+    port.reserve(server.port).close()
 
 
 def test_help_and_version() -> None:

@@ -6,16 +6,21 @@ place of the store: each machine connects to it, which proves that the address a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import random
 import socket
+import threading
 from pathlib import Path
 
+from mingle import detached
 from mingle.engine.store import BACKLOG, StoreClient, StoreKeeper, StoreServer, connect_plainly
 from mingle.errors import ConfigurationError, MingleError
 from mingle.network.inspection import holders
 from mingle.protocol.machine import ProveStore
 
+END_SECONDS = 1.0
+"""How long to wait for the end of the thread that accepts; a program must be forked from a process with one thread."""
 _PREFERRED = range(20_000, 32_768)
 _TRIES = 32
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -25,6 +30,15 @@ class Reservation(StoreServer):
     """A listening socket on the port of the program, in the place of a store."""
 
     listener: socket.socket | None = None
+    thread: threading.Thread | None = None
+
+    def accept_all(self) -> None:
+        """Accept connections in a thread: the kernel's queue can be shorter than a job has machines.
+
+        Before Linux 5.4 it has 128 places by default (net.core.somaxconn), and a caller beyond them is not answered.
+        """
+        self.thread = threading.Thread(target=_accept_all, args=(self.listener,), name="mingle-port", daemon=True)
+        detached.start(self.thread)
 
     @property
     def held(self) -> bool:
@@ -34,6 +48,10 @@ class Reservation(StoreServer):
     def release(self) -> None:
         """Let go of the port."""
         if self.listener is not None:
+            with contextlib.suppress(OSError):
+                self.listener.shutdown(socket.SHUT_RDWR)  # ends the wait in accept()
+            if self.thread is not None:
+                self.thread.join(END_SECONDS)
             self.listener.close()
             self.listener = None
 
@@ -46,7 +64,9 @@ class PortKeeper(StoreKeeper):
     def open(self, address: str, session: bytes) -> StoreServer:
         """Hold the fixed port, else any free one."""
         listener = reserve(self.port)
-        return Reservation(address, listener.getsockname()[1], session, "", listener=listener)
+        reservation = Reservation(address, listener.getsockname()[1], session, "", listener=listener)
+        reservation.accept_all()
+        return reservation
 
     def prove(self, wanted: ProveStore, client: StoreClient | None) -> None:
         """Connect to the port that node 0 holds."""
@@ -55,6 +75,13 @@ class PortKeeper(StoreKeeper):
     def formed(self) -> None:
         """Let go of the port before a program of another machine can look for it."""
         self.release()
+
+
+def _accept_all(listener: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            with contextlib.suppress(ConnectionAbortedError):  # the caller has gone already
+                listener.accept()[0].close()
 
 
 def reserve(port: int | None) -> socket.socket:
