@@ -78,6 +78,16 @@ def test_an_encoding_that_lacks_a_letter_gets_an_escape(monkeypatch: pytest.Monk
     assert raw.getvalue() == b"j\\xf6b\n\\u2192\n"
 
 
+@pytest.mark.parametrize("closed", ["1", "2"])
+def test_a_closed_stream_does_not_change_the_status(closed: str) -> None:
+    command = f'"{sys.executable}" -m mingle list -t 0.2 {closed}>&-'
+    environment = command_environment(free_udp_port())
+    done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert ("no job answered" in done.stderr) is (closed == "1")
+    assert "Traceback" not in done.stderr
+
+
 def test_json_is_one_line_with_its_schemas_number(capsys: pytest.CaptureFixture[str]) -> None:
     output.answer_json("list", {"jobs": ["ä\n"]})
     line = capsys.readouterr().out

@@ -611,6 +611,12 @@ def test_a_closed_stderr_keeps_no_failure_from_the_others(nodes: Nodes) -> None:
     nodes.processes[0].stderr = None
 
 
+@pytest.mark.parametrize("closed", ["0", "1", "2"])
+def test_the_status_is_that_of_the_program_also_without_a_standard_stream(closed: str) -> None:
+    command = f'"{sys.executable}" -m mingle.run.command --nnodes 1 -- true {closed}>&-'
+    assert subprocess.run(command, shell=True, env=command_environment(29499), timeout=60, check=False).returncode == 0
+
+
 def test_daemons_that_a_program_leaves_behind_live_on(nodes: Nodes) -> None:
     """As Ray's `ray start` has it."""
     nodes.start("--", "sh", "-c", "sleep 30 >/dev/null 2>&1 & echo $! > pid{node_rank}", count=2)

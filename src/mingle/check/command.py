@@ -315,8 +315,7 @@ def main() -> None:
     try:
         check(prog_name="mingle-check")
     except SystemExit as end:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        output.flush()
         os._exit(end.code if isinstance(end.code, int) else 1)
 
 

@@ -72,9 +72,9 @@ def json_line(command: str, fields: Mapping[str, Any]) -> str:
     return line
 
 
-def _encodable(text: str, stream: TextIO) -> str:
-    """Return text with escapes in place of the characters that the stream's encoding lacks."""
-    encoding = stream.encoding or "ascii"
+def _encodable(text: str, stream: TextIO | None) -> str:
+    """Return text with escapes in place of the characters that the stream's encoding lacks; None: it is closed."""
+    encoding = "ascii" if stream is None else stream.encoding or "ascii"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
@@ -95,9 +95,17 @@ def complain(error: MingleError, command: str, *, as_json: bool) -> None:
     say(f"{command if command.startswith('mingle-') else f'mingle-discover {command}'}: {error}")
 
 
+def flush() -> None:
+    """Write what is buffered, before an exit that does not; the reader of a stream can be gone."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+
+
 def is_terminal() -> bool:
     """Tell whether stdout is a terminal; otherwise it is a pipe or a file."""
-    return sys.stdout.isatty()
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def line(cells: Row) -> None:

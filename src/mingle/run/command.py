@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import shlex
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -281,9 +280,7 @@ def main() -> None:
     try:
         run(prog_name=NAME)
     except SystemExit as end:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+        output.flush()
         os._exit(end.code if isinstance(end.code, int) else FAILED)
 
 
