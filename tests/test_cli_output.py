@@ -78,6 +78,16 @@ def test_an_encoding_that_lacks_a_letter_gets_an_escape(monkeypatch: pytest.Monk
     assert raw.getvalue() == b"j\\xf6b\n\\u2192\n"
 
 
+def test_a_terminal_whose_encoding_lacks_a_letter_gets_an_escape(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="latin-1"))
+    output.console().print(output.Table(("A → B",), [("→ jöb",)]))
+    sys.stdout.flush()
+    shown = raw.getvalue().decode("latin-1")
+    assert "A \\u2192 B" in shown
+    assert "\\u2192 jöb" in shown
+
+
 @pytest.mark.parametrize("closed", ["1", "2"])
 def test_a_closed_stream_does_not_change_the_status(closed: str) -> None:
     command = f'"{sys.executable}" -m mingle list -t 0.2 {closed}>&-'

@@ -164,7 +164,7 @@ class Table:
             for index in range(len(self.columns))
             if self._wide or not texts or any(row[index].plain not in _EMPTY for row in texts)
         ]
-        columns = [self.columns[index] for index in kept]
+        columns = [_encodable(self.columns[index], sys.stdout) for index in kept]
         texts = [[row[index] for index in kept] for row in texts]
         table = self._table(columns, texts)
         if Measurement.get(console, options.update_width(_UNLIMITED_WIDTH), table).minimum <= options.max_width:
@@ -185,7 +185,8 @@ class Table:
 
         style = self._styles.get(column)
         lines = [cell] if isinstance(cell, str) else cell or ("-",)
-        return Text("\n").join(Text(printable(each), style=style(each) if style else "") for each in lines)
+        shown = [(_encodable(printable(each), sys.stdout), style(each) if style else "") for each in lines]
+        return Text("\n").join(Text(text, style=each) for text, each in shown)
 
     def _table(self, columns: Sequence[str], rows: Sequence[Sequence[Text]]) -> Drawing:
         from rich.box import SIMPLE_HEAD
