@@ -30,6 +30,7 @@ import mingle
 from mingle.check import command, control, probes, session
 from mingle.check.session import Options
 from mingle.check.verdicts import KINDS, CheckedRank, Evidence, Other, judge, rounds
+from mingle.errors import InterfaceError
 from tests.bystanders import ROOT, command_environment, free_udp_port
 
 NAMES = ["a", "b", "c", "d"]
@@ -491,6 +492,22 @@ def test_a_signal_ends_the_processes_of_this_machine(monkeypatch: pytest.MonkeyP
     assert number.name in told.stderr
     assert told.stdout == ""
     assert further.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("local", ["", "1"])
+def test_an_error_on_a_machine_with_several_processes_is_one_json_object(
+    monkeypatch: pytest.MonkeyPatch, local: str
+) -> None:
+    def run(*_given: object, **_more: object) -> int:
+        raise InterfaceError("no interface")
+
+    monkeypatch.setattr(command, "run", run)
+    if local:
+        monkeypatch.setenv("_MINGLE_CHECK_LOCAL", local)
+    told = CliRunner().invoke(command.check, ["--nnodes", "2", "--json"], prog_name="mingle-check")
+    assert told.exit_code == 1
+    assert told.stderr == "mingle-check: no interface\n"
+    assert bool(told.stdout) is not bool(local)
 
 
 def last_lines(steps: list[str]) -> list[str]:

@@ -20,7 +20,7 @@ from mingle.check.verdicts import SLOW_FACTOR, reference
 from mingle.cli import output
 from mingle.cli.options import FAILED, Shared, shared_options
 from mingle.cli.output import Lines, Table
-from mingle.errors import ConfigurationError
+from mingle.errors import ConfigurationError, MingleError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -134,6 +134,11 @@ def check(
         for process in further:
             process.terminate()
         raise
+    except MingleError as error:
+        if _LOCAL not in os.environ:
+            raise
+        output.complain(error, "mingle-check", as_json=False)  # the process that started this one prints the JSON
+        status = FAILED
     finally:
         for process in further:
             try:
