@@ -494,6 +494,16 @@ def test_a_signal_ends_the_processes_of_this_machine(monkeypatch: pytest.MonkeyP
     assert further.returncode == -signal.SIGTERM
 
 
+def test_a_blank_rank_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As everywhere: a template sets a variable that it has no value for."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(command, "run", lambda *_given, **more: given.update(more) or 0)
+    monkeypatch.setenv("RANK", "")
+    told = CliRunner().invoke(command.check, ["--nnodes", "2"], prog_name="mingle-check")
+    assert told.exit_code == 0, told.stderr
+    assert given["world_size"] == 2
+
+
 @pytest.mark.parametrize("local", ["", "1"])
 def test_an_error_on_a_machine_with_several_processes_is_one_json_object(
     monkeypatch: pytest.MonkeyPatch, local: str

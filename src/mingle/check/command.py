@@ -155,9 +155,9 @@ def _place(nnodes: int | None, nproc_per_node: int) -> dict[str, Any]:
     Raises:
         ConfigurationError: nothing says how many ranks there are.
     """
-    from mingle.config import launchers, placement
+    from mingle.config import launchers, placement, values
 
-    if launchers.seen(os.environ) is not None or {"MINGLE_RANK", "RANK"} & os.environ.keys():
+    if launchers.seen(os.environ) is not None or values.text_of(os.environ, "MINGLE_RANK", "RANK") is not None:
         job_id = placement.place(os.environ).job_id
         return {"job_id": f"{JOB_ID}-{job_id}" if job_id else JOB_ID}
     if nnodes is None:
