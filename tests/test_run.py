@@ -178,6 +178,16 @@ def test_more_machines_reach_the_port_than_the_kernel_queues(monkeypatch: pytest
     port.reserve(server.port).close()
 
 
+def test_a_caller_that_does_not_hang_up_leaves_the_port_free_for_a_program_without_options() -> None:
+    keeper = port.PortKeeper(cast("Driver", None), cast("Any", None), port=None)
+    server = keeper.open("127.0.0.1", b"session")
+    with connect_plainly(server.address, server.port) as caller, socket.socket() as program:
+        with pytest.raises(ConnectionResetError):
+            caller.recv(1)
+        server.release()
+        program.bind((server.address, server.port))
+
+
 def test_help_and_version() -> None:
     shown = CliRunner().invoke(run, ["-h"])
     assert shown.exit_code == 0

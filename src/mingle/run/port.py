@@ -10,6 +10,7 @@ import contextlib
 import errno
 import random
 import socket
+import struct
 import threading
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from mingle.errors import ConfigurationError, MingleError
 from mingle.network.inspection import holders
 from mingle.protocol.machine import ProveStore
 
+CALLER_SECONDS = 0.5
+"""How long a machine has to close its connection to the port; it does so at once."""
 END_SECONDS = 1.0
 """How long to wait for the end of the thread that accepts; a program must be forked from a process with one thread."""
 _PREFERRED = range(20_000, 32_768)
@@ -78,10 +81,17 @@ class PortKeeper(StoreKeeper):
 
 
 def _accept_all(listener: socket.socket) -> None:
+    """Accept connections until the listener is shut down.
+
+    Each caller hangs up first, or is reset: an orderly close here would leave the port in TIME_WAIT, and a program that
+    does not set SO_REUSEADDR could not bind it for a minute.
+    """
     with contextlib.suppress(OSError):
         while True:
-            with contextlib.suppress(ConnectionAbortedError):  # the caller has gone already
-                listener.accept()[0].close()
+            with contextlib.suppress(ConnectionError, TimeoutError), listener.accept()[0] as caller:
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                caller.settimeout(CALLER_SECONDS)
+                caller.recv(1)
 
 
 def reserve(port: int | None) -> socket.socket:
