@@ -137,6 +137,11 @@ RANKS = (
         cause="settings that contradict the others",
     ),
     Row(
+        observed="all ranks have joined and some do not answer, and a process too many was refused",
+        status=Status(joined=4, world_size=4, unconfirmed=(2, 3), refused=("host x: full",)),
+        cause="those processes are stopped, or their network was cut",
+    ),
+    Row(
         observed="a rank came, went, and is not back",
         status=Status(joined=3, world_size=4, departed=(2,), left=("rank 2 on host x: reset",)),
         cause="a rank crashed or was stopped",

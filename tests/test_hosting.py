@@ -480,6 +480,16 @@ def test_addresses_stay_once_a_store_may_stand_on_one(phase: Phase) -> None:
     assert alone.host.offer().addresses == ("10.0.0.1", "10.1.0.1")
 
 
+def test_a_store_that_it_asked_for_as_a_member_of_another_session_is_ignored() -> None:
+    """A process that was elected can still be waiting for the store of the host that is lost."""
+    alone = Alone()
+    alone.join(1, 1)
+    phase = alone.phase()
+    alone.host.store_unreachable(b"other", 1, "no answer", 2.0)
+    alone.host.store_proved(b"other", 1, 2.0)
+    assert (alone.phase(), alone.host.failure) == (phase, None)
+
+
 def test_addresses_that_came_while_it_was_sealed_are_taken_when_it_takes_members_again() -> None:
     alone = Alone()
     alone.join(1, 1)

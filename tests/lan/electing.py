@@ -135,7 +135,11 @@ class ElectionInvariants(Invariants):
         others = [
             each
             for each in self.world.processes
-            if each.alive and each is not process and each.identity.job == job and each.outcome is None
+            if each.alive
+            and each is not process
+            and each.identity.job == job
+            and each.outcome is None
+            and now - each.started_at > UNDISTURBED_SECONDS
         ]
         assert len(others) + 1 < process.identity.world_size, f"all were there, and {process.name} says {failure}"
 

@@ -594,11 +594,11 @@ class Process:
         address, port = wanted.address, wanted.port
 
         def proved() -> None:
-            assert not isinstance(self.core, Host | None)
+            assert self.core is not None
             self.core.store_proved(wanted.session, wanted.epoch, self.now)
 
         def unreachable(reason: str) -> None:
-            assert not isinstance(self.core, Host | None)
+            assert self.core is not None
             self.core.store_unreachable(wanted.session, wanted.epoch, reason, self.now)
 
         route = self.network.route(self.machine, address.partition("%")[0])

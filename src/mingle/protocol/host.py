@@ -513,6 +513,12 @@ class Host:
         if self.registrar.awaits_store(epoch):
             self._fail(error, conflict=False)
 
+    def store_proved(self, session: bytes, epoch: int, now: float) -> None:
+        """Ignore the store of another session: this process lost its seat there, and was elected since it asked."""
+
+    def store_unreachable(self, session: bytes, epoch: int, reason: str, now: float) -> None:
+        """Ignore the same when it does not answer."""
+
     # --- stepping down for another host (when ranks are assigned) ----------------------------------------------------
 
     def step_down(self, now: float) -> None:

@@ -334,7 +334,7 @@ def _why_incomplete(identity: Identity, diagnostics: Diagnostics, facts: Network
 
 def _as_the_host_says(identity: Identity, diagnostics: Diagnostics, status: Status) -> Cause | None:
     unit = identity.who.unit
-    if status.refused:
+    if status.refused and status.joined < status.world_size:
         return f"a {unit} was started with settings that contradict the others (see what was refused)", _look(unit)
     if status.left and not status.missing and status.joined < status.world_size:
         return f"a {unit} crashed or was stopped while it waited for the others", _look(unit)
