@@ -110,19 +110,32 @@ def test_at_its_end_an_idle_one_is_gone_and_one_at_work_is_not_waited_for(worker
     assert not thread.is_alive()
 
 
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit], ids=["Ctrl-C", "a SIGTERM handler"])
 def test_an_interrupt_that_the_waiting_turns_into_another_error_is_one(
-    worker: PreStartedWorker, monkeypatch: pytest.MonkeyPatch
+    raised: type[BaseException], worker: PreStartedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(_: threading.Thread) -> None:
         try:
-            raise KeyboardInterrupt
+            raise raised
         finally:
             threading.Lock().release()
 
     monkeypatch.setattr(detached, "INTERRUPTED_SECONDS", 0.0)
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(raised):
         worker.prepare()
+
+
+def test_a_thread_that_cannot_be_started_while_an_exception_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    try:
+        raise ValueError
+    except ValueError:
+        with pytest.raises(RuntimeError, match="can't start"):
+            detached.start(threading.Thread())
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import mingle
 from mingle.distributed import process_group, session
 from mingle.distributed.session import LoneSession, RunningSession
 from mingle.engine import store
@@ -24,7 +25,7 @@ from mingle.protocol import member
 from mingle.protocol.host import Host
 from mingle.protocol.member import Joiner
 from tests.in_process import Formed, formed
-from tests.loopback import answers, until
+from tests.loopback import answers, job_name, until
 from tests.test_forksafe import in_child
 
 forks = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -493,6 +494,20 @@ def test_a_rank_alone_that_is_closed_leaves_no_thread(lone: LoneSession) -> None
     assert [each for each in threading.enumerate() if each.name == "mingle-lone"]
     lone.close(failing=False)
     until(lambda: not [each for each in threading.enumerate() if each.name == "mingle-lone"])
+
+
+def test_an_interrupt_while_the_thread_of_a_rank_alone_is_started_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython can turn it into a RuntimeError, see `detached.start`."""
+
+    def interrupted(_: threading.Thread) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Lock().release()
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mingle.discover(job_name("interrupted"), rank=0, world_size=1)
 
 
 @needs_fork

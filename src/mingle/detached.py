@@ -7,6 +7,7 @@ ends such a call. So it is made in a daemon thread, and its caller can stop wait
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -60,13 +61,14 @@ def run(function: Callable[[], _T], name: str, given_up: Callable[[], bool]) -> 
 
 
 def start(thread: threading.Thread) -> None:
-    """Start a thread; Ctrl-C meanwhile is a KeyboardInterrupt, whatever it breaks in `threading`."""
+    """Start a thread; what a signal handler raises meanwhile is raised, whatever it breaks in `threading`."""
+    handled = sys.exc_info()[1]
     try:
         thread.start()
-    except RuntimeError as error:
-        # CPython's Condition, on which start() waits, can fail when it is interrupted: "release un-acquired lock".
-        if isinstance(error.__context__, KeyboardInterrupt):
-            raise error.__context__ from None
+    except (RuntimeError, KeyError) as error:
+        # CPython's Condition, on which start() waits, can fail when it is interrupted: "release unlocked lock".
+        if (raised := error.__context__) is not None and raised is not handled:
+            raise raised from None
         raise
 
 

@@ -17,6 +17,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from mingle import detached
 from mingle.config import settings, values
 from mingle.distributed import gloo
 from mingle.errors import ConfigurationError
@@ -118,7 +119,7 @@ def abandon() -> None:
     if current() is None:
         return
     thread = threading.Thread(target=_end_quietly, name="mingle-abandoned-destroy", daemon=True)
-    thread.start()
+    detached.start(thread)
     thread.join(DESTROY_SECONDS)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from msgspec import structs
 
-from mingle import forksafe
+from mingle import detached, forksafe
 from mingle.detached import AbandonedError
 from mingle.distributed import process_group
 from mingle.engine import store
@@ -105,7 +105,7 @@ class LoneSession(Session):
 
     def serve(self) -> None:
         """Start the thread. Register the session first, so that it can be ended if Ctrl-C interrupts this call."""
-        self._thread.start()
+        detached.start(self._thread)
 
     def _await_group(self) -> None:
         """Release the store once a process group uses it, even one that was not made by mingle."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from mingle import forksafe
+from mingle import detached, forksafe
 from mingle.config.values import Peer, parse_address
 from mingle.network.connections import canonical_address
 
@@ -65,7 +65,9 @@ class Peers:
         names = [(host, port) for host, port in named if not parse_address(host)]
         for first in range(min(len(names), MAX_THREADS)):
             work = names[first::MAX_THREADS]
-            threading.Thread(target=self._run, args=(work,), name="mingle-abandoned-resolver", daemon=True).start()
+            detached.start(
+                threading.Thread(target=self._run, args=(work,), name="mingle-abandoned-resolver", daemon=True)
+            )
 
     @property
     def failures(self) -> dict[str, str]:
