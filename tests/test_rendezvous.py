@@ -383,6 +383,28 @@ def test_a_forked_child_collects_garbage_whatever_another_thread_does() -> None:
         assert in_child(lambda: str(gc.isenabled())) == "True"
 
 
+def test_a_call_that_is_refused_leaves_the_pause_of_the_other_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the two steps of that thread's pause, it would leave the collector off for ever."""
+    disable, seen = gc.disable, []
+
+    def refuse() -> None:
+        with pytest.raises(ConfigurationError, match="already discovering"):
+            mingle.discover("second", rank=0, world_size=1)
+
+    def disable_later() -> None:
+        for step in (lambda: None, disable):
+            step()
+            thread = threading.Thread(target=refuse)
+            thread.start()
+            thread.join()
+            seen.append(gc.isenabled())
+
+    monkeypatch.setattr(gc, "disable", disable_later)
+    mingle.discover("first", rank=0, world_size=1).close()
+    assert seen == [True, False]
+    assert gc.isenabled()
+
+
 def test_two_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     inside, go_on, form = threading.Event(), threading.Event(), rendezvous.form
 

@@ -63,7 +63,7 @@ _OWN_FILES = Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")
 
 COLLECTOR_PAUSE_SECONDS = 1.0
 """For how long a discovery runs without garbage collection. A rank that waits longer collects while it waits."""
-_collector_pauses = False
+_collector_paused_by: threading.Thread | None = None
 
 
 @contextlib.contextmanager
@@ -73,9 +73,10 @@ def collector_paused() -> Iterator[None]:
     A full collection is due soon after the import of torch. It walks over all objects of torch, which takes some 80 ms,
     and if it falls into the call on rank 0, all other ranks wait for it as well.
     """
-    global _collector_pauses
+    global _collector_paused_by
     try:
-        _collector_pauses = _collector_pauses or gc.isenabled()
+        if gc.isenabled():
+            _collector_paused_by = threading.current_thread()
         gc.disable()
         yield
     finally:
@@ -83,15 +84,20 @@ def collector_paused() -> Iterator[None]:
 
 
 def resume_collector() -> None:
-    """End the pause of the garbage collector, if there is one."""
-    global _collector_pauses
-    if _collector_pauses:
+    """End the pause of the garbage collector, if this thread began one: a call that is refused ends no other's."""
+    if _collector_paused_by is threading.current_thread():
+        _collect_again()
+
+
+def _collect_again() -> None:
+    global _collector_paused_by
+    if _collector_paused_by is not None:
         gc.enable()
-        _collector_pauses = False
+        _collector_paused_by = None
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=resume_collector)
+    os.register_at_fork(after_in_child=_collect_again)
 
 
 # --- what a process brings to its job ------------------------------------------------------------------------------
