@@ -166,6 +166,27 @@ def test_a_process_group_that_fails_to_end_keeps_the_session_from_nothing() -> N
     assert session.closed == [True]
 
 
+@pytest.mark.parametrize("at", ["group", "session"])
+def test_a_close_that_was_interrupted_goes_on_with_the_next_one(at: str) -> None:
+    order: list[str] = []
+
+    def end(what: str) -> None:
+        order.append(what)
+        if what == at and order.count(what) == 1:
+            raise KeyboardInterrupt
+
+    class Ordered(PlayedSession):
+        def close(self, *, failing: bool) -> None:
+            end("session")
+
+    job = a_job(_session=Ordered(), _destroy_group=lambda _: end("group"))
+    with pytest.raises(KeyboardInterrupt):
+        job.close()
+    job.close()
+    job.close()
+    assert sorted(order) == sorted(["group", "session", at])
+
+
 def test_a_close_at_the_same_time_waits_for_the_first_and_does_nothing() -> None:
     ending, go_on = threading.Event(), threading.Event()
 

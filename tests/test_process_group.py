@@ -355,6 +355,20 @@ def test_closing_while_an_exception_is_on_its_way_waits_for_no_backend(monkeypat
     until(lambda: not dist.is_initialized())
 
 
+def test_an_interrupted_close_is_continued_by_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    job = mingle.init(job_name("continued"), rank=0, world_size=1, backend="gloo")
+    with monkeypatch.context() as patch:
+        patch.setattr(dist, "destroy_process_group", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            job.close()
+    job.close()
+    assert not dist.is_initialized()
+    assert "MASTER_PORT" not in os.environ
+
+
 def test_a_backend_that_fails_to_end_hides_no_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise RuntimeError("a peer has gone")

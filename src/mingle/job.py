@@ -94,15 +94,25 @@ class _Handle:
     def _end(self, *, failing: bool) -> None:
         with self._closing:
             failed = True  # until the process group has ended without an exception
+            # Neither is there while it ends, because a signal handler may close the job meanwhile. If that is
+            # interrupted, the next call continues it.
             try:
                 destroy, self._destroy_group = self._destroy_group, None
                 if destroy is not None:
-                    destroy(failing)
+                    try:
+                        destroy(failing)
+                    except BaseException:
+                        self._destroy_group = destroy
+                        raise
                 failed = failing
             finally:
                 session, self._session = self._session, None
                 if session is not None:
-                    session.close(failing=failed)
+                    try:
+                        session.close(failing=failed)
+                    except BaseException:
+                        self._session = session
+                        raise
 
 
 @dataclass(slots=True, kw_only=True)
@@ -177,8 +187,8 @@ class Job(_Handle):
         """Destroy the process group that ``init`` made, end the session and restore the environment.
 
         Rank 0 first waits until every rank's process group stands, for 5 s at most, because they still need its store.
-        A second call does nothing; a concurrent call waits for the first. Called while an exception is in flight (in a
-        ``finally`` block, for example) it never blocks.
+        A second call does nothing, or continues a first one that was interrupted; a concurrent call waits for the
+        first. Called while an exception is in flight (in a ``finally`` block, for example) it never blocks.
         """
         self._end(failing=sys.exc_info()[1] is not None)
 
