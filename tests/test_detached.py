@@ -10,8 +10,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+import mingle
 from mingle import detached
 from mingle.detached import AbandonedError, PreStartedWorker
+from mingle.errors import MingleError
+from tests.bystanders import free_udp_port
+from tests.loopback import job_name
 
 
 @pytest.fixture
@@ -157,6 +161,23 @@ def test_an_interrupt_while_it_is_started_leaves_none(
     assert names() == []
     worker.prepare()
     assert names() == ["mingle-idle"]
+
+
+def test_a_system_that_allows_no_more_threads_is_no_defect(
+    worker: PreStartedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(detached, "INTERRUPTED_SECONDS", 0.0)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(MingleError, match="can't start new thread") as caught:
+        worker.prepare()
+    assert "limit of threads" in (caught.value.cause or "")
+    port = free_udp_port()
+    for world_size, rank in ((2, 0), (2, 1), (1, 0)):
+        with pytest.raises(MingleError, match="limit of threads"):
+            mingle.discover(job_name("threads"), port=port, rank=rank, world_size=world_size, discovery_timeout=5)
 
 
 def test_work_that_comes_after_the_end_is_done_by_a_thread_that_ends_with_it(worker: PreStartedWorker) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TypeAlias, TypeVar
 
+from mingle.errors import MingleError
+
 _T = TypeVar("_T")
 Work: TypeAlias = Callable[[], object]
 
@@ -72,6 +74,22 @@ def start(thread: threading.Thread) -> None:
         raise
 
 
+def start_explained(thread: threading.Thread) -> None:
+    """Start a thread that the caller cannot go on without.
+
+    Raises:
+        MingleError: the system allows no more threads.
+    """
+    try:
+        start(thread)
+    except RuntimeError as error:
+        raise MingleError.explain(
+            f"a thread of the discovery can't be started: {error}",
+            cause="the limit of threads of this user or of its container is reached",
+            remedy="look at `ulimit -u`, at the pids limit of the container, and at how many threads the job uses.",
+        ) from error
+
+
 class PreStartedWorker:
     """A daemon thread that exists before it has work. It does one thing at a time, and is idle again after it.
 
@@ -92,7 +110,7 @@ class PreStartedWorker:
         if self._worker is None:
             self._worker = worker = _Worker()  # known before it is started: Ctrl-C may come between any two steps
             try:
-                start(worker.thread)
+                start_explained(worker.thread)
             except BaseException:
                 self._worker = None
                 worker.give_up()

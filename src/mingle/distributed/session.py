@@ -105,7 +105,7 @@ class LoneSession(Session):
 
     def serve(self) -> None:
         """Start the thread. Register the session first, so that it can be ended if Ctrl-C interrupts this call."""
-        detached.start(self._thread)
+        detached.start_explained(self._thread)
 
     def _await_group(self) -> None:
         """Release the store once a process group uses it, even one that was not made by mingle."""

@@ -65,7 +65,7 @@ class Peers:
         names = [(host, port) for host, port in named if not parse_address(host)]
         for first in range(min(len(names), MAX_THREADS)):
             work = names[first::MAX_THREADS]
-            detached.start(
+            detached.start_explained(
                 threading.Thread(target=self._run, args=(work,), name="mingle-abandoned-resolver", daemon=True)
             )
 
