@@ -25,6 +25,7 @@ from mingle.protocol.machine import (
     Write,
 )
 from mingle.protocol.member import (
+    READY_HEARD_SECONDS,
     RETURN_SECONDS,
     STORE_RETRY_SECONDS,
     SUSPECT_SECONDS,
@@ -259,7 +260,7 @@ def test_a_connection_that_breaks_on_the_way_back_loses_no_seal() -> None:
     assert alone.step() is Step.FORMED, "its host may have decided GO with its ACK"
 
 
-def test_a_formed_member_comes_back_until_it_was_ready() -> None:
+def test_a_formed_member_comes_back_until_its_ready_was_certainly_heard() -> None:
     alone = Alone()
     conn = alone.seal()
     alone.joiner.store_proved(SESSION, 1, 3.0)
@@ -267,10 +268,14 @@ def test_a_formed_member_comes_back_until_it_was_ready() -> None:
     assert alone.joiner.next_timer() is None
     alone.joiner.disconnected(conn, "reset", 4.0)
     (conn,) = alone.dialled()
-    alone.joiner.ready()
-    alone.answer(conn, 4.1, frames.Joined(session=SESSION, epoch=1), frames.Go(session=SESSION, epoch=1))
-    assert alone.said[-1] == frames.Ready(session=SESSION)
-    alone.joiner.disconnected(conn, "reset", 5.0)
+    alone.joiner.ready(4.0)
+    for again in (4.1, 4.0 + READY_HEARD_SECONDS):
+        alone.answer(conn, again, frames.Joined(session=SESSION, epoch=1), frames.Go(session=SESSION, epoch=1))
+        assert alone.said[-1] == frames.Ready(session=SESSION)
+        alone.joiner.disconnected(conn, "reset", again + READY_HEARD_SECONDS - 0.1)
+        (conn,) = alone.dialled()
+    alone.answer(conn, 40.0, frames.Joined(session=SESSION, epoch=1))
+    alone.joiner.disconnected(conn, "reset", 40.0 + READY_HEARD_SECONDS)
     assert alone.dialled() == []
 
 

@@ -131,7 +131,7 @@ def test_rank_zero_ends_when_the_groups_of_the_others_stand_or_time_is_up(
     joiner = ranks[1].discovery.joiner
     assert joiner is not None
     says_ready = joiner.ready
-    monkeypatch.setattr(joiner, "ready", lambda: None)  # its init is still at work
+    monkeypatch.setattr(joiner, "ready", lambda _now: None)  # its init is still at work
     monkeypatch.setattr(session, "READY_SECONDS", 30.0 if ready else 1.0)
     group.stands = True
     sessions[0].group_stands()
@@ -141,7 +141,7 @@ def test_rank_zero_ends_when_the_groups_of_the_others_stand_or_time_is_up(
     assert closing.is_alive(), "the end of rank 0's store would end the init of rank 1"
     assert len(sessions[1].roster()) == 2
     if ready:
-        ranks[1].discovery.call(says_ready)
+        ranks[1].discovery.call(partial(says_ready, time.monotonic()))
     closing.join(10)
     assert not closing.is_alive()
 

@@ -419,7 +419,8 @@ class Process:
             self.formed_at = self.world.now
             self.world.note(f"{self.name} has formed")
             if self.ready_after is not None and isinstance(core, Joiner):
-                self.world.after(self.ready_after, functools.partial(self._event, core.ready))
+                ready = core.ready
+                self.world.after(self.ready_after, functools.partial(self._event, lambda: ready(self.now)))
         if core.failure is not None and self.failed_at is None:
             self.failed_at = self.world.now
             core.close("failed")

@@ -181,6 +181,20 @@ def test_go_that_is_lost_is_said_again() -> None:
         assert not host.closed_stores
 
 
+def test_ready_that_is_lost_is_said_again() -> None:
+    for seed in SEEDS:
+        gathering = Gathering(seed)
+        everybody = gathering.everybody(ready_after=1.0)
+        gathering.run()
+        gathering.expect_formed()
+        host, member = everybody[0], everybody[2]
+        gathering.network.part(gathering.lan, host.machine, member.machine)
+        gathering.world.run(10.0 + RETURN_SECONDS - 3.0)
+        gathering.network.part(gathering.lan, host.machine, member.machine, parted=False)
+        gathering.world.run(20.0)
+        assert not host.closed_stores, "its process group stands"
+
+
 def test_a_member_that_is_lost_before_it_is_ready_closes_the_store() -> None:
     for seed in SEEDS:
         gathering = Gathering(seed)

@@ -234,7 +234,7 @@ class RunningSession(Session):
         if self._discovery.store_server is not None:
             self._discovery.store_server.release()
         if (joiner := self._discovery.joiner) is not None:
-            joiner.ready()
+            joiner.ready(self._discovery.driver.clock())
 
     def _look_after_host(self) -> None:
         """Note that rank 0 is gone before there was a process group: torch would look for its store for half an hour.

@@ -55,6 +55,9 @@ SUSPECT_SECONDS = 2.0
 """The time in which a host that has not confirmed must answer once another host offers itself."""
 RETURN_SECONDS = 5.0
 """The time for which a member that lost its connection after CONFIRMED tries the same session first."""
+READY_HEARD_SECONDS = 15.0
+"""The time after READY in which a loss of the connection can have lost READY as well. TCP ends a connection within 10 s
+if what was sent on it is not acknowledged."""
 STORE_RETRY_SECONDS = 0.5
 HOST_SEEN_SECONDS = 1.0
 """The least time between two reports of the same other host to the own one."""
@@ -123,6 +126,8 @@ class Joiner(SessionPolicy[KnownSession]):
         """Whether paths that were proved may be broken by now, or better ones open: the store was not reached, or the
         interfaces have changed."""
         self._ready = False
+        self._ready_heard_by = float("-inf")
+        """When the host certainly has READY, if the connection stands until then."""
         self.loss = ""
         """Which host was lost, and why, if the connection has ended after GO and before READY."""
         self.close_reason = ""
@@ -443,7 +448,7 @@ class Joiner(SessionPolicy[KnownSession]):
         """Go from step to step as the host says."""
         match frame:
             case frames.Joined() if self.step in (Step.JOINING, Step.FORMED):
-                self._joined(session, frame)
+                self._joined(session, frame, now)
             case frames.Store() if self.step is Step.SEATED:
                 self._effects.append(ReachStore(self._scoped(session, frame.address), frame.port))
             case frames.Confirm() if frame.epoch >= self.epoch and self.outcome is None:
@@ -464,13 +469,13 @@ class Joiner(SessionPolicy[KnownSession]):
             case frames.Roster() if len(self.roster) < self.identity.world_size:
                 self.roster += frame.seats
 
-    def _joined(self, session: KnownSession, frame: frames.Joined) -> None:
+    def _joined(self, session: KnownSession, frame: frames.Joined, now: float) -> None:
         """JOINING -> SEATED; or -> ACKED, if the member comes back after its ACK and only GO is lacking."""
         self._return_to = None
         if self.outcome is not None:
             self.loss = ""
             if self._ready:
-                self.send(frames.Ready(session=session.name))
+                self.ready(now)
             return
         self.epoch = frame.epoch
         if self.sealed is not None and (self.sealed.session, self.sealed.epoch) == (session.name, frame.epoch):
@@ -602,7 +607,7 @@ class Joiner(SessionPolicy[KnownSession]):
         note(self.diagnostics.hosts, session.host_name, f"connection lost: {reason}")
         if self.outcome is not None:
             # The host counts a member as lost that does not come back and say READY, unless it has said CLOSED.
-            returning = not self._ready and not self.close_reason
+            returning = not (self._ready and now >= self._ready_heard_by) and not self.close_reason
             how = f"it ended its session: {self.close_reason}" if self.close_reason else reason
             self.loss = f"{session.host_name}: {how}"
             self.current = self._suspect_until = None
@@ -676,9 +681,13 @@ class Joiner(SessionPolicy[KnownSession]):
 
     # --- after GO --------------------------------------------------------------------------------------------------
 
-    def ready(self) -> None:
-        """Tell the host that the process group stands."""
-        self._ready = True
+    def ready(self, now: float = float("-inf")) -> None:
+        """Tell the host that the process group stands.
+
+        Args:
+            now: the time; a member without it does not come back after a loss.
+        """
+        self._ready, self._ready_heard_by = True, now + READY_HEARD_SECONDS
         if self.current is not None and self.outcome is not None:
             self.send(frames.Ready(session=self.current.name))
 
