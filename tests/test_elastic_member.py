@@ -125,6 +125,19 @@ def test_after_a_loss_it_tells_of_its_past(gathering: AgentGathering, host: Agen
     assert (join.generation, join.had_quorum, join.surplus) == (-1, False, False)
 
 
+def test_a_session_with_a_lower_number_makes_it_forget_no_higher_one(
+    gathering: AgentGathering, host: AgentProcess
+) -> None:
+    process = gathering.start("m1")
+    gathering.world.run(0.01)
+    process.agent.memory.generation = 2
+    gathering.run_until_together([host, process], 3.0)
+    assert [each.agent.generation for each in (host, process)] == [0, 0]
+    host.kill()
+    gathering.world.run(0.2)
+    assert application(process).generation == 2, "the number of the next session is higher"
+
+
 def test_it_tells_its_host_of_other_sessions(
     joined: AgentProcess, gathering: AgentGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,6 +154,13 @@ class Agent:
         return self.outcome is not None
 
     @property
+    def generation(self) -> int:
+        """The number of the session that the agent is in; 0 if it is in none."""
+        if isinstance(self.part, ElasticHost):
+            return self.part.quorum.generation
+        return self.part.generation if isinstance(self.part, AgentMember) else 0
+
+    @property
     def held_until(self) -> float:
         """The time at which a silent session is lost; the agent can complete a round only before it."""
         if self.outcome is None:

@@ -326,7 +326,7 @@ class Gathering:
         if outcome is None:
             gathered = None
         elif gathered is None or gathered.formation.session != outcome.session:
-            gathered = Gathered(outcome, max(agent.memory.generation, 0))
+            gathered = Gathered(outcome, agent.generation)
         return _State(
             gathered=gathered,
             present=None if hosting is None else frozenset(hosting.registrar.seats),

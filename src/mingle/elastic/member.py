@@ -51,6 +51,11 @@ class AgentMember(Candidate):
         """Whether the session has formed and its host is not lost."""
         return self.outcome is not None and self.current is not None
 
+    @property
+    def generation(self) -> int:
+        """The number of its session, as its host has said."""
+        return 0 if self._members is None else self._members.generation
+
     def check(self, now: float) -> None:
         """Check whether the agent is still bound. Every event does this first."""
         self._checked_at = now
@@ -148,7 +153,7 @@ class AgentMember(Candidate):
         self._members = members
         if self.outcome is not None:
             memory = self._memory
-            memory.generation, memory.companions = members.generation, members.present
+            memory.generation, memory.companions = max(memory.generation, members.generation), members.present
             memory.had_quorum |= members.quorum
 
     # --- the end ---------------------------------------------------------------------------------------------------
