@@ -97,7 +97,10 @@ def check(
     """
     from mingle.check import probes
     from mingle.check.session import Options
+    from mingle.config.settings import check_job_id
 
+    if job_id is not None:
+        check_job_id(job_id, "--job-id")
     place = _place(nnodes, nproc_per_node)
     network = shared.network()
     seconds = STEP_SECONDS if shared.timeout is None else shared.timeout
