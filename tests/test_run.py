@@ -123,6 +123,17 @@ def test_bad_input_is_wrong_usage_before_a_packet(words: list[str], text: str, m
     assert text in done.stderr
 
 
+def test_a_job_id_of_the_environment_that_is_too_long_is_not_blamed_on_the_option(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MINGLE_JOB_ID", 256 * "x")  # a rank can use it
+    done = CliRunner().invoke(run, ["--nnodes", "2", "--", "true"])
+    assert done.exit_code == 2
+    assert "mingle-run- with MINGLE_JOB_ID='mingle-run-xxx" in done.stderr
+    assert "is 267 bytes long in UTF-8" in done.stderr
+    assert "--job-id" not in done.stderr
+
+
 def test_a_file_without_the_right_to_execute_it_is_wrong_usage(script: Path) -> None:
     done = CliRunner().invoke(run, ["--nnodes", "2", "--", str(script)])
     assert done.exit_code == 2

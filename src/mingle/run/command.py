@@ -140,7 +140,10 @@ def _settings(
             remedy=f"give node ranks from 0 to {nnodes - 1}, or none on any machine.",
         )
     network = shared.network()
-    chosen = settings.check_job_id(job_id if job_id is not None else _default_job_id(nnodes, line), "--job-id")
+    if job_id is None:
+        chosen = settings.check_job_id(*_default_job_id(nnodes, line))
+    else:
+        chosen = settings.check_job_id(job_id, "--job-id")
     fixed = settings.store_port(os.environ, master_port=master_port)
     if fixed is not None and node_rank in (None, 0):
         port.reserve(fixed).close()
@@ -149,20 +152,22 @@ def _settings(
     )
 
 
-def _default_job_id(nnodes: int, line: Sequence[str]) -> str:
+def _default_job_id(nnodes: int, line: Sequence[str]) -> tuple[str, str]:
     """Return a job id that no rank of the program has, and that another command line has not by chance.
 
-    Machines whose users start different programs at the same time must not meet.
+    Its source comes with it, for an error. Machines whose users start different programs at the same time must not meet.
     """
     from mingle.config import placement
 
-    given = os.environ.get("MINGLE_JOB_ID")
+    given, source = os.environ.get("MINGLE_JOB_ID"), "MINGLE_JOB_ID"
     with contextlib.suppress(MingleError):  # a launcher that says too little for a rank says enough for this
-        given = given or placement.place(os.environ).job_id
+        if not given:
+            placed = placement.place(os.environ)
+            given, source = placed.job_id, f"{placed.launcher}'s id"
     if given:
-        return f"{NAME}-{given}"
+        return f"{NAME}-{given}", f"{NAME}- with {source}"
     text = "\0".join([str(nnodes), *line])
-    return f"{NAME}-{hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()[:8]}"
+    return f"{NAME}-{hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()[:8]}", "the command line"
 
 
 def _meet_and_run(wanted: Settings, program: Program, words: dict[bool, list[str]], *, keep_going: bool) -> int:
