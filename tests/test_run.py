@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -20,7 +21,7 @@ import pytest
 from click.testing import CliRunner
 
 from mingle.engine.store import connect_plainly
-from mingle.errors import ConfigurationError
+from mingle.errors import ConfigurationError, MingleError
 from mingle.protocol.registrar import AHEAD_SECONDS
 from mingle.run import placeholders, port
 from mingle.run.command import run
@@ -251,6 +252,31 @@ def test_a_file_that_is_no_program_is_an_error_of_its_own(script: Path) -> None:
     done = one("--nnodes", "1", "--", str(script))
     assert done.returncode == 1
     assert "can't be started: Exec format error" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        ("crlf", "the interpreter in its first line is not there"),
+        ("crlf-{node_rank}", "crlf-0' is not there"),
+    ],
+)
+def test_what_keeps_a_program_from_its_start_is_the_cause(script: Path, program: str, text: str) -> None:
+    (script.parent / "crlf").write_bytes(b"#!/bin/sh\r\n")
+    (script.parent / "crlf").chmod(0o755)
+    done = one("--nnodes", "1", "--", f"{script.parent}/{program}")
+    assert done.returncode in (1, 2)
+    assert text in done.stderr
+
+
+def test_a_limit_that_keeps_a_program_from_its_start_is_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object, **_more: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr("mingle.run.program._adopt_orphans", lambda: None)  # it would last for the tests' process
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(MingleError, match="a limit of the system"):
+        Program().start(["true"], os.environ)
 
 
 def test_the_program_gets_no_socket_and_no_signal_mask_of_ours_and_what_we_inherited() -> None:

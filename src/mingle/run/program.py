@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
 
-from mingle.errors import ConfigurationError, MingleError
+from mingle.errors import ConfigurationError, MingleError, refused
 
 GRACE_SECONDS = 10.0
 """How long a program and its processes have between SIGTERM and SIGKILL."""
@@ -80,8 +81,9 @@ class Program:
         Files that this process has inherited are inherited on; none of its own are.
 
         Raises:
-            MingleError: the system refuses.
+            MingleError: the system refuses, or a placeholder made the name of a program that is not there.
         """
+        check_exists(words[0])
         if sys.platform == "linux":
             _adopt_orphans()
         pending: list[int] = []
@@ -95,11 +97,7 @@ class Program:
                 preexec_fn=_end_with(os.getpid()) if sys.platform == "linux" else None,  # noqa: PLW1509 - one thread
             )
         except OSError as error:
-            raise MingleError.explain(
-                f"{words[0]} can't be started: {error.strerror}.",
-                cause="the file is no program of this system: a script without `#!`, or one for another processor",
-                remedy="start it by its interpreter, such as `python script.py`.",
-            ) from error
+            raise _not_started(words[0], error) from error
         finally:
             self._pending = None
         for number in pending:
@@ -200,6 +198,20 @@ class Program:
         if self._process is not None:
             self._send(signal.SIGSTOP)  # SIGTSTP has no effect on a process group without a terminal
         os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _not_started(word: str, error: OSError) -> MingleError:
+    causes = {
+        errno.ENOEXEC: "the file is no program of this system: a script without `#!`, or one for another processor",
+        errno.ENOENT: "the interpreter in its first line is not there; a line end of Windows counts as part of the name",
+    }
+    if error.errno not in causes:
+        return refused(f"{word} can't be started", error)
+    return MingleError.explain(
+        f"{word} can't be started: {error.strerror}.",
+        cause=causes[error.errno],
+        remedy="start it by its interpreter, such as `python script.py`.",
+    )
 
 
 def check_exists(word: str) -> None:
