@@ -164,6 +164,16 @@ def test_a_fixed_port_that_is_taken_is_wrong_usage_and_its_holder_is_named() -> 
         assert CliRunner().invoke(run, words).exit_code == 1
 
 
+def test_a_fixed_port_that_only_root_may_open_is_held_by_no_other_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_port: int) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(port, "_listen", refuse)
+    with pytest.raises(ConfigurationError, match="which only root may open") as told:
+        port.reserve(80)
+    assert "another program" not in str(told.value)
+
+
 def test_the_port_is_none_that_the_kernel_gives_to_outgoing_connections(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -228,6 +228,16 @@ def test_a_fixed_port_that_this_process_still_holds_is_no_strangers() -> None:
     check_port(first.port, ["127.0.0.1"])
 
 
+def test_a_fixed_port_that_only_root_may_open_is_held_by_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(ConfigurationError, match="which only root may open") as told:
+        check_port(80, ["127.0.0.1"])
+    assert "another process" not in str(told.value)
+
+
 def test_a_connection_to_that_port_is_no_listener() -> None:
     with (
         foreign_listener() as port,

@@ -41,6 +41,7 @@ logger = logging.getLogger("mingle")
 _Work: TypeAlias = Callable[[], Callable[[], None]]
 """Work that can block; it returns a call for the driver."""
 
+PORT_FORBIDDEN = "a port below 1024, which only root may open, or one that a policy of the system forbids"
 BACKLOG = 4096
 CONNECT_SECONDS = 2.0
 CONNECT_AGAIN_SECONDS = 0.2
@@ -294,7 +295,13 @@ def _bind_failed(address: str, port: int | None, error: OSError) -> MingleError:
             "lives on, for example in a model in DistributedDataParallel, which keeps it",
             remedy="`del` the model before the next call; or leave the port unset, then any free one is taken.",
         )
-    if port is not None and error.errno in (errno.EADDRINUSE, errno.EACCES):
+    if port is not None and error.errno == errno.EACCES:
+        return ConfigurationError.explain(
+            f"the store can't listen on {where}:{port}: {error.strerror}",
+            cause=f"MINGLE_MASTER_PORT (master_port=) is {PORT_FORBIDDEN}",
+            remedy="name a port from 1024 on; or leave the port unset, then any free one is taken.",
+        )
+    if port is not None and error.errno == errno.EADDRINUSE:
         return ConfigurationError.explain(
             f"the store can't listen on {where}:{port}: {error.strerror}",
             cause="another process holds MINGLE_MASTER_PORT (master_port=), perhaps an earlier run of this job",

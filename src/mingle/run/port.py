@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 
 from mingle import detached
-from mingle.engine.store import BACKLOG, StoreClient, StoreKeeper, StoreServer, connect_plainly
+from mingle.engine.store import BACKLOG, PORT_FORBIDDEN, StoreClient, StoreKeeper, StoreServer, connect_plainly
 from mingle.errors import ConfigurationError, MingleError
 from mingle.network.inspection import holders
 from mingle.protocol.machine import ProveStore
@@ -102,13 +102,19 @@ def reserve(port: int | None) -> socket.socket:
             connection could take it before the program binds it.
 
     Raises:
-        ConfigurationError: the fixed port is taken.
+        ConfigurationError: the fixed port is taken or forbidden.
         MingleError: no port is free.
     """
     if port is not None:
         try:
             return _listen(port)
         except OSError as error:
+            if error.errno == errno.EACCES:
+                raise ConfigurationError.explain(
+                    f"the program can't listen on port {port} (MASTER_PORT) of this machine: {error.strerror}.",
+                    cause=PORT_FORBIDDEN,
+                    remedy="name a port from 1024 on with --master-port.",
+                ) from error
             raise taken(port, error.strerror or str(error)) from error
     for candidate in [*random.sample(_outside_ephemeral(), _TRIES), 0]:
         try:
