@@ -41,7 +41,7 @@ def test_tables_that_are_short_or_missing(tmp_path: Path) -> None:
     assert holders(1) == ()
 
 
-def a_proc(root: Path, *, pid: int = 77, maps: str = "", readable: bool = True) -> Path:
+def a_proc(root: Path, *, pid: int = 77, maps: str = "libc.so.6", readable: bool = True) -> Path:
     (root / "self/net").mkdir(parents=True)
     (root / "self/net/udp").write_text(TABLE)
     if readable:
@@ -65,6 +65,12 @@ def test_one_that_discovers_is_known(tmp_path: Path) -> None:
     a_proc(tmp_path, maps="/x/msgspec/_core.so\n/x/netifaces.so\n")
     (found,) = holders(29499)
     assert found.mingle
+
+
+def test_one_that_is_ending_is_no_stranger(tmp_path: Path) -> None:
+    """The kernel drops its memory before it closes its files, and all ranks of a machine time out at once."""
+    a_proc(tmp_path, maps="")
+    assert holders(29499) == ()
 
 
 def test_one_that_may_not_be_seen(tmp_path: Path) -> None:
@@ -116,6 +122,7 @@ def test_holders_are_looked_at_within_the_same_bound(tmp_path: Path, monkeypatch
     for pid in range(1000, 1200):  # many share the socket: forks of one process
         (tmp_path / str(pid) / "fd").mkdir(parents=True)
         (tmp_path / str(pid) / "fd/3").symlink_to("socket:[4711]")
+        (tmp_path / str(pid) / "maps").write_text("libc.so.6")
     monkeypatch.setattr(inspection, "time", a_clock_of(HOLDER_SECONDS / 50))
     found = holders(29499)
     assert 1 <= len(found) < 60

@@ -209,8 +209,10 @@ def holders(port: int, protocol: Literal["udp", "tcp"] = "udp") -> tuple[Holder,
         pids = owners.get(inode, ())
         for pid in pids:
             # The search names at least one holder, even after the deadline.
-            if pid != os.getpid() and pid not in found and not (found and time.monotonic() >= deadline):
-                found[pid] = _holder(pid, user)
+            if pid == os.getpid() or pid in found or (found and time.monotonic() >= deadline):
+                continue
+            if (holder := _holder(pid, user)) is not None:
+                found[pid] = holder
         if not pids:
             found.setdefault(None, Holder(None, user=user, cut_short=cut_short))
     known = sum(holder.mingle for holder in found.values()) + any(os.getpid() in pids for pids in owners.values())
@@ -263,10 +265,13 @@ def _links(process: str) -> Iterator[str]:
     yield ""
 
 
-def _holder(pid: int, user: int) -> Holder:
+def _holder(pid: int, user: int) -> Holder | None:
+    """Return the process, or None for one that is ending: its memory, which shows what it is, goes before its files."""
     process = _PROC / str(pid)
     words = _read(process / "cmdline").replace("\0", " ").split() or _read(process / "comm").split()
     maps = _read(process / "maps")
+    if not maps:
+        return None
     command = " ".join(words)[:120]  # the process chose it, line breaks included
     return Holder(pid, command, user, mingle=all(library in maps for library in _MINGLE_LIBRARIES))
 
