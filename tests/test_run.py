@@ -668,6 +668,17 @@ def test_a_closed_stderr_keeps_no_failure_from_the_others(nodes: Nodes) -> None:
     nodes.processes[0].stderr = None
 
 
+def test_a_log_whose_reader_is_gone_ends_nothing(nodes: Nodes) -> None:
+    nodes.start("-vv", "--", "true", given=[0], count=2)
+    (node_0,) = nodes.processes
+    assert node_0.stderr is not None
+    assert node_0.stderr.readline()
+    node_0.stderr.close()
+    nodes.start("--", "true", given=[1], count=2)
+    assert [process.wait(60) for process in nodes.processes] == [0, 0]
+    node_0.stderr = None
+
+
 @pytest.mark.parametrize("closed", ["0", "1", "2"])
 def test_the_status_is_that_of_the_program_also_without_a_standard_stream(closed: str) -> None:
     command = f'"{sys.executable}" -m mingle.run.command --nnodes 1 -- true {closed}>&-'

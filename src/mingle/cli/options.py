@@ -239,9 +239,10 @@ class _ToStderr(logging.Handler):
     """Write log lines to stderr; text from the network is made safe for a terminal."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        output.say(f"{record.levelname.lower()}: {record.getMessage()}")
-        if record.exc_info:
-            output.say(logging.Formatter().formatException(record.exc_info))
+        with contextlib.suppress(OSError):  # the reader is gone, which must not end what is logged
+            output.say(f"{record.levelname.lower()}: {record.getMessage()}")
+            if record.exc_info:
+                output.say(logging.Formatter().formatException(record.exc_info))
 
 
 @contextlib.contextmanager
