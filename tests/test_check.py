@@ -446,6 +446,7 @@ def test_a_terminal_gets_a_matrix_in_color() -> None:
         ["--nnodes", "2", "--max-size", "900G"],
         ["--nnodes", "2", "--backend", "mpi"],
         ["--nnodes", "1", "--timeout", "0.5"],
+        ["--nnodes", "1", "--timeout", "1e13"],
         ["--nnodes", "2", "--job-id", ""],
         ["--nnodes", "1", "--backend", "nccl"],
     ],

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 JOB_ID = "mingle-check"
 STEP_SECONDS = 20.0
+MOST_STEP_SECONDS = 1e6
+"""The largest --timeout: a much larger one overflows in torch, whose messages then fail at once."""
 LEAVE_SECONDS = 15.0
 """How long a further process of this machine has to end after this one."""
 _LOCAL = "_MINGLE_CHECK_LOCAL"
@@ -104,10 +106,10 @@ def check(
     place = _place(nnodes, nproc_per_node)
     network = shared.network()
     seconds = STEP_SECONDS if shared.timeout is None else shared.timeout
-    if seconds < 1:
+    if not 1 <= seconds <= MOST_STEP_SECONDS:
         raise ConfigurationError.explain(
-            f"--timeout={seconds:g} is below one second.",
-            cause="--timeout bounds each step, and a healthy step can take a second",
+            f"--timeout={seconds:g} is not between 1 and {MOST_STEP_SECONDS:,.0f} seconds.",
+            cause="--timeout bounds each step: a healthy one can take a second, and torch counts no endless ones",
             remedy="give at least 1, or leave --timeout out.",
         )
     if backend == "nccl" and not probes.gpus():
