@@ -155,7 +155,8 @@ def _settings(
 def _default_job_id(nnodes: int, line: Sequence[str]) -> tuple[str, str]:
     """Return a job id that no rank of the program has, and that another command line has not by chance.
 
-    Its source comes with it, for an error. Machines whose users start different programs at the same time must not meet.
+    Its source comes with it, for an error. Machines whose users start different programs at the same time must not
+    meet.
     """
     from mingle.config import placement
 

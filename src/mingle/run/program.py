@@ -203,7 +203,7 @@ class Program:
 def _not_started(word: str, error: OSError) -> MingleError:
     causes = {
         errno.ENOEXEC: "the file is no program of this system: a script without `#!`, or one for another processor",
-        errno.ENOENT: "the interpreter in its first line is not there; a line end of Windows counts as part of the name",
+        errno.ENOENT: "the interpreter in its first line is not there; a line end of Windows is part of the name",
     }
     if error.errno not in causes:
         return refused(f"{word} can't be started", error)
