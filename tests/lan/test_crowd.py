@@ -23,7 +23,7 @@ def test_a_host_that_takes_seconds_for_its_callers_is_called_once_by_each(seed: 
     figures = crowd(ranks, cores=None, loss=0.1, seed=seed)
     assert figures.formed > 2.0, "the host is not busy enough for what this test is about"
     assert figures.connections == ranks - 1
-    assert figures.datagrams < 60
+    assert figures.datagrams < 100
     assert figures.epochs == 1
 
 
@@ -36,7 +36,8 @@ def test_on_two_cores_the_time_for_a_rank_does_not_grow_with_their_number(seed: 
     assert many.connections == 1_023
     assert many.datagrams < 40
     assert many.epochs == 1
-    assert many.formed / 1_024 < 1.3 * few.formed / 64
+    # Each question is work for all ranks, on the same two cores. Of 10 seeds: 1.16 to 1.42 times. A storm: many times.
+    assert many.formed / 1_024 < 1.5 * few.formed / 64
 
 
 @pytest.mark.slow
