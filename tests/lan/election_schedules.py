@@ -93,7 +93,16 @@ class ElectionSchedule(Schedule):
 
     def _plan_strike_at_competition(self) -> None:
         rng, world = self.rng, self.gathering.world
-        strike = rng.choice((self._cut, self._part, self._deafen, self._kill, self._stop, self._power_off))
+        strikes = (
+            self._cut,
+            self._part,
+            self._deafen,
+            self._kill,
+            self._stop,
+            self._power_off,
+            self._reset_connections,
+        )
+        strike = rng.choice(strikes)
         delay = rng.choice((0.0, rng.uniform(0, 0.005), rng.uniform(0, 0.3)))
         world.when(
             self._competing,

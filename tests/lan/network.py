@@ -273,6 +273,14 @@ class Network:
                 nic.up = True
         self._ways_changed()
 
+    def reset_connections(self, machine: Machine) -> None:
+        """Reset the connections of a machine that lead to another one."""
+        self.world.note(f"connections of {machine.name} are reset")
+        for connection in sorted(self.connections, key=lambda each: each.number):
+            ends = [end.owner.machine for end in connection.ends]
+            if machine in ends and ends[0] is not ends[1]:
+                connection.cut_off()
+
     def _ways_changed(self) -> None:
         for connection in sorted(self.connections, key=lambda each: each.number):
             connection.way_changed()

@@ -1,8 +1,9 @@
 """Random schedules: one seed makes a job, a bad network and bad luck, and says what must come of it.
 
 First there is chaos for some time: processes start one after another, are killed and restarted, stopped and
-continued, cables are pulled, pairs of machines are parted, datagrams pass one way only. Some of it strikes at random
-times, some in a chosen phase of the session. Then all is healed and every rank runs exactly once. What must follow:
+continued, cables are pulled, pairs of machines are parted, connections are reset, datagrams pass one way only. Some of
+it strikes at random times, some in a chosen phase of the session. Then all is healed and every rank runs exactly once.
+What must follow:
 
 * no invariant breaks, ever (:mod:`tests.lan.invariants`);
 * if GO was never decided before, the job forms;
@@ -76,6 +77,8 @@ class Schedule:
                 self._stop,
                 self._power_off,
                 self._play_again,
+                self._reset_connections,
+                self._reset_connections,
             )
         )
         rank = 0 if rng.random() < 0.35 else rng.randrange(self.gathering.size)
@@ -142,6 +145,13 @@ class Schedule:
         for _ in range(self.rng.randint(1, 20)):
             play = functools.partial(self.gathering.network.play_again, self.rng.getrandbits(16))
             self.gathering.world.after(self.rng.uniform(0, 15), play)
+
+    def _reset_connections(self, rank: int) -> None:
+        """Connections end while both ends live, and again on the way back."""
+        gathering, machine = self.gathering, self.current[rank].machine
+        for _ in range(self.rng.randint(1, 4)):
+            reset = functools.partial(gathering.network.reset_connections, machine)
+            gathering.world.after(self.rng.choice((0.0, self.rng.uniform(0, 0.05), self.rng.uniform(0, 6))), reset)
 
     def _restart(self, rank: int, delay: float) -> None:
         old = self.current[rank]

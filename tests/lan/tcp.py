@@ -99,6 +99,12 @@ class Connection:
         else:
             self.world.after(self.world.rng.uniform(*KEEPALIVE_SECONDS), functools.partial(self._probe, end))
 
+    def cut_off(self) -> None:
+        """Reset both ends, as a middlebox does that has forgotten the connection."""
+        for end in self.ends:
+            if not end.closed:
+                self._end(end, RESET)
+
     def hang_up(self, end: End, reason: str = CLOSED_BY_PEER) -> None:
         """Close from one end; what was written before still arrives, then the end does."""
         if end.closed:
