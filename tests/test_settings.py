@@ -96,7 +96,7 @@ def test_every_variable() -> None:
 
 def test_the_table_of_variables_is_complete() -> None:
     source = Path(settings.__file__).read_text() + Path(settings.__file__).with_name("placement.py").read_text()
-    assert settings.VARIABLES.keys() == set(re.findall(r'"(MINGLE_[A-Z_]+)"', source))
+    assert {*settings.VARIABLES, settings.GENERATION} == set(re.findall(r'"(MINGLE_[A-Z_]+)"', source))
     assert settings.VARIABLES.keys() == {*BY_VARIABLE, "MINGLE_SECRET_FILE"}
 
 
@@ -263,13 +263,16 @@ def test_a_launchers_job_id_may_be_the_name_of_a_backend() -> None:
         ("MINGLE_INTEFACE", "MINGLE_INTERFACE"),
         ("MINGLE_WORLDSIZE", "MINGLE_WORLD_SIZE"),
         ("MINGLE_SECRETFILE", "MINGLE_SECRET_FILE"),
-        ("MINGLE_GENERATION", None),
         ("MINGLE_LAB_HOSTS", None),
         ("MINGLE_X", None),
     ],
 )
 def test_a_variable_that_looks_like_one_of_ours(name: str, meant: str | None) -> None:
     assert settings.unknown_variables({name: "x", "MINGLE_RANK": "0", "PATH": ""}) == {name: meant}
+
+
+def test_what_mingle_writes_for_workers_is_known() -> None:
+    assert settings.unknown_variables({"MINGLE_GENERATION": "000003-9f2c51aa"}) == {}
 
 
 def test_without_a_job_id_a_mistyped_variable_is_the_likely_cause() -> None:

@@ -49,10 +49,12 @@ VARIABLES: dict[str, str] = {
     "MINGLE_PROGRESS": "auto or off: the progress line while waiting (default auto)",
 }
 """Each environment variable that mingle reads for itself, with its meaning."""
+GENERATION = "MINGLE_GENERATION"
+"""A fencing token that names the session of elastic workers and sorts by its number; mingle does not read it."""
 
 # This list is not read from torch, because this module must not import torch.
 _BACKENDS = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl", "hccl"})
-# This cutoff matches JOB with JOB_ID, and matches nothing with GENERATION.
+# This cutoff matches JOB with JOB_ID, and matches nothing with LAB_HOSTS.
 _SIMILAR = 0.65
 
 
@@ -244,7 +246,7 @@ def refuse_backend(job_id: object, source: str, backends: Iterable[str] = _BACKE
 def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
     """Return the unknown variables that look like mingle's, each with the one that was most likely meant."""
     prefix = "MINGLE_"
-    unknown = sorted(name for name in environ if name.startswith(prefix) and name not in VARIABLES)
+    unknown = sorted(name for name in environ if name.startswith(prefix) and name not in {*VARIABLES, GENERATION})
     known = [name.removeprefix(prefix) for name in VARIABLES]
     near = {name: values.nearest(name.removeprefix(prefix), known, cutoff=_SIMILAR) for name in unknown}
     return {name: None if meant is None else prefix + meant for name, meant in near.items()}

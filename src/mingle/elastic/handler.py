@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from mingle import detached
+from mingle.config.settings import GENERATION
 from mingle.detached import AbandonedError
 from mingle.distributed import environment, gloo
 from mingle.distributed.environment import process_environment
@@ -45,9 +46,6 @@ ENDED_SECONDS = 5.0
 """How long a call may take to finish after the job has ended: its store fails at once, or has answered."""
 BROKEN_ROUNDS = 3
 """How many rounds in a row may lose agent 0 between their completion and its word on the workers' store."""
-
-GENERATION = "MINGLE_GENERATION"
-"""A fencing token: it names the workers' session, is unique, and sorts by the session's number."""
 
 EXIT_BARRIER = "torchelastic/agent/terminal_state"
 """The prefix of torch's keys for the barrier in which an agent waits after its workers are done."""
