@@ -7,7 +7,8 @@ Every machine runs the same command, without an address::
     with mingle.init(job_id="resnet") as job:
         print(job.rank, job.master_addr)
 
-Doors: :func:`init`, :func:`discover`, ``init_method="mingle://JOB"``, and the command ``mingle-discover``.
+Entry points: :func:`init`, :func:`discover`, ``init_method="mingle://JOB"``, ``torchrun --rdzv-backend=mingle``, and
+the commands ``mingle-run``, ``mingle-check`` and ``mingle-discover``.
 
 A map of the package, from the inside out (``docs/architecture.md`` says what each module is for):
 
@@ -23,9 +24,11 @@ A map of the package, from the inside out (``docs/architecture.md`` says what ea
 ``elastic``      elastic jobs: quorum, leases, and the backend of ``torchrun --rdzv-backend=mingle``
 ``lightning``    the plug-in for Lightning
 ``cli``          ``mingle-discover``
+``check``        ``mingle-check``
+``run``          ``mingle-run``
 ===============  ======================================================================
 
-At the top lie ``errors``, ``job``, and what everyone may use: ``forksafe``, ``detached``.
+The modules at the top, ``errors``, ``job``, ``forksafe`` and ``detached``, serve all sub-packages.
 """
 
 from __future__ import annotations

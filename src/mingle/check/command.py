@@ -79,7 +79,13 @@ class _Check(click.Command):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.option("--nnodes", type=click.IntRange(1), metavar="N", help="Machines. Default: what the launcher says.")
-@click.option("--nproc-per-node", type=click.IntRange(1), default=1, metavar="K", help="Processes to start here.")
+@click.option(
+    "--nproc-per-node",
+    type=click.IntRange(1),
+    default=1,
+    metavar="K",
+    help="Processes on this machine. Default: 1, or what the launcher starts.",
+)
 @click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", help="Backend. Default: auto.")
 @click.option("--max-size", callback=_bytes, default="64M", metavar="SIZE", help="Largest message. Default: 64M.")
 @click.option("--job-id", metavar="ID", help="Job id. Default: MINGLE_JOB_ID, else one of this command's own.")
@@ -90,8 +96,8 @@ def check(
     """Check torch between machines: type the same line on each, or start it by torchrun or a launcher.
 
     Three questions: do the collectives give the right results, how fast is all_reduce, and which machine, pair or
-    direction is at fault? Bandwidths are those of nccl-tests: ALGBW is bytes by time, and BUSBW is ALGBW times
-    2(n-1)/n for n ranks.
+    direction is at fault? Bandwidths are defined as in nccl-tests: ALGBW is bytes divided by time, and BUSBW is ALGBW
+    times 2(n-1)/n for n ranks.
 
     --timeout bounds each step (default: 20 s; for finding the others MINGLE_TIMEOUT, else 300 s).
 

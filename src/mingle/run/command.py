@@ -47,7 +47,10 @@ logger = logging.getLogger("mingle")
     "--job-id", metavar="ID", help="Default: MINGLE_JOB_ID or the launcher's, else one made of the command line."
 )
 @click.option(
-    "--node-rank", type=click.IntRange(0), metavar="R", help="This machine's node rank. Default: assigned, on all."
+    "--node-rank",
+    type=click.IntRange(0),
+    metavar="R",
+    help="This machine's node rank; give it on every machine or on none. Default: assigned.",
 )
 @click.option("--head", metavar="COMMAND", help="The command of node 0, where it differs, as one argument.")
 @click.option("--keep-going", is_flag=True, help="Do not end the commands of the other machines when one fails.")
@@ -72,11 +75,11 @@ def run(
     """Start a program on every machine: type the same line on each.
 
     The machines find each other and agree on node ranks; then each starts COMMAND. The program finds MASTER_ADDR,
-    MASTER_PORT, NODE_RANK and NNODES in its environment, and {master_addr}, {master_port}, {node_rank}, {nnodes},
-    {address} and {interface} are filled in in its arguments. ({{address}} stands for the text {address}.)
+    MASTER_PORT, NODE_RANK and NNODES in its environment. In its arguments {master_addr}, {master_port}, {node_rank},
+    {nnodes}, {address} and {interface} are replaced by their values. ({{address}} stands for the text {address}.)
 
-    Signals go to the program, and its exit status is that of this command. A program that fails, and a machine that
-    is lost, end the programs of the other machines.
+    Signals go to the program, and the exit status is the program's. If a program fails or a machine is lost, the
+    programs of the other machines are ended.
 
     Exit status before the start: 1 the machines did not find each other, 2 wrong usage.
     """
