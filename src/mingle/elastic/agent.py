@@ -110,7 +110,7 @@ class Agent:
         )
 
     def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
-        """Handle a change of the own interfaces: a session of this agent listens at these addresses."""
+        """Handle a change of this machine's interfaces: a session of this agent listens at these addresses."""
         self.endpoints = structs.replace(self.endpoints, addresses=addresses)
         if isinstance(self.part, Elector | ElasticHost):
             self.part.readdress(addresses, now)
@@ -121,7 +121,7 @@ class Agent:
             self.part.rewired(now)
 
     def stop_electing(self) -> None:
-        """Look for no other session once this one is lost, or has just been: the agent's workers are done."""
+        """Look for no other session after the present one: the agent's workers are done."""
         self._stopped_electing = True
         if isinstance(self.part, Elector):
             self.part.close("its workers are done")
@@ -170,7 +170,7 @@ class Agent:
         return self.memory.binding.until
 
     def effects(self) -> list[Effect]:
-        """Hand out what is to be done."""
+        """Return what the driver has to do now, once."""
         done, self._effects[:] = list(self._effects), []
         return done + (self.part.effects() if self.part is not None else [])
 
@@ -179,15 +179,15 @@ class Agent:
         return self.part.next_timer() if self.part is not None else None
 
     def stage(self) -> str:
-        """How far it has come, in a word, for the log."""
+        """Return the current step, in a word, for the log."""
         return self.part.stage() if self.part is not None else "at rest"
 
     def snapshot(self) -> Snapshot:
-        """How it stands, for the progress line."""
+        """Return the state for the progress line."""
         return self.part.snapshot() if self.part is not None else Snapshot(False, 0, (), "at rest")
 
     def ask_status(self) -> None:
-        """Ask the host how it stands."""
+        """Ask the host for the job's status."""
         if isinstance(self.part, Elector):
             self.part.ask_status()
 
@@ -238,7 +238,7 @@ class Agent:
         return self.part is not None and self.part.owns(conn)
 
     def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
-        """Handle a connection that was dialed and stands."""
+        """Handle an established outgoing connection."""
         self.check(now)
         if self.part is not None and self.part.owns(conn):
             self.part.connected(conn, local_address, interface, now, weak=weak)
@@ -259,25 +259,25 @@ class Agent:
             self._look(now)
 
     def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
-        """Handle that the store of the own session listens."""
+        """Handle the opening of the store of this process's own session."""
         if isinstance(self.part, Elector | ElasticHost):
             self.part.store_opened(epoch, port, token, now)
             self._look(now)
 
     def store_failed(self, epoch: int, error: MingleError, now: float) -> None:
-        """Handle that it could not be opened."""
+        """Handle the failure to open it."""
         if isinstance(self.part, Elector | ElasticHost):
             self.part.store_failed(epoch, error, now)
             self._look(now)
 
     def store_proved(self, session: bytes, epoch: int, now: float) -> None:
-        """Handle that the store of the session that this agent joined was reached."""
+        """Handle the proof of the store of the session that this agent joined."""
         if isinstance(self.part, Elector):
             self.part.store_proved(session, epoch, now)
             self._look(now)
 
     def store_unreachable(self, session: bytes, epoch: int, reason: str, now: float) -> None:
-        """Handle that it was not."""
+        """Handle the failure to reach it."""
         if isinstance(self.part, Elector):
             self.part.store_unreachable(session, epoch, reason, now)
 
@@ -291,7 +291,7 @@ class Agent:
     # --- from one session to the next ------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
-        """Check, after every event, whether a session has formed or is no more."""
+        """Check, after every event, whether a session has formed or was lost."""
         part = self.part
         if isinstance(part, Elector) and part.failure is not None:
             self.failure = part.failure
@@ -314,7 +314,7 @@ class Agent:
             self._fall(part.lost_because, part.moved_to, now)
 
     def _fall(self, reason: str, moved_to: Offer | None, now: float) -> None:
-        """The session is no more: look for the next one."""
+        """Record the loss of the session, and look for the next one."""
         self.lost, self.losses = reason, self.losses + 1
         self._drop_part()
         self._effects.append(Notice(f"job {self.identity.job!r}: {reason}"))

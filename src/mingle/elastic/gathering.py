@@ -1,7 +1,8 @@
-"""One agent's place among the agents of its job: what the torchrun back-end uses.
+"""One agent's place among the agents of its job: the interface that the torchrun backend uses.
 
 An agent is the process that starts a node's workers (torchrun). Agents find each other like ranks without a number,
-and one of them hosts the store. Unlike a job of ranks theirs goes on when the host is lost: the survivors gather anew.
+and one of them hosts the store. Their job, unlike a job of ranks, survives the loss of its host: the others gather
+anew.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """What callers read of the agent: replaced as a whole, so that reading it takes no lock."""
+    """The agent's state as its callers read it: replaced as a whole, so that reading needs no lock."""
 
     gathered: Gathered | None = None
     present: frozenset[bytes] | None = None
@@ -121,7 +122,7 @@ class Gathering:
 
     @property
     def lost(self) -> str | None:
-        """Why the session that :meth:`gather` returned is no more, in words; None while it is."""
+        """Why the session that :meth:`gather` returned was lost, in words; None while it exists."""
         return self._state.lost
 
     @property

@@ -32,9 +32,9 @@ class AgentMember(Candidate):
 
     def __init__(self, identity: Identity, context: Context, now: float, *, memory: Memory) -> None:
         self.lost_because: str | None = None
-        """Why the session that had formed is no more, if the job goes on."""
+        """The reason why the session was lost, if the job continues."""
         self.ended_because: str | None = None
-        """Why its host has ended the job on purpose."""
+        """The reason why the host has ended the job on purpose."""
         self.moved_to: Offer | None = None
         """The session for which the host has stepped down."""
         self._memory = memory
@@ -125,7 +125,7 @@ class AgentMember(Candidate):
         return super()._may_confirm(session, now) and not self._memory.binding.elsewhere(session.name, now)
 
     def store_proved(self, session: bytes, epoch: int, now: float) -> None:
-        """PROVING STORE -> ACKED: from now on the host may decide GO, even if this agent never hears so."""
+        """PROVING STORE -> ACKED: from now on the host may decide GO, even if this agent never hears of it."""
         members, memory = self._members, self._memory
         if self._proves_store(session, epoch) and members is not None:
             self._in_doubt = session, memory.generation, memory.had_quorum
@@ -134,7 +134,7 @@ class AgentMember(Candidate):
         super().store_proved(session, epoch, now)
 
     def _called_off(self, session: KnownSession) -> None:
-        """The host has not decided GO."""
+        """Take note that the host has not decided GO."""
         self._memory.binding.release(session.name)
         if self._in_doubt is not None and self._in_doubt[0] == session.name:
             _, self._memory.generation, self._memory.had_quorum = self._in_doubt
@@ -159,7 +159,7 @@ class AgentMember(Candidate):
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def _released(self, session: KnownSession, frame: frames.Closed) -> None:
-        """The host gives up its session, or ends the job: it holds nothing any more."""
+        """Handle CLOSED: the host gives up its session or ends the job, and so releases this agent."""
         self._memory.binding.release(session.name)
         if self.outcome is not None and frame.regather:
             self.lost_because = frame.reason or "its host gave it up"

@@ -52,7 +52,7 @@ LINGER_SECONDS = 1.0
 """How long a write waits for the other nodes: as long as torch would sleep."""
 POLL_SECONDS = 0.02
 POLL_SECONDS_PER_NODE = 0.0005
-"""The interval of reads meanwhile. The state holds all nodes, so all of them together read a square of bytes."""
+"""The interval of reads meanwhile. Each node reads the state of all, so the bytes grow with the square of the nodes."""
 
 MONITOR_SECONDS = 1.0
 """The interval at which the monitor reads the state: the one at which torch reads it."""
@@ -175,7 +175,7 @@ class Rounds:
 
 
 class Backend(C10dRendezvousBackend):
-    """Torch's backend, in which a write that makes its node wait takes until the node has something to do.
+    """Torch's backend, whose writes return only when the waiting node has something to do.
 
     Torch reads the state once a second. A node that joins an incomplete round would learn up to a second late that it
     is complete, although all agents come within moments of each other. Only the moment at which torch gets the state
@@ -190,7 +190,7 @@ class Backend(C10dRendezvousBackend):
     def __init__(self, client: Store, run_id: str, nodes: int) -> None:
         super().__init__(client, run_id)
         self.node: Any | None = None
-        """The descriptor of torch's for this node."""
+        """Torch's descriptor of this node."""
         self._poll_seconds = min(POLL_SECONDS + POLL_SECONDS_PER_NODE * nodes, LINGER_SECONDS)
 
     @property

@@ -331,7 +331,7 @@ class Discovery:
         return machine.outcome
 
     def serve(self) -> None:
-        """Go on in a daemon thread."""
+        """Continue in a daemon thread."""
         # No process group can exist yet: the new thread goes straight to its sockets, and its caller on.
         now = time.monotonic()
         self._watch_due, self._deaf_due = now + FIRST_WATCH_SECONDS, now + LINGER_SECONDS
@@ -459,4 +459,4 @@ class Discovery:
 
 
 def _nothing() -> None:
-    """Wake the thread."""
+    """Do nothing: passed to `Driver.call`, it wakes the thread."""

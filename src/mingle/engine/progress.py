@@ -1,4 +1,4 @@
-"""Waiting made visible: a live line on a terminal, a rare line in a log, nothing when it is quick.
+"""The progress of a discovery: a live line on a terminal, an occasional line in a log, nothing if it ends quickly.
 
 One process per node shows the line: the one that holds a certain name among the abstract Unix sockets (unix(7)). Those
 belong to the network namespace, as a node does here, and the kernel frees the name when its holder dies.
@@ -104,13 +104,13 @@ class Shown(Protocol):
     """A machine whose progress is shown."""
 
     def stage(self) -> str:
-        """Return how far it has come, for the log."""
+        """Return the current step, in a word, for the log."""
 
     def ask_status(self) -> None:
-        """Ask the host how the job stands."""
+        """Ask the host for the job's status."""
 
     def snapshot(self) -> Snapshot:
-        """Return how the job stands."""
+        """Return the job's status as this machine knows it."""
 
 
 class Progress:
@@ -138,7 +138,7 @@ class Progress:
         return None if self._off else min(self._due, self._ask_due)
 
     def show(self, machine: Shown, now: float) -> None:
-        """Show how a machine stands, when that is due.
+        """Show the state of a machine, when that is due.
 
         The process that shows the line asks its host before: once a second for a terminal, once for each line of a log.
         """

@@ -1,7 +1,8 @@
-"""What is let in from the network: a datagram is decoded, verified and admitted before a machine hears it.
+"""Filter datagrams: each is decoded, verified and admitted before a machine hears it.
 
-Any process can send datagrams here. With a secret, the signature is checked first. Of an OFFER only the addresses are
-kept that can be a host's. An OFFER by unicast from outside our networks counts only from a peer, or with our signature.
+Any process can send datagrams here. With a secret, the signature is checked first. Only those addresses of an OFFER
+that can be a host's are kept. An OFFER by unicast from outside our networks counts only from a peer, or with our
+signature.
 """
 
 from __future__ import annotations

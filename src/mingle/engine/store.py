@@ -2,7 +2,7 @@
 
 `StoreKeeper` does so for a machine, in threads, because every call of torch can block.
 
-Facts this file stands on were found by running torch; where it matters the version is named. TCPStore has neither
+What this module assumes of torch was found by running it; where it matters the version is named. TCPStore has neither
 authentication nor encryption: every process that can open TCP to its port can read and change everything in it.
 """
 
@@ -51,7 +51,7 @@ OPERATION_SECONDS = 30.0
 KEY_PREFIX = "mingle/"
 _MOST_DESCRIPTORS = 65_536
 NOTHING = "-"
-"""No token looks like this."""
+"""A value that is no token."""
 _EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})
 
 
@@ -80,7 +80,7 @@ class StoreServer(Struct):
         return (self.address, self.session) == (address, session)
 
     def release(self) -> None:
-        """Let go of the store: it lives on as long as a process group uses it, and ends with that.
+        """Drop the reference to the store: it lives on while a process group uses it, and ends with the group.
 
         A reference kept longer leaves old keys behind and breaks the next initialisation in this process.
         """
@@ -99,7 +99,7 @@ class StoreServer(Struct):
 
 
 class StoreClient(Struct):
-    """A connection to rank 0's store: it waits to be needed, proves the store, and may serve a process group then."""
+    """A member's connection to rank 0's store: it proves the store, and can then serve a process group."""
 
     address: str
     port: int
@@ -141,8 +141,8 @@ class StoreClient(Struct):
 def shut_down_connections(address: str, port: int) -> None:
     """Shut down this process's connections to a store, so that a torch call blocked in one fails now.
 
-    Torch has no call for it. A call that was given up would otherwise go on once the link is back, and an agent would
-    take a seat in a rendezvous that it has left.
+    Torch has no call for it. Otherwise an abandoned call would continue once the link is back, and take a seat for the
+    agent in a rendezvous that the agent has left.
     """
     for own in _connections_to(address, port):
         with contextlib.suppress(OSError):
@@ -659,12 +659,12 @@ class StoreKeeper:
             self.server.abort()
 
     def release(self) -> None:
-        """Let go of the store that this process hosts."""
+        """Drop the reference to the store that this process hosts."""
         if self.server is not None:
             self.server.release()
             self.server = None
 
     def close(self) -> None:
-        """Let go of a member's connection, and keep no result of a thread any more: the driver's loop has ended."""
+        """Drop a member's connection and every later result of a thread: the driver's loop has ended."""
         self._closed = True
         self.client = None

@@ -25,13 +25,13 @@ class Seated(Struct):
 
     member: bytes
     conn: int | None
-    """None: the host itself."""
+    """Its connection; None for the host itself."""
     applicant: frames.Join
     paths: tuple[frames.Path, ...] = ()
     acked: int = 0
     """The last epoch in which it has reached the store."""
     done: bool = False
-    """READY or LEAVE was said: its end is no loss any more."""
+    """Whether it has sent READY or LEAVE: the end of its connection is no loss from then on."""
     admit_by: float = float("inf")
     """When a latecomer that has not acknowledged is dropped."""
 
@@ -52,7 +52,7 @@ class HostSeat(Struct, frozen=True, kw_only=True):
     last_resort: frozenset[str] = frozenset()
     """Those of its addresses on tunnels and on bridges inside its machine, taken only if nothing better is shared."""
     named: bool = False
-    """The user named the interfaces: their order decides."""
+    """Whether the user named the interfaces; if so, their order decides."""
 
     @property
     def addresses(self) -> list[str]:

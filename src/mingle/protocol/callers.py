@@ -49,17 +49,17 @@ class Caller(Struct, frozen=True):
 
     conversation: HostConversation
     address: str
-    """Where it called from, as seen here."""
+    """The caller's address, as seen here."""
 
     @property
     def hello(self) -> frames.Hello:
-        """What it said first; of meaning once it has."""
+        """The caller's HELLO; read it only once it has arrived."""
         assert self.conversation.hello is not None
         return self.conversation.hello
 
     @property
     def asks_only(self) -> bool:
-        """Whether it has said that it wants to know how the session stands, and no more."""
+        """Whether the caller only asks for the state of the session."""
         return self.conversation.hello is not None and self.hello.purpose == "probe"
 
     def as_seen(self, who: frames.ProcessInfo) -> frames.ProcessInfo:
@@ -152,7 +152,7 @@ class Callers:
         self._deadlines: dict[int, float] = {}
         """By when a caller has to prove itself, or to ask for a seat; the earliest first."""
         self._to_write: set[int] = set()
-        """Those whose conversations may have something to say."""
+        """Callers whose conversations may have bytes to write."""
 
     def __contains__(self, conn: object) -> bool:
         return conn in self._callers
@@ -161,7 +161,7 @@ class Callers:
         return self._callers[conn]
 
     def connections(self) -> list[int]:
-        """The connections of all that are on the line."""
+        """Return the connections of all callers."""
         return list(self._callers)
 
     def accepted(self, conn: int, address: str, now: float) -> None:
@@ -216,7 +216,7 @@ class Callers:
         self._deadlines.pop(conn, None)
 
     def send(self, conn: int, frame: frames.AnyFrame) -> None:
-        """Send a frame to a caller, if its connection still stands."""
+        """Send a frame to a caller, if it is still connected."""
         if conn in self._callers:
             self._callers[conn].conversation.send(frame)
             self._to_write.add(conn)

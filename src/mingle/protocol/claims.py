@@ -2,7 +2,7 @@
 
 Without a secret any process on the network can send an OFFER with any address and port in it. Each rank that hears it
 connects there, so a forged OFFER directs connections of every rank at a target that the sender chooses. And each rank
-waits for an answer, so forged OFFERs in a row would hold up a job for ever.
+waits for an answer, so a stream of forged OFFERs would hold up a job forever.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _can_be_a_host(address: str, *, on_loopback: bool) -> bool:
     parsed: ipaddress.IPv4Address | ipaddress.IPv6Address
     try:
         parsed = ipaddress.ip_address(address)
-    except ValueError:  # what inet_pton(3) of some system takes
+    except ValueError:  # some system's inet_pton(3) accepts it, the ipaddress module does not
         return False
     if isinstance(parsed, ipaddress.IPv6Address):
         # ::ffff:127.0.0.1 is 127.0.0.1 to connect(2), and ::127.0.0.1 is deprecated (RFC 4291, section 2.5.5).
@@ -142,8 +142,8 @@ def _bucket(buckets: dict[str, _Bucket], name: str, per_second: float, at_once: 
 class ClaimBudget(Struct):
     """The time for which sessions that are only claimed can hold up those that have proved themselves.
 
-    A datagram cannot be believed and can be true, so each claimed session is looked into. Claims that follow each
-    other share one budget, so that a sender who invents sessions holds nobody up for ever.
+    A claim in a datagram proves nothing but can be true, so each claimed session is probed. Claims that follow each
+    other share one budget, so that a sender who invents sessions delays no rank forever.
     """
 
     spent: bool = False
@@ -153,7 +153,7 @@ class ClaimBudget(Struct):
     _pending: bool = False
 
     def note(self, now: float, *, pending: bool) -> None:
-        """Take note of whether a claim is being looked into."""
+        """Take note of whether a claim is being probed."""
         if self._pending:
             self._seen = now
         elif now > self._seen + CLAIM_PAUSE_SECONDS:

@@ -178,7 +178,7 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
         return min((time for time in times if time is not None), default=None)
 
     def handle_timer(self, now: float) -> None:
-        """Let the races go on."""
+        """Continue the races."""
         self._table.handle_timer(now)
         self.running_check.handle_timer(now)
 

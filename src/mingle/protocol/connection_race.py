@@ -85,7 +85,7 @@ class _Attempt(Struct):
 
 
 class RaceState(enum.Enum):
-    """How a race stands."""
+    """The state of a race."""
 
     RACING = "racing"
     PROVED = "proved"
@@ -142,7 +142,7 @@ class ConnectionRace:
 
     @property
     def state(self) -> RaceState:
-        """How the race stands."""
+        """The state of the race."""
         if self.winner is not None:
             return RaceState.PROVED
         if self._waiting or self._attempts:
@@ -235,7 +235,7 @@ class ConnectionRace:
         self._effects.append(Dial(conn, target.address, target.port, target.interface))
 
     def connected(self, conn: int, local_address: str, interface: str, *, weak: bool = False) -> None:
-        """Handle a connection that stands; ``interface`` owns its local address."""
+        """Handle an established connection; ``interface`` owns its local address."""
         attempt = self._attempts[conn]
         attempt.local_address, attempt.interface, attempt.weak = local_address, interface, weak
         self._effects.append(Write(conn, attempt.conversation.data_to_send()))

@@ -1,19 +1,20 @@
 """Leader election: a process that was given no rank looks for a host, and becomes one when there is none. Pure.
 
-Every process runs the same command. It begins as a :class:`Candidate`; one that hears no host in a
-random time (the lower its member id, the sooner) opens a session as a :class:`~mingle.protocol.host.Host`. So there can
+Every process runs the same command. It begins as a :class:`Candidate`; one that hears no host for a
+while (shorter for a lower member id) opens a session as a :class:`~mingle.protocol.host.Host`. So there can
 be several hosts for a moment, and these rules make them one:
 
 * Only open sessions compete, and the lower host id wins. Ids are totally ordered, so moves cannot cycle.
 * Multicast can reach one way only. So a host that hears of the other one acts, and over TCP: the winner notifies the
   loser's control port (HOST_SEEN), and members notify their host.
-* The loser steps down: it joins the winner itself first. Only when it has a seat there, it sends its members after it
-  (REDIRECT), and in the meantime it confirms nothing.
+* The loser steps down: it joins the winner itself first. Only when it has a seat there does it send its members after
+  it (REDIRECT), and in the meantime it confirms nothing.
 * A member that cannot reach the winner says so (UNREACHABLE) and stays. Then the loser, unless it has confirmed to the
   winner, leaves it and opens again. For a while that winner does not win: the loser stays a candidate (*stands*), and
   says so when it notifies the winner.
 
-So a process is never in two sessions that can both seal: its own is held for as long as it has a seat elsewhere.
+So a process is never in two sessions that can both seal: its own session confirms nothing while the process has a
+seat elsewhere.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ ELECT_SPREAD_MAX_SECONDS = 3.0
 REDIRECT_SECONDS = 2.0
 """The time that a member has to reach the host that its own host sends it to."""
 STAND_SECONDS = 10.0
-"""The time for which a host that some member could not reach does not win; then it can have become reachable."""
+"""The time for which a host that some member could not reach does not win; after it the host may be reachable."""
 YIELD_SECONDS = 2.0
 """The time that the loser, and each of its members, has to reach the winner."""
 EMPTY_SECONDS = 5.0
@@ -71,12 +72,12 @@ REMEMBERED = 64
 
 
 class Candidacy:
-    """The rules among processes that would all host: how long to wait first, and which host steps down."""
+    """The rules among processes that can all become the host: how long each waits first, and which host steps down."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._stands: dict[bytes, float] = {}
-        """Hosts that do not win against this one, because a member cannot reach them, and until when."""
+        """The hosts that do not win against this one since a member cannot reach them, with the end of that time."""
 
     def patience(self) -> float:
         """Return how long to look for a host before becoming one, in seconds: a lower member id waits less."""
@@ -109,7 +110,7 @@ class Candidacy:
         return now < self._stands.get(host, now)
 
     def stand_against(self, host: bytes, now: float) -> None:
-        """Handle that a member cannot reach that host: it does not win for a while."""
+        """Let that host not win for a while, because a member cannot reach it."""
         self._stands.pop(host, None)
         if len(self._stands) >= REMEMBERED:
             del self._stands[next(iter(self._stands))]
@@ -124,17 +125,17 @@ class Candidate(Joiner):
         self._redirected_to: bytes | None = None
         self._redirected_until = 0.0
         self._claims = ClaimBudget()
-        """Of hosts that are raced for."""
+        """The budget for hosts that have not proved themselves yet."""
 
     # --- where to look ---------------------------------------------------------------------------------------------
 
     @property
     def host_in_sight(self) -> bool:
-        """Whether there is a host, or is about to be one."""
+        """Whether this process has a host, or is connecting to one."""
         return self._has_host or self._races
 
     def expects_host(self, now: float) -> bool:
-        """Return the same, but do not wait long for hosts that are only claimed."""
+        """Return whether there is a host in sight; hosts that are only claimed count for a limited time."""
         self._claims.note(now, pending=self._races)
         return self._has_host or (self._races and not self._claims.spent)
 
@@ -147,7 +148,7 @@ class Candidate(Joiner):
         return any(each.races_to("join") for each in self._table)
 
     def sealed_sessions(self) -> list[KnownSession]:
-        """Return the sessions that were last known to run, or to be about to."""
+        """Return the sessions that were sealed or running when last heard of."""
         return [each for each in self._table if each.offer.state == "sealed"]
 
     def pause(self, reason: str = "it hosts a session of its own") -> None:
@@ -205,7 +206,7 @@ class Candidate(Joiner):
             self.send(frames.Unreachable(session=name))
 
     def _move_on(self, now: float) -> None:
-        """Leave the host for another one; it is told, and not tried again soon."""
+        """Send LEAVE to the host and join another one; this host is not tried again soon."""
         if self.current is not None:
             self.send(frames.Leave(session=self.current.name, reason="it went to another host"))
             self.current.hang_up()
@@ -239,11 +240,11 @@ class _Winner(Struct):
     session: bytes
     host: bytes
     until: float
-    """By when this process must have a seat there."""
+    """The time by which this process must have a seat there."""
     seated: bool = False
     """Whether it has one, and has sent its members there."""
     empty_by: float = 0.0
-    """By when they must be gone."""
+    """The time by which the members must be gone."""
 
 
 class Elector(SessionPolicy[KnownSession]):
@@ -287,7 +288,7 @@ class Elector(SessionPolicy[KnownSession]):
         self._elect_at: float | None = now + self._candidacy.patience()
         self._winner: _Winner | None = None
         self._claims = ClaimBudget()
-        """Of winners that have no seat for this process."""
+        """The budget for winners in which this process gets no seat."""
         self._notified = SessionTable(self, context, self._effects, patience=address_seconds(identity.world_size))
         """The hosts that have to step down, while they are told."""
 
@@ -320,7 +321,7 @@ class Elector(SessionPolicy[KnownSession]):
         return self.outcome is not None or self.failure is not None
 
     def effects(self) -> list[Effect]:
-        """Hand out what is to be done."""
+        """Return what the driver has to do now, once."""
         done, self._effects[:] = list(self._effects), []
         if self.host is not None:
             done += self.host.effects()
@@ -346,17 +347,17 @@ class Elector(SessionPolicy[KnownSession]):
         return self.host is None or self._winner is not None
 
     def stage(self) -> str:
-        """How far it has come, in a word, for the log."""
+        """Return the current step, in a word, for the log."""
         if self._winner is not None:
             return f"stepping down for another host, {self.joiner.stage()}"
         return self.acting.stage()
 
     def snapshot(self) -> Snapshot:
-        """How it stands, for the progress line."""
+        """Return the state for the progress line."""
         return self.acting.snapshot()
 
     def ask_status(self) -> None:
-        """Ask the host how it stands."""
+        """Ask the host for the job's status."""
         self.joiner.ask_status()
 
     def calling(self) -> Datagram | None:
@@ -364,7 +365,7 @@ class Elector(SessionPolicy[KnownSession]):
         return None if self._winner is not None else self.acting.calling()
 
     def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
-        """Handle a change of the own interfaces: a session of this process listens at these addresses."""
+        """Handle a change of this machine's interfaces: a session of this process listens at these addresses."""
         self.endpoints = structs.replace(self.endpoints, addresses=addresses)
         if self.host is not None:
             self.host.readdress(addresses, now)
@@ -451,7 +452,7 @@ class Elector(SessionPolicy[KnownSession]):
         return self._owner(conn) is not None
 
     def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
-        """Handle a connection that was dialed and stands."""
+        """Handle an established outgoing connection."""
         if (owner := self._owner(conn)) is not None:
             owner.connected(conn, local_address, interface, now, weak=weak)
 
@@ -470,23 +471,23 @@ class Elector(SessionPolicy[KnownSession]):
     # --- the store -------------------------------------------------------------------------------------------------
 
     def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
-        """Handle that the store of the own session listens."""
+        """Handle the opening of the store of this process's own session."""
         if self.host is not None:
             self.host.store_opened(epoch, port, token, now)
             self._watch(now)
 
     def store_failed(self, epoch: int, error: MingleError, now: float) -> None:
-        """Handle that it could not be opened."""
+        """Handle the failure to open it."""
         if self.host is not None:
             self.host.store_failed(epoch, error, now)
             self._watch(now)
 
     def store_proved(self, session: bytes, epoch: int, now: float) -> None:
-        """Handle that the store of the session that this process joined was reached."""
+        """Handle the proof of the store of the session that this process joined."""
         self.joiner.store_proved(session, epoch, now)
 
     def store_unreachable(self, session: bytes, epoch: int, reason: str, now: float) -> None:
-        """Handle that it was not."""
+        """Handle the failure to reach it."""
         self.joiner.store_unreachable(session, epoch, reason, now)
 
     # --- time ------------------------------------------------------------------------------------------------------
@@ -563,7 +564,7 @@ class Elector(SessionPolicy[KnownSession]):
             winner.until = now + YIELD_SECONDS
 
     def _open_again(self, winner: _Winner, now: float, *, stand: bool) -> None:
-        """The winner is gone, or not reached by all members: host those that are still here."""
+        """Host the remaining members again: the winner is gone, or some member cannot reach it."""
         assert self.host is not None
         if stand:
             self._candidacy.stand_against(winner.host, now)
@@ -595,7 +596,7 @@ class Elector(SessionPolicy[KnownSession]):
             self._end_host("it gave up")
 
     def close(self, reason: str) -> None:
-        """Say good-bye and hang up everywhere."""
+        """Send the good-byes and close every connection."""
         self._notified.hang_up()
         self._end_host(reason)
         self.joiner.close(reason)

@@ -3,8 +3,8 @@
 A machine never touches a socket or a clock. Its driver (:mod:`mingle.engine.discovery`, or a simulator) tells it what
 happened, each time with the present time, and then carries out its *effects* in order.
 
-Records are structs of msgspec here, and in all that a rank imports, rather than dataclasses: of these every two or
-three cost the import of mingle a millisecond, since the methods of each are compiled anew.
+Records are structs of msgspec here, and in all that a rank imports, rather than dataclasses: every two or three
+dataclasses add a millisecond to the import of mingle, because the methods of each are compiled at import.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Identity(Struct, frozen=True, kw_only=True):
     """Agents only: how many nodes there must be; ``world_size`` is how many there may be."""
 
     def seek(self) -> Seek:
-        """The question this process asks."""
+        """Return the SEEK that asks for the host of this process's job."""
         return Seek(
             job=self.job,
             attempt=self.attempt,
@@ -66,13 +66,13 @@ class Identity(Struct, frozen=True, kw_only=True):
         )
 
     def call(self, session: bytes, purpose: Purpose) -> Call:
-        """The HELLO to the host of a session."""
+        """Return what a HELLO to the host of a session is made of."""
         return Call(
             job=self.job, attempt=self.attempt, member=self.member, session=session, purpose=purpose, who=self.who
         )
 
     def join(self, who: ProcessInfo, paths: tuple[Path, ...]) -> Join:
-        """The application for a seat.
+        """Return the JOIN that asks for a seat.
 
         Args:
             who: this process as its host knows it.
@@ -93,7 +93,7 @@ class Identity(Struct, frozen=True, kw_only=True):
         )
 
     def list(self) -> List:
-        """The question to the browse group."""
+        """Return the LIST that asks which jobs there are."""
         return List(
             job=self.job,
             attempt=self.attempt,
@@ -113,20 +113,20 @@ class Address(Struct, frozen=True):
     index: int = 0
     """The kernel's number of the interface, which is the scope of a link-local address."""
     last_resort: bool = False
-    """On a tunnel, or on a bridge inside this machine: not to be used where all share something better."""
+    """Whether it is on a tunnel, or on a bridge inside this machine: it is used only if all share nothing better."""
 
 
 class Endpoints(Struct, frozen=True, kw_only=True):
     """Where others can connect to this process."""
 
     addresses: tuple[Address, ...]
-    """Its own, best first, and it listens at each."""
+    """This process's own addresses, best first; it listens on each of them."""
     port: int
-    """The TCP port at which it does."""
+    """The TCP port on which it listens."""
     advertised: tuple[str, ...] = ()
-    """Addresses to announce beside them, because NAT hides those."""
+    """Addresses to announce as well, because NAT hides the process's own."""
     named: bool = False
-    """The user named the interfaces: their order counts."""
+    """Whether the user named the interfaces; if so, their order counts."""
 
 
 def _no_limit() -> int:
@@ -141,7 +141,7 @@ class Context(Struct, frozen=True, kw_only=True):
     """What its driver gives a machine to work with."""
 
     key: JobKey | None
-    """Signs and proves; None: the job has no secret."""
+    """The key for signatures and proofs; None: the job has no secret."""
     new_id: NewId
     rng: random.Random
     timeout: float
@@ -250,7 +250,7 @@ class Reset(Struct, frozen=True):
 
 
 class PrepareStore(Struct, frozen=True):
-    """Open the store on this address of ours already: most likely it will be wanted there."""
+    """Open the store on this address of ours ahead of the seal, which will most likely choose it."""
 
     address: str
 
@@ -263,7 +263,7 @@ class OpenStore(Struct, frozen=True):
 
 
 class ReachStore(Struct, frozen=True):
-    """Connect to the store already: most likely this is the one that will have to be proved."""
+    """Connect to this store ahead of the seal, which will most likely name it."""
 
     address: str
     port: int
@@ -284,7 +284,7 @@ class FormedStore(Struct, frozen=True):
 
 
 class CloseStore(Struct, frozen=True):
-    """End the store with all its connections: a rank was lost, so no other rank must wait for it."""
+    """Close the store with all its connections: a rank was lost, and no other rank must wait for it."""
 
     reason: str
     lost: ProcessInfo | None = None
@@ -294,7 +294,7 @@ class CloseStore(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
-    """Something people should read."""
+    """Show a text to people."""
 
     text: str
     warning: bool = True
@@ -311,7 +311,7 @@ class Machine(Protocol):
     """What every machine offers its driver."""
 
     def effects(self) -> list[Effect]:
-        """Hand out what the driver must do."""
+        """Return what the driver has to do now, once."""
 
     def next_timer(self) -> float | None:
         """Return when to call :meth:`handle_timer`."""
@@ -375,7 +375,7 @@ class NetworkFacts(Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Struct, frozen=True):
-    """How it stands, for the progress line."""
+    """The state of a discovery, for the progress line."""
 
     host_found: bool
     joined: int

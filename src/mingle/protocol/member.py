@@ -118,7 +118,7 @@ class Joiner(SessionPolicy[KnownSession]):
         """The session to come back to before any other: its host may have decided GO with this member."""
         self._return_until = 0.0
         self._suspect_until: float | None = None
-        """By when the host must have said something."""
+        """The time by which a frame must have come from the host."""
         self._suspicion = ""
         self._confirm_due = False
         self._store_retry_at: float | None = None
@@ -129,7 +129,7 @@ class Joiner(SessionPolicy[KnownSession]):
         self._ready_heard_by = float("-inf")
         """When the host certainly has READY, if the connection stands until then."""
         self.loss = ""
-        """Which host was lost, and why, if the connection has ended after GO and before READY."""
+        """The host that was lost and the reason, if the connection ended after GO and before READY."""
         self.close_reason = ""
         """Why the host has ended its session after GO, if it has said so."""
         self._final_ask_done = False
@@ -147,7 +147,7 @@ class Joiner(SessionPolicy[KnownSession]):
         return self.outcome is not None or self.failure is not None
 
     def effects(self) -> list[Effect]:
-        """Hand out what is to be done."""
+        """Return what the driver has to do now, once."""
         self._table.flush()
         done, self._effects[:] = list(self._effects), []
         return done
@@ -167,11 +167,11 @@ class Joiner(SessionPolicy[KnownSession]):
         return min((time for time in times if time is not None), default=None)
 
     def stage(self) -> str:
-        """How far it has come, in a word, for the log."""
+        """Return the current step, in a word, for the log."""
         return self.step.value
 
     def snapshot(self) -> Snapshot:
-        """How it stands, for the progress line."""
+        """Return the state for the progress line."""
         running = self.running_check.running
         text = f"the job runs already, hosted by {running[0].host}" if running else ""
         status, found = self.status, self.current is not None
@@ -200,7 +200,7 @@ class Joiner(SessionPolicy[KnownSession]):
 
     @property
     def connection_stands(self) -> bool:
-        """Whether the host can still be asked."""
+        """Whether this member is connected to its host."""
         return self.current is not None and self.current.race is not None
 
     @property
@@ -215,7 +215,7 @@ class Joiner(SessionPolicy[KnownSession]):
         self.current.send(frame)
 
     def ask_status(self) -> None:
-        """Ask the host how it stands (for the progress line of this node)."""
+        """Ask the host for the job's status, for the progress line of this node."""
         if self.seated:
             self.send(frames.Ask(what="status"))
 
@@ -296,7 +296,7 @@ class Joiner(SessionPolicy[KnownSession]):
         return session is self._return_to
 
     def rewired(self, now: float) -> None:
-        """Handle a change of the own interfaces: other paths may lead to the host now, or to another one.
+        """Handle a change of this machine's interfaces: other paths may lead to the host now, or to another host.
 
         They are proved now, unless this member has confirmed, and once more when the host asks again: an attempt that
         is under way goes out by an old interface.
@@ -317,7 +317,7 @@ class Joiner(SessionPolicy[KnownSession]):
         return self._table.owns(conn)
 
     def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
-        """Handle a connection that was dialed and stands."""
+        """Handle an established outgoing connection."""
         self._table.connected(conn, local_address, interface, now, weak=weak)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
@@ -523,7 +523,7 @@ class Joiner(SessionPolicy[KnownSession]):
             self.send(frames.Ack(session=session, epoch=epoch))
 
     def store_unreachable(self, session: bytes, epoch: int, reason: str, now: float) -> None:
-        """Handle that the store was not reached; it is tried again until the host voids the epoch."""
+        """Handle the failure to reach the store; the member tries again until the host voids the epoch."""
         if self._proves_store(session, epoch):
             assert self.sealed is not None
             place = f"{self.sealed.store_address}:{self.sealed.store_port}"
@@ -621,7 +621,7 @@ class Joiner(SessionPolicy[KnownSession]):
             self._prove(session, now)
 
     def _let_go(self, *, keep_sealed: bool = False) -> None:
-        """There is no host any more. ``keep_sealed``: if it comes back, only GO is lacking."""
+        """Forget the host. ``keep_sealed``: if it comes back, only GO is lacking."""
         self.current, self.step = None, Step.SEEKING
         self._suspect_until = self._store_retry_at = None
         self._confirm_due = False
@@ -692,7 +692,7 @@ class Joiner(SessionPolicy[KnownSession]):
             self.send(frames.Ready(session=self.current.name))
 
     def close(self, reason: str, *, failed: bool = False) -> None:
-        """Say good-bye and hang up everywhere.
+        """Send the good-byes and close every connection.
 
         A member that has heard GO says READY first. Without it the host takes LEAVE for what it is from a member that
         gave up before it heard GO: a loss, whether or not GO has been decided meanwhile.

@@ -7,7 +7,7 @@ The rules, and what each is for:
   about as often as a few.
 * A host speaks in a burst (single packets get lost), then at a slow period until its session is sealed, so
   that a seeker whose questions are lost still hears it. It answers all questions by one multicast, and no
-  faster than a limit: the cost on the wire never grows with the square of anything.
+  faster than a limit, so that the number of datagrams does not grow with the square of the number of ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIRST_SEEK_FREE_RANKS = 16
 FIRST_SEEK_MAX_SECONDS = 0.5
 SEEK_INTERVAL_SECONDS = 0.05
 SEEK_INTERVAL_SECONDS_PER_RANK = 0.0002
-"""A host that all of a large job call at once answers later; to ask again would be one more thing to read, for all."""
+"""A host that all ranks of a large job call at once answers later, and every further question is read by all ranks."""
 SEEK_GROWTH = 1.6
 SEEK_INTERVAL_MAX_SECONDS = 2.5
 """A host that takes members announces itself every second, so a question only hastens the answer of one that is
@@ -86,17 +86,17 @@ class Seeker:
         self.resume(now)
 
     def next_timer(self) -> float | None:
-        """When to ask next; None while there is nothing to look for."""
+        """Return when to ask next; None while the rank has a host."""
         return self._next
 
     def resume(self, now: float) -> None:
-        """Start to ask, or start again: quickly first."""
+        """Start to ask, or start again, first at short intervals."""
         self._interval = self._shortest
         self._grows_at = now
         self._next = now + self._rng.uniform(0, self._first)
 
     def hurry(self, now: float) -> None:
-        """Ask quickly again, unless there is nothing to look for: other hosts can be in reach now."""
+        """Return to short intervals, unless the rank has a host: other hosts can be in reach now."""
         if self._next is not None:
             self.resume(now)
 
@@ -124,7 +124,7 @@ class Seeker:
         return self._turns
 
     def _schedule(self, now: float) -> None:
-        # Jitter of a quarter keeps seekers that started together from asking together for ever.
+        # Jitter of a quarter keeps seekers that started together from always asking together.
         self._next = now + self._interval * self._rng.uniform(0.75, 1.25)
         # Questions that come together count once: ranks that start together would otherwise fall silent for seconds.
         if now >= self._grows_at:
@@ -139,7 +139,7 @@ class Announcer:
         self.sealed = False
         self._last = float("-inf")
         self._debt = float("-inf")
-        """The time by which all that was said is paid for (a leaky bucket)."""
+        """The time at which the bucket is empty: a leaky bucket limits the OFFERs."""
         self._asked = False
         self._burst: list[float] = []
         self.burst(now)
@@ -153,7 +153,7 @@ class Announcer:
         self._asked = True
 
     def next_timer(self) -> float | None:
-        """When to speak next; None: only when asked."""
+        """Return when to speak next; None: only when asked."""
         gap, credit = self._allowance
         soonest = max(self._last + ANSWER_SPACING_SECONDS, self._debt - (credit - 1) * gap)
         if self._asked:
@@ -206,16 +206,16 @@ class BrowseGroup:
         self._credited_at = now
 
     def next_timer(self) -> float | None:
-        """When there is something to do."""
+        """Return when there is something to do."""
         times = [time for time in (self._early, self._last_due, self._answer_at) if time is not None]
         return min(times, default=None)
 
     def answer_timer(self) -> float | None:
-        """When an answer is due; all that a host still does there once its job has formed."""
+        """Return when an answer is due; a host whose job has formed does nothing else on the browse group."""
         return self._answer_at
 
     def found(self) -> None:
-        """A host of the same job spoke: this is not the wrong one."""
+        """Take note that a host of the same job spoke, so the job id is not mistyped."""
         self._early = None
 
     def overheard(self, now: float, *, seated: bool) -> None:
@@ -268,7 +268,7 @@ class BrowseGroup:
 class DiscoveryClient:
     """The datagrams of a rank until its job has formed: questions, ever more rarely, and answers on the browse group.
 
-    It hands on only the OFFERs of its own job. All else that it hears goes to a report, should the job not form.
+    It hands on only the OFFERs of its own job. Everything else is kept for the report of a job that does not form.
 
     Args:
         identity: of this process.

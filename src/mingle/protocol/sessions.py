@@ -35,10 +35,10 @@ RUNNING_PATIENCE_SECONDS = 30.0
 
 
 class KnownSession(Struct, eq=False):
-    """A session that was heard of."""
+    """A session that this process has heard of."""
 
     offer: Offer
-    """The last one heard."""
+    """The last OFFER of the session."""
     targets: Sequence[DialTarget]
     sender: str = ""
     """The address of the first datagram that named the session; empty if a proved connection named it."""
@@ -62,7 +62,7 @@ class KnownSession(Struct, eq=False):
 
     @property
     def host_name(self) -> str:
-        """Its host, for reports."""
+        """The name of its host, for reports."""
         return self.offer.host_name
 
     @property
@@ -105,7 +105,7 @@ class KnownSession(Struct, eq=False):
         self.retry_later(now)
 
     def forget_life(self) -> None:
-        """Forget that it lives: it is not in the way any more."""
+        """Forget that it lives, so that this process no longer waits for its end."""
         self.alive_since = self.running = None
         self.notified = False
 
@@ -222,7 +222,7 @@ class SessionTable(Generic[S]):
         return self._known[self._connections[conn].call.session]
 
     def connected(self, conn: int, local_address: str, interface: str, _now: float, *, weak: bool = False) -> None:
-        """Handle a connection that was dialed and stands."""
+        """Handle an established outgoing connection."""
         self._connections[conn].connected(conn, local_address, interface, weak=weak)
 
     def received(self, conn: int, untrusted: bytes, now: float) -> None:
@@ -285,7 +285,7 @@ class SessionTable(Generic[S]):
         return min((time for time in times if time is not None), default=None)
 
     def handle_timer(self, now: float) -> None:
-        """Let the races go on."""
+        """Continue the races."""
         for session in self:
             if session.race is not None:
                 session.race.handle_timer(now)
@@ -317,7 +317,7 @@ class RunningCheck:
     """The already-running check: whether the job runs in a session without this process, or may.
 
     A session that is sealed without this process is no place to join, but it can be about to end. While it lives, or
-    may live, no other session is formed: two runs of one job under one id would be the end of both.
+    may live, no other session is formed: two runs under one id would disturb each other.
 
     Args:
         identity: of this process, for messages.
@@ -399,7 +399,7 @@ class RunningCheck:
         return not session.presumed_dead
 
     def free(self, session: KnownSession, now: float) -> None:
-        """Handle a session that is not in the way any more."""
+        """Stop waiting for the end of a session."""
         session.forget_life()
         if self._freed is not None:
             self._freed(now)
