@@ -92,12 +92,12 @@ SLOWER = """\
 
 - **Than an address that everybody knows.** `mingle.init` does what `init_process_group` does, and before that finds
   rank 0, confirms all ranks in a two-phase commit, and proves the store on each of them: {init4} times as long with 4
-  ranks and {init8} times with 8, on two cores. Compared are rounds in which no rank of torch's came before rank 0
-  listened; where one does, torch alone waits for half a second and more, which is most of the median of 8 ranks
-  above.
+  ranks and {init8} times with 8, on two cores. This ratio counts only the rounds in which no client of torch's came
+  before rank 0 listened. A client that comes too early waits for half a second and more, and that wait is most of the
+  medians of the known address in the table above.
 - **Than a bare TCPStore with many ranks.** 1,024 ranks take {scale} times as long. Each rank runs some ten
-  milliseconds of Python, and all share two cores; the store is C++ and does a small part of it. From 64 to 1,024
-  ranks the time of one rank grows {growth}-fold, because each rank reads the questions of the others.
+  milliseconds of Python, and all share two cores; the store is C++ and does only a small part of that work. From 64
+  to 1,024 ranks the time of one rank grows {growth}-fold, because each rank reads the questions of the others.
   [scale.md](scale.md) has the figures for ranks with a core each.
 - **Than zeroconf by full name.** Looking up one address that is already registered is a question and an answer.
   mingle's time includes the confirmation by all ranks, and a store that each of them has reached.
@@ -110,7 +110,7 @@ METHOD = """\
 ## How it was measured
 
 `make bench` (root; Linux) measures all of this on your machine, and writes this page and `benchmarks/results/*.json`,
-which hold every single measurement. Seconds on another machine mean little; the command that you can run counts.
+which hold every single measurement. Times from another machine mean little, so run the command on yours.
 `make bench-quick` takes less than three minutes, compares the ratios with the committed ones, and names what got
 slower.
 
@@ -120,8 +120,8 @@ from a process that has imported torch. All processes of a machine read the same
 turns, A B A B …, and each is the real package or the real torch. Nothing is switched off in mingle: all sessions are
 proved, confirmed and acknowledged.
 
-The machine's load is given with each comparison. Where it says SCHED_RR, other work was going on, and what is
-measured, of every contender alike, took precedence over that (`--realtime`).
+The load average of the machine is given with each comparison. Where it says SCHED_RR, other programs were running, and
+the measured processes of all contenders took precedence over them (`--realtime`).
 """
 
 CUTS = """\
@@ -133,61 +133,59 @@ four times as long) and of ranks that wait.
 - **The store's address** is chosen from what all members have reached: 0.32 of 2.7 s, mostly the parsing of addresses.
   If only one address is left, there is nothing to compare; otherwise each address is parsed once.
 - **After each write** the selector was asked what it waits for: 0.10 of 2.7 s. Each connection now remembers it.
-- **After each frame** the host walked over the other sessions of its job: 0.11 of 2.7 s. Mostly there are none.
-- With these three and the preface below, which was taken back, rank 0 used 8 % less CPU for each of 256 members: 0.58
-  and 0.54 ms, medians of four runs each, in turn, on a machine that did other work.
+- **After each frame** the host walked over the other sessions of its job, also when there was none: 0.11 of 2.7 s.
+- With these three and the joined preface below, which was reverted, rank 0 used 8 % less CPU for each of 256 members:
+  0.54 instead of 0.58 ms, medians of four runs each, in turn, on a machine that did other work.
 - **A question for the unicast peers** was made in each turn of a loop, also without peers: 12 % of a waiting rank's
-  calls by time. It is made only where there are peers now.
-- **For a line in a log** every 30 s a waiting rank woke up each second, to ask rank 0 for the state if it had a seat
-  there: about half of the wake-ups of a rank that looks for rank 0. It asks once for each line, and each second only
-  for a terminal.
-- **A waiting rank asks by IPv4 and IPv6 in turn** once it asks every 2.5 s: half as many datagrams, and half as many
-  wake-ups by the copies that come back to it.
-
+  calls by time. It is now made only if there are peers.
 - **A full garbage collection** is due soon after the import of torch, and walks over all of torch's objects. In fresh
-  interpreters it came in rank 0's call, each time, and all ranks waited for it: 94 ms of rank 0's CPU in `mingle.init`
-  with two ranks, of which 81 were the collection. The collector pauses during the call now: 19 ms.
-- **A waiting rank's progress line**: it woke up each second for a line that a log gets every 30 s, and asked by IPv4
-  and by IPv6 each time. In a log it now wakes once before each line, and at its longest interval it asks by IPv4 and
-  IPv6 in turn: 48 turns of its loop a minute, not 99; 24 datagrams, not 48; a third less CPU (11.2 and 16.7 ms a
-  minute, one pair of runs side by side).
-- **A question heard** made the listener wait longer for its own, each time: 50 questions at the start of a large job
-  silenced those who had lost the first OFFERs for seconds. Now they count once in half an interval. 128 nodes with 8
-  ranks each, 30 % loss, 12 seeds: median 0.85 s, before 1.44 s; where all ranks share two cores it costs 4 to 11 %.
+  interpreters it came in rank 0's call each time, and all ranks waited for it: 94 ms of rank 0's CPU in `mingle.init`
+  with two ranks, of which the collection took 81. The collector now pauses during the call: 19 ms.
+- **A waiting rank** woke up each second for a line that a log gets every 30 s, and always asked by both IPv4 and IPv6.
+  It now wakes once before each line in a log, and at its longest interval it asks by IPv4 and IPv6 in turn: 48 turns of
+  its loop a minute instead of 99, 24 datagrams instead of 48, and a third less CPU (11.2 instead of 16.7 ms a minute,
+  one pair of runs side by side).
+- **Questions of other ranks** each made a rank wait longer before its own: 50 questions at the start of a large job
+  silenced, for seconds, the ranks that had lost the first OFFERs. Such questions now count once in half an interval.
+  For 128 nodes with 8 ranks each and 30 % loss, 12 seeds, the median fell from 1.44 to 0.85 s; where all ranks share
+  two cores the change costs 4 to 11 %.
 
 Tried and left out:
 
-- Questions heard that count each, but only up to half a second: the nodes gained a tenth, not two fifths.
-- The host's preface in one packet with WELCOME, one write of seven less for each member: in the simulator, two rank 0s
-  of which one does not hear the other no longer both failed with the conflict.
-- A waiting rank that asks every 5 s at most, not every 2.5 s: half as many datagrams, but an agent whose network had
-  healed once needed more than 10 s to find its job, which announces itself no more.
-- A waiting rank that recognizes its own questions before it decodes them: all that follows the reading of a datagram
-  was 5 % of the loop's CPU after these cuts, and not all of it would be saved, so not tried.
-- Fewer calls for the options of each connection, inherited from the listener: about 1 % by estimate, so not tried.
+- To count every question of another rank, but only up to half a second: the nodes gained a tenth, not two fifths.
+- To join the host's preface with WELCOME in one packet, which saves one of seven writes for each member: in the
+  simulator, if one of two rank 0s did not hear the other, they no longer both failed with the conflict.
+- To let a waiting rank ask every 5 s in the end, not every 2.5 s: half as many datagrams, but an agent whose network
+  had healed once needed more than 10 s to find its job, because a running job no longer announces itself.
+
+Not tried, because the gain would be small:
+
+- To let a waiting rank recognize its own questions before it decodes them: everything after the reading of a datagram
+  was 5 % of the loop's CPU after these cuts.
+- To inherit the options of each connection from the listener, for fewer calls: about 1 % by estimate.
 """
 
 GOALS = """\
 ## The project's own goals
 
-Limits that the developers set themselves; a missed one is work to do, or was set too low.
+These are limits that the developers set themselves. A missed one is work to do, or was set too low.
 """
 
 MISSED = """\
-Why those are missed that are:
+Why some are missed:
 
 - **CPU of a first discover**, and with it `mingle.init` beside a known address, a late worker, and rank 0 last: the
-  profile is flat. On rank 0, 9 more modules take 5 ms, and no function of mingle takes a twentieth of the rest:
-  sockets, the scan of the interfaces, frames, proofs, the store. 8 ranks share two cores here, so what a rank uses is
-  waited for four times. Where torch's clients come before its store listens, they wait for half a second and more;
-  the ratio leaves such rounds out, and the medians show them.
-- **Capacity**: of the 0.38 ms for a member, 0.09 are the store's own thread, which reads and writes more for a member
-  than the bare store does for a client; the rest is an accepted connection, four messages read and six written, and
-  two proofs, in Python.
-- **Datagrams**: each rank asks when it starts, rank 0 announces itself six times at its start, and it answers those
-  that come later. Fewer would make lost ones cost more time.
+  profile is flat. On rank 0 the import of 9 more modules takes 5 ms, and no function of mingle takes a twentieth of the
+  rest: sockets, the scan of the interfaces, frames, proofs, the store. 8 ranks share two cores here, so each
+  millisecond of a rank delays the job by up to four. If torch's clients come before its store listens, they wait for
+  half a second and more; the ratio leaves such rounds out, and the medians include them.
+- **Capacity**: of the 0.38 ms for a member, the store's own thread takes 0.09, because it reads and writes more for a
+  member than the bare store does for a client. The rest is an accepted connection, four messages read and six
+  written, and two proofs, in Python.
+- **Datagrams**: each rank asks when it starts, rank 0 announces itself six times at its start, and it answers ranks
+  that come later. With fewer datagrams, each lost one would cost more time.
 - **A waiting rank, and rank 0 after GO**, are within a few hundredths of their goals.
-- **Importing all that init needs** without torch is mostly what torch imports as well.
+- **The import of all that init needs**, without torch, consists mostly of modules that torch imports as well.
 """
 
 

@@ -19,11 +19,11 @@ RETRY_MILLISECONDS = 400.0
 TEXT = """\
 As many hosts as ranks, each rank in a fresh interpreter, started anew for each round, which has imported torch and
 mingle. All begin at one moment. Measured until the last has its Gloo process group. torch is told `MASTER_ADDR` and
-`MASTER_PORT`; mingle finds rank 0, confirms, seals, proves the store on every rank, and hands torch the connections by
-which that was done. A client of torch's that comes before rank 0 listens tries again after more than half a second; the
-ratio counts only the rounds in which none did, which is to torch's advantage; without such a round there is no ratio.
+`MASTER_PORT`; mingle finds rank 0, confirms, seals, proves the store on every rank, and hands torch the connections
+that proved it. If a client of torch's comes before rank 0 listens, it tries again after more than half a second. The
+ratio counts only the rounds in which no client did, which favors torch; without such a round there is no ratio.
 
-All ranks share two cores, so most of the time is the CPU of all ranks together, in ms."""
+All ranks share two cores, so most of the time is CPU; the column CPU is that of all ranks together, in ms."""
 
 
 def run(rounds: int) -> Comparison:

@@ -14,7 +14,7 @@ WAITED_SECONDS = 2.0
 
 TEXT = """\
 A fresh interpreter on a host of its own imports torch, then waits in `mingle.discover` for a rank 0 that does not come.
-Shown is how much its resident memory (VmRSS) has grown after two seconds of that."""
+The figure is the growth of its resident memory (VmRSS) after two seconds of waiting."""
 
 
 def run(rounds: int) -> Comparison:

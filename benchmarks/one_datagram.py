@@ -14,7 +14,7 @@ PATIENCE_SECONDS = {"mingle": 20.0, "one datagram": 2.0}
 
 TEXT = """\
 4 hosts. "One datagram" is what mingle's ancestor did: rank 0 multicasts its address once, when it starts, and the
-others wait for that. Shown is the share of jobs in percent in which all ranks had what they need, with rank 0 last,
+others wait for it. The figure is the percentage of jobs in which all ranks had what they need, with rank 0 last,
 with ranks started in a random order within a second, and with a share of the UDP packets lost at every receiver."""
 
 

@@ -34,13 +34,13 @@ MIB_PER_RANK = 12
 TEXT = """\
 Ranks spread over 8 hosts, each a process of its own, forked from one that has imported torch. All begin at one moment;
 measured until the last has GO, without a process group. The other contender is nothing but
-`TCPStore(..., world_size=N)`, which waits for N clients. Both share two cores among all, so this is CPU: mingle's
-is an interpreter's, with the sockets, the scan of the interfaces, the round trips and the proof of the store for each
-rank. A fork copies each page when it first writes there, which a process that had imported torch itself need not; so
-each rank has done once before what it does: a job that nobody hosts, or a store of its own.
+`TCPStore(..., world_size=N)`, which waits for N clients. All ranks share two cores, so the time is CPU time: for mingle
+that of an interpreter for each rank, with the sockets, the scan of the interfaces, the round trips and the proof of the
+store. A forked process copies each page at its first write there, and a process that has imported torch itself does
+not. So each rank first does the same once, unmeasured: in a job without a host, or with a store of its own.
 
-What is said to the group is heard by every rank, by IPv4 and IPv6, so a question costs more the more ranks there are.
-A rank does not ask where another one has asked before it, but one that has not had a core for a second cannot know.
+Every rank receives each multicast, by IPv4 and IPv6, so a question costs more the more ranks there are. A rank does not
+repeat a question that another rank has asked, but a rank that has had no core for a second has not heard it yet.
 Counted once with 1 024 ranks: about 40 questions, 3 OFFERs, one connection a rank, and 17 ms of CPU for each rank, 12
 with 256."""
 

@@ -14,9 +14,9 @@ from benchmarks.samples import alternate, median
 
 TEXT = """\
 A fresh interpreter each time, its bytecode cached, from the start of the process to its end. "all that init needs" also
-loads what the first call of `mingle.init` loads, but for torch; more than half of that is multicast_expert with asyncio
-and ssl, which it imports (and torch as well: where torch is loaded already they are as good as free); the rest are
-msgspec and the modules of mingle itself."""
+loads what the first call of `mingle.init` loads, except torch. More than half of that is multicast_expert with asyncio
+and ssl, which torch imports as well, so they cost next to nothing where torch is loaded already. The rest is msgspec
+and the modules of mingle itself."""
 
 EVERYTHING = "import mingle, mingle.distributed.rendezvous"
 

@@ -29,7 +29,8 @@ TEXT = f"""\
 of rank 0 ends with an error after its first step; measured from there until all three have made a step again. "The
 store's host dies": the machine that holds the store (c10d: the endpoint) loses its network and all its processes;
 measured until both others have made a step again. Stock c10d never does: where {PATIENCE_SECONDS:.0f} s are shown,
-that is when the waiting ended. Most of the rest is the import of torch in the new workers and torch's own last call."""
+that is when the waiting ended. It also does not always recover from a crashed worker in that time; the reason was not
+examined. Most of the other times is the import of torch in the new workers and torch's own last call."""
 
 
 def run(rounds: int) -> Comparison:

@@ -14,9 +14,9 @@ SPREAD_SECONDS = 1.0
 AFTERMATH_SECONDS = 0.3
 
 TEXT = """\
-8 hosts with one interface each, IPv4 alone, all started within a second in a random order. Counted are the UDP packets
-that enter the bridge, each once, from the first until every rank has closed its job again: questions, offers and
-good-byes. zeroconf's rank 0 registers one service, the others browse and resolve it."""
+8 hosts with one interface each, IPv4 alone, all started within a second in a random order. The figure counts each UDP
+packet that enters the bridge once, from the first until every rank has closed its job again: questions, offers and
+good-byes. zeroconf's rank 0 registers one service, and the others browse and resolve it."""
 
 
 def run(rounds: int) -> Comparison:
