@@ -112,6 +112,14 @@ def test_a_wrong_option(options: dict[str, Any], match: str) -> None:
     refused(match, **options)
 
 
+def test_the_options_that_an_error_lists_are_public() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check_options("gloo", {"frobnicate": 3})
+    assert caught.value.remedy is not None
+    assert "pg_options" in caught.value.remedy
+    assert " _" not in caught.value.remedy
+
+
 @pytest.mark.usefixtures("no_packet")
 @pytest.mark.parametrize(
     ("backend", "match"),

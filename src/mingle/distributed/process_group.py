@@ -180,12 +180,13 @@ def _check_names(distributed: Any, options: Mapping[str, Any]) -> None:
                 remedy=f"leave {name}= out.",
             )
         if name not in known:
-            meant = values.nearest(name, [*own, *known])
+            public = [each for each in known if not each.startswith("_")]
+            meant = values.nearest(name, [*own, *public])
             hint = "" if meant is None else f"; did you mean {meant}=?"
             raise ConfigurationError.explain(
                 f"there is no option {name}={hint or '.'}",
                 cause="a spelling mistake, or an option of init_process_group in another version of torch",
-                remedy=f"mingle.init's own are: {', '.join(own)}; init_process_group's are: {', '.join(known)}.",
+                remedy=f"mingle.init's own are: {', '.join(own)}; init_process_group's are: {', '.join(public)}.",
             )
 
 
