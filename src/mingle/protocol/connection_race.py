@@ -1,4 +1,4 @@
-"""The connection race: the way to a session is the first address that *proves* it. No sockets.
+"""The connection race: the path to a session is the first address that *proves* it. No sockets.
 
 A datagram names a session and some addresses. They are dialed side by side, as Happy Eyeballs (RFC 8305) does: each
 address has a short time, and the next one starts soon after. A connection wins when the session is proved on it, not

@@ -76,7 +76,7 @@ class Identity(Struct, frozen=True, kw_only=True):
 
         Args:
             who: this process as its host knows it.
-            paths: the ways to the host that have been proved.
+            paths: the paths to the host that have been proved.
         """
         return Join(
             world_size=self.world_size,

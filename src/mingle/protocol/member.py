@@ -113,7 +113,7 @@ class Joiner(SessionPolicy[KnownSession]):
             freed=self._client.seeker.resume,
         )
         self._conflict: MingleError | None = None
-        """Why a session that was in the way has ended, if that concerns every rank of the job."""
+        """Why a session that this member waited for has ended, if that concerns every rank of the job."""
         self._return_to: KnownSession | None = None
         """The session to come back to before any other: its host may have decided GO with this member."""
         self._return_until = 0.0

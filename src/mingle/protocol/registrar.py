@@ -118,7 +118,7 @@ class Registrar:
         """Whether another session may hold this job: this one takes members, but confirms and commits nothing."""
         self.seats = {host.member: Seated(host.member, None, host.applicant, host.applicant.paths)}
         self.latecomers: dict[bytes, Seated] = {}
-        """Those that came when the session was already on its way to GO, or after that. They are not in the job yet."""
+        """Agents that joined after CONFIRM. They are not in the job yet."""
         self.places: dict[bytes, frames.Place] = {}
         self.store_address = ""
         self.departures: deque[str] = deque(maxlen=REMEMBERED_DEPARTURES)
@@ -466,7 +466,7 @@ class Registrar:
     # --- the host --------------------------------------------------------------------------------------------------
 
     def hold(self, held: bool, now: float) -> None:
-        """Stop (or continue) the way from OPEN to GO."""
+        """Pause (or continue) the steps from OPEN to GO."""
         self.held = held
         self._advance(now)
 

@@ -109,15 +109,15 @@ def contiguous(places: Sequence[Place]) -> bool:
 def common_address(host: HostSeat, members: Sequence[Sequence[Path]]) -> str | None:
     """Return the host's address for the store, or None where no network is common to the host and every member.
 
-    The network that it is on is the one that all ranks use among each other, and a backend needs a mesh, not a star: an
-    address counts only where no member's way to it shows that this member is on another one of the host's networks
+    All ranks use the network of that address among each other, and a backend needs a mesh, not a star: an
+    address counts only where no member's path to it shows that this member is on another one of the host's networks
     (:func:`mingle.network.interfaces.reached_weakly`). Among those: first one that is not on a tunnel or on a bridge
     inside the host, then one whose subnet holds the most members' own addresses (no router in between), then one that
     is not link-local (those need a scope), then the host's own order of preference.
 
     Args:
         host: the host's own seat.
-        members: the ways that each of the other members has proved.
+        members: the paths that each of the other members has proved.
     """
     subnets = _subnets(host)
     reached = [{path.host_address for path in paths if _proves(path, subnets)} for paths in members]
@@ -125,7 +125,7 @@ def common_address(host: HostSeat, members: Sequence[Sequence[Path]]) -> str | N
     if host.named or len(candidates) < 2:
         return next(iter(candidates), None)
 
-    @functools.cache  # ranks of one machine share their address, and parsing one is dear
+    @functools.cache  # ranks of one machine share their address, and parsing one is slow
     def is_neighbor(local: str, address: str) -> bool:
         return ipaddress.ip_address(local) in subnets[address]
 
@@ -150,7 +150,7 @@ def _subnets(host: HostSeat) -> dict[str, _Subnet]:
 
 
 def _proves(path: Path, subnets: Mapping[str, _Subnet]) -> bool:
-    """Whether a way shows that the member is on the network of the host's address, or behind a router to it."""
+    """Return whether a path shows that the member is on the network of the host's address, or behind a router to it."""
     if not path.weak:
         return True
     local = ipaddress.ip_address(path.local_address)

@@ -324,7 +324,7 @@ class RunningCheck:
         table: the sessions that it has heard of.
         effects: the list to which the check adds its notice.
         patience: the time that a run is waited for, in seconds.
-        freed: called when a session has ceased to be in the way.
+        freed: called when this process no longer waits for the end of a session.
     """
 
     def __init__(
@@ -347,7 +347,7 @@ class RunningCheck:
 
     @property
     def running(self) -> list[frames.Running]:
-        """What the sessions in the way have said of themselves."""
+        """The states that the sessions waited for have reported."""
         return [running for _, running, _ in self._in_the_way()]
 
     def _in_the_way(self) -> list[tuple[KnownSession, frames.Running, float]]:
@@ -373,7 +373,7 @@ class RunningCheck:
     # --- events ----------------------------------------------------------------------------------------------------
 
     def weigh(self, now: float) -> None:
-        """Take note of how long sealed sessions have been in the way that are only claimed to be there."""
+        """Take note of how long this process has waited for sealed sessions that are only claimed."""
         claimed = (each.is_asked or (each.alive_since is not None and not each.is_proved) for each in self._table)
         self._budget.note(now, pending=any(claimed))
 
