@@ -44,8 +44,8 @@ FREE_DESCRIPTORS = "look at `ulimit -n` and at what the process holds in /proc/P
 class MingleError(Exception):
     """Base of every error that mingle raises on purpose.
 
-    An error made by `explain` carries the parts of its message as attributes, for a caller that lays them out
-    anew. They survive pickling and copying, so the error can cross a process boundary.
+    An error made by `explain` carries the parts of its message as attributes, for a caller that formats them
+    itself. They survive pickling and copying, so the error can cross a process boundary.
 
     Attributes:
         observation: what was seen; the whole message when the error was not made by `explain`.

@@ -34,7 +34,7 @@ _STANDARD = {
     "NCCL_SOCKET_IFNAME": "NCCL's interfaces; mingle keeps them",
 }
 _RESULTS = {
-    "launcher": ("Launcher", "the launcher that these variables tell of"),
+    "launcher": ("Launcher", "the launcher that these variables belong to"),
     "job_id": ("Job", "the job that a rank started here joins"),
     "rank": ("Job", "its rank; -: an argument gives it, or ranks are assigned"),
     "world_size": ("Job", "the number of ranks in the job"),
