@@ -149,7 +149,7 @@ lint: $(DEV_READY) ## check style, format and types
 	$(BIN)/mypy
 
 .PHONY: fmt
-fmt: $(DEV_READY) ## mend style and format where that can be done without thinking
+fmt: $(DEV_READY) ## format the code, and fix the style where ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
