@@ -286,6 +286,23 @@ def test_what_a_signal_handler_raises_while_waiting_is_the_callers() -> None:
     assert waiting.driver.transport is None
 
 
+def test_what_a_signal_handler_raises_while_the_sockets_are_opened_is_the_callers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A TimeoutError is an OSError."""
+
+    def alarmed(*_: object) -> None:
+        raise TimeoutError("the alarm")
+
+    before = signal.signal(signal.SIGALRM, alarmed)
+    monkeypatch.setattr(driver, "LocalRelay", lambda *_: signal.raise_signal(signal.SIGALRM))
+    try:
+        with pytest.raises(TimeoutError, match="the alarm"):
+            alone(1)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_serving_thread_that_dies_closes_store_and_sockets_and_tells_who_waits(
     rank: int, caplog: pytest.LogCaptureFixture

@@ -6,11 +6,13 @@ import contextlib
 import io
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
 
 import pytest
+from rich.status import Status
 
 from mingle.engine import progress
 from mingle.engine.progress import Progress, line, say
@@ -44,6 +46,7 @@ def show(shown: Progress, now: float, snapshot: Snapshot = SEEKING) -> bool:
     return machine.asked == 1
 
 
+needs_alarm = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="this system has no alarms")
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix sockets are Linux's")
 
 
@@ -316,6 +319,38 @@ def test_a_stderr_that_nobody_reads_is_no_error(problem: Exception, monkeypatch:
     monkeypatch.setattr(progress, "_logging_shows", lambda _: False)
     monkeypatch.setattr(sys, "stderr", Broken())
     progress.say(logging.WARNING, "a word")
+
+
+@needs_alarm
+@pytest.mark.parametrize("where", ["write", "update", "stop"])
+def test_what_a_signal_handler_raises_while_something_is_shown_is_the_callers(
+    where: str, terminal: Terminal, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual recipe for a deadline of one's own; a TimeoutError is an OSError."""
+
+    def alarmed(*_: object) -> None:
+        raise TimeoutError("the alarm")
+
+    def interrupted(*_: object) -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, alarmed)
+    try:
+        with contextlib.redirect_stderr(terminal), monkeypatch.context() as patch:
+            if where == "write":
+                patch.setattr(terminal, "write", interrupted)
+                with pytest.raises(TimeoutError, match="the alarm"):
+                    say(logging.ERROR, "a word")
+            else:
+                shown = Progress(job, 2, 1, off=False, now=0.0)
+                show(shown, 3.0)
+                patch.setattr(Status, where, interrupted)
+                with pytest.raises(TimeoutError, match="the alarm"):
+                    shown.close() if where == "stop" else show(shown, 4.0)
+                patch.undo()
+                shown.close()
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_terminal_that_has_gone_is_no_error(terminal: Terminal, job: str, monkeypatch: pytest.MonkeyPatch) -> None:

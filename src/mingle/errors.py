@@ -134,6 +134,38 @@ def opening(what: str) -> Iterator[None]:
         raise refused(f"{what} can't be opened", error) from error
 
 
+@contextlib.contextmanager
+def suppressed(*kinds: type[BaseException]) -> Iterator[None]:
+    """Suppress exceptions of these kinds, but for one that a signal handler raised: it is the caller's."""
+    try:
+        yield
+    except kinds as error:
+        if comes_from_a_signal_handler(error):
+            raise
+
+
+def comes_from_a_signal_handler(error: BaseException) -> bool:
+    """Return whether a signal handler raised an exception; Python runs handlers between any two lines."""
+    import signal
+    import threading
+    import traceback
+
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {code for code in map(_code, handlers) if code is not None}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code(handler: object) -> object:
+    """Return the code object that runs when a handler (a function, a method or a callable object) is called."""
+    while (inner := getattr(handler, "func", None)) is not None:  # functools.partial
+        handler = inner
+    if callable(handler) and not hasattr(handler, "__code__"):
+        handler = handler.__call__
+    return getattr(handler, "__code__", None)
+
+
 def printable(text: str) -> str:
     """Return a message of ours with every control character but the newline replaced.
 

@@ -11,9 +11,7 @@ import contextlib
 import logging
 import random
 import selectors
-import signal
 import socket
-import threading
 import time
 import traceback
 from collections import Counter, deque
@@ -25,7 +23,7 @@ from mingle import forksafe
 from mingle.config.settings import Family, Network
 from mingle.engine import progress
 from mingle.engine.reception import Reception
-from mingle.errors import MingleError, refused
+from mingle.errors import MingleError, comes_from_a_signal_handler, refused
 from mingle.network import connections
 from mingle.network.connections import Connections
 from mingle.network.interfaces import Interface, InterfaceMonitor, Kind, reached_weakly, reverse_path_drops
@@ -144,6 +142,8 @@ class Driver:
         try:
             self._open(groups, stack)
         except OSError as error:
+            if comes_from_a_signal_handler(error):
+                raise
             raise refused("the sockets for the discovery can't be opened", error) from error
 
     def _open(self, groups: Sequence[Group], stack: contextlib.ExitStack) -> None:
@@ -282,7 +282,7 @@ class Driver:
         Raises:
             Exception: the error itself, if a signal handler of the application raised it for the caller.
         """
-        if _comes_from_a_signal_handler(error):
+        if comes_from_a_signal_handler(error):
             raise error
         self.rejected["fault"] += 1
         frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
@@ -306,7 +306,7 @@ class Driver:
         except MingleError:
             raise
         except Exception as error:
-            if _comes_from_a_signal_handler(error):
+            if comes_from_a_signal_handler(error):
                 raise
             logger.info("the traceback of what ended the loop", exc_info=error)
             raise self._failure_of(error) from error
@@ -345,7 +345,7 @@ class Driver:
             farewell()
             self.carry_out()
         except Exception as error:
-            if _comes_from_a_signal_handler(error):
+            if comes_from_a_signal_handler(error):
                 raise
             logger.debug("the good-bye failed: %r", error)
 
@@ -655,21 +655,3 @@ def listening_addresses(usable: Iterable[Interface], family: Family) -> tuple[Ad
             for each in routable or addresses[:1]
         ]
     return tuple(found[: datagrams.MAX_ADDRESSES])
-
-
-def _comes_from_a_signal_handler(error: BaseException) -> bool:
-    """Return whether a signal handler raised an exception; Python runs handlers between any two lines."""
-    if threading.current_thread() is not threading.main_thread():
-        return False
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = {code for code in map(_code, handlers) if code is not None}
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
-def _code(handler: object) -> object:
-    """Return the code object that runs when a handler (a function, a method or a callable object) is called."""
-    while (inner := getattr(handler, "func", None)) is not None:  # functools.partial
-        handler = inner
-    if callable(handler) and not hasattr(handler, "__code__"):
-        handler = handler.__call__
-    return getattr(handler, "__code__", None)

@@ -6,7 +6,6 @@ belong to the network namespace, as a node does here, and the kernel frees the n
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from mingle import forksafe
 from mingle.config import settings
-from mingle.errors import printable
+from mingle.errors import printable, suppressed
 from mingle.protocol.machine import Snapshot
 from mingle.protocol.reports import ranks_text
 
@@ -68,7 +67,7 @@ def say(level: int, text: str, *, quiet: bool = False, error: BaseException | No
     elif sys.stderr is not None:
         lines = traceback.format_exception(error) if error is not None else []
         # The reader is gone (EPIPE, EIO), the application has closed it, or its replacement can't be flushed.
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        with suppressed(OSError, ValueError, AttributeError):
             sys.stderr.write(f"mingle: {text}\n{''.join(lines)}")
             sys.stderr.flush()
 
@@ -168,7 +167,7 @@ class Progress:
             say(logging.INFO, text)
             return
         # EMFILE: rich can't be loaded now. EIO: the terminal is gone. ValueError: the application has closed stderr.
-        with contextlib.suppress(OSError, ImportError, ValueError):
+        with suppressed(OSError, ImportError, ValueError):
             from rich.console import Console
             from rich.text import Text
 
@@ -180,7 +179,7 @@ class Progress:
     def close(self) -> None:
         """Remove the line."""
         if self._status is not None:
-            with contextlib.suppress(OSError, ValueError):  # as above
+            with suppressed(OSError, ValueError):  # as above
                 self._status.stop()
             self._status = None
         if self._speaker is not None:
