@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -476,3 +477,19 @@ def test_a_forked_child_does_not_keep_the_port_open(server: StoreServer) -> None
 def test_a_forked_child_that_ends_leaves_the_store_alone(server: StoreServer) -> None:
     assert in_child(lambda: "alive") == "alive"
     prove(server.address, server.port, SESSION, server.token)
+
+
+def test_what_a_signal_handler_raises_while_a_store_is_awaited_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A TimeoutError is an OSError; it would count as a store that is out of reach."""
+
+    def alarmed(*_: object) -> None:
+        raise TimeoutError("the alarm")
+
+    before = signal.signal(signal.SIGALRM, alarmed)
+    monkeypatch.setattr(store, "connect_plainly", lambda *_: signal.raise_signal(signal.SIGALRM))
+    try:
+        with pytest.raises(TimeoutError, match="the alarm") as caught:
+            store.await_server("127.0.0.1", 1, seconds=0.0, given_up=lambda: False)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not isinstance(caught.value, DiscoveryTimeoutError)

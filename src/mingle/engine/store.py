@@ -26,7 +26,13 @@ from msgspec import Struct
 
 from mingle import forksafe
 from mingle.detached import AbandonedError
-from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError, refused
+from mingle.errors import (
+    ConfigurationError,
+    DiscoveryTimeoutError,
+    MingleError,
+    comes_from_a_signal_handler,
+    refused,
+)
 from mingle.network.connections import bare_address, canonical_address, tune, untune
 from mingle.protocol.machine import Effect, FormedStore, OpenStore, PrepareStore, ProveStore, ReachStore
 
@@ -407,6 +413,8 @@ def await_server(address: str, port: int, *, seconds: float, given_up: Callable[
         try:
             connect_plainly(address, port).close()
         except OSError as error:
+            if comes_from_a_signal_handler(error):
+                raise
             if time.monotonic() >= deadline:
                 raise DiscoveryTimeoutError.explain(
                     f"rank 0's store at {address}:{port} was not reached within {seconds:g} s: {error}",
