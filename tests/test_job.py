@@ -110,6 +110,20 @@ def test_threads_share_one_question() -> None:
     assert session.asked == 1
 
 
+def test_a_signal_handler_may_ask_for_the_members_while_they_are_fetched() -> None:
+    class Interrupted(PlayedSession):
+        def roster(self) -> tuple[Member, ...]:
+            members = super().roster()
+            return members if self.asked > 1 else job.members
+
+    job = a_job(_session=Interrupted())
+    fetched: list[tuple[Member, ...]] = []
+    thread = threading.Thread(target=lambda: fetched.append(job.members), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert fetched == [MEMBERS]
+
+
 def test_closing_ends_the_process_group_first_and_once() -> None:
     order: list[object] = []
 

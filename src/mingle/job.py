@@ -61,8 +61,8 @@ class _Handle:
     def _hold(self, session: Held | None, members: tuple[Member, ...] | None = None) -> None:
         self._session, self._members, self._destroy_group = session, members, None
         self._is_record = session is None
-        self._fetching = forksafe.register_lock(threading.Lock())
-        # Reentrant: a signal handler may close the job while this thread closes it.
+        # Reentrant: a signal handler may ask for the members, or close the job, while this thread does so.
+        self._fetching = forksafe.register_lock(threading.RLock())
         self._closing = forksafe.register_lock(threading.RLock())
 
     def _owns_group(self, destroy: Callable[[bool], None]) -> None:
