@@ -284,6 +284,7 @@ def test_a_limit_that_keeps_a_program_from_its_start_is_the_cause(monkeypatch: p
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr("mingle.run.program._adopt_orphans", lambda: None)  # it would last for the tests' process
+    monkeypatch.setattr("mingle.run.program._adopt_orphans", lambda: None)  # it would last for the tests' process
     monkeypatch.setattr(subprocess, "Popen", refuse)
     with pytest.raises(MingleError, match="a limit of the system"):
         Program().start(["true"], os.environ)
