@@ -645,6 +645,16 @@ def test_what_a_program_that_failed_leaves_behind_is_ended(nodes: Nodes) -> None
     assert _ended(*nodes.started())
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_a_program_that_was_interrupted_leaves_behind_is_ended(nodes: Nodes, count: int) -> None:
+    script = "trap 'exit 0' TERM; setsid sleep 30 >/dev/null 2>&1 & echo $! > pid{node_rank}; wait"
+    nodes.start("--", "sh", "-c", script, count=count)
+    sleepers = nodes.started()
+    nodes.processes[0].send_signal(signal.SIGTERM)
+    assert nodes.ended()[0][0] == 0
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in sleepers))
+
+
 def test_orphans_are_reaped_while_the_program_runs(nodes: Nodes) -> None:
     orphan = "(sh -c 'echo $$ > orphan; until test -e go; do sleep 0.05; done' &)"
     nodes.start("--", "sh", "-c", f"{orphan}; echo $$ > pid0; until test -e end; do sleep 0.05; done", count=1)

@@ -229,7 +229,7 @@ def _attend(program: Program, session: NodeSession | None, *, keep_going: bool) 
     """Wait for the end of the program and, on node 0, of the others; return the exit status."""
     if session is None:
         status = program.wait()
-        return program.end() if status else status
+        return program.end() if status or program.interrupted_by is not None else status
     warned = False
     while (ended := program.status) is None:
         session.turn()
