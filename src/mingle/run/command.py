@@ -42,7 +42,7 @@ logger = logging.getLogger("mingle")
     options_metavar="--nnodes N [OPTIONS] --",
     epilog="Example: mingle-run --nnodes 3 -- ./serve --join {master_addr}:{master_port} --rank {node_rank}",
 )
-@click.option("--nnodes", type=click.IntRange(1), required=True, metavar="N", help="Number of machines.")
+@click.option("--nnodes", type=click.IntRange(1, 1_000_000), required=True, metavar="N", help="Number of machines.")
 @click.option(
     "--job-id", metavar="ID", help="Default: MINGLE_JOB_ID or the launcher's, else one made of the command line."
 )
