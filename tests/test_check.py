@@ -499,7 +499,12 @@ def test_a_signal_ends_the_processes_of_this_machine(monkeypatch: pytest.MonkeyP
 def test_a_blank_rank_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """As everywhere: a template sets a variable that it has no value for."""
     given: dict[str, Any] = {}
-    monkeypatch.setattr(command, "run", lambda *_given, **more: given.update(more) or 0)
+
+    def run(*_given: object, **more: Any) -> int:
+        given.update(more)
+        return 0
+
+    monkeypatch.setattr(command, "run", run)
     monkeypatch.setenv("RANK", "")
     told = CliRunner().invoke(command.check, ["--nnodes", "2"], prog_name="mingle-check")
     assert told.exit_code == 0, told.stderr
