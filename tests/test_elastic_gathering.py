@@ -132,7 +132,7 @@ def test_a_thread_that_the_system_refuses_is_an_error_and_leaves_nothing_behind(
     alone = job.agent(1, 1)
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
+        with pytest.raises(MingleError, match="can't start new thread"):
             alone.gather()
     assert not answers(alone._agent.endpoints.port)
     if again:

@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 
-from mingle import forksafe
+from mingle import detached, forksafe
 from mingle.config.settings import Settings
 from mingle.detached import PreStartedWorker
 from mingle.elastic import reports as elastic_reports
@@ -209,8 +209,8 @@ class Gathering:
                 self._open()
                 self._thread = threading.Thread(target=self._serve, name="mingle-agent", daemon=True)
                 try:
-                    self._thread.start()
-                except RuntimeError:  # a full cgroup refuses threads: a later call starts anew
+                    detached.start_explained(self._thread)
+                except MingleError:  # a full cgroup refuses threads: a later call starts anew
                     self._thread = None
                     self._stack.close()
                     raise

@@ -32,6 +32,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     create_handler,
 )
 
+from mingle import detached
 from mingle.detached import AbandonedError
 from mingle.engine import store
 from mingle.errors import MingleError
@@ -259,7 +260,7 @@ class Monitor:
         self._error: Exception | None = None
         self._failing_since: float | None = None
         # By its name a thread may be left behind: this one can be inside a blocked call.
-        threading.Thread(target=self._run, name="mingle-abandoned-monitor", daemon=True).start()
+        detached.start_explained(threading.Thread(target=self._run, name="mingle-abandoned-monitor", daemon=True))
 
     def enter_round(self, number: int, size: int) -> None:
         """Watch the round of this number, which so many nodes have joined."""
