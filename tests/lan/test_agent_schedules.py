@@ -161,8 +161,8 @@ PLANTED = chosen(
         (keep_with_one_less, HOLD, 657),
         (look_at_the_clock_after_the_sockets, HOLD, 1176),
         (measure_leases_by_a_clock_that_sleeps, HOLD, 1176),
-        (confirm_while_bound, HOLD, 1623),
-        (take_a_reset_for_an_orderly_end, HOLD, 1623),
+        (confirm_while_bound, HOLD, 5157),
+        (take_a_reset_for_an_orderly_end, HOLD, 5157),
         (hang_up_orderly_on_a_member_that_counts, HOLD, 2346),
     ],
 )
