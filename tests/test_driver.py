@@ -21,7 +21,7 @@ from mingle.engine.driver import Driver
 from mingle.engine.reception import LOOKED_AT_UNVERIFIED
 from mingle.network import interfaces, local_relay
 from mingle.network.transport import Received
-from mingle.protocol.machine import Answer, Dial, Effect, Hangup, Multicast, Source, Write
+from mingle.protocol.machine import Address, Answer, Dial, Effect, Hangup, Multicast, Source, Write
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, Datagram, List, Offer, Seek
@@ -235,6 +235,25 @@ def test_interfaces_that_can_not_be_scanned_stay_as_they_were(driver: Noting, mo
     driver.turn_until("timer")
     assert driver.interfaces.scan_due > 0.0
     assert driver.facts().interfaces == before != []
+
+
+def test_a_host_that_keeps_its_addresses_while_it_is_sealed_is_told_when_they_are_back(
+    driver: Noting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the newest ones once its session takes members again."""
+
+    class Sealed:
+        newest: tuple[Address, ...] = ()
+
+        def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
+            self.newest = addresses
+
+    driver.listen()
+    host, before = Sealed(), driver.addresses
+    for addresses in ((msgspec.structs.replace(before[0], address="127.0.0.2"),), before):
+        monkeypatch.setattr(Driver, "addresses", addresses)
+        driver.relisten(host, 1.0)
+        assert host.newest == addresses
 
 
 # --- input that could not be handled --------------------------------------------------------------------------------

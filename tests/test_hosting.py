@@ -470,6 +470,15 @@ def test_new_addresses_are_announced_and_counted_at_the_seal() -> None:
         alone.call(1)  # dials an old one
 
 
+def test_the_same_addresses_are_no_news() -> None:
+    alone = Alone()
+    alone.host.handle_timer(9.0)
+    alone.done()
+    alone.host.readdress(alone.host.endpoints.addresses, 9.1)
+    alone.host.handle_timer(9.2)
+    assert alone.done() == []
+
+
 @pytest.mark.parametrize("phase", [Phase.SEALING, Phase.SEALED, Phase.RUNNING])
 def test_addresses_stay_once_a_store_may_stand_on_one(phase: Phase) -> None:
     alone = Alone()

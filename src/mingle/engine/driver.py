@@ -380,9 +380,12 @@ class Driver:
         )
 
     def relisten(self, machine: Listening, now: float) -> None:
-        """Open the control port on new addresses, and have the machine announce all of them."""
+        """Open the control port on new addresses, and have the machine announce all of them.
+
+        Addresses that it announces already are passed on as well: a sealed host can have been told others meanwhile.
+        """
         addresses = self._bound(self.connections.listen_also)
-        if addresses and addresses != machine.endpoints.addresses:
+        if addresses:
             machine.readdress(addresses, now)
 
     def _bound(self, listen: Callable[[Sequence[tuple[str, int]]], frozenset[tuple[str, int]]]) -> tuple[Address, ...]:

@@ -270,7 +270,7 @@ class Host:
     def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
         """Take new addresses; if a store can already listen on an old one, when the session takes members again."""
         self._newest_addresses = addresses
-        if not self.registrar.phase.sealed:
+        if addresses != self.endpoints.addresses and not self.registrar.phase.sealed:
             self.endpoints = msgspec.structs.replace(self.endpoints, addresses=addresses)
             self.registrar.readdress(self._seat(), now)
             self._announcer.burst(now)

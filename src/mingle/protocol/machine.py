@@ -347,12 +347,8 @@ class Machine(Protocol):
 class Listening(Protocol):
     """A machine whose control port others connect to."""
 
-    @property
-    def endpoints(self) -> Endpoints:
-        """What the machine announces."""
-
     def readdress(self, addresses: tuple[Address, ...], now: float, /) -> None:
-        """Announce these addresses."""
+        """Announce these addresses, unless they are announced already."""
 
 
 # --- what reports are made of --------------------------------------------------------------------------------------
