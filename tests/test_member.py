@@ -395,3 +395,17 @@ def test_when_the_own_interfaces_change_the_paths_are_proved_again(confirmed: bo
     alone.joiner.rewired(3.0)
     # A member that has confirmed has told its host what counts.
     assert len(alone.dialled()) == (0 if confirmed else 1)
+
+
+def test_a_change_of_the_interfaces_that_ends_the_last_attempt_lets_the_member_confirm() -> None:
+    alone = Alone()
+    conn = alone.join()
+    alone.joiner.heard(msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.0.7")), HERE, 2.0)
+    alone.joiner.handle_timer(2.1)
+    assert len(alone.dialled()) == 1
+    alone.hear(conn, 2.3, frames.Confirm(session=SESSION, epoch=1))
+    assert alone.step() is Step.SEATED, "it still tries the other address"
+    # The process was stopped meanwhile, and the time of that address is over.
+    alone.joiner.rewired(2.1 + ADDRESS_SECONDS + 2.0)
+    alone.done()
+    assert isinstance(alone.said[-1], frames.Confirmed)

@@ -305,6 +305,7 @@ class Joiner(SessionPolicy[KnownSession]):
         self._client.seeker.hurry(now)
         if self.current is not None and self.current.race is not None and not self.has_confirmed:
             self.current.race.prove_again(now)
+            self._confirm_if_due(now)  # the last other attempt can have been given up just now
 
     # --- connections -----------------------------------------------------------------------------------------------
 
