@@ -318,6 +318,21 @@ def test_a_member_that_comes_back_replaces_its_old_connection() -> None:
     assert len(registrar.seats) == 3
 
 
+@pytest.mark.parametrize("noticed", [False, True])
+def test_a_member_that_comes_back_is_told_that_the_epoch_it_may_have_acknowledged_was_voided(noticed: bool) -> None:
+    registrar = at(Phase.SEALED)
+    registrar.acknowledged(1, 1, 2.5)
+    if noticed:
+        registrar.lost(1, 3.0)
+    registrar.lost(2, 3.0)
+    assert registrar.phase is Phase.OPEN
+    registrar.port.take()
+    registrar.join(11, member(1), join(1), 3.1)
+    said = [call[2] for call in registrar.port.take() if call[:2] == ("send", 11)]
+    assert [type(frame) for frame in said] == [frames.Joined, frames.Void]
+    assert said[1].epoch == said[0].epoch == 1
+
+
 def test_go_is_said_again_to_who_comes_back() -> None:
     registrar = at(Phase.RUNNING)
     registrar.lost(2, 10.0)

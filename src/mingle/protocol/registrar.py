@@ -331,7 +331,7 @@ class Registrar:
     def _seat(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
         seat = Seated(member, conn, applicant, applicant.paths)
         self._conns[conn] = member
-        self._port.send(conn, frames.Joined(session=self.session, epoch=self.epoch))
+        self._send_joined(conn)
         if self.phase is not Phase.OPEN:
             seat.admit_by = now + ADMITTED_SECONDS
             self.latecomers[member] = seat
@@ -346,6 +346,13 @@ class Registrar:
         self._wait_for_quiet(now)
         self._advance(now)
 
+    def _send_joined(self, conn: int) -> None:
+        self._port.send(conn, frames.Joined(session=self.session, epoch=self.epoch))
+        if self.phase is Phase.OPEN and self.epoch:
+            # It may have acknowledged this epoch on a connection that broke before the VOID, and would wait for GO.
+            void = frames.Void(session=self.session, epoch=self.epoch, reason="voided before the member came back")
+            self._port.send(conn, void)
+
     def _come_back(self, seat: Seated, conn: int, applicant: frames.Join, now: float) -> None:
         """Move a member to its new connection: its old one is dead, even if no end of it was seen."""
         if seat.conn is not None and seat.conn != conn:
@@ -355,7 +362,7 @@ class Registrar:
         self._lost.pop(seat.member, None)
         self._conns[conn] = seat.member
         self._refuse_challengers(seat)  # the member lives; the PING went to its old connection
-        self._port.send(conn, frames.Joined(session=self.session, epoch=self.epoch))
+        self._send_joined(conn)
         if self.phase is Phase.RUNNING:
             # It has acknowledged, so it lacks only this one frame.
             self._port.send(conn, frames.Go(session=self.session, epoch=self.epoch))
