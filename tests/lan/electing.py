@@ -84,7 +84,7 @@ class ElectionInvariants(Invariants):
         return [
             host
             for host in self.sessions.values()
-            if host.identity.job == job and host.alive and not host.closed_stores and not host.host.closed
+            if host.identity.job == job and host.holds_store and not host.host.closed
         ]
 
     def _check_go(self, process: Process) -> None:

@@ -48,7 +48,8 @@ class ElectionSchedule(Schedule):
         return gathering
 
     def _begin(self, rank: int, machine: str, *, at: float, ready_after: float) -> Process:
-        return self.gathering.elector(machine, at=at, ready_after=ready_after)
+        processor = self.processors.get(machine)
+        return self.gathering.elector(machine, at=at, ready_after=ready_after, processor=processor)
 
     def _end_without_store(self, process: Process) -> None:
         """Whose store is closed can't get its process group, and ends."""

@@ -88,7 +88,8 @@ class Gathering:
     def again(self, process: Process, *, at: float = 0.0) -> Process:
         """Plans the start of the same rank on the same machine: a new process."""
         where, rank = process.machine.name, process.identity.rank
-        return self._start(where, rank, at, hosting=process.hosting, electing=process.electing)
+        hosting, electing, processor = process.hosting, process.electing, process.processor
+        return self._start(where, rank, at, hosting=hosting, electing=electing, processor=processor)
 
     def say(self, machine: str, message: Datagram, *, secret: bytes | None = None) -> None:
         """Have somebody on a machine multicast a message: on the job's group, through every interface."""

@@ -66,6 +66,12 @@ class Machine:
     processes: list[Process] = field(default_factory=list)
     rate: float = 0.0
     """How fast its clock runs, where that matters."""
+    opening: tuple[float, float] = (0.001, 0.02)
+    """How long a store takes to open."""
+    stores_shut: bool = False
+    """Whether no store can be reached from here."""
+    addresses: set[str] = field(default_factory=set)
+    """Every address that it ever had."""
     nat: str = ""
     """The address of a gateway from which its connections seem to come."""
 
@@ -150,9 +156,24 @@ class Network:
         where = None if segment is None else self.segment(segment)
         nic = Nic(owner, name, address, where, prefix_length)
         owner.nics.append(nic)
+        owner.addresses.add(address)
         if where is not None:
             where.nics.append(nic)
         return nic
+
+    def unplug(self, nic: Nic) -> None:
+        """Take an interface away, with its address."""
+        self.world.note(f"{nic.machine.name} loses {nic.name} {nic.address}")
+        nic.machine.nics.remove(nic)
+        if nic.segment is not None:
+            nic.segment.nics.remove(nic)
+        nic.up = False
+        self._ways_changed()
+
+    def scan(self, machine: Machine) -> None:
+        """Have the processes of a machine look at its interfaces."""
+        for process in list(machine.processes):
+            process.scan()
 
     # --- datagrams -------------------------------------------------------------------------------------------------
 

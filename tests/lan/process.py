@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
@@ -14,7 +14,7 @@ from mingle.protocol import machine as effects
 from mingle.protocol.claims import without_traps
 from mingle.protocol.election import Elector
 from mingle.protocol.host import Host
-from mingle.protocol.machine import Effect, Formation, Identity, NetworkFacts, Source
+from mingle.protocol.machine import Address, Effect, Formation, Identity, NetworkFacts, Source
 from mingle.protocol.member import Joiner
 from mingle.protocol.registrar import Phase
 from mingle.wire.authentication import JobKey
@@ -121,6 +121,7 @@ class Process:
         self._ends: dict[int, tuple[Connection, End]] = {}
         self._dialling: set[int] = set()
         self._inbox: list[Callable[[], None]] = []
+        self._todo: deque[Effect] = deque()
         self._wake_at = float("inf")
         self.world.processes.append(self)
 
@@ -181,6 +182,12 @@ class Process:
         return self.host.registrar.phase if self.hosts else Phase.OPEN
 
     @property
+    def holds_store(self) -> bool:
+        """Whether it lives, and others can reach the store of its session."""
+        own = self.machine.nic(self.host.registrar.store_address)
+        return self.alive and own is not None and not self.closed_stores
+
+    @property
     def elapsed(self) -> float:
         """How long it took until the outcome or the failure, in seconds."""
         end = self.formed_at if self.formed_at is not None else self.failed_at
@@ -232,6 +239,7 @@ class Process:
         self.ended_at = self.world.now
         self.machine.processes.remove(self)
         self._inbox.clear()
+        self._todo.clear()
         self._dialling.clear()
         for table in (self.machine.listeners, self.machine.stores):
             for port in [port for port, owner in table.items() if owner is self]:
@@ -250,11 +258,34 @@ class Process:
         self.world.note(f"{self.name} goes on")
         self.stopped = False
         self.deadline = max(self.deadline, self.world.now)
+        self._carry_out()
         waiting, self._inbox = self._inbox, []
         for event in waiting:
             self._event(event)
         if self.alive:
             self._wake()
+
+    def rewired(self) -> None:
+        """Its machine's interfaces have changed: what its driver does after a scan."""
+        own = tuple(Address(nic.address, nic.name, nic.prefix_length) for nic in self._nics())
+        core = self.core
+        assert core is not None
+        if core.finished:
+            return
+        for conn, (connection, end) in list(self._ends.items()):
+            if conn in self._ends and connection.local_address(end) not in [each.address for each in own]:
+                connection.hang_up(end)
+                self._ends.pop(conn)
+                core.disconnected(conn, "its address has gone", self.now)
+                self._carry_out()
+        core.rewired(self.now)
+        listener = core if isinstance(core, Elector) else core.hosting
+        if listener is not None and own:
+            listener.readdress(own, self.now)
+
+    def scan(self) -> None:
+        """Look at the interfaces."""
+        self._event(self.rewired)
 
     def give_up(self) -> None:
         """Its time is up."""
@@ -272,6 +303,8 @@ class Process:
         self._end()
 
     def _end(self) -> None:
+        if not self.alive:
+            return
         self.world.note(f"{self.name} ends: {self.failure and self.failure.observation.splitlines()[0]}")
         self._vanish()
         for connection, end in list(self._ends.values()):
@@ -291,6 +324,9 @@ class Process:
             self._serve(happen)
 
     def _serve(self, happen: Callable[[], None]) -> None:
+        if self.alive and self.stopped:
+            self._inbox.append(happen)
+            return
         if self.alive:
             happen()
         if self.alive:
@@ -369,8 +405,9 @@ class Process:
             self._dialling.discard(conn)
             self._ends[conn] = end
             assert self.core is not None
-            self.core.connected(conn, nic.address, nic.name, self.now)
+            self.core.connected(conn, local, nic.name, self.now)
 
+        local = nic.address
         if self.alive:
             self._event(connect)
         else:
@@ -421,7 +458,7 @@ class Process:
             if self.ready_after is not None and isinstance(core, Joiner):
                 ready = core.ready
                 self.world.after(self.ready_after, functools.partial(self._event, lambda: ready(self.now)))
-        if core.failure is not None and self.failed_at is None:
+        if core.failure is not None and self.failed_at is None and not self.stopped:
             self.failed_at = self.world.now
             core.close("failed")
             self._carry_out()
@@ -456,9 +493,13 @@ class Process:
 
     def _carry_out(self) -> None:
         assert self.core is not None
-        while todo := self.core.effects():
-            for effect in todo:
-                self._do(effect)
+        self._todo += self.core.effects()
+        while self._todo:
+            if self.stopped:
+                return
+            self._do(self._todo.popleft())
+            if not self._todo and self.alive:
+                self._todo += self.core.effects()
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -472,8 +513,7 @@ class Process:
                 self._dial(conn, address, port)
             case effects.Write(conn, data):
                 if conn in self._ends:
-                    connection, end = self._ends[conn]
-                    connection.write(end, data)
+                    self._write(conn, data)
             case effects.Hangup(conn):
                 self._dialling.discard(conn)
                 if conn in self._ends:
@@ -499,6 +539,15 @@ class Process:
             case effects.Notice(text, _):
                 self.world.note(f"{self.name} says: {text}")
                 self.notices.append(text)
+
+    def _write(self, conn: int, data: bytes) -> None:
+        connection, end = self._ends[conn]
+        for watch in list(self.world.before_write):
+            watch(self, connection.peer(end).owner, data)
+        if self.stopped:
+            self._todo.appendleft(effects.Write(conn, data))
+        elif self.alive:
+            connection.write(end, data)
 
     def _nics(self) -> list[Nic]:
         return [nic for nic in self.machine.nics if self.interfaces is None or nic.name in self.interfaces]
@@ -588,8 +637,8 @@ class Process:
             self.machine.stores[self.store_port] = self
             tell(host, self.store_port)
 
-        assert self.machine.nic(address) is not None, "the store shall listen on an address that is not ours"
-        self.world.after(self.world.rng.uniform(*STORE_SECONDS), functools.partial(self._event, opened))
+        assert address in self.machine.addresses, "the store shall listen on an address that was never ours"
+        self.world.after(self.world.rng.uniform(*self.machine.opening), functools.partial(self._event, opened))
 
     def _prove_store(self, wanted: effects.ProveStore) -> None:
         address, port = wanted.address, wanted.port
@@ -604,6 +653,8 @@ class Process:
 
         route = self.network.route(self.machine, address.partition("%")[0])
         delay = self.world.rng.uniform(*STORE_SECONDS)
+        if self.machine.stores_shut:
+            route = None
         store = None if route is None else route.far.machine.stores.get(port)
         if route is None or not route.alive or (store is not None and store.stopped):
             delay, happen = STORE_SILENT_SECONDS, functools.partial(unreachable, "no answer")

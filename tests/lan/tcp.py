@@ -49,8 +49,13 @@ class Connection:
         self.world.counts["connections"] += 1
         network.connections.add(self)
 
-    def _peer(self, end: End) -> End:
+    def peer(self, end: End) -> End:
+        """Return the other end."""
         return self.ends[1] if end is self.ends[0] else self.ends[0]
+
+    def local_address(self, end: End) -> str:
+        """Return the address of an end."""
+        return (self.route.near if end is self.ends[0] else self.route.far).address
 
     def _delay(self) -> float:
         segment = self.route.near.segment
@@ -70,13 +75,13 @@ class Connection:
         self.world.counts["bytes"] += len(data)
         if len(data) > 1 and self.world.rng.random() < CHOPPED:
             cut = self.world.rng.randrange(1, len(data))
-            self._put(self._peer(end), data[:cut])
-            self._put(self._peer(end), data[cut:])
+            self._put(self.peer(end), data[:cut])
+            self._put(self.peer(end), data[cut:])
         else:
-            self._put(self._peer(end), data)
+            self._put(self.peer(end), data)
 
     def _ways(self, end: End) -> tuple[Machine, Machine]:
-        return end.owner.machine, self._peer(end).owner.machine
+        return end.owner.machine, self.peer(end).owner.machine
 
     def _barrier(self, end: End) -> Barrier | None:
         """What a firewall does with what this end sends."""
@@ -88,7 +93,7 @@ class Connection:
         if not end.closed and self._barrier(end) == "reset":
             self._end(end, RESET)
             later = self.world.rng.uniform(*KEEPALIVE_SECONDS)
-            self.world.after(later, functools.partial(self._probe, self._peer(end)))
+            self.world.after(later, functools.partial(self._probe, self.peer(end)))
 
     def _probe(self, end: End) -> None:
         """The other end is no more, and this one was not told: the kernel's keepalive asks until it is."""
@@ -111,7 +116,7 @@ class Connection:
             return
         end.closed = True
         end.incoming.clear()
-        self._put(self._peer(end), reason)
+        self._put(self.peer(end), reason)
 
     def _put(self, end: End, item: bytes | str) -> None:
         if end.closed:

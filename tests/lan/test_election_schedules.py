@@ -15,7 +15,7 @@ from tests.lan.planted import ReusesVoidedEpochs, SealsWithoutConfirm
 from tests.levels import repeated
 
 SEEDS_PER_TEST = 50
-"""More than three times as many schedules as it takes to find the rarest of the planted bugs (11)."""
+"""More than ten times as many schedules as it takes to find the rarest of the planted bugs (4)."""
 
 
 @pytest.mark.soak

@@ -10,7 +10,7 @@ from tests.lan.schedules import Schedule
 from tests.levels import repeated
 
 SEEDS_PER_TEST = 66
-"""Three times as many schedules as it takes to find the rarest of the planted bugs (22)."""
+"""More than six times as many schedules as it takes to find the rarest of the planted bugs (10)."""
 
 
 @pytest.mark.soak

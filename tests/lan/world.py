@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tests.lan.network import Network
-    from tests.lan.process import Process
+    from tests.lan.process import Endpoint, Process
 
 Action = Callable[[], None]
 
@@ -28,6 +28,8 @@ class World:
         self.networks: list[Network] = []
         self.counts: Counter[str] = Counter()
         self.watchers: list[Callable[[Process], None]] = []
+        self.before_write: list[Callable[[Process, Endpoint, bytes], None]] = []
+        """Called before a process writes bytes to another one; the process can be stopped or killed there."""
         self.trace: list[str] = []
         self._tracing = tracing
         self._heap: list[tuple[float, int, Action]] = []
