@@ -144,6 +144,22 @@ def test_a_node_that_the_gathering_lost_is_not_waited_for(pair: list[tuple[Round
     until(lambda: other.nodes_waiting() == 1)
 
 
+def test_an_agent_that_came_back_is_not_waited_for_as_the_node_it_was(
+    pair: list[tuple[Rounds, FixedGathering]],
+) -> None:
+    (host, _), (other, back) = pair
+    # Only its connection to the host was reset: no look finds it missing.
+    other.end()
+    again = Rounds(other._wanted, back, other._formation)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(again.next)
+        try:
+            until(lambda: host.nodes_waiting() == 1)
+        finally:
+            again.end()
+        assert isinstance(joining.exception(10), RendezvousConnectionError)
+
+
 def test_a_node_that_is_missing_for_a_moment_is_not_lost(pair: list[tuple[Rounds, FixedGathering]]) -> None:
     (host, gathering), (_, other) = pair
     monitor = monitor_of(host)

@@ -313,7 +313,13 @@ class Monitor:
         # Ask after the state was read: every node in it had joined the session by then.
         present = self._present()
         heartbeats = self._holder.state.last_heartbeats
-        missing = {node for node in heartbeats if present is not None and member_of(node.addr) not in present}
+        # An agent that comes back to the session is a new node with a higher number; its earlier node is dead.
+        newest = {member_of(node.addr): node for node in sorted(heartbeats, key=lambda node: node.local_id)}
+        missing = {
+            node
+            for node in heartbeats
+            if present is not None and (member_of(node.addr) not in present or node != newest[member_of(node.addr)])
+        }
         self._missed = Counter({node: self._missed[node] + 1 for node in missing})
         dead = [node for node, looks in self._missed.items() if looks >= MISSED_LOOKS]
         if dead:
