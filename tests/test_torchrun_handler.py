@@ -296,6 +296,16 @@ def test_an_end_on_purpose_restarts_nobody_and_starts_no_round(place: Place, poo
     assert all(handler.shutdown() for handler in handlers)
 
 
+def test_workers_with_stand_in_ranks_do_not_outlive_the_job(place: Place) -> None:
+    handler, _ = make(place)
+    handler._present_rounds()
+    handler.void_round()
+    place.end("node-1 has finished")
+    assert handler.num_nodes_waiting() == 1
+    with pytest.raises(RendezvousClosedError):
+        handler.next_rendezvous()
+
+
 def test_an_end_on_purpose_while_a_round_forms(place: Place, pool: ThreadPoolExecutor) -> None:
     handler, gathering = make(place)
     forming: Future[RendezvousInfo] = pool.submit(handler.next_rendezvous)

@@ -201,15 +201,18 @@ class AgentHandler(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return how many nodes make a new round necessary; never blocks, torchrun asks ten times a second.
 
-        A lost gathering counts as one. After the end of the job no node counts: healthy workers continue.
+        A lost gathering counts as one, and so does a void round, whose workers have stand-in ranks. After the end of
+        the job no other node counts: healthy workers continue.
 
         Raises:
             RendezvousError: the store fails although its host lives.
         """
         rounds = self._rounds
+        if self._void:
+            return 1
         if rounds is None or rounds.closed or self._gathering.ended is not None:
             return 0
-        if self._void or self._gathering.lost is not None:
+        if self._gathering.lost is not None:
             return 1
         return rounds.nodes_waiting()
 
