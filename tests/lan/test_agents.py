@@ -12,6 +12,7 @@ from mingle.elastic.leases import LEASE_SECONDS
 from mingle.elastic.quorum import Nodes, Quorum
 from mingle.errors import ConflictError, DiscoveryTimeoutError
 from mingle.protocol.election import Elector
+from mingle.protocol.machine import Address
 from mingle.protocol.member import Step
 from mingle.wire import frames
 from mingle.wire.datagrams import MAX_ADDRESSES
@@ -537,3 +538,20 @@ def test_with_a_secret_and_on_a_bad_network(seed: int) -> None:
     host = gathering.host_of(agents)
     host.kill()
     gathering.run_until_together(without(agents, host), NOTICED_SECONDS + 6.0)
+
+
+def test_a_host_that_is_alone_gives_up_the_session_whose_address_it_has_lost() -> None:
+    gathering = AgentGathering(5, (2, 2))
+    agents = gathering.everybody(2)
+    gathering.run_until_together(agents, 12.0)
+    host = gathering.host_of(agents)
+    machine = host.machine
+    old = machine.nics.pop()
+    assert old.segment is not None
+    old.up = False
+    old.segment.nics.remove(old)
+    gathering.network.plug(machine.name, "eth0", "10.0.9.9", "lan", 16)
+    gathering.network.heal(machine)
+    host._event(lambda: host.agent.readdress((Address("10.0.9.9", "eth0", 16),), host.now))
+    gathering.world.run(12.0)
+    gathering.run_until_together(agents, 30.0)

@@ -92,6 +92,15 @@ class ElasticHost(Host):
         if self.running and not self.quorum.ending and now >= self.quorum.kept_until():
             present = len(self.quorum.counting(now))
             self._dissolve(elastic_reports.too_few(self.identity, present, self.quorum.wanted), None)
+        elif self.running and not self.quorum.ending and self._is_unreachable():
+            self._dissolve(elastic_reports.address_gone(self.identity), None)
+
+    def _is_unreachable(self) -> bool:
+        """Return whether this agent is alone, and others can't join it: the address of its store has gone."""
+        assert self.outcome is not None
+        alone = len(self.registrar.seats) == 1 < self.quorum.policy.nodes.maximum
+        store = self.outcome.store_address.partition("%")[0]
+        return alone and all(each.address != store for each in self._newest_addresses)
 
     def _sighted(self, offer: Offer, source: Source, now: float) -> None:
         """Probe another session of this job; a running host probes only sessions that take precedence."""

@@ -98,6 +98,13 @@ def small(identity: Identity, policy: Policy, joined: int) -> str:
     )
 
 
+def address_gone(identity: Identity) -> str:
+    """Return why a host that is alone gives up its session: no other agent can reach its store."""
+    return (
+        f"job {identity.job!r}: the address of the store is gone from this machine, and no other node is in the session"
+    )
+
+
 def too_few(identity: Identity, present: int, wanted: int) -> str:
     """Return why a host ends its session: other agents can have founded another one."""
     return (
