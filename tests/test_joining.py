@@ -6,6 +6,7 @@ import itertools
 import random
 from typing import Any
 
+import msgspec
 import pytest
 
 from mingle.errors import ConflictError, DiscoveryTimeoutError
@@ -258,6 +259,24 @@ def test_a_connection_that_breaks_on_the_way_back_loses_no_seal() -> None:
     (conn,) = alone.dialled()
     alone.answer(conn, 4.5, frames.Joined(session=SESSION, epoch=1), frames.Go(session=SESSION, epoch=1))
     assert alone.step() is Step.FORMED, "its host may have decided GO with its ACK"
+
+
+def test_a_path_that_failed_while_the_connection_broke_is_proved_before_it_counts() -> None:
+    alone = Alone()
+    two = msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.9.9"))
+    alone.joiner.disconnected(alone.join(2.0), "reset", 3.0)
+    alone.joiner.heard(two, HERE, 3.5)
+    (conn,) = alone.dialled()
+    alone.answer(conn, 3.5, addresses=two.addresses)
+    alone.hear(conn, 3.5, frames.Joined(session=SESSION))
+    session = alone.joiner.current
+    assert session is not None
+    assert session.race is not None
+    (other,) = session.race._attempts.keys() - {conn}
+    alone.joiner.disconnected(other, "reset", 4.0)
+    assert not session.race.pending
+    alone.hear(conn, 4.1, frames.Confirm(session=SESSION, epoch=1))
+    assert alone.step() is Step.SEATED, "it confirms once each path was tried again"
 
 
 def test_a_formed_member_comes_back_until_its_ready_was_certainly_heard() -> None:

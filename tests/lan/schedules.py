@@ -192,6 +192,8 @@ class Schedule:
         process = self.current[rank]
         if process.alive and not process.stopped:
             process.close()
+            if self.current[rank] is not process:
+                return  # another strike hit it at its good-bye, and planned its return
             self._restart(rank, self.rng.choice((0.0, self.rng.uniform(0, 0.3), self.rng.uniform(0, 4))))
 
     def _shut_stores(self, rank: int) -> None:

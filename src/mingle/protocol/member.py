@@ -123,8 +123,8 @@ class Joiner(SessionPolicy[KnownSession]):
         self._confirm_due = False
         self._store_retry_at: float | None = None
         self._paths_stale = False
-        """Whether paths that were proved may be broken by now, or better ones open: the store was not reached, or the
-        interfaces have changed."""
+        """Whether paths that were proved may be broken by now, or better ones open: the store was not reached, the
+        interfaces have changed, or the connection to the host broke."""
         self._ready = False
         self._ready_heard_by = float("-inf")
         """When the host certainly has READY, if the connection stands until then."""
@@ -614,6 +614,7 @@ class Joiner(SessionPolicy[KnownSession]):
             self.current = self._suspect_until = None
         else:
             returning = self.step in BEFORE_GO
+            self._paths_stale = True  # what broke this connection can fail the proof of another path as well
             # In JOINING it is a seal of before, if any: the connection can break again on the way back.
             self._let_go(keep_sealed=self.step in (Step.JOINING, Step.ACKED))
             self._client.seeker.resume(now)
