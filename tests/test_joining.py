@@ -245,6 +245,19 @@ def test_a_host_that_refuses_connections_is_not_waited_for() -> None:
     assert len(alone.dialled()) == 1
 
 
+def test_a_host_whose_connection_is_reset_before_the_proof_may_live() -> None:
+    alone = Alone()
+    alone.joiner.disconnected(alone.seal(), "reset", 3.0)
+    (conn,) = alone.dialled()
+    alone.joiner.connected(conn, "10.0.0.2", "eth0", 3.01)
+    alone.joiner.disconnected(conn, "reset", 3.02)
+    alone.joiner.effects()
+    alone.joiner.handle_timer(3.02 + RETRY_SECONDS)
+    (conn,) = alone.dialled()
+    alone.answer(conn, 3.5)
+    assert alone.step() is Step.JOINING
+
+
 def test_a_connection_that_breaks_on_the_way_back_loses_no_seal() -> None:
     alone = Alone()
     conn = alone.seal()

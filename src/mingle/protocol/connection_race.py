@@ -137,6 +137,8 @@ class ConnectionRace:
         self._attempts: dict[int, _Attempt] = {}
         self._next_start = now
         self._was_silent = False
+        self.was_cut_off = False
+        """Whether a connection that had been made ended before the proof: the process there need not have ended."""
         self._failed_at: dict[tuple[str, int], float] = {}
         self.handle_timer(now)
 
@@ -279,6 +281,8 @@ class ConnectionRace:
 
     def disconnected(self, conn: int, reason: str, now: float) -> None:
         """Handle a connection that ended or could not be made."""
+        if conn != self.winner and self._attempts[conn].local_address:
+            self.was_cut_off = True
         self._fail(self._release(conn), reason, now)
         if conn == self.winner:
             self.winner = self.conversation = None

@@ -366,7 +366,8 @@ class Joiner(SessionPolicy[KnownSession]):
         """Handle a race that was lost on every address."""
         failures = "; ".join(f"{address} {reason}" for address, reason in race.failures.items())
         note(self.diagnostics.hosts, session.host_name, f"not reached: {failures}")
-        if session is self._return_to and race.state is RaceState.DEAD and self.outcome is None:
+        refused = race.state is RaceState.DEAD and not race.was_cut_off
+        if session is self._return_to and refused and self.outcome is None:
             # Refused on every address: its process has ended, and there is nothing to come back to.
             self._return_to = None
         asked_again = self.running_check.unreached(session, race, now) and self._prove(session, now)
