@@ -31,9 +31,12 @@ def check(
     """Run mingle-check as a rank; rank 0 waits before the step ``hold`` until the FIFO ``until`` is written to."""
 
     def before(step: str) -> None:
+        # The FIFO is opened before the report, so that what is written after it waits there.
+        held = os.open(until, os.O_RDWR) if hold and step.startswith(hold) else None
         report("step", name=step)
-        if hold and step.startswith(hold):
-            Path(until).read_bytes()
+        if held is not None:
+            os.read(held, 1)
+            os.close(held)
 
     text = io.StringIO()
     options = Options(**{"seconds": SECONDS, "max_size": 1 << 24, **more})
@@ -93,7 +96,9 @@ def at_step(ranks: Sequence[Rank[Any]], step: str, file: Path, make: Callable[[]
     while not ranks[0].wait_for("step", FORMS)["name"].startswith(step):
         pass
     make()
-    os.close(os.open(file, os.O_RDWR))
+    fifo = os.open(file, os.O_RDWR)
+    os.write(fifo, b"\n")
+    os.close(fifo)
 
 
 def outcomes(ranks: Sequence[Rank[tuple[int, str]]]) -> list[dict[str, Any]]:
