@@ -546,10 +546,7 @@ def test_a_host_that_is_alone_gives_up_the_session_whose_address_it_has_lost() -
     gathering.run_until_together(agents, 12.0)
     host = gathering.host_of(agents)
     machine = host.machine
-    old = machine.nics.pop()
-    assert old.segment is not None
-    old.up = False
-    old.segment.nics.remove(old)
+    gathering.network.unplug(machine.nics[0])
     gathering.network.plug(machine.name, "eth0", "10.0.9.9", "lan", 16)
     gathering.network.heal(machine)
     host._event(lambda: host.agent.readdress((Address("10.0.9.9", "eth0", 16),), host.now))
