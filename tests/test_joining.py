@@ -240,9 +240,23 @@ def test_a_host_that_refuses_connections_is_not_waited_for() -> None:
     alone = Alone()
     alone.joiner.disconnected(alone.seal(), "reset", 3.0)
     (conn,) = alone.dialled()
-    alone.joiner.disconnected(conn, "Connection refused", 3.01)
+    alone.joiner.disconnected(conn, "Connection refused (ECONNREFUSED)", 3.01)
     alone.joiner.heard(offer(OTHER, port=4001), HERE, 3.1)
     assert len(alone.dialled()) == 1
+
+
+def test_a_host_to_which_no_route_leads_may_live() -> None:
+    """This machine can have lost its own address: nobody has refused anything."""
+    alone = Alone()
+    alone.joiner.disconnected(alone.seal(), "its address has gone", 3.0)
+    (conn,) = alone.dialled()
+    alone.joiner.disconnected(conn, "Network is unreachable (ENETUNREACH)", 3.01)
+    alone.joiner.heard(offer(OTHER, port=4001), HERE, 3.1)
+    assert alone.dialled() == [], "its host may have decided GO with its votes"
+    alone.joiner.handle_timer(3.01 + RETRY_SECONDS)
+    (conn,) = alone.dialled()
+    alone.answer(conn, 3.5)
+    assert alone.step() is Step.JOINING
 
 
 def test_a_host_whose_connection_is_reset_before_the_proof_may_live() -> None:

@@ -12,6 +12,8 @@ from mingle.protocol.connection_race import ADDRESS_SECONDS, DialTarget
 from mingle.protocol.election import REDIRECT_SECONDS, Candidate
 from mingle.protocol.machine import (
     Context,
+    Dial,
+    Hangup,
     ProveStore,
     ReachStore,
 )
@@ -19,6 +21,7 @@ from mingle.protocol.member import (
     HOST_SEEN_SECONDS,
     RETURN_SECONDS,
     STORE_RETRY_SECONDS,
+    SUSPECT_SECONDS,
     Step,
 )
 from mingle.protocol.sessions import RETRY_SECONDS, KnownSession
@@ -380,6 +383,20 @@ def test_a_host_that_no_longer_offers_the_address_in_use_is_asked_whether_it_liv
     alone.joiner.heard(msgspec.structs.replace(offer(), addresses=(address,)), HERE, 2.0)
     alone.done()
     assert (alone.said[-1] == frames.Ping()) is suspected
+
+
+def test_a_member_that_has_confirmed_goes_back_to_a_host_whose_address_has_gone() -> None:
+    """The host has ended the old connection, and its FIN went nowhere: TCP would notice after ten seconds."""
+    alone = Alone()
+    conn = alone.join()
+    alone.hear(conn, 2.0, frames.Confirm(session=SESSION, epoch=1))
+    assert alone.step() is Step.CONFIRMED
+    alone.joiner.heard(msgspec.structs.replace(offer(), addresses=("10.0.0.7",)), HERE, 3.0)
+    alone.done()
+    alone.joiner.handle_timer(3.0 + SUSPECT_SECONDS)
+    done = alone.done()
+    assert Hangup(conn) in done
+    assert "10.0.0.7" in [effect.address for effect in done if isinstance(effect, Dial)]
 
 
 @pytest.mark.parametrize("confirmed", [False, True])

@@ -137,8 +137,9 @@ class ConnectionRace:
         self._attempts: dict[int, _Attempt] = {}
         self._next_start = now
         self._was_silent = False
-        self.was_cut_off = False
-        """Whether a connection that had been made ended before the proof: the process there need not have ended."""
+        self.may_live = False
+        """Whether an attempt failed as it can while the process there runs: no route led there, or the connection was
+        made and ended before the proof."""
         self._failed_at: dict[tuple[str, int], float] = {}
         self.handle_timer(now)
 
@@ -281,8 +282,8 @@ class ConnectionRace:
 
     def disconnected(self, conn: int, reason: str, now: float) -> None:
         """Handle a connection that ended or could not be made."""
-        if conn != self.winner and self._attempts[conn].local_address:
-            self.was_cut_off = True
+        if conn != self.winner and "ECONNREFUSED" not in reason:
+            self.may_live = True
         self._fail(self._release(conn), reason, now)
         if conn == self.winner:
             self.winner = self.conversation = None

@@ -258,8 +258,8 @@ class Joiner(SessionPolicy[KnownSession]):
     def _offered_again(self, session: KnownSession, race: ConnectionRace, now: float) -> None:
         """Handle an OFFER of a session that is being raced for, or is connected."""
         if session is self.current and race.address not in session.offer.addresses:
-            # The address in use has gone, and TCP would wait for it.
-            self._another_offers(now)
+            # The host has ended the connection by now; that goes unseen where its address has gone, and TCP would wait.
+            self._suspect(now, SUSPECT_SECONDS, "silent, and it no longer offers the address in use")
         reopened = race.call.purpose == "probe" and session.offer.takes_members
         if not reopened or race.state is RaceState.RACING or now < session.retry_at:
             race.add(session.targets)
@@ -366,7 +366,7 @@ class Joiner(SessionPolicy[KnownSession]):
         """Handle a race that was lost on every address."""
         failures = "; ".join(f"{address} {reason}" for address, reason in race.failures.items())
         note(self.diagnostics.hosts, session.host_name, f"not reached: {failures}")
-        refused = race.state is RaceState.DEAD and not race.was_cut_off
+        refused = race.state is RaceState.DEAD and not race.may_live
         if session is self._return_to and refused and self.outcome is None:
             # Refused on every address: its process has ended, and there is nothing to come back to.
             self._return_to = None
@@ -576,7 +576,7 @@ class Joiner(SessionPolicy[KnownSession]):
             self.send(frames.Ping())
 
     def _another_offers(self, now: float) -> None:
-        """Handle a sign that the host has gone: another host takes members, or its address is no longer offered."""
+        """Handle a sign that the host has gone: another host takes members."""
         if self.step in (Step.JOINING, Step.SEATED):
             self._suspect(now, SUSPECT_SECONDS, "silent while another host offered itself")
 
