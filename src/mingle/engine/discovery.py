@@ -183,13 +183,16 @@ def make_room(members: int, files_per_member: int, *, what: str, quiet: bool) ->
     needed = files_per_member * members + FILES_BESIDE
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
-    limit = hard if hard != resource.RLIM_INFINITY else max(needed, soft)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    limit = hard if hard != resource.RLIM_INFINITY else needed
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    except (OSError, ValueError):  # beyond the system's own limit: fs.nr_open, or kern.maxfilesperproc on macOS
+        limit = soft
     if limit < needed:
         progress.say(
             logging.WARNING,
             f"the host of a job may open {limit} files and needs about {needed} for {members} {what}: raise the hard "
-            "limit (ulimit -Hn)",
+            "limit (ulimit -Hn), and that of the system if it is lower (fs.nr_open, kern.maxfilesperproc)",
             quiet=quiet,
         )
 
