@@ -122,7 +122,7 @@ class ElectionInvariants(Invariants):
             return
         assert isinstance(failure, DiscoveryTimeoutError), str(failure)
         deaf = self.world.networks[0].segment().deaf
-        if now - self.disturbed_at < UNDISTURBED_SECONDS:
+        if now - max(self.disturbed_at, self.world.networks[0].timed_out_at) < UNDISTURBED_SECONDS:
             return
         names = [(each.machine.name, process.machine.name) for each in running]
         if any(pair in deaf or pair[::-1] in deaf for pair in names):

@@ -132,6 +132,8 @@ class Network:
         self.connections: set[Connection] = set()
         self.recorded: list[tuple[str, Nic, Packet, bool]] = []
         """The first datagrams that were sent, for somebody who plays them again."""
+        self.timed_out_at = float("-inf")
+        """When an end was last told that its connection is dead: until then it can't know."""
         world.networks.append(self)
 
     def segment(self, name: str = "lan") -> Segment:

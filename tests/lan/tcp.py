@@ -170,5 +170,6 @@ class Connection:
         if self._dead_since == since:
             for end in self.ends:
                 if not end.closed:
+                    self.network.timed_out_at = self.world.now
                     self._end(end, "Connection timed out")
             self.network.connections.discard(self)
