@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mingle.config.settings import Family
-from mingle.errors import InterfaceError
+from mingle.config.settings import Family, Settings
+from mingle.engine.discovery import Discovery
+from mingle.errors import ConfigurationError, InterfaceError
 from mingle.network import transport as sockets
 from mingle.network.interfaces import Interface, scan
 from mingle.network.transport import Transport
@@ -235,6 +236,23 @@ def ipv6_on_loopback_alone() -> None:
             assert {opened.family for opened in transport.sockets()} == {socket.AF_INET}
 
 
+def a_fixed_port_where_an_interface_has_only_a_link_local_address() -> None:
+    """A card without a network, or Docker's end of a container's cable."""
+    two_hosts()
+    ip("-n a address flush dev eth1 scope global")
+    (link_local,) = (str(address.ip) for address in interface_of("a").addresses)
+    settings = Settings(
+        job_id="a job", rank=0, world_size=2, discovery_timeout=20.0, port=29499, master_port=29500, progress="off"
+    )
+    with no_descriptor_leaks(), inside("a"):
+        Discovery(settings).close("the test is over")
+        with socket.socket(socket.AF_INET6) as other:
+            other.bind((link_local, 29500, 0, socket.if_nametoindex("eth1")))
+            other.listen()
+            with pytest.raises(ConfigurationError, match="29500: Address already in use"):
+                Discovery(settings)
+
+
 def an_ipv6_port_that_is_not_shared() -> None:
     two_hosts()
     with inside("a"), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as selfish:
@@ -265,6 +283,7 @@ def an_ipv6_port_that_is_not_shared() -> None:
         a_refused_send_is_not_final,
         memberships_are_reported_again,
         ipv6_on_loopback_alone,
+        a_fixed_port_where_an_interface_has_only_a_link_local_address,
         an_ipv6_port_that_is_not_shared,
     ],
 )

@@ -28,7 +28,7 @@ from mingle.engine.driver import Driver, FailedCall
 from mingle.engine.progress import Progress
 from mingle.engine.store import StoreClient, StoreKeeper, StoreServer
 from mingle.errors import MingleError
-from mingle.protocol.machine import CloseStore, Context, Effect, Formation, Identity
+from mingle.protocol.machine import CloseStore, Context, Effect, Formation, Identity, scoped
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import truncate_utf8
 from mingle.wire.frames import ProcessInfo, Unit
@@ -274,9 +274,10 @@ class Discovery:
 
             return Joiner(identity, context, time.monotonic())
         make_room(identity.world_size, FILES_PER_RANK, what=f"{self.unit}s", quiet=self.settings.progress == "off")
-        if fixed_port is not None:
-            store.check_port(fixed_port, [each.address for each in driver.addresses])
         endpoints = driver.listen()
+        if fixed_port is not None:
+            # Only the addresses that are ready: another one is no reason to refuse the port.
+            store.check_port(fixed_port, [scoped(each.address, each.interface) for each in endpoints.addresses])
         if identity.rank is None:
             from mingle.protocol.election import Elector
 
