@@ -193,6 +193,15 @@ def test_an_address_that_is_not_ready_is_listened_on_later(loop: Loop) -> None:
     assert loop.connections.port == port
 
 
+@linux_only
+@needs_ipv6
+def test_an_interface_that_goes_while_the_port_is_opened_does_not_stop_the_others(loop: Loop) -> None:
+    """One end of a container's cable, for example, which often has only a link-local address."""
+    here, gone = ("127.0.0.1", LO.index), ("fe80::1", 9999)
+    assert loop.connections.listen([here, gone]) == {here}
+    assert loop.connections.listen_also([gone, here]) == {here}
+
+
 def test_connections_end_whose_own_address_has_gone(loop: Loop) -> None:
     loop.connections.listen([("127.0.0.1", LO.index)])
     with socket.create_connection(("127.0.0.1", loop.connections.port), timeout=5) as caller:

@@ -110,7 +110,7 @@ class Connections:
         """Listen on each address (with its interface's index) at one port, the same for all; return those bound.
 
         An address that is not ready yet is left out (an IPv6 one can't be bound before its duplicate check is over:
-        RFC 4862, section 5.4); :meth:`listen_also` tries it again.
+        RFC 4862, section 5.4), and so is one that has just gone; :meth:`listen_also` tries it again.
 
         Raises:
             InterfaceError: none of the addresses can be bound.
@@ -141,7 +141,7 @@ class Connections:
             try:
                 listener = self._open_listener(address, index)
             except OSError as error:
-                if error.errno != errno.EADDRNOTAVAIL:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV):  # ENODEV: its interface has gone
                     raise
             else:
                 self.port = listener.getsockname()[1]
