@@ -19,7 +19,7 @@ from mingle.config.settings import Network
 from mingle.config.values import Peer
 from mingle.engine.driver import Driver
 from mingle.engine.reception import LOOKED_AT_UNVERIFIED
-from mingle.network import interfaces, local_relay
+from mingle.network import interfaces, local_relay, transport
 from mingle.network.transport import Received
 from mingle.protocol.machine import Address, Answer, Dial, Effect, Hangup, Multicast, Source, Write
 from mingle.wire import datagrams
@@ -235,6 +235,31 @@ def test_interfaces_that_can_not_be_scanned_stay_as_they_were(driver: Noting, mo
     driver.turn_until("timer")
     assert driver.interfaces.scan_due > 0.0
     assert driver.facts().interfaces == before != []
+
+
+def test_a_socket_that_could_not_be_opened_is_opened_with_a_later_scan(
+    driver: Noting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of IPv6's duplicate check, or of a shortage of memory, changes nothing that a scan finds."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOBUFS, "No buffer space available")
+
+    assert driver.transport is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(transport, "rejoin", refuse)
+        patched.setattr(transport, "open_receiver", refuse)
+        driver._refresh_due = 0.0
+        driver.notes.due = time.monotonic()
+        driver.turn_until("timer")
+        assert list(driver.transport.failures) == ["lo IPv4"]
+    driver.notes.told.clear()
+    driver.interfaces.scan_due = 0.0
+    driver.notes.due = time.monotonic()
+    driver.turn_until("timer")
+    assert not driver.transport.failures
+    driver.notes.to_do.append(Multicast(Seek(job="a job", member=MEMBER, world_size=2)))
+    driver.turn_until("heard")
 
 
 def test_a_host_that_keeps_its_addresses_while_it_is_sealed_is_told_when_they_are_back(

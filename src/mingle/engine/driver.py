@@ -396,9 +396,11 @@ class Driver:
     def _rescan(self, now: float) -> None:
         if self.transport is None:
             return
-        if changed := self.interfaces.rescan(now):
+        changed = self.interfaces.rescan(now)
+        if changed or self.transport.failures:  # the end of IPv6's duplicate check changes no address
             change = self.transport.update(self.interfaces.usable)
             self._change_sockets(change.added, change.removed)
+        if changed:
             self.peers.restart(now)
             for event in self.connections.drop_strays(self.interfaces.addresses()):
                 self._tcp_event(event)
