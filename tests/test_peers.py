@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from mingle import detached
 from mingle.config.values import Peer
+from mingle.errors import MingleError
 from mingle.network import peers
 from mingle.network.peers import PER_ROUND, Peers
 from tests.loopback import until
@@ -326,6 +328,27 @@ def test_without_peers_nobody_is_asked_and_nothing_is_waited_for() -> None:
     assert none.next_timer(5.0) is None
     assert none.turn(silent=False, now=5.0) == []
     none.stop()
+
+
+def test_a_resolver_whose_thread_cannot_be_started_leaves_none_behind(
+    names: NameServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full cgroup refuses threads; a thread that is left behind would ask the name server once a second for good."""
+    started: list[threading.Thread] = []
+
+    def start(thread: threading.Thread) -> None:
+        if started:
+            raise MingleError("a thread of the discovery can't be started")
+        started.append(thread)
+        thread.start()
+
+    names.answers["node1"] = [A]
+    monkeypatch.setattr(detached, "start_explained", start)
+    with pytest.raises(MingleError):
+        peers_of(("node1", 29499), ("node2", 29499))
+    names.answer("node1", times=100)
+    started[0].join(5)
+    assert not started[0].is_alive()
 
 
 def test_new_addresses_are_looked_for_while_there_is_nothing_to_say(

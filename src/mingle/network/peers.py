@@ -63,11 +63,15 @@ class Peers:
         self._found = [(host, port) for host, port in named if parse_address(host)]
         self._any = bool(named)
         names = [(host, port) for host, port in named if not parse_address(host)]
-        for first in range(min(len(names), MAX_THREADS)):
-            work = names[first::MAX_THREADS]
-            detached.start_explained(
-                threading.Thread(target=self._run, args=(work,), name="mingle-abandoned-resolver", daemon=True)
-            )
+        try:
+            for first in range(min(len(names), MAX_THREADS)):
+                work = names[first::MAX_THREADS]
+                detached.start_explained(
+                    threading.Thread(target=self._run, args=(work,), name="mingle-abandoned-resolver", daemon=True)
+                )
+        except BaseException:
+            self.stop()
+            raise
 
     @property
     def failures(self) -> dict[str, str]:
