@@ -36,6 +36,7 @@ from mingle.network.connections import (
     counter,
 )
 from mingle.network.interfaces import scan
+from tests.receiving import no_descriptor_leaks
 from tests.test_forksafe import in_child
 
 LO = next(interface for interface in scan() if interface.loopback)
@@ -284,6 +285,21 @@ def test_no_socket_left_to_dial_with(loop: Loop, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(socket, "socket", refuse)
     (event,) = loop.connections.dial(DIALLED, "127.0.0.1", 9, LO.index)
     assert event == Disconnected(DIALLED, "Too many open files (EMFILE)")
+
+
+def test_a_socket_that_the_selector_does_not_take_is_told_and_closed(
+    loop: Loop, server: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of files that epoll watches for a user is limited: fs.epoll.max_user_watches."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(loop.selector, "register", refuse)
+    with no_descriptor_leaks():
+        assert loop.dial(server) == [Disconnected(DIALLED, "No space left on device (ENOSPC)")]
+        assert loop.connections.write(DIALLED, b"hello") == []
+        assert loop.connections.listen_also([("127.0.0.3", LO.index)]) == frozenset()
 
 
 @linux_only

@@ -163,11 +163,11 @@ class Connections:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listener.bind(own)
             listener.listen(BACKLOG)
+            self._wait_for_callers(listener)
         except OSError:
             listener.close()
             raise
         self._listeners[address, index] = listener
-        self._wait_for_callers(listener)
         return listener
 
     def _wait_for_callers(self, listener: socket.socket) -> None:
@@ -211,8 +211,13 @@ class Connections:
         except OSError as error:
             sock.close()
             return [Disconnected(conn, _in_words(error))]
-        connection = self._connections[conn] = _Connection(conn, sock, selectors.EVENT_WRITE, connecting=True)
-        self._selector.register(sock, selectors.EVENT_WRITE, partial(self._serve, connection))
+        connection = _Connection(conn, sock, selectors.EVENT_WRITE, connecting=True)
+        try:
+            self._selector.register(sock, selectors.EVENT_WRITE, partial(self._serve, connection))
+        except OSError as error:  # it takes no more (ENOSPC, ENOMEM)
+            sock.close()
+            return [Disconnected(conn, _in_words(error))]
+        self._connections[conn] = connection
         return []
 
     def write(self, conn: int, data: bytes) -> list[Event]:
