@@ -184,6 +184,19 @@ def test_one_that_ends_is_not_counted_as_loss() -> None:
         assert row.sent == row.received > 0
 
 
+def test_a_named_host_whose_ping_was_started_again_is_found_again_without_multicast() -> None:
+    lan = Lan()
+    lan.lost = lambda _sender, _receiver, way: way in ("multicast", "link")
+    one, other = lan.add("10.0.0.1", count=None), lan.add("10.0.0.2", count=None)
+    one.learn([("10.0.0.2", PORT)])
+    lan.run(2)
+    other.close()
+    lan.settle()
+    lan.add("10.0.0.2", count=None)
+    lan.run(3)
+    assert [(peer.hostname, peer.gone) for peer in one.peers.values()] == [("node2", True), ("node3", False)]
+
+
 def test_a_secret_that_is_not_ours() -> None:
     lan = Lan()
     one = lan.add("10.0.0.1", key=JobKey(b"a", ""))

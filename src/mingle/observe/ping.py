@@ -293,7 +293,7 @@ class PingMachine:
                     figures.pending[number] = now
         self._effects.append(Cast(self._ping(number, "multicast")))
         self._effects.append(Cast(self._ping(number, "link"), link=True))
-        known = {peer.address for peer in self.peers.values()}
+        known = {peer.address for peer in present}
         targets = [(peer.address, self._port_of(peer.address)) for peer in present if peer.address not in self._own]
         targets += [target for target in self.asked if target[0] not in known]
         self._effects += [Post(address, port, self._ping(number, "unicast")) for address, port in targets]
