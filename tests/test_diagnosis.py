@@ -123,6 +123,11 @@ def test_an_interface_that_could_not_be_opened_is_no_firewall() -> None:
     assert ("multicast", FAIL) not in faults(facts)
 
 
+def test_a_port_that_keeps_every_interface_from_being_opened_is_not_called_usable() -> None:
+    facts = replace(HEALTHY, interface_problem=("nothing could be opened (EADDRINUSE)", "end it"), holders=[STRANGER])
+    assert [each.name for each in examine(facts) if "port" in each.observation] == []
+
+
 WRONG = Finding("port", CheckStatus.FAIL, "it is taken", "free it")
 
 

@@ -184,15 +184,16 @@ def _port(facts: Facts) -> Iterator[Finding]:
             f"end that program, or set MINGLE_PORT to another port on every host; "
             f"ss -ulpn 'sport = :{facts.port}' shows it",
         )
-    elif strangers and facts.interface_problem is None:
-        yield Finding(
-            "port",
-            WARN,
-            f"UDP port {facts.port} is also held by {names}, which is not mingle: a unicast datagram to a shared "
-            "port reaches only one program, so MINGLE_PEERS may not work here",
-            "end that program, or set MINGLE_PORT to another port on every host",
-            explains_silence=True,
-        )
+    elif strangers:
+        if facts.interface_problem is None:  # else nothing was opened, perhaps because the program does not share it
+            yield Finding(
+                "port",
+                WARN,
+                f"UDP port {facts.port} is also held by {names}, which is not mingle: a unicast datagram to a shared "
+                "port reaches only one program, so MINGLE_PEERS may not work here",
+                "end that program, or set MINGLE_PORT to another port on every host",
+                explains_silence=True,
+            )
     else:
         shared = f", shared with {len(facts.holders)} other ranks" if facts.holders else ""
         yield Finding("port", PASS, f"UDP port {facts.port} can be used{shared}")
