@@ -135,6 +135,14 @@ def test_serving_ends_when_its_time_is_over() -> None:
     assert result.stdout.count("PASS") >= 5
 
 
+def test_a_host_that_can_not_serve_gives_one_answer() -> None:
+    result = doctor("--serve", "--json", port=free_udp_port(), MINGLE_INTERFACE="nope0")
+    assert result.exit_code == 1
+    (line,) = result.stdout.splitlines()
+    assert json.loads(line)["checks"][0]["status"] == "FAIL"
+    assert "mingle-discover doctor: there is no interface with the name 'nope0'" in result.stderr
+
+
 # --- ping ---
 
 

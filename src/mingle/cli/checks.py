@@ -18,7 +18,7 @@ from mingle.config.settings import Network
 from mingle.config.values import Peer
 from mingle.diagnostics import CheckStatus, Finding, diagnosis, worst
 from mingle.diagnostics.diagnosis import Facts
-from mingle.errors import ConfigurationError, InterfaceError
+from mingle.errors import ConfigurationError, InterfaceError, MingleError
 from mingle.network import inspection
 from mingle.observe import path_checks
 from mingle.observe.ping import Figures, Pinger, PingMachine, PingPeer, refuses
@@ -63,15 +63,23 @@ def doctor(shared: Shared, hosts: tuple[str, ...], serve: bool) -> None:
     fields = {"checks": [finding_record(finding) for finding in findings], "peers": peers}
     shared.answer(fields, findings_table(findings), finding_lines(findings))
     if serve:
-        with Pinger(structs.replace(network, peers=()), interval=SERVE_INTERVAL_SECONDS) as pinger:
-            output.say(
-                f"serving `mingle-discover doctor --check` of other hosts on {', '.join(pinger.interfaces)}, "
-                f"UDP port {network.port}, until interrupted (Ctrl-C)"
-            )
-            with contextlib.suppress(KeyboardInterrupt):
-                pinger.run(until=shared.deadline())
+        try:
+            _serve(shared, network)
+        except MingleError as error:  # not raised: with --json it would become a second answer
+            output.say(f"mingle-discover doctor: {error}")
+            fail()
     if worst(findings) is CheckStatus.FAIL:
         fail()
+
+
+def _serve(shared: Shared, network: Network) -> None:
+    with Pinger(structs.replace(network, peers=()), interval=SERVE_INTERVAL_SECONDS) as pinger:
+        output.say(
+            f"serving `mingle-discover doctor --check` of other hosts on {', '.join(pinger.interfaces)}, "
+            f"UDP port {network.port}, until interrupted (Ctrl-C)"
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            pinger.run(until=shared.deadline())
 
 
 def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], list[dict[str, Any]]]:
