@@ -143,6 +143,17 @@ def test_a_host_that_can_not_serve_gives_one_answer() -> None:
     assert "mingle-discover doctor: there is no interface with the name 'nope0'" in result.stderr
 
 
+def test_a_check_of_this_host_itself_is_not_passed_over() -> None:
+    result = doctor("--check", "127.0.0.1", port=free_udp_port())
+    assert "WARN\t127.0.0.1\t127.0.0.1 is an address of this host" in result.stdout
+
+
+def test_a_check_of_a_host_without_an_address_of_the_family_is_wrong_usage() -> None:
+    result = doctor("--check", "fd00::5", "--family", "4", port=free_udp_port())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--check 'fd00::5' has no IPv4 address: fd00::5" in result.stderr
+
+
 # --- ping ---
 
 

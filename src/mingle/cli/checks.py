@@ -100,6 +100,17 @@ def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], li
     silent = [each for each, answered in pinger.pings.asked.items() if not answered]
     closed = [address for address, port in silent if refuses(address, port)]
     findings = diagnosis.examine(facts) + path_checks.judge(pinger.pings, facts, closed=closed)
+    heard = {peer.address for peer in pinger.pings.peers.values()}
+    findings += [
+        Finding(
+            each.host,
+            CheckStatus.WARN,
+            f"{each.host} is an address of this host: no path to another host was checked",
+            "name another host in --check, one on which `mingle-discover doctor --serve` runs",
+        )
+        for each in asked
+        if each.host in pinger.own and each.host not in heard
+    ]
     return findings, [peer_record(peer) for peer in pinger.pings.peers.values()]
 
 
@@ -107,7 +118,7 @@ def _resolve(network: Network, hosts: tuple[str, ...]) -> tuple[tuple[Peer, ...]
     """Return the addresses that --check names, and the names in MINGLE_PEERS that do not resolve.
 
     Raises:
-        ConfigurationError: a --check does not resolve.
+        ConfigurationError: a --check does not resolve, or to no address of the family.
     """
     problems = {each.host: inspection.resolve(each.host)[1] for each in network.peers}
     asked: list[Peer] = []
@@ -120,7 +131,14 @@ def _resolve(network: Network, hosts: tuple[str, ...]) -> tuple[tuple[Peer, ...]
                 remedy=f"give its address, or look at `getent hosts {each.host}`.",
             )
         versions = ("4", "6") if network.family == "auto" else (network.family,)
-        asked += [Peer(host, each.port) for host in addresses if ("6" if ":" in host else "4") in versions]
+        suitable = [host for host in addresses if ("6" if ":" in host else "4") in versions]
+        if not suitable:
+            raise ConfigurationError.explain(
+                f"--check {each.host!r} has no IPv{network.family} address: {', '.join(addresses)}",
+                cause="--family or MINGLE_FAMILY was set for another network than this host's",
+                remedy=f"give an IPv{network.family} address of the host, or leave the family at auto.",
+            )
+        asked += [Peer(host, each.port) for host in suitable]
     return tuple(asked), {host: problem for host, problem in problems.items() if problem}
 
 
