@@ -56,6 +56,7 @@ def test_an_interface_problem_keeps_its_cause() -> None:
 
 def test_resolving() -> None:
     assert inspection.resolve("127.0.0.1") == (["127.0.0.1"], "")
+    assert inspection.resolve("fe80::1%lo") == (["fe80::1%1"], "")
     addresses, why = inspection.resolve("a..b")
     assert addresses == []
     assert why

@@ -131,9 +131,10 @@ def test_loss_is_a_warning() -> None:
 
 def test_who_is_no_peer() -> None:
     machine = pings()
-    machine.learn([("10.0.0.7", 29499), ("10.0.0.8", 29499)])
+    machine.learn([("10.0.0.7", 29499), ("10.0.0.8", 29499), ("fe80::9%eth0", 29499)])
     machine.asked["10.0.0.8", 29499] = True
     machine.strangers["10.0.0.9"] = "node9 (10.0.0.9), pid 9"
+    machine.strangers["fe80::9%eth0"] = "node9 (fe80::9%eth0), pid 9"
     machine.other_jobs["bert"] = "10.0.0.6"
     found = {finding.name: finding for finding in judge(machine)}
     assert set(found) == {"secret", "10.0.0.7", "job"}

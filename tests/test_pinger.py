@@ -76,6 +76,14 @@ def test_a_host_that_does_not_answer() -> None:
     assert list(pinger.pings.asked.values()) == [False]
 
 
+def test_a_zone_is_known_by_the_name_of_its_interface() -> None:
+    """The source of an answer has the name, a resolver gives the number."""
+    network = Network(interfaces=("lo",), port=free_udp_port(), peers=(Peer("fe80::9%1"),))
+    with Pinger(network, interval=0.05, count=3) as pinger:
+        pinger.run(until=time.monotonic() + 5)
+    assert list(pinger.pings.asked) == [("fe80::9%lo", network.port)]
+
+
 def test_a_unicast_that_another_process_gets_is_handed_on() -> None:
     """Whoever opens the port last gets what is sent to it; a rank hands a ping to the process that waits for it."""
     network = Network(interfaces=("lo",), port=free_udp_port())

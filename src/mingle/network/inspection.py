@@ -28,6 +28,7 @@ from mingle.diagnostics.diagnosis import Facts, Holder
 from mingle.diagnostics.firewall import Chain, Manager
 from mingle.errors import MingleError
 from mingle.network.interfaces import Interface, Kind, reverse_path_drops
+from mingle.network.peers import literal
 
 TOOL_SECONDS = 2.0
 NAME_SECONDS = 2.0
@@ -131,7 +132,7 @@ def resolve(hostname: str) -> tuple[list[str], str]:
     def look_up() -> None:
         try:
             answers = socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)
-            result.append((list(dict.fromkeys(str(answer[4][0]) for answer in answers)), ""))
+            result.append((list(dict.fromkeys(literal(answer[4]) for answer in answers)), ""))
         except (OSError, ValueError) as error:
             result.append(([], getattr(error, "strerror", None) or str(error)))
 

@@ -144,13 +144,13 @@ class Peers:
             with self._lock:
                 self._failures[host] = getattr(error, "strerror", None) or str(error)
             return
-        addresses = [_literal(answer[4]) for answer in answers]
+        addresses = [literal(answer[4]) for answer in answers]
         with self._lock:
             self._failures.pop(host, None)
             self._found += [(address, port) for address in addresses]
 
 
-def _literal(answer: tuple[Any, ...]) -> str:
+def literal(answer: tuple[Any, ...]) -> str:
     """Return the address in one of getaddrinfo's answers; a link-local one with its zone, which it needs."""
     scope = answer[3] if len(answer) == 4 else 0
     return f"{answer[0]}%{scope}" if scope and "%" not in answer[0] else str(answer[0])

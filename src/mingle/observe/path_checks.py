@@ -36,7 +36,7 @@ def judge(pings: PingMachine, facts: Facts, *, closed: Collection[str] = ()) -> 
     ]
     known = {address.partition("%")[0] for address in pings.strangers}
     for (address, port), answered in pings.asked.items():
-        if not answered and address not in known:
+        if not answered and address.partition("%")[0] not in known:
             findings.append(judged.silent(address, port, closed=address in closed))
     findings += [
         Finding(

@@ -563,7 +563,8 @@ class Pinger:
         return self.driver.inspect(environ, versions=self.versions, **observed)
 
     def _learn_peers(self, _now: float) -> None:
-        self.pings.learn([each for each in self.driver.peers.take() if each[0] not in self.own])
+        found = [each for each in self.driver.peers.take() if each[0] not in self.own]
+        self.pings.learn([(_with_named_zone(address), port) for address, port in found])
 
     def _heard(self, received: Received, now: float) -> None:
         try:
@@ -613,6 +614,17 @@ class Pinger:
                 transport.unicast(echo.encode(message, self._key), (address, port))
             case Reply(handle, message) if isinstance(handle, Received):
                 transport.reply(handle, echo.encode(message, self._key))
+
+
+def _with_named_zone(address: str) -> str:
+    """Return an address with the name of its interface as its zone, as the source of an answer has it."""
+    bare, _, zone = address.partition("%")
+    if not zone.isdigit():
+        return address
+    try:
+        return f"{bare}%{socket.if_indextoname(int(zone))}"
+    except OSError:  # there is no such interface
+        return address
 
 
 def refuses(address: str, port: int) -> bool:
