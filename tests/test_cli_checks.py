@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import socket
+import threading
 
 import pytest
 from click.testing import CliRunner, Result
@@ -12,7 +13,9 @@ from rich.console import Console
 
 from mingle.cli import checks, main, output
 from mingle.config.settings import Network
+from mingle.config.values import Peer
 from mingle.diagnostics import CheckStatus, Finding
+from mingle.network import inspection
 from mingle.observe.ping import Figures, PingPeer
 from tests.bystanders import free_udp_port
 from tests.pingers import answering
@@ -152,6 +155,23 @@ def test_a_check_of_a_host_without_an_address_of_the_family_is_wrong_usage() -> 
     result = doctor("--check", "fd00::5", "--family", "4", port=free_udp_port())
     assert (result.exit_code, result.stdout) == (2, "")
     assert "--check 'fd00::5' has no IPv4 address: fd00::5" in result.stderr
+
+
+def test_names_are_looked_up_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that does not answer costs one time limit, however many names there are."""
+    names = ("node-1", "node-2", "node-3")
+    together = threading.Barrier(len(names))
+
+    def look_up(host: str, *_args: object, **_kwargs: object) -> list[object]:
+        together.wait(5)
+        raise socket.gaierror(socket.EAI_AGAIN, f"no answer for {host}")
+
+    monkeypatch.setattr(inspection, "NAME_SECONDS", 30.0)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    assert checks._resolve(Network(peers=tuple(map(Peer, names))), ()) == (
+        (),
+        {name: f"no answer for {name}" for name in names},
+    )
 
 
 # --- ping ---

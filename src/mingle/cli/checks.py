@@ -120,10 +120,12 @@ def _resolve(network: Network, hosts: tuple[str, ...]) -> tuple[tuple[Peer, ...]
     Raises:
         ConfigurationError: a --check does not resolve, or to no address of the family.
     """
-    problems = {each.host: inspection.resolve(each.host)[1] for each in network.peers}
+    checked = values.peers(list(hosts), "--check")
+    resolved = inspection.resolve_all(each.host for each in (*network.peers, *checked))
+    problems = {each.host: resolved[each.host][1] for each in network.peers}
     asked: list[Peer] = []
-    for each in values.peers(list(hosts), "--check"):
-        addresses, problem = inspection.resolve(each.host)
+    for each in checked:
+        addresses, problem = resolved[each.host]
         if problem:
             raise ConfigurationError.explain(
                 f"--check {each.host!r} does not resolve: {problem}",

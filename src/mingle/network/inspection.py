@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Interface, IPv6Interface
 from pathlib import Path
@@ -33,6 +34,7 @@ from mingle.network.peers import literal
 TOOL_SECONDS = 2.0
 NAME_SECONDS = 2.0
 """How long a look-up may take before it is given up."""
+LOOK_UPS_AT_ONCE = 32
 HOLDER_SECONDS = 1.0
 """How long to search /proc for processes. All ranks of a machine time out at once, and each does its own search."""
 # A process that uses mingle has both of these libraries in memory.
@@ -127,19 +129,38 @@ def default_route() -> bool | None:
 
 def resolve(hostname: str) -> tuple[list[str], str]:
     """Return the addresses of a name, and why there are none; a look-up that hangs is abandoned."""
-    result: list[tuple[list[str], str]] = []
+    return resolve_all([hostname])[hostname]
+
+
+def resolve_all(hostnames: Iterable[str]) -> dict[str, tuple[list[str], str]]:
+    """Return for each name what `resolve` does; all look-ups together take no longer than one."""
+    results: dict[str, tuple[list[str], str]] = {}
+    names = list(dict.fromkeys(hostnames))
+    waiting = deque(names)
 
     def look_up() -> None:
-        try:
-            answers = socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)
-            result.append((list(dict.fromkeys(literal(answer[4]) for answer in answers)), ""))
-        except (OSError, ValueError) as error:
-            result.append(([], getattr(error, "strerror", None) or str(error)))
+        with contextlib.suppress(IndexError):  # all names are taken
+            while True:
+                name = waiting.popleft()
+                results[name] = _looked_up(name)
 
-    thread = threading.Thread(target=look_up, name="mingle-abandoned-own-name", daemon=True)
-    thread.start()
-    thread.join(NAME_SECONDS)
-    return result[0] if result else ([], f"no answer within {NAME_SECONDS:g} s")
+    threads = [
+        threading.Thread(target=look_up, name="mingle-abandoned-look-up", daemon=True) for _ in names[:LOOK_UPS_AT_ONCE]
+    ]
+    deadline = time.monotonic() + NAME_SECONDS
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return {name: results.get(name, ([], f"no answer within {NAME_SECONDS:g} s")) for name in names}
+
+
+def _looked_up(hostname: str) -> tuple[list[str], str]:
+    try:
+        answers = socket.getaddrinfo(hostname, None, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:
+        return [], getattr(error, "strerror", None) or str(error)
+    return list(dict.fromkeys(literal(answer[4]) for answer in answers)), ""
 
 
 def firewall_chains() -> list[Chain]:
