@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import socket
@@ -172,6 +173,22 @@ def test_names_are_looked_up_side_by_side(monkeypatch: pytest.MonkeyPatch) -> No
         (),
         {name: f"no answer for {name}" for name in names},
     )
+
+
+def test_hosts_that_do_not_answer_are_examined_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = ("127.0.0.7", "127.0.0.8", "127.0.0.9")
+    together = threading.Barrier(len(hosts))
+
+    def refuses(address: str, _port: int) -> bool:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(5)
+        return address == "127.0.0.8"
+
+    monkeypatch.setattr(checks, "refuses", refuses)
+    findings, _ = checks.examine(Network(interfaces=("lo",), port=free_udp_port()), hosts)
+    assert not together.broken
+    silent = {each.name: "nothing serves" in each.observation for each in findings if each.name in hosts}
+    assert silent == {"127.0.0.7": False, "127.0.0.8": True, "127.0.0.9": False}
 
 
 # --- ping ---
