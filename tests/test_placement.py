@@ -200,12 +200,22 @@ def test_the_launchers_word_about_nodes() -> None:
     assert (placement.job_id, placement.attempt, placement.launcher) == ("77.0", "1", "Slurm")
 
 
-@pytest.mark.parametrize("change", [{"MINGLE_RANK": "0"}, {"MINGLE_WORLD_SIZE": "8"}])
+# Also where the rank by hand is the launcher's: of ranks in another order some are the same, and their nodes and their
+# attempt would not be comparable with the others'.
+@pytest.mark.parametrize("change", [{"MINGLE_RANK": "0"}, {"MINGLE_RANK": "3"}, {"MINGLE_WORLD_SIZE": "8"}])
 def test_an_overruled_launchers_nodes_do_not_count(change: dict[str, str]) -> None:
-    placement = place({**SRUN_TASK, **change})
+    placement = place({**SRUN_TASK, "SLURM_RESTART_COUNT": "1", **change})
     assert (placement.local_rank, placement.local_world_size) == (None, None)
     assert (placement.node_rank, placement.num_nodes, placement.node) == (None, None, None)
-    assert (placement.job_id, placement.launcher) == ("77.0", "Slurm")
+    assert (placement.job_id, placement.attempt, placement.launcher) == ("77.0", None, "Slurm")
+
+
+def test_a_size_by_hand_that_is_the_launchers_leaves_its_nodes() -> None:
+    assert place({**SRUN_TASK, "MINGLE_WORLD_SIZE": "4"}) == place(SRUN_TASK)
+
+
+def test_torchruns_nodes_count_where_it_is_said_again() -> None:
+    assert place({**TORCHRUN_TASK, "MINGLE_RANK": "5"}) == place(TORCHRUN_TASK)
 
 
 PLAIN = {"RANK": "5", "WORLD_SIZE": "8"}

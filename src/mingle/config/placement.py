@@ -110,9 +110,10 @@ def place(environ: Mapping[str, str], *, rank: int | None = None, world_size: in
         )
     final_rank, final_size = None if claim.rank is None else claim.rank.value, claim.world_size.value
     if launched is not None:
-        if (final_rank, final_size) == (launched.rank, launched.world_size):
+        if launched.launcher == launchers.TORCHRUN.name or (own.rank is None and final_size == launched.world_size):
             return launched
-        # Overruled by MINGLE_*: the launcher's nodes and local ranks are those of another set of processes.
+        # Overruled by MINGLE_*: the launcher's nodes and local ranks are those of another set of processes. Where
+        # MINGLE_RANK only orders them anew, some have the launcher's rank: all must describe their nodes alike.
         return Placement(rank=final_rank, world_size=final_size, job_id=launched.job_id, launcher=launched.launcher)
     if final_rank is None or not said.agrees(final_rank, final_size):
         return Placement(rank=final_rank, world_size=final_size)
