@@ -100,6 +100,7 @@ def test_an_interface_that_cannot_be_used_is_status_1_and_all_are_shown() -> Non
     assert result.exit_code == 1
     assert len(result.stdout.splitlines()) == 4
     assert "cannot be used: down" in result.stderr
+    assert "name another one in --interface" in result.stderr
     record = answer("interfaces", "-i", "wlan7")
     assert record["error"]["type"] == "InterfaceError"
     assert len(record["interfaces"]) == 4

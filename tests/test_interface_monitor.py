@@ -71,7 +71,7 @@ def news(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.s
 def monitored(*named: str) -> InterfaceMonitor:
     """The interfaces at 0 s."""
     with contextlib.ExitStack() as stack:
-        return InterfaceMonitor(named, "auto", 0.0, stack)
+        return InterfaceMonitor(named, "", "auto", 0.0, stack)
 
 
 def names(monitor: InterfaceMonitor) -> list[str]:
@@ -174,7 +174,7 @@ def test_without_news_it_is_looked_every_two_seconds(machine: Machine) -> None:
 
 def test_with_news_it_is_looked_when_there_are_some(news: socket.socket) -> None:
     with contextlib.ExitStack() as stack:
-        monitor = InterfaceMonitor((), "auto", 0.0, stack)
+        monitor = InterfaceMonitor((), "", "auto", 0.0, stack)
         assert monitor.scan_due == LOOK_ANYWAY_SECONDS
         for _ in range(3):
             news.send(b"an address has come")

@@ -137,6 +137,16 @@ def test_a_named_one_that_cannot_be_used_is_an_error(named: str, family: str, me
     assert "MINGLE_INTERFACE" in str(caught.value)
 
 
+# Where another variable or an argument names it, MINGLE_INTERFACE is unset already, or comes after the argument.
+@pytest.mark.parametrize("named_by", ["GLOO_SOCKET_IFNAME", "interface="])
+@pytest.mark.parametrize("named", ["eth7", "eth9"])
+def test_the_fix_is_where_the_interface_was_named(named: str, named_by: str) -> None:
+    with pytest.raises(InterfaceError) as caught:
+        choose([LO, ETH0, ETH1, DOWN], named=[named], named_by=named_by)
+    assert f" in {named_by}, or leave it unset" in str(caught.value.remedy)
+    assert "MINGLE_INTERFACE" not in str(caught.value)
+
+
 def test_the_first_address_of_a_family() -> None:
     assert ETH0.of_family("auto")[0] == ETH0.of_family("4")[0] == ETH0.addresses[0]
     assert ETH0.of_family("6")[0].ip == IPv6Address("fd00::1")

@@ -15,7 +15,7 @@ SOON_SECONDS = LOOK_ANYWAY_SECONDS / 2
 
 def listen() -> None:
     with contextlib.ExitStack() as stack:
-        monitor = InterfaceMonitor((), "auto", time.monotonic(), stack)
+        monitor = InterfaceMonitor((), "", "auto", time.monotonic(), stack)
         netlink = monitor.netlink
         assert netlink is not None
         report("listening")

@@ -76,7 +76,7 @@ def interfaces(shared: Shared) -> None:
     used: tuple[Interface, ...] = ()
     reasons: dict[str, str] = {}
     try:
-        choice = nics.choose(found, named=network.interfaces, family=network.family)
+        choice = nics.choose(found, named=network.interfaces, named_by=_named_by(network) or "", family=network.family)
         used, reasons = choice.usable, {interface.name: reason for interface, reason in choice.skipped}
     except InterfaceError as error:
         problem = error

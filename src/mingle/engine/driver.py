@@ -148,7 +148,7 @@ class Driver:
 
     def _open(self, groups: Sequence[Group], stack: contextlib.ExitStack) -> None:
         network, now = self.network, self.clock()
-        self.interfaces = InterfaceMonitor(network.interfaces, network.family, now, stack)
+        self.interfaces = InterfaceMonitor(network.interfaces, network.interfaces_from, network.family, now, stack)
         self._selector = forksafe.register(selectors.DefaultSelector())
         stack.callback(self._selector.close)
         self._wake_reader, self._wake_writer = socket.socketpair()

@@ -202,7 +202,9 @@ def _address_order(address: IPv4Interface | IPv6Interface) -> tuple[bool, int]:
     return address.is_link_local, address.version
 
 
-def choose(found: Iterable[Interface], *, named: Sequence[str] = (), family: Family = "auto") -> Choice:
+def choose(
+    found: Iterable[Interface], *, named: Sequence[str] = (), named_by: str = "", family: Family = "auto"
+) -> Choice:
     """Return the interfaces to use, and the reasons against the others.
 
     Named ones (by name or by an address on them) are taken exactly, in the order given; an address that was
@@ -210,13 +212,19 @@ def choose(found: Iterable[Interface], *, named: Sequence[str] = (), family: Fam
     `family`, in the order: with a carrier, with the MULTICAST flag, by `Kind`, by index. Loopback is
     taken when it is named or when there is nothing else, so that one offline machine works.
 
+    Args:
+        found: all interfaces.
+        named: those that the user named.
+        named_by: the variable or the argument that names them, for an error.
+        family: the IP versions to use.
+
     Raises:
         InterfaceError: a named interface does not exist, is down or has no address of `family`; or none is
         usable.
     """
     everything = tuple(found)
     if named:
-        return _choose_named(everything, named, family)
+        return _choose_named(everything, named, named_by or "MINGLE_INTERFACE", family)
     usable: list[Interface] = []
     loopback: list[Interface] = []
     skipped: list[tuple[Interface, str]] = []
@@ -240,16 +248,16 @@ def choose(found: Iterable[Interface], *, named: Sequence[str] = (), family: Fam
     return Choice(tuple(usable), tuple(skipped))
 
 
-def _choose_named(found: tuple[Interface, ...], named: Sequence[str], family: Family) -> Choice:
+def _choose_named(found: tuple[Interface, ...], named: Sequence[str], named_by: str, family: Family) -> Choice:
     chosen: dict[int, Interface] = {}
     for name in named:
-        interface = _find(found, name)
+        interface = _find(found, name, named_by)
         reason = _unusable(interface, family)
         if reason:
             raise InterfaceError.explain(
                 f"the interface {name!r} was named, but it cannot be used: {reason}; {_inventory(found)}",
                 cause="the wrong interface was named, or it is not configured yet",
-                remedy="name another one in MINGLE_INTERFACE, or leave it unset to use every suitable one",
+                remedy=f"name another one in {named_by}, or leave it unset to use every suitable one",
             )
         # One interface may be named twice, once by each of its addresses: the first name decides.
         chosen.setdefault(interface.index, interface)
@@ -257,7 +265,7 @@ def _choose_named(found: tuple[Interface, ...], named: Sequence[str], family: Fa
     return Choice(tuple(chosen.values()), skipped)
 
 
-def _find(found: tuple[Interface, ...], name: str) -> Interface:
+def _find(found: tuple[Interface, ...], name: str, named_by: str) -> Interface:
     for interface in found:
         if interface.name == name:
             return interface
@@ -267,7 +275,7 @@ def _find(found: tuple[Interface, ...], name: str) -> Interface:
             f"there is no interface with the {'address' if parse_address(name) else 'name'} {name!r} here; "
             + _inventory(found),
             cause="names and addresses of interfaces differ from machine to machine",
-            remedy="name one of those in MINGLE_INTERFACE, or leave it unset to use every suitable one",
+            remedy=f"name one of those in {named_by}, or leave it unset to use every suitable one",
         )
     wanted = _literal(name)
     first = sorted(interface_of.addresses, key=lambda address: address.ip != wanted)
@@ -373,6 +381,7 @@ class InterfaceMonitor:
 
     Args:
         named: the interfaces or addresses that the user named; empty: any interface.
+        named_by: the variable or the argument that names them, for an error.
         family: which IP versions can be used.
         now: the time.
         stack: closes the netlink socket.
@@ -381,7 +390,9 @@ class InterfaceMonitor:
         InterfaceError: no interface can be used.
     """
 
-    def __init__(self, named: Sequence[str], family: Family, now: float, stack: contextlib.ExitStack) -> None:
+    def __init__(
+        self, named: Sequence[str], named_by: str, family: Family, now: float, stack: contextlib.ExitStack
+    ) -> None:
         self._named = named
         self.family: Family = family
         self.netlink = _subscribe()
@@ -393,7 +404,7 @@ class InterfaceMonitor:
         """When to scan again."""
         self.found = scan()
         """All interfaces."""
-        self.usable = choose(self.found, named=named, family=family).usable
+        self.usable = choose(self.found, named=named, named_by=named_by, family=family).usable
         """Those in use, best first."""
 
     def _next_scan(self) -> float:
