@@ -245,10 +245,11 @@ def test_a_sealed_session_takes_nobody(phase: Phase) -> None:
     assert refused.reason == "running"
 
 
-def test_a_stranger_with_the_hosts_own_id_gets_no_seat() -> None:
+def test_a_caller_with_the_hosts_own_id_gets_no_seat_and_looks_further() -> None:
     registrar = Opened()
     registrar.join(4, HOST, join(1), 1.0)
-    assert told(registrar.port.take(), 4, frames.Refused)
+    (refused,) = told(registrar.port.take(), 4, frames.Refused)
+    assert refused.reason == "session"
     assert registrar.seats[HOST].conn is None
 
 

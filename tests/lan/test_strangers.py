@@ -6,6 +6,7 @@ import functools
 import itertools
 
 import pytest
+from msgspec import structs
 
 from mingle.protocol.claims import SILENT_SECONDS
 from mingle.protocol.election import Elector
@@ -196,3 +197,24 @@ def test_many_senders_that_spend_every_dial_budget_do_not_hide_the_host(aimed: b
     gathering.everybody([5.0, 0.0, 0.5, 1.0])
     gathering.run()
     gathering.expect_formed(within=2)
+
+
+@pytest.mark.parametrize("apart", [0.0, 3.0], ids=["one host", "four hosts"])
+def test_hosts_that_forged_offers_lead_to_their_own_sessions_go_on(apart: float) -> None:
+    """Whoever hears an OFFER can repeat it with the lowest host id: its host steps down, and joins itself."""
+    for seed in range(4):
+        gathering = Gathering(seed, timeout=60)
+        electors = [gathering.elector(f"m{number}", at=(2.0 - apart / 2) * number) for number in range(4)]
+        gathering.machine("m9")
+        gathering.lan.multicast = not apart
+        gathering.world.after(apart, functools.partial(setattr, gathering.lan, "multicast", True))
+
+        def forge(electors: list[Process] = electors, gathering: Gathering = gathering) -> None:
+            for elector in electors:
+                if elector.alive and elector.hosts and not elector.finished:
+                    gathering.say("m9", structs.replace(elector.host.offer(), host=bytes(16)))
+
+        for tick in range(1000):
+            gathering.world.after(tick / CLAIMS_PER_SECOND, forge)
+        gathering.run()
+        gathering.expect_formed(within=SILENT_SECONDS)

@@ -278,7 +278,9 @@ class Registrar:
     def join(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
         """Handle JOIN: a connection that has proved the session asks for a seat."""
         if member == self.host.member:
-            self._refuse(conn, applicant, self._taken(self.seats[member]))
+            # A forged OFFER can name this session with another host id; the host then joins itself.
+            refusal = frames.Refused(reason="session", detail="the caller is the host of this session")
+            self._refuse(conn, applicant, refusal)
             return
         known = self.seats.get(member) or self.latecomers.get(member)
         if known is not None and self._keeps_seat(known):
