@@ -480,11 +480,17 @@ def test_a_datagram_without_our_signature_is_shown_and_not_believed(keyed: Notin
 
 
 def test_a_question_to_the_browse_group_needs_no_signature(keyed: Noting) -> None:
+    """`watch` asks every two seconds: its questions are not counted against those that are forged."""
     question = List(member=bytes(16))
+    for data in [datagrams.encode(question)] * (LOOKED_AT_UNVERIFIED + 10):
+        assert heard(keyed, data) == question
+    assert not keyed.rejected
+    for _ in range(LOOKED_AT_UNVERIFIED + 10):
+        heard(keyed, datagrams.encode(SEEK))
     assert heard(keyed, datagrams.encode(question)) == question
 
 
-def test_a_flood_without_our_signature_is_not_parsed(keyed: Noting) -> None:
+def test_a_flood_without_our_signature_is_not_looked_at(keyed: Noting) -> None:
     for _ in range(LOOKED_AT_UNVERIFIED + 10):
         heard(keyed, datagrams.encode(SEEK))
     assert len(keyed.notes.unverified) == LOOKED_AT_UNVERIFIED

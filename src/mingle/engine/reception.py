@@ -7,6 +7,7 @@ signature.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 
@@ -22,7 +23,7 @@ from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, List, Offer
 
 LOOKED_AT_UNVERIFIED = 256
-"""The number of wrongly signed datagrams that are parsed for the report; bounded against a flood of them."""
+"""The number of wrongly signed datagrams that the report takes note of; bounded against a flood of them."""
 
 
 class Reception:
@@ -77,18 +78,17 @@ class Reception:
         try:
             return datagrams.decode(untrusted, None if self.unverified is None else self._key)
         except datagrams.Rejected as rejected:
-            self._rejected[rejected.reason] += 1
-            if self.unverified is None or rejected.reason not in ("unsigned", "signature"):
-                return None
-        if self._rejected["unsigned"] + self._rejected["signature"] > LOOKED_AT_UNVERIFIED:
-            return None
-        try:
-            message = datagrams.decode(untrusted)
-        except datagrams.Rejected:
-            return None
+            reason = rejected.reason
+        message = None
+        if self.unverified is not None and reason in ("unsigned", "signature"):
+            with contextlib.suppress(datagrams.Rejected):
+                message = datagrams.decode(untrusted)
         if isinstance(message, List):
-            return message  # every host hears what an answer to the browse group contains
-        self.unverified(message)
+            return message  # any process can ask, and every host hears what an answer to the browse group contains
+        self._rejected[reason] += 1
+        looked_at = self._rejected["unsigned"] + self._rejected["signature"]
+        if self.unverified is not None and message is not None and looked_at <= LOOKED_AT_UNVERIFIED:
+            self.unverified(message)
         return None
 
     def _verified(self, untrusted: bytes, offer: Offer) -> bool:
