@@ -279,8 +279,8 @@ class Registrar:
         """Handle JOIN: a connection that has proved the session asks for a seat."""
         if member == self.host.member:
             # A forged OFFER can name this session with another host id; the host then joins itself.
-            refusal = frames.Refused(reason="session", detail="the caller is the host of this session")
-            self._refuse(conn, applicant, refusal)
+            self._port.send(conn, frames.Refused(reason="session", detail="the caller is the host of this session"))
+            self._port.hang_up(conn)
             return
         known = self.seats.get(member) or self.latecomers.get(member)
         if known is not None and self._keeps_seat(known):
