@@ -126,6 +126,22 @@ def test_a_named_one_that_is_gone_is_waited_for(machine: Machine) -> None:
     assert monitor.usable == (again,)
 
 
+def test_of_several_that_are_named_those_that_exist_are_followed(machine: Machine) -> None:
+    machine.found = (LO, ETH0, ETH1)
+    monitor = monitored("eth1", "eth0")
+    assert names(monitor) == ["eth1", "eth0"]
+    renumbered = nic("eth0", 2, "10.0.0.9/24")
+    machine.found = (LO, replace(ETH1, up=False), renumbered)
+    assert monitor.rescan(1.0) is True
+    assert monitor.usable == (renumbered,)
+    machine.found = (LO, ETH1, renumbered)
+    assert monitor.rescan(2.0) is True
+    assert names(monitor) == ["eth1", "eth0"]
+    machine.found = (LO,)
+    assert monitor.rescan(3.0) is False
+    assert names(monitor) == ["eth1", "eth0"]
+
+
 def test_none_can_be_used(machine: Machine) -> None:
     machine.found = (DOWN,)
     with pytest.raises(InterfaceError, match="no network interface"):

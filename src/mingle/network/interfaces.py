@@ -422,8 +422,8 @@ class InterfaceMonitor:
     def rescan(self, now: float) -> bool:
         """Scan, and return whether the interfaces in use have changed.
 
-        The previous ones stay in use while no named interface exists, and while only loopback is left: a pulled cable
-        may be plugged in again, and what the other hosts know of this machine is valid again then.
+        The previous ones stay in use while no named interface can be used, and while only loopback is left: a pulled
+        cable may be plugged in again, and what the other hosts know of this machine is valid again then.
         """
         self._scanned_at = now
         self.scan_due = self._next_scan()
@@ -436,13 +436,21 @@ class InterfaceMonitor:
             return False
         self.found = found
         try:
-            usable = choose(found, named=self._named, family=self.family).usable
+            named = [each for each in self._named if self._is_usable(each)]
+            usable = choose(found, named=named or self._named, family=self.family).usable
         except InterfaceError as error:
             logger.debug("%s", error.observation)
             return False
         if all(each.loopback for each in usable) and not all(each.loopback for each in self.usable):
             return False
         self.usable = usable
+        return True
+
+    def _is_usable(self, name: str) -> bool:
+        try:
+            choose(self.found, named=(name,), family=self.family)
+        except InterfaceError:
+            return False
         return True
 
     def addresses(self) -> frozenset[str]:
