@@ -330,6 +330,30 @@ def test_without_peers_nobody_is_asked_and_nothing_is_waited_for() -> None:
     none.stop()
 
 
+@pytest.mark.parametrize(("silent", "most"), [(False, 300), (True, 10)])
+def test_names_are_resolved_less_often_while_no_peer_is_asked(
+    monkeypatch: pytest.MonkeyPatch, silent: bool, most: int
+) -> None:
+    """An agent of an elastic job has a host for days, and a name server has many agents."""
+
+    class Clock:
+        now = 0.0
+
+        def is_set(self) -> bool:
+            return self.now >= 300
+
+        def wait(self, seconds: float) -> None:
+            self.now += seconds
+
+    looked_up: list[str] = []
+    asked = Peers([], 29499, "auto", random.Random(1))
+    asked.turn(silent=silent, now=0.0)
+    monkeypatch.setattr(asked, "_stop", Clock())
+    monkeypatch.setattr(asked, "_look_up", lambda host, _port: looked_up.append(host))
+    asked._run([("node7", 29499)])
+    assert len(looked_up) == most
+
+
 def test_a_resolver_whose_thread_cannot_be_started_leaves_none_behind(
     names: NameServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

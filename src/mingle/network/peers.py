@@ -7,6 +7,7 @@ never final. Each address has a timer of its own, and only a few are asked per r
 
 from __future__ import annotations
 
+import math
 import random
 import socket
 import threading
@@ -26,6 +27,8 @@ PER_ROUND = 8
 """How many addresses are asked at once; the others have their turn in the next round."""
 ROUND_SECONDS = 0.02
 RESOLVE_SECONDS = 1.0
+SILENT_RESOLVE_SECONDS = 30.0
+"""The same while the process asks no peer, because it has a host: an agent of an elastic job has one for days."""
 RESOLVED_SECONDS = 0.1
 """How often newly resolved addresses are looked for."""
 MAX_THREADS = 8
@@ -55,6 +58,8 @@ class Peers:
         """The addresses of the targets, in canonical form and without ports."""
         self._not_before = float("-inf")
         self._silent = True
+        self._rarely = False
+        """Whether the names are resolved only every `SILENT_RESOLVE_SECONDS`."""
         self._stop = threading.Event()
         # The threads add to these two.
         self._lock = forksafe.register_lock(threading.Lock())
@@ -94,6 +99,7 @@ class Peers:
 
         After a silence they are asked quickly again.
         """
+        self._rarely = silent
         for address in self.take():
             # Each one stays: a resolver can leave some out each time.
             if address not in self._targets and len(self._targets) < MAX_ADDRESSES:
@@ -132,10 +138,14 @@ class Peers:
         self._stop.set()
 
     def _run(self, names: Sequence[tuple[str, int]]) -> None:
+        age = math.inf
         while not self._stop.is_set():
-            for host, port in names:
-                self._look_up(host, port)
+            if not self._rarely or age >= SILENT_RESOLVE_SECONDS:
+                age = 0.0
+                for host, port in names:
+                    self._look_up(host, port)
             self._stop.wait(RESOLVE_SECONDS)
+            age += RESOLVE_SECONDS
 
     def _look_up(self, host: str, port: int) -> None:
         try:
