@@ -35,6 +35,7 @@ from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError
 from mingle.network.connections import bare_address, tune
 from mingle.network.interfaces import scan
 from tests.loopback import answers, busy_port, closed_port, until
+from tests.receiving import no_descriptor_leaks
 from tests.test_forksafe import in_child
 
 SESSION = b"S" * 16
@@ -130,6 +131,16 @@ def kept_patience(port: int) -> dict[str, tuple[int, int]]:
         bare_address(own.getpeername()[0]): patience(own)
         for own in store._own_sockets(socket.socket.getpeername, port, "::")
     }
+
+
+@linux_only
+def test_a_descriptor_that_becomes_another_file_while_it_is_looked_at_leaves_no_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other threads open and close files meanwhile; a socket of a family that has no names is refused as well."""
+    monkeypatch.setattr(store.stat, "S_ISSOCK", lambda _mode: True)
+    with no_descriptor_leaks():
+        assert list(store._own_sockets(socket.socket.getpeername, 1, "192.0.2.77")) == []
 
 
 @linux_only

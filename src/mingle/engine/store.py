@@ -198,7 +198,12 @@ def _own_socket(number: int) -> Iterator[socket.socket | None]:
         finally:
             original.detach()
         return
-    with socket.socket(fileno=copied) as copy:
+    try:
+        copy = socket.socket(fileno=copied)
+    except OSError:  # the number is another file's by now, or the socket is of a family without names, such as AF_ALG
+        os.close(copied)
+        raise
+    with copy:
         yield copy
 
 
