@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from mingle.cli import checks, jobs, main, output
-from tests.bystanders import command_environment, free_udp_port
+from tests.bystanders import announcing, command_environment, free_udp_port
 
 
 @pytest.mark.parametrize("text", ["plain", "with space", "ümläut", "日本語", "[bold]no markup[/bold]"])
@@ -120,7 +120,7 @@ def on_a_terminal(*arguments: str, **variables: str) -> str:
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "mingle", *arguments],
-            env=command_environment(free_udp_port(), TERM="xterm", COLUMNS="120", **variables),
+            env=command_environment(free_udp_port(), **{"TERM": "xterm", "COLUMNS": "120", **variables}),
             stdin=subprocess.DEVNULL,
             stdout=terminal,
             stderr=subprocess.PIPE,
@@ -174,3 +174,10 @@ def test_live_tables_on_a_terminal() -> None:
     shown = on_a_terminal("doctor")
     assert "\x1b[32mPASS" in shown
     assert "\x1b[32m" not in on_a_terminal("doctor", NO_COLOR="1")
+
+
+def test_a_terminal_without_cursor_movements_gets_lines() -> None:
+    port = free_udp_port()
+    with announcing("resnet", "--master-port", "29500", port=port):
+        shown = on_a_terminal("watch", "-t", "5", TERM="dumb", MINGLE_PORT=str(port))
+    assert shown.startswith("+\tresnet\tannounced\t")

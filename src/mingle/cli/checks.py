@@ -187,7 +187,7 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
                         output.line(("-" if peer.gone else "+", str(peer), f"pid {peer.pid}"))
 
             update = print_changes
-            if output.is_terminal() and not shared.json:
+            if output.redraws() and not shared.json:
                 draw = output.live(lambda: ping_table(pinger.pings.peers.values(), wide=shared.wide), transient=True)
                 update = stack.enter_context(draw)
             with contextlib.suppress(KeyboardInterrupt):

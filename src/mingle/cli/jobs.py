@@ -109,9 +109,10 @@ def watch(shared: Shared) -> None:
             before.update(now)
 
         update = print_changes
-        if shared.header and not shared.json and not output.is_terminal():
+        drawn = output.redraws() and not shared.json
+        if shared.header and not shared.json and not drawn:
             output.line(("EVENT", *COLUMNS))
-        if output.is_terminal() and not shared.json:
+        if drawn:
             update = stack.enter_context(
                 output.live(lambda: jobs_table(_records_by_session(finder).values(), wide=shared.wide))
             )

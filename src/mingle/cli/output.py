@@ -108,6 +108,11 @@ def is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
+def redraws() -> bool:
+    """Tell whether stdout is a terminal on which a table can be replaced; ``TERM=dumb`` (terminfo(5)) is none."""
+    return is_terminal() and console().is_interactive
+
+
 def line(cells: Row) -> None:
     """Print one line of an answer for a pipe, with tabs between its cells."""
     texts = (cell if isinstance(cell, str) else ", ".join(cell) or "-" for cell in cells)
