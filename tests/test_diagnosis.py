@@ -64,6 +64,13 @@ FAIL, WARN = CheckStatus.FAIL, CheckStatus.WARN
         ({"only_loopback": True}, "interfaces", WARN, ("only loopback", "ip link set")),
         ({"default_route": False}, "routes", WARN, ("no default route", "10.0.0.0/24")),
         ({"send_errors": {"ENETUNREACH": 3}}, "routes", FAIL, ("3 datagrams", "unreachable", "ip route add")),
+        (
+            {"send_errors": {"ENETUNREACH": 3}, "unicasts_sent": 3},
+            "routes",
+            WARN,
+            ("3 datagrams", "unreachable", "ip route add"),
+        ),
+        ({"send_errors": {"ENETUNREACH": 3}, "only_loopback": True}, "interfaces", WARN, ("only loopback",)),
         ({"relay_failure": "all 64 names are taken"}, "relay", WARN, ("all 64 names are taken", "MINGLE_PORT")),
         ({"holders": [STRANGER]}, "port", WARN, ("pid 99 (telemetry)", "unicast", "MINGLE_PORT")),
         (

@@ -59,6 +59,20 @@ def test_an_announcement_is_found(job: str | None, peers: tuple[str, ...]) -> No
     assert facts.interfaces[0].startswith("lo 127.0.0.1/8")
 
 
+def test_what_could_be_sent_to_named_hosts_is_counted() -> None:
+    network = Network(interfaces=("lo",), port=free_udp_port(), peers=(Peer("127.0.0.9"),))
+    with Observer(network) as observer:
+        looked_at: list[int] = []
+
+        def done() -> bool:
+            looked_at.append(observer.driver.inspect().unicasts_sent)
+            return looked_at[-1] > 0
+
+        observer.run(finder(observer, None), until=time.monotonic() + 10, done=done)
+    assert looked_at[0] == 0
+    assert looked_at[-1] > 0
+
+
 def test_it_stops_at_its_deadline_and_leaves_nothing_open() -> None:
     with Observer(Network(interfaces=("lo",), port=free_udp_port())) as observer:
         started = time.monotonic()

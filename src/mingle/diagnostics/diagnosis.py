@@ -71,6 +71,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     relay_failure: str = ""
     """Why unicast datagrams can't be relayed between the processes of this machine; empty if they can."""
     send_errors: Mapping[str, int] = field(default_factory=dict)
+    unicasts_sent: int = 0
+    """The datagrams to named hosts that could be sent."""
     holders: Sequence[Holder] = ()
     """The other processes that hold the UDP port."""
     default_route: bool | None = None
@@ -151,12 +153,15 @@ def _named_elsewhere(facts: Facts) -> Iterator[Finding]:
 
 
 def _routes(facts: Facts) -> Iterator[Finding]:
-    if facts.send_errors.get("ENETUNREACH"):
+    # With loopback alone a route is of no use: the check of the interfaces says what is.
+    if facts.send_errors.get("ENETUNREACH") and not (facts.only_loopback and not facts.named_by):
         yield Finding(
             "routes",
-            FAIL,
+            # A host can have several addresses, as one of IPv4 and one of IPv6, and need only be reached at one.
+            WARN if facts.unicasts_sent else FAIL,
             f"{facts.send_errors['ENETUNREACH']} datagrams could not be sent: Network is unreachable (ENETUNREACH)",
             f"add a route: ip route add default dev {_first(facts.used_names, 'NAME')}",
+            explains_silence=True,
         )
     elif facts.default_route is False and not facts.only_loopback and facts.interface_problem is None:
         yield Finding(

@@ -605,6 +605,7 @@ class Driver:
             "failures": dict(transport.failures) if transport else {},
             "relay_failure": self._relay.failure,
             "send_errors": dict(transport.send_errors) if transport else {},
+            "unicasts_sent": transport.unicasts_sent if transport else 0,
             "unresolved": self.peers.failures,
             "rp_drops_before": self._rp_drops,
         }

@@ -144,6 +144,8 @@ class Transport:
         """What could not be opened ("eth0 IPv6"), and why ("EADDRNOTAVAIL: …")."""
         self.sent = 0
         """Datagrams handed to the kernel."""
+        self.unicasts_sent = 0
+        """Those of them that `unicast` has sent."""
         self.received = 0
         """Datagrams returned by `receive`."""
         self.send_errors: Counter[str] = Counter()
@@ -398,7 +400,9 @@ class Transport:
         except OSError as error:
             self.send_errors[_error_name(error)] += 1
             return False
-        return self._send_plain("6" if len(target) == 4 else "4", data, target)
+        went_out = self._send_plain("6" if len(target) == 4 else "4", data, target)
+        self.unicasts_sent += went_out
+        return went_out
 
     def _send_plain(self, version: Version, data: bytes, target: SocketAddress) -> bool:
         if version not in self._unicast:
