@@ -74,6 +74,28 @@ def test_many_senders_share_the_budget_of_a_target() -> None:
     assert made <= claims.TARGET_DIALS_AT_ONCE + 10 * claims.TARGET_DIALS_PER_SECOND + 1
 
 
+def test_an_address_has_one_budget_however_it_is_written() -> None:
+    """The same address in other digits is another text, and is dialed all the same."""
+    for spellings in (
+        ["10.0.0.9", "::ffff:10.0.0.9", "::ffff:a00:9", "::FFFF:A00:9", "0::ffff:10.0.0.9"],
+        ["2001:db8::9", "2001:DB8::9", "2001:db8:0::9", "2001:0db8::0009"],
+    ):
+        budget, made = DialBudget(), 0
+        for number in range(500):
+            made += budget.take(spellings[number % len(spellings)], f"10.1.{number % 250}.1", number / 50) == 0
+        assert made <= claims.TARGET_DIALS_AT_ONCE + 10 * claims.TARGET_DIALS_PER_SECOND + 1
+
+
+def test_targets_that_are_named_and_not_dialed_do_not_renew_the_budget_of_another() -> None:
+    """One OFFER names twelve addresses: a moment's flood names more than are remembered."""
+    budget, made = DialBudget(), 0
+    for second in range(10):
+        made += sum(budget.take("10.0.0.9", f"10.1.{number}.1", second) == 0 for number in range(40))
+        for number in range(2 * claims.REMEMBERED):
+            budget.take(f"10.{2 + number // 250}.{number % 250}.1", "10.1.0.2", second)
+    assert made <= claims.TARGET_DIALS_AT_ONCE + 10 * claims.TARGET_DIALS_PER_SECOND + 1
+
+
 def test_who_names_its_own_address_is_held_up_by_nobody_else() -> None:
     budget = DialBudget()
     for number in range(200):
@@ -92,7 +114,15 @@ def test_many_senders_and_targets_share_one_budget_and_no_memory() -> None:
     budget = DialBudget()
     made = sum(budget.take(f"t{number}", f"s{number}", number / 500) == 0 for number in range(5_000))
     assert made <= claims.DIALS_AT_ONCE + 10 * claims.DIALS_PER_SECOND + 1
-    assert len(budget._senders) == len(budget._targets) == claims.REMEMBERED
+    assert len(budget._senders) <= claims.REMEMBERED
+    assert len(budget._targets) <= claims.REMEMBERED
+
+
+def test_senders_that_name_themselves_take_no_memory() -> None:
+    budget = DialBudget()
+    for number in range(2 * claims.REMEMBERED):
+        assert budget.take(f"t{number}", f"t{number}", 0.0) == 0
+    assert len(budget._senders) == claims.REMEMBERED
 
 
 def test_what_proves_itself_costs_nothing() -> None:

@@ -31,7 +31,7 @@ SILENT_SECONDS = 10.0
 """The time for which sealed sessions that do not answer count as alive, one of them or all together."""
 CLAIM_PAUSE_SECONDS = 1.0
 """The time without any claim after which the next claim has a budget of its own."""
-# The number of senders and of targets to remember; the least recently heard is forgotten.
+# The number of senders and of targets to remember; the least recently charged is forgotten.
 REMEMBERED = 1024
 _SHORTEST_WAIT = 0.01
 
@@ -108,35 +108,48 @@ class DialBudget(Struct):
             sender: the address whose datagram named the target; empty if a proved connection named it.
             now: the time.
         """
-        buckets = []
+        target = _canonical(target)
+        kept = []
         if sender != target:
-            targets = _bucket(self._targets, target, TARGET_DIALS_PER_SECOND, TARGET_DIALS_AT_ONCE, now)
-            buckets += [self._all, targets]
+            kept.append((self._targets, target, TARGET_DIALS_PER_SECOND, TARGET_DIALS_AT_ONCE))
         if sender:
-            buckets.append(_bucket(self._senders, sender, SENDER_DIALS_PER_SECOND, SENDER_DIALS_AT_ONCE, now))
+            kept.append((self._senders, sender, SENDER_DIALS_PER_SECOND, SENDER_DIALS_AT_ONCE))
+        named = [memory.get(name) or _Bucket(rate, burst, burst, now) for memory, name, rate, burst in kept]
+        buckets = named if sender == target else [*named, self._all]
         wait = max(each.wait(now) for each in buckets)
         if wait > 0:
             return max(wait, _SHORTEST_WAIT)
         for each in buckets:
             each.tokens -= 1
+        for (memory, name, *_), bucket in zip(kept, named, strict=True):
+            _keep(memory, name, bucket)
         return 0.0
 
     def give_back(self, target: str, sender: str) -> None:
         """Refund a connection on which the session has proved itself."""
+        target = _canonical(target)
         shared = [] if sender == target else [self._all, self._targets.get(target)]
         for bucket in *shared, self._senders.get(sender):
             if bucket is not None:
                 bucket.tokens += 1
 
 
-def _bucket(buckets: dict[str, _Bucket], name: str, per_second: float, at_once: float, now: float) -> _Bucket:
-    bucket = buckets.pop(name, None)
-    if bucket is None:
-        bucket = _Bucket(per_second, at_once, at_once, now)
-        if len(buckets) >= REMEMBERED:
-            del buckets[next(iter(buckets))]
-    buckets[name] = bucket  # at the end: it was used last
-    return bucket
+def _keep(buckets: dict[str, _Bucket], name: str, bucket: _Bucket) -> None:
+    """Remember a bucket that was charged; one that was only asked for is full and can be made anew."""
+    buckets.pop(name, None)
+    if len(buckets) >= REMEMBERED:
+        del buckets[next(iter(buckets))]
+    buckets[name] = bucket  # at the end: it was charged last
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _canonical(address: str) -> str:
+    """Return the one spelling of an address: a forger who writes it in several ways must not get a budget for each."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    return str(getattr(parsed, "ipv4_mapped", None) or parsed)
 
 
 class ClaimBudget(Struct):
