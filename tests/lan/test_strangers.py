@@ -171,6 +171,28 @@ def test_sessions_that_somebody_invents_hold_nobody_up_for_long(state: State, si
         gathering.expect_formed(within=(1 if given else 2) * SILENT_SECONDS + 3)
 
 
+@pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
+def test_an_open_session_that_is_said_to_be_sealed_is_joined(given: bool) -> None:
+    """Whoever hears an OFFER can repeat it with another state, or play an older one again; the host knows better."""
+    gathering = Gathering(1, timeout=60)
+    gathering.machine("m9")
+
+    def forge() -> None:
+        for process in gathering.processes:
+            if process.alive and process.hosts and not process.finished:
+                gathering.say("m9", structs.replace(process.host.offer(), state="sealed", joined=4))
+        gathering.world.after(1 / 1000, forge)
+
+    forge()
+    if given:
+        gathering.everybody([0.0, 2.0, 2.5, 3.0])
+    else:
+        for number in range(4):
+            gathering.elector(f"m{number}", at=number)
+    gathering.run()
+    gathering.expect_formed(within=2)
+
+
 @pytest.mark.parametrize("aimed", [True, False], ids=["at the host", "at nobody"])
 def test_many_senders_that_spend_every_dial_budget_do_not_hide_the_host(aimed: bool) -> None:
     """Their sessions wait for budgets that the host, which names its own address, does not need."""

@@ -276,11 +276,14 @@ class Joiner(SessionPolicy[KnownSession]):
 
     def _prove(self, session: KnownSession, now: float) -> bool:
         """Start a race for a session, unless it is one to join and another comes first. Return whether it started."""
-        purpose: frames.Purpose = "join" if session.offer.takes_members or session.confirmed else "probe"
+        open_by_host = session.said_open and not self._bound_elsewhere(session)
+        joins = session.offer.takes_members or session.confirmed or open_by_host
+        purpose: frames.Purpose = "join" if joins else "probe"
         if purpose == "join" and self._bound_elsewhere(session):
             # It is said to take members by now, so it does not run without this member. It will be heard again.
             session.forget_life()
             return False
+        session.said_open = False
         self._table.race(session, self.identity.call(session.name, purpose), now)
         self.running_check.weigh(now)
         return True
@@ -400,8 +403,9 @@ class Joiner(SessionPolicy[KnownSession]):
 
     def _runs_elsewhere(self, session: KnownSession, running: frames.Running, now: float) -> None:
         if running.state == "open":
-            # It reopened while it was asked; its next OFFER leads to joining it.
+            # It reopened while it was asked, or was never sealed: its next OFFER leads to joining it, whatever it says.
             session.give_up(now)
+            session.said_open = True
             self.running_check.free(session, now)
         else:
             self.running_check.said(session, running, now)

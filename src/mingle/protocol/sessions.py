@@ -46,6 +46,8 @@ class KnownSession(Struct, eq=False):
     retry_at: float = 0.0
     confirmed: bool = False
     """Whether this process has confirmed there: the host may have decided GO with it."""
+    said_open: bool = False
+    """Whether its host has just said that it takes members: no datagram outweighs that, so the next race is to join."""
     running: frames.Running | None = None
     """What the host has said of the session, if this process only asked."""
     alive_since: float | None = None
