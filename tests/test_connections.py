@@ -131,7 +131,7 @@ def read_exactly(peer: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-def busy_address(monkeypatch: pytest.MonkeyPatch, address: str, times: int) -> None:
+def busy_address(monkeypatch: pytest.MonkeyPatch, address: str, times: int, problem: int = errno.EADDRINUSE) -> None:
     """Let an address's port be taken for so many attempts: which port comes first can't be foreseen."""
     left = [times]
 
@@ -139,7 +139,7 @@ def busy_address(monkeypatch: pytest.MonkeyPatch, address: str, times: int) -> N
         def bind(self, where: Any) -> None:
             if where[0] == address and left[0]:
                 left[0] -= 1
-                raise OSError(errno.EADDRINUSE, "Address already in use")
+                raise OSError(problem, os.strerror(problem))
             super().bind(where)
 
     monkeypatch.setattr(socket, "socket", Socket)
@@ -192,6 +192,19 @@ def test_an_address_that_is_not_ready_is_listened_on_later(loop: Loop) -> None:
     for address in ("127.0.0.1", "127.0.0.3"):
         socket.create_connection((address, port), timeout=5).close()
     assert loop.connections.port == port
+
+
+@needs_ipv6
+def test_a_host_with_ipv6_alone_waits_for_the_duplicate_check(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy_address(monkeypatch, "::1", times=3, problem=errno.EADDRNOTAVAIL)
+    assert loop.connections.listen([("::1", LO.index)]) == {("::1", LO.index)}
+
+
+def test_a_duplicate_check_that_does_not_end_is_not_waited_for(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "DUPLICATE_CHECK_SECONDS", 0.0)
+    with pytest.raises(InterfaceError, match="no address is ready") as caught:
+        loop.connections.listen([("2001:db8::77", LO.index)])
+    assert "duplicates" in str(caught.value.cause)
 
 
 @linux_only

@@ -11,6 +11,7 @@ import selectors
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
@@ -38,6 +39,9 @@ MAX_UNSENT_BYTES = 32 * 1024 * 1024
 ACCEPTED_AT_ONCE = 32
 STARVED_SECONDS = 0.1
 """How long a listener pauses when no descriptor is free for accept(2)."""
+DUPLICATE_CHECK_SECONDS = 3.0
+"""The longest wait for an IPv6 address: its check takes up to two seconds (RFC 4862, section 5.1 and 5.4.2)."""
+_READY_AGAIN_SECONDS = 0.05
 _PORT_TRIES = 20
 
 
@@ -110,13 +114,15 @@ class Connections:
         """Listen on each address (with its interface's index) at one port, the same for all; return those bound.
 
         An address that is not ready yet is left out (an IPv6 one can't be bound before its duplicate check is over:
-        RFC 4862, section 5.4), and so is one that has just gone; :meth:`listen_also` tries it again.
+        RFC 4862, section 5.4), and so is one that has just gone; :meth:`listen_also` tries it again. If there is no
+        other address, this waits for the end of the check.
 
         Raises:
             InterfaceError: none of the addresses can be bound.
         """
         problem: OSError | None = None
-        for _ in range(_PORT_TRIES):
+        ready_by, tries = time.monotonic() + DUPLICATE_CHECK_SECONDS, 0
+        while tries < _PORT_TRIES:
             try:
                 self._listen_at(addresses)
             except OSError as error:
@@ -124,14 +130,18 @@ class Connections:
                 self._stop_listening()
                 if error.errno != errno.EADDRINUSE:
                     break
+                tries += 1
             else:
                 if self._listeners:
                     return frozenset(self._listeners)
-                break
+                if time.monotonic() >= ready_by or not any(":" in address for address, _ in addresses):
+                    break
+                time.sleep(_READY_AGAIN_SECONDS)
         names = ", ".join(address for address, _ in addresses)
         raise InterfaceError.explain(
             f"no control port could be opened on {names}: {problem or 'no address is ready'}",
-            cause="an address has just gone from its interface, or the system allows no more sockets",
+            cause="an address has just gone from its interface, or IPv6 still checks it for duplicates (`tentative`), "
+            "or the system allows no more sockets",
             remedy="look at `ip address` and `ulimit -n`; name a working interface with MINGLE_INTERFACE.",
         ) from problem
 
