@@ -34,7 +34,7 @@ from mingle.protocol.machine import (
     roster_digest,
 )
 from mingle.protocol.pacing import UNICAST_ANSWERS_AT_ONCE
-from mingle.protocol.registrar import RETURN_SECONDS, Phase, Registrar
+from mingle.protocol.registrar import CONFIRM_AGAIN_SECONDS, RETURN_SECONDS, Phase, Registrar
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_ADDRESSES, Bye, List, Offer, Seek
@@ -373,6 +373,10 @@ def test_the_deadline_tells_every_member_who_is_missing() -> None:
 def test_no_common_network_ends_it_for_all() -> None:
     alone = Alone()
     alone.join(1, 1)
+    alone.confirm(1, paths=())
+    assert alone.host.failure is None, "it asks once more: perhaps its own process stood still while they tried"
+    alone.host.handle_timer(2.0 + CONFIRM_AGAIN_SECONDS)
+    alone.done()
     alone.confirm(1, paths=())
     assert isinstance(alone.host.failure, InterfaceError)
     assert alone.said[1][-1].conflict

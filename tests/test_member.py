@@ -414,6 +414,20 @@ def test_when_the_own_interfaces_change_the_paths_are_proved_again(confirmed: bo
     assert len(alone.dialled()) == (0 if confirmed else 1)
 
 
+def test_a_member_that_is_asked_again_proves_its_paths_again() -> None:
+    """The members share no path: one that failed a moment ago can have failed since the host's process stood still."""
+    alone = Alone()
+    conn = alone.join()
+    alone.joiner.heard(msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.0.7")), HERE, 2.0)
+    alone.joiner.handle_timer(2.1)
+    (second,) = alone.dialled()
+    alone.joiner.disconnected(second, "no proof", 2.2)
+    alone.hear(conn, 2.3, frames.Confirm(session=SESSION, epoch=1))
+    assert alone.step() is Step.CONFIRMED
+    alone.hear(conn, 2.8, frames.Confirm(session=SESSION, epoch=2))
+    assert alone.step() is Step.SEATED, "it confirms once each path was tried again"
+
+
 def test_a_change_of_the_interfaces_that_ends_the_last_attempt_lets_the_member_confirm() -> None:
     alone = Alone()
     conn = alone.join()

@@ -409,10 +409,40 @@ def test_a_held_session_decides_nothing_that_cannot_be_taken_back(phase: Phase) 
 def test_no_common_network() -> None:
     registrar = at(Phase.CONFIRMING)
     registrar.port.take()
-    registrar.confirmed(1, frames.Confirmed(session=SESSION, epoch=1, paths=(path(),)), 2.0)
-    registrar.confirmed(2, frames.Confirmed(session=SESSION, epoch=1, paths=()), 2.0)
+    for epoch in (1, 2):
+        registrar.handle_timer(1.0 + epoch)
+        registrar.confirmed(1, frames.Confirmed(session=SESSION, epoch=epoch, paths=(path(),)), 1.0 + epoch)
+        registrar.confirmed(2, frames.Confirmed(session=SESSION, epoch=epoch, paths=()), 1.0 + epoch)
     ((_, matrix),) = of(registrar.port.take(), "no_common_network")
     assert "rank 2 on host h2 (10.0.0.3), pid 12: not 10.0.0.1" in matrix
+
+
+def test_paths_that_failed_for_a_moment_end_no_job() -> None:
+    """A host that stands still for a second proves no path, and each member has one by which it came."""
+    registrar = at(Phase.CONFIRMING)
+    registrar.confirmed(1, frames.Confirmed(session=SESSION, epoch=1, paths=(path(),)), 2.0)
+    registrar.confirmed(2, frames.Confirmed(session=SESSION, epoch=1, paths=()), 2.0)
+    registrar.port.take()
+    registrar.handle_timer(2.0 + CONFIRM_AGAIN_SECONDS)
+    registrar.confirmed(1, frames.Confirmed(session=SESSION, epoch=2, paths=(path(),)), 3.0)
+    registrar.confirmed(2, frames.Confirmed(session=SESSION, epoch=2, paths=(path(),)), 3.0)
+    calls = registrar.port.take()
+    assert of(calls, "open_store") == [("open_store", 2, "10.0.0.1")]
+    assert not of(calls, "no_common_network")
+
+
+def test_each_time_members_share_no_address_they_are_asked_again() -> None:
+    registrar = at(Phase.CONFIRMING)
+    registrar.confirmed(1, frames.Confirmed(session=SESSION, epoch=1, paths=()), 2.0)
+    registrar.confirmed(2, frames.Confirmed(session=SESSION, epoch=1, paths=()), 2.0)
+    registrar.handle_timer(2.0 + CONFIRM_AGAIN_SECONDS)
+    registrar.lost(1, 3.0)
+    registrar.join(1, member(1), join(1), 3.1)
+    assert phase_of(registrar) is Phase.CONFIRMING
+    registrar.port.take()
+    registrar.confirmed(1, frames.Confirmed(session=SESSION, epoch=3, paths=()), 4.0)
+    registrar.confirmed(2, frames.Confirmed(session=SESSION, epoch=3, paths=()), 4.0)
+    assert not of(registrar.port.take(), "no_common_network")
 
 
 def test_members_without_a_common_network_are_asked_again_while_addresses_come() -> None:

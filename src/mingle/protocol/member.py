@@ -490,10 +490,11 @@ class Joiner(SessionPolicy[KnownSession]):
             self.step, self.sealed = Step.SEATED, None
 
     def _asked_to_confirm(self, session: KnownSession, frame: frames.Confirm, now: float) -> None:
+        lacked_common = self.step is Step.CONFIRMED  # all were asked again: no path was common to them
         self.epoch, self.step, self._confirm_due = frame.epoch, Step.SEATED, True
         self.sealed = self._store_retry_at = None
         if session.race is not None:
-            if self._paths_stale:
+            if self._paths_stale or lacked_common:
                 session.race.prove_again(now)
             else:
                 session.race.try_again(now)

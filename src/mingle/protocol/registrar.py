@@ -136,6 +136,8 @@ class Registrar:
         """When the host's addresses have changed."""
         self._confirm_again_at: float | None = None
         """When to ask all to confirm again, since they share no address of the host yet."""
+        self._asked_again = False
+        """Whether they have been asked again, so that each has proved its paths a second time."""
         self._lost: dict[bytes, tuple[float, str]] = {}
         """When and how members were lost after GO."""
         self._challenges: list[Challenge] = []
@@ -597,15 +599,16 @@ class Registrar:
 
     def _seal(self, now: float) -> None:
         address = self._common_address()
-        if address is None and now < self._readdressed_at + READDRESSED_SECONDS:
-            self._confirm_again_at = now + CONFIRM_AGAIN_SECONDS
+        if address is None and (now < self._readdressed_at + READDRESSED_SECONDS or not self._asked_again):
+            # The second time also where no address is new: a host that stood still for a second proved no path.
+            self._asked_again, self._confirm_again_at = True, now + CONFIRM_AGAIN_SECONDS
             return
         if address is None:
             named = [(str(seat.who), seat.paths) for seat in self._others()]
             self._port.no_common_network(reach_matrix(self.host, named))
             return
         members = list(self.seats.values())
-        self.phase, self.store_address = Phase.SEALING, address
+        self.phase, self.store_address, self._asked_again = Phase.SEALING, address, False
         where = place([seat.applicant for seat in members], self.world_size)
         self.places = {seat.member: spot for seat, spot in zip(members, where, strict=True)}
         self._port.open_store(self.epoch, address, now)
@@ -628,7 +631,7 @@ class Registrar:
         if self.phase not in (Phase.CONFIRMING, Phase.SEALING, Phase.SEALED):
             self._advance(now)
             return
-        self.phase = Phase.OPEN
+        self.phase, self._asked_again = Phase.OPEN, False
         self.places = {}
         self._awaited, self._confirm_again_at = set(), None
         for member in self.seats:
