@@ -16,7 +16,7 @@ from mingle.cli import checks, main, output
 from mingle.config.settings import Network
 from mingle.config.values import Peer
 from mingle.diagnostics import CheckStatus, Finding
-from mingle.network import inspection
+from mingle.network import inspection, peers
 from mingle.observe.ping import Figures, PingPeer
 from tests.bystanders import free_udp_port
 from tests.pingers import answering
@@ -156,6 +156,12 @@ def test_a_check_of_a_host_without_an_address_of_the_family_is_wrong_usage() -> 
     result = doctor("--check", "fd00::5", "--family", "4", port=free_udp_port())
     assert (result.exit_code, result.stdout) == (2, "")
     assert "--check 'fd00::5' has no IPv4 address: fd00::5" in result.stderr
+
+
+def test_a_check_asks_no_address_to_which_no_route_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "has_route", lambda address: ":" not in address)
+    monkeypatch.setattr(inspection, "resolve_all", lambda names: dict.fromkeys(names, (["fd00::5", "10.0.0.5"], "")))
+    assert checks._resolve(Network(), ("node-5",)) == ((Peer("10.0.0.5"),), {})
 
 
 def test_names_are_looked_up_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:

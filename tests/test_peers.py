@@ -136,6 +136,7 @@ class NameServer:
 def names(monkeypatch: pytest.MonkeyPatch) -> NameServer:
     server = NameServer()
     monkeypatch.setattr(socket, "getaddrinfo", server.getaddrinfo)
+    monkeypatch.setattr(peers, "has_route", lambda _address: True)
     monkeypatch.setattr(peers, "RESOLVE_SECONDS", 0.001)
     return server
 
@@ -231,6 +232,23 @@ def test_a_link_local_answer_keeps_its_interface(names: NameServer, made: Callab
     names.answer("node7.local")
     until(lambda: found._found)
     assert found.take() == [("fe80::7%3", 29499)]
+
+
+def test_the_version_to_which_no_route_leads_is_left_out(
+    names: NameServer, made: Callable[..., Peers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "has_route", lambda address: ":" not in address)
+    names.answers |= {"dual": [("fd00::5", 29499, 0, 0), ("10.0.0.1", 29499)], "six": [("fd00::6", 29499, 0, 0)]}
+    found = made(Peer("dual"), Peer("six"))
+    names.answer("dual")
+    names.answer("six")
+    until(lambda: len(found._found) > 1)
+    assert sorted(found.take()) == [A, ("fd00::6", 29499)]
+
+
+def test_a_route() -> None:
+    assert peers.has_route("127.0.0.1")
+    assert not peers.has_route("fe80::1%999999")
 
 
 def test_failures_can_be_read_while_names_are_looked_up(names: NameServer, made: Callable[..., Peers]) -> None:

@@ -21,6 +21,7 @@ from mingle.diagnostics import CheckStatus, Finding, diagnosis, worst
 from mingle.diagnostics.diagnosis import Facts
 from mingle.errors import ConfigurationError, InterfaceError, MingleError
 from mingle.network import inspection
+from mingle.network.peers import with_a_route
 from mingle.observe import path_checks
 from mingle.observe.ping import Figures, Pinger, PingMachine, PingPeer, refuses
 from mingle.wire.echo import WAYS
@@ -143,7 +144,7 @@ def _resolve(network: Network, hosts: tuple[str, ...]) -> tuple[tuple[Peer, ...]
                 cause="--family or MINGLE_FAMILY was set for another network than this host's",
                 remedy=f"give an IPv{network.family} address of the host, or leave the family at auto.",
             )
-        asked += [Peer(host, each.port) for host in suitable]
+        asked += [Peer(host, each.port) for host in with_a_route(suitable)]
     return tuple(asked), {host: problem for host, problem in problems.items() if problem}
 
 

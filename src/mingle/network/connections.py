@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import Struct, field
 
@@ -431,6 +431,12 @@ def bare_address(host: str) -> str:
     """Return an address without its zone, IPv4 in its own notation."""
     bare = host.partition("%")[0]
     return bare[7:] if bare.startswith("::ffff:") and "." in bare else bare
+
+
+def literal(answer: tuple[Any, ...]) -> str:
+    """Return the address in one of getaddrinfo's answers; a link-local one with its zone, which it needs."""
+    scope = answer[3] if len(answer) == 4 else 0
+    return f"{answer[0]}%{scope}" if scope and "%" not in answer[0] else str(answer[0])
 
 
 def canonical_address(text: str) -> str:

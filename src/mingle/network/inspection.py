@@ -28,8 +28,8 @@ from mingle.diagnostics import firewall
 from mingle.diagnostics.diagnosis import Facts, Holder
 from mingle.diagnostics.firewall import Chain, Manager
 from mingle.errors import MingleError
+from mingle.network.connections import literal
 from mingle.network.interfaces import Interface, Kind, reverse_path_drops
-from mingle.network.peers import literal
 
 TOOL_SECONDS = 2.0
 NAME_SECONDS = 2.0

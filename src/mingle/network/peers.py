@@ -7,18 +7,19 @@ never final. Each address has a timer of its own, and only a few are asked per r
 
 from __future__ import annotations
 
+import errno
 import math
 import random
 import socket
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec import Struct
 
 from mingle import detached, forksafe
 from mingle.config.values import Peer, parse_address
-from mingle.network.connections import canonical_address
+from mingle.network.connections import canonical_address, literal
+from mingle.network.transport import socket_address
 
 FIRST_INTERVAL_SECONDS = 0.1
 GROWTH = 1.6
@@ -154,13 +155,27 @@ class Peers:
             with self._lock:
                 self._failures[host] = getattr(error, "strerror", None) or str(error)
             return
-        addresses = [literal(answer[4]) for answer in answers]
+        addresses = with_a_route([literal(answer[4]) for answer in answers])
         with self._lock:
             self._failures.pop(host, None)
             self._found += [(address, port) for address in addresses]
 
 
-def literal(answer: tuple[Any, ...]) -> str:
-    """Return the address in one of getaddrinfo's answers; a link-local one with its zone, which it needs."""
-    scope = answer[3] if len(answer) == 4 else 0
-    return f"{answer[0]}%{scope}" if scope and "%" not in answer[0] else str(answer[0])
+def with_a_route(addresses: list[str]) -> list[str]:
+    """Return the addresses of a name without those to which no route leads; all of them if that would be all.
+
+    A name often has addresses of both IP versions, while this host has a route for one of them only.
+    """
+    if len({":" in address for address in addresses}) < 2:
+        return addresses
+    return [address for address in addresses if has_route(address)] or addresses
+
+
+def has_route(address: str) -> bool:
+    """Return whether a route leads to an address. Connecting a UDP socket looks the route up and sends nothing."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(socket_address(address, 9))
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)  # then it is not known
+    return True
