@@ -165,3 +165,14 @@ def test_it_says_good_bye(announcement: Announcement) -> None:
     effects = announcement.effects()
     assert Multicast(Bye(job="resnet", session=announcement.offer.session)) in effects
     assert Hangup(1) in effects
+
+
+def test_it_announces_addresses_that_are_new(announcement: Announcement) -> None:
+    run(announcement, START + 100)
+    announcement.readdress(("10.0.0.1",), START + 100)
+    assert run(announcement, START + 110) == []
+    announcement.readdress(("10.0.0.8", "fd00::8"), START + 110)
+    ((_, effect),) = run(announcement, START + 120)
+    assert isinstance(effect, Multicast)
+    assert isinstance(effect.message, Offer)
+    assert effect.message.addresses == ("10.0.0.8", "fd00::8")

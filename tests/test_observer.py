@@ -22,8 +22,8 @@ class _Clock:
         self.now = time.monotonic()
 
 
-def finder(observer: Observer, job: str | None) -> Finder:
-    return Finder(
+def finder(observer: Observer, job: str | None, kind: type[Finder] = Finder) -> Finder:
+    return kind(
         job,
         member=new_name(),
         who=this_process(),
@@ -71,6 +71,27 @@ def test_what_could_be_sent_to_named_hosts_is_counted() -> None:
         observer.run(finder(observer, None), until=time.monotonic() + 10, done=done)
     assert looked_at[0] == 0
     assert looked_at[-1] > 0
+
+
+def test_what_listens_learns_its_addresses_with_every_scan() -> None:
+    class Listening(Finder):
+        addresses: tuple[str, ...] = ()
+
+        def readdress(self, addresses: tuple[str, ...], _now: float) -> None:
+            self.addresses = addresses
+
+    network = Network(interfaces=("lo",), port=free_udp_port(), advertise="203.0.113.7")
+    with Observer(network) as observer:
+        machine = finder(observer, None, Listening)
+        assert isinstance(machine, Listening)
+        observer.driver.drive(machine)
+        observer.driver.interfaces.scan_due = 0.0
+        observer.driver.turn(time.monotonic())
+        assert machine.addresses == (), "nothing listens yet"
+        listening, _ = observer.listen()
+        observer.driver.interfaces.scan_due = 0.0
+        observer.driver.turn(time.monotonic())
+    assert machine.addresses == listening == ("203.0.113.7", "127.0.0.1", "::1")
 
 
 def test_it_stops_at_its_deadline_and_leaves_nothing_open() -> None:

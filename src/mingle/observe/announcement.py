@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from mingle.protocol.handshake import HandshakeFailed, HostConversation
 from mingle.protocol.machine import Answer, Effect, Hangup, Multicast, Notice, Source, Write, note_name
@@ -95,6 +95,12 @@ class Announcement:
             self._announcer.sealed = True
         if self._browse.should_answer(now):
             self._effects.append(Multicast(self.offer, browse=True))
+
+    def readdress(self, addresses: tuple[str, ...], _now: float) -> None:
+        """Announce these addresses, unless they are announced already."""
+        if addresses != self.offer.addresses:
+            self.offer = structs.replace(self.offer, addresses=addresses)
+            self._announcer.asked()
 
     def close(self, reason: str) -> None:
         """Send good-byes, and hang up."""

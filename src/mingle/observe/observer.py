@@ -10,12 +10,12 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from mingle.config.settings import Network
 from mingle.engine import driver
 from mingle.engine.driver import Driver
-from mingle.protocol.machine import Effect, Machine
+from mingle.protocol.machine import Address, Effect, Machine
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Group
@@ -23,6 +23,8 @@ from mingle.wire.frames import ProcessInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from mingle.observe.announcement import Announcement
 
 logger = logging.getLogger("mingle")
 
@@ -51,8 +53,9 @@ class Observer:
         groups: Sequence[Group] = (),
         perform: Callable[[Effect], None] = driver.no_effect,
     ) -> None:
+        self._listens = False
         with contextlib.ExitStack() as stack:
-            self.driver = Driver(network, job, key, stack, groups=groups, perform=perform)
+            self.driver = Driver(network, job, key, stack, groups=groups, perform=perform, scanned=self._scanned)
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -68,12 +71,26 @@ class Observer:
     def listen(self) -> tuple[tuple[str, ...], int]:
         """Open a control port on every own address; return the addresses to announce and the port.
 
+        The machine announces addresses that this host gets later as well, by its method ``readdress``.
+
         Raises:
             InterfaceError: no address can be bound.
         """
         endpoints = self.driver.listen()
-        addresses = (*endpoints.advertised, *(each.address for each in endpoints.addresses))
-        return addresses[: datagrams.MAX_ADDRESSES], endpoints.port
+        self._listens = True
+        return self._announced(endpoints.addresses), endpoints.port
+
+    def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
+        """Have the machine announce these addresses, on which the control port listens now."""
+        cast("Announcement", self.driver.machine).readdress(self._announced(addresses), now)
+
+    def _scanned(self, now: float, _changed: bool) -> None:
+        if self._listens:
+            self.driver.relisten(self, now)
+
+    def _announced(self, addresses: tuple[Address, ...]) -> tuple[str, ...]:
+        advertised = (self.driver.network.advertise,) if self.driver.network.advertise else ()
+        return (*advertised, *(each.address for each in addresses))[: datagrams.MAX_ADDRESSES]
 
     def run(
         self,
