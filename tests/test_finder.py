@@ -177,6 +177,17 @@ def test_what_has_died_is_found_no_more() -> None:
     assert not finder.settled
 
 
+def test_a_session_that_is_proved_keeps_its_job() -> None:
+    wire = Wire()
+    announcement = an_announcement(wire, "resnet", "10.0.0.1")
+    wire.add("10.0.0.1", announcement, 5000)
+    finder = a_finder(wire, None)
+    wire.add("10.0.0.2", finder)
+    wire.run(2)
+    wire.hear("10.0.0.2", msgspec.structs.replace(announcement.offer, job="invented"), "10.0.0.66")
+    assert [(each.offer.job, each.alive) for each in finder.sessions] == [("resnet", True)]
+
+
 def test_a_good_bye_is_looked_into() -> None:
     wire = Wire()
     announcement = an_announcement(wire, "resnet", "10.0.0.1")

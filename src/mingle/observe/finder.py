@@ -344,6 +344,8 @@ class Finder(SessionPolicy[FoundSession]):
             return
         if session.verified and not source.verified:
             return  # forged: the host signs every OFFER
+        if session.alive and offer.job != session.probed.job:
+            return  # forged: the host has proved that the session is of another job
         session.offer, session.signed, session.verified = offer, source.signed, source.verified
         session.heard_at = now
         self._table.heard(session)
