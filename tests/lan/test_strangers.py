@@ -8,11 +8,12 @@ import itertools
 import pytest
 from msgspec import structs
 
+from mingle.errors import ConflictError
 from mingle.protocol.claims import SILENT_SECONDS
 from mingle.protocol.election import Elector
 from mingle.wire.datagrams import Offer, State, encode
 from tests.lan.agents import AgentGathering
-from tests.lan.gathering import Gathering
+from tests.lan.gathering import Gathering, failure_of
 from tests.lan.network import Packet
 from tests.lan.process import Process
 from tests.lan.strangers import Babbler, Caller
@@ -191,6 +192,23 @@ def test_an_open_session_that_is_said_to_be_sealed_is_joined(given: bool) -> Non
             gathering.elector(f"m{number}", at=number)
     gathering.run()
     gathering.expect_formed(within=2)
+
+
+def test_a_job_that_runs_is_not_forgotten_for_an_offer_of_before() -> None:
+    """Only the members of a second run can reach the host of the first; an OFFER of its start is played again."""
+    for seed in range(3):
+        gathering = Gathering(seed, timeout=60, checked=False)
+        first = gathering.everybody()
+        gathering.run(5)
+        gathering.expect_formed(first)
+        old = structs.replace(first[0].host.offer(), state="open", joined=1)
+        second = [gathering.host("y0"), *(gathering.member(rank, f"y{rank}") for rank in range(1, 4))]
+        gathering.network.part(gathering.lan, gathering.machine(first[0]), gathering.machine("y0"))
+        gathering.machine("m9")
+        for tick in range(300):
+            gathering.world.after(3.0 + tick / CLAIMS_PER_SECOND, functools.partial(gathering.say, "m9", old))
+        gathering.run()
+        assert all(isinstance(failure_of(each), ConflictError) for each in second[1:])
 
 
 @pytest.mark.parametrize("aimed", [True, False], ids=["at the host", "at nobody"])

@@ -280,9 +280,12 @@ class Joiner(SessionPolicy[KnownSession]):
         joins = session.offer.takes_members or session.confirmed or open_by_host
         purpose: frames.Purpose = "join" if joins else "probe"
         if purpose == "join" and self._bound_elsewhere(session):
-            # It is said to take members by now, so it does not run without this member. It will be heard again.
-            session.forget_life()
-            return False
+            if session.alive_since is None or session.offer.state == "sealed":
+                # It is said to have a free seat, so it does not run without this member. It will be heard again.
+                session.forget_life()
+                return False
+            # Its host has said that it runs without this member. Only a datagram says that it is open again: ask it.
+            purpose = "probe"
         session.said_open = False
         self._table.race(session, self.identity.call(session.name, purpose), now)
         self.running_check.weigh(now)
