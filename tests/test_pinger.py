@@ -5,8 +5,10 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from ipaddress import IPv4Interface
 
 import pytest
+from msgspec import structs
 
 from mingle.config.settings import Network
 from mingle.config.values import Peer
@@ -82,6 +84,18 @@ def test_a_zone_is_known_by_the_name_of_its_interface() -> None:
     with Pinger(network, interval=0.05, count=3) as pinger:
         pinger.run(until=time.monotonic() + 5)
     assert list(pinger.pings.asked) == [("fe80::9%lo", network.port)]
+
+
+def test_it_listens_on_addresses_that_are_new() -> None:
+    with Pinger(Network(interfaces=("lo",), port=free_udp_port())) as pinger:
+        interfaces = pinger.driver.interfaces
+        (lo,) = interfaces.usable
+        interfaces.usable = (structs.replace(lo, addresses=(*lo.addresses, IPv4Interface("127.0.0.77/8"))),)
+        assert pinger.driver._scanned is not None
+        pinger.driver._scanned(time.monotonic(), True)
+        assert "127.0.0.77" in pinger.own
+        assert pinger.pings.own == pinger.own
+        socket.create_connection(("127.0.0.77", pinger.driver.connections.port), timeout=5).close()
 
 
 def test_a_unicast_that_another_process_gets_is_handed_on() -> None:

@@ -38,6 +38,7 @@ class Observer:
         key: signs what is sent.
         groups: the multicast groups to join in place of these two.
         perform: carries out the effects that the driver does not know.
+        scanned: called after each scan of the interfaces, as by the driver; None: what `listen` has opened is extended.
 
     Raises:
         InterfaceError: no interface can be used.
@@ -52,10 +53,12 @@ class Observer:
         *,
         groups: Sequence[Group] = (),
         perform: Callable[[Effect], None] = driver.no_effect,
+        scanned: Callable[[float, bool], None] | None = None,
     ) -> None:
         self._listens = False
+        scanned = scanned or self._scanned
         with contextlib.ExitStack() as stack:
-            self.driver = Driver(network, job, key, stack, groups=groups, perform=perform, scanned=self._scanned)
+            self.driver = Driver(network, job, key, stack, groups=groups, perform=perform, scanned=scanned)
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:

@@ -213,7 +213,8 @@ class PingMachine:
         """The hosts that were given, and whether an answer came from there."""
         self._job = job
         self._key = key
-        self._own = frozenset(own)
+        self.own = frozenset(own)
+        """Addresses of this host."""
         self._pinger = pinger
         self._me: dict[str, Any] = {"job": job, "pinger": pinger, "hostname": who.hostname, "pid": who.pid}
         self._port = port
@@ -289,12 +290,12 @@ class PingMachine:
         for peer in present:
             for way, figures in peer.figures.items():
                 # The kernel gives a unicast datagram to our own host's shared port to its last opener, maybe to us.
-                if way != "unicast" or peer.address not in self._own:
+                if way != "unicast" or peer.address not in self.own:
                     figures.pending[number] = now
         self._effects.append(Cast(self._ping(number, "multicast")))
         self._effects.append(Cast(self._ping(number, "link"), link=True))
         known = {peer.address for peer in present}
-        targets = [(peer.address, self._port_of(peer.address)) for peer in present if peer.address not in self._own]
+        targets = [(peer.address, self._port_of(peer.address)) for peer in present if peer.address not in self.own]
         targets += [target for target in self.asked if target[0] not in known]
         self._effects += [Post(address, port, self._ping(number, "unicast")) for address, port in targets]
         for peer in present:
@@ -496,21 +497,17 @@ class Pinger:
         groups = [self._cast_group, echo.LINK_GROUP, BROWSE_GROUP]
         if overheard:
             groups.append(job_group(overheard))
-        self._observer = Observer(network, job or None, self._key, groups=groups, perform=self._perform)
+        self._observer = Observer(
+            network, job or None, self._key, groups=groups, perform=self._perform, scanned=self._scanned
+        )
         self.driver = driver = self._observer.driver
         driver.on_datagram, driver.ask_peers = self._heard, self._learn_peers
-        # On link-local addresses as well: a PING can come from one, and its source is what is dialed.
-        own = [
-            (str(address.ip), each.index)
-            for each in driver.interfaces.usable
-            for address in each.of_family(network.family)
-        ]
         try:
-            driver.connections.listen(own)
+            driver.connections.listen(self._addresses())
         except BaseException:
             self._observer.close()
             raise
-        self.own = frozenset(address for address, _ in own)
+        self.own = frozenset(address for address, _ in self._addresses())
         self.pings = PingMachine(
             job,
             pinger=new_name(),
@@ -561,6 +558,17 @@ class Pinger:
     def inspect(self, environ: Mapping[str, str] | None = None, **observed: Any) -> Facts:
         """Return the facts about this machine; see `mingle.engine.driver.Driver.inspect`."""
         return self.driver.inspect(environ, versions=self.versions, **observed)
+
+    def _addresses(self) -> list[tuple[str, int]]:
+        """Return where to listen; on link-local addresses as well: a PING can come from one, and it is dialed then."""
+        interfaces, family = self.driver.interfaces.usable, self.driver.network.family
+        return [(str(address.ip), each.index) for each in interfaces for address in each.of_family(family)]
+
+    def _scanned(self, _now: float, _changed: bool) -> None:
+        """Listen on addresses that this host has got since: others dial the source of a PING."""
+        own = self._addresses()
+        self.driver.connections.listen_also(own)
+        self.own = self.pings.own = frozenset(address for address, _ in own)
 
     def _learn_peers(self, _now: float) -> None:
         found = [each for each in self.driver.peers.take() if each[0] not in self.own]
