@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -9,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner
@@ -176,8 +178,48 @@ def test_live_tables_on_a_terminal() -> None:
     assert "\x1b[32m" not in on_a_terminal("doctor", NO_COLOR="1")
 
 
+@contextlib.contextmanager
+def watching(port: int, terminal_kind: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Yield a `watch` on a terminal, and the descriptor from which its output is read."""
+    reader, terminal = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mingle", "watch"],
+        env=command_environment(port, TERM=terminal_kind, COLUMNS="120"),
+        stdin=subprocess.DEVNULL,
+        stdout=terminal,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(terminal)
+    try:
+        with process:
+            try:
+                yield process, reader
+            finally:
+                process.terminate()
+    finally:
+        os.close(reader)
+
+
+def read_until(reader: int, mark: bytes) -> bytes:
+    """Return what a terminal shows up to a mark and a little more; without the mark all that it shows."""
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO: on Linux the end of a terminal whose other side is closed
+        while mark not in shown and (part := os.read(reader, 65536)):
+            shown += part
+    return shown
+
+
 def test_a_terminal_without_cursor_movements_gets_lines() -> None:
     port = free_udp_port()
-    with announcing("resnet", "--master-port", "29500", port=port):
-        shown = on_a_terminal("watch", "-t", "5", TERM="dumb", MINGLE_PORT=str(port))
-    assert shown.startswith("+\tresnet\tannounced\t")
+    with announcing("resnet", "--master-port", "29500", port=port), watching(port, "dumb") as (_, reader):
+        assert read_until(reader, b"\n").startswith(b"+\tresnet\tannounced\t")
+
+
+def test_a_live_table_that_is_terminated_gives_the_cursor_back() -> None:
+    hidden, back = b"\x1b[?25l", b"\x1b[?25h"
+    with watching(free_udp_port(), "xterm") as (process, reader):
+        shown = read_until(reader, hidden)
+        process.terminate()
+        shown += read_until(reader, back)
+    assert back in shown.rpartition(hidden)[2]
+    assert process.returncode == 143

@@ -6,11 +6,9 @@ import contextlib
 import os
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import FrameType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import click
 
@@ -200,7 +198,7 @@ def announce(shared: Shared, job: str, master_port: int, master_addr: str | None
     if master_addr is not None:
         _check_address(master_addr)
     key = None if network.secret is None else JobKey(network.secret, job)
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, output.terminate)
     with Observer(network, job, key) as observer:
         addresses, port = observer.listen()
         who = this_process()
@@ -241,11 +239,6 @@ def announce(shared: Shared, job: str, master_port: int, master_addr: str | None
             output.answer(endpoint_text(shown, master_port))
         output.say(f"announcing job {job!r} until interrupted (Ctrl-C)")
         observer.run(announcement, until=shared.deadline())
-
-
-def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
-    # By an exception, so that the observer sends BYE before the process ends.
-    sys.exit(128 + number)
 
 
 def _check_address(text: str) -> None:
