@@ -506,6 +506,8 @@ def test_urls(url: str, job_id: str | None, options: dict[str, str]) -> None:
         ("mingle://a?rank=x&world_size=2", "rank=x in the URL is not a number"),
         ("mingle://a?rank=&world_size=2", "rank= in the URL is not a number"),
         ("mingle://a?rank=7&world_size=4", "7"),
+        # What torch makes of mingle://run#7 with rank= and world_size=: it takes #7 for a fragment.
+        ("mingle://run?rank=0&world_size=2#7", "fix: write it as %23"),
         ("mingle://%ff?rank=0&world_size=2", "not UTF-8 once it is percent-decoded"),
         ("mingle://?rank=0&world_size=2", "there is no job id"),
         (f"mingle://{'x' * 257}?rank=0&world_size=2", "257 bytes"),

@@ -94,13 +94,19 @@ def parse_url(url: str) -> tuple[str | None, dict[str, str]]:
     None: then ``MINGLE_JOB_ID`` or the launcher says it.
 
     Raises:
-        ConfigurationError: what is appended is neither.
+        ConfigurationError: what is appended is neither, or the id holds a ``#``.
     """
     from urllib import parse
 
     # With nothing after them torch drops the slashes when it appends, and the scheme may be in capitals.
     rest = url.partition(":")[2].removeprefix("//")
     name, _, query = rest.partition("?")
+    if "#" in query:  # a URL's fragment comes after its query, so torch has moved it there
+        raise ConfigurationError.explain(
+            f"the job id in {url!r} holds a #.",
+            cause="a # begins a URL's fragment, and torch puts the rank and the world size before that",
+            remedy="write it as %23.",
+        )
     options = dict(parse.parse_qsl(query, keep_blank_values=True))
     unknown = sorted(set(options) - {"rank", "world_size"})
     if unknown:
