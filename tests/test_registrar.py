@@ -295,6 +295,17 @@ def test_a_silent_member_loses_its_rank_and_the_first_claim_wins() -> None:
     assert registrar.status().joined == 2
 
 
+def test_a_connection_claims_one_rank_at_a_time() -> None:
+    """Its last JOIN counts: refused for the first rank, it must not hold a seat on a connection that is hung up."""
+    registrar = at(Phase.OPEN)
+    registrar.join(7, member(7), join(1), 2.0)
+    registrar.join(7, member(7), join(2), 2.0)
+    registrar.pong(1)
+    assert ("hang_up", 7) not in registrar.port.take()
+    assert registrar.seats[member(7)].conn == 7
+    assert not registrar.status().refused
+
+
 def test_a_claim_goes_with_its_connection() -> None:
     registrar = at(Phase.OPEN)
     registrar.handle_timer(1.0 + AHEAD_SECONDS)

@@ -279,6 +279,7 @@ class Registrar:
 
     def join(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
         """Handle JOIN: a connection that has proved the session asks for a seat."""
+        self._challenges = [challenge for challenge in self._challenges if challenge.conn != conn]
         if member == self.host.member:
             # A forged OFFER can name this session with another host id; the host then joins itself.
             self._port.send(conn, frames.Refused(reason="session", detail="the caller is the host of this session"))
