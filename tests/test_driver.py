@@ -385,6 +385,30 @@ def test_what_a_signal_handler_raises_is_no_fault_of_the_input(driver: Noting, m
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.parametrize("call", ["sendto", "recvmsg", "send", "recv"])
+def test_a_timeout_error_of_a_signal_handler_is_no_error_of_a_socket(
+    driver: Noting, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """It is an OSError; a signal that comes during a system call is handled when the call returns."""
+
+    def alarmed(*_: object) -> None:
+        raise TimeoutError("the alarm")
+
+    driver.connections.listen([("127.0.0.1", 0)])
+    driver.notes.to_do.append(Dial(999, "127.0.0.1", driver.connections.port, "lo"))
+    driver.turn_until("accepted")
+    driver.turn_until("connected")
+    driver.notes.to_do += [Multicast(Seek(job="a job", member=MEMBER, world_size=2)), Write(999, b"hello")]
+    before = signal.signal(signal.SIGALRM, alarmed)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(socket.socket, call, lambda *_: signal.raise_signal(signal.SIGALRM))
+            with pytest.raises(TimeoutError, match="the alarm"):
+                driver.turn_until("never")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_a_timer_that_can_not_be_handled_ends_the_loop(driver: Noting, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody sent it, so there is nothing to drop: a machine without its timers would wait for ever."""
     monkeypatch.setattr(driver.notes, "handle_timer", fail)

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct, field
 
 from mingle import forksafe
-from mingle.errors import InterfaceError
+from mingle.errors import InterfaceError, comes_from_a_signal_handler
 
 READ_BYTES = 65_536
 DRAINED_READS = 16
@@ -299,6 +299,8 @@ class Connections:
             if mask & selectors.EVENT_READ and connection.conn in self._connections:
                 events += self._read(connection)
         except OSError as error:  # of the selector, or of a socket that is asked for its name
+            if comes_from_a_signal_handler(error):
+                raise
             return self._end(connection, _in_words(error)) if connection.conn in self._connections else []
         return events
 
@@ -366,6 +368,8 @@ class Connections:
         except BlockingIOError:
             pass
         except OSError as error:
+            if comes_from_a_signal_handler(error):
+                raise
             return self._end(connection, _in_words(error))
         if connection.closing and not connection.unsent:
             self._leave(connection)
@@ -386,6 +390,8 @@ class Connections:
         except BlockingIOError:
             return []
         except OSError as error:
+            if comes_from_a_signal_handler(error):
+                raise
             return self._end(connection, _in_words(error))
         if not data:
             return self._end(connection, CLOSED_BY_PEER)

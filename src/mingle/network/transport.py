@@ -31,7 +31,7 @@ from multicast_expert import IfaceInfo, McastRxSocket, McastTxSocket, os_multica
 
 from mingle import forksafe
 from mingle.config.settings import Family
-from mingle.errors import FREE_DESCRIPTORS, NO_DESCRIPTOR, InterfaceError
+from mingle.errors import FREE_DESCRIPTORS, NO_DESCRIPTOR, InterfaceError, comes_from_a_signal_handler
 from mingle.network.interfaces import Interface
 from mingle.wire.datagrams import Group
 
@@ -319,6 +319,8 @@ class Transport:
             try:
                 received = read(opened)
             except OSError as error:
+                if comes_from_a_signal_handler(error):
+                    raise
                 self.receive_errors[_error_name(error)] += 1
                 continue
             if received is None:
@@ -414,6 +416,8 @@ class Transport:
         try:
             send(*arguments)
         except OSError as error:
+            if comes_from_a_signal_handler(error):
+                raise
             self.send_errors[_error_name(error)] += 1
             return False
         self.sent += 1
