@@ -622,7 +622,7 @@ def test_a_forked_child_leaves_its_parents_job_alone() -> None:
 
 
 @pytest.mark.usefixtures("no_packet")
-@pytest.mark.parametrize("node_rank", [None, "1"])
+@pytest.mark.parametrize("node_rank", [None, "", "1"])
 def test_under_torchrun_nothing_is_discovered(monkeypatch: pytest.MonkeyPatch, node_rank: str | None) -> None:
     for name, value in {**TORCHRUN, **({} if node_rank is None else {"NODE_RANK": node_rank})}.items():
         monkeypatch.setenv(name, value)

@@ -23,6 +23,7 @@ from msgspec import structs
 from mingle import forksafe
 from mingle.config import settings
 from mingle.config.settings import Settings
+from mingle.config.values import text_of
 from mingle.distributed import environment, gloo, process_group
 from mingle.distributed.environment import process_environment
 from mingle.distributed.session import Entry, LoneSession, RunningSession, Session
@@ -327,7 +328,7 @@ def _passed_through(wanted: Settings) -> Job:
     session = Session()
     _hold(session)
     node_rank = wanted.node_rank or 0
-    if "NODE_RANK" not in os.environ:
+    if text_of(os.environ, "NODE_RANK") is None:
         process_environment.export({"NODE_RANK": str(node_rank)})
     local_world_size = wanted.local_world_size or 1
     return Job(
