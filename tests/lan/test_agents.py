@@ -9,6 +9,7 @@ import pytest
 
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.leases import LEASE_SECONDS
+from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Nodes, Quorum
 from mingle.errors import ConflictError, DiscoveryTimeoutError
 from mingle.protocol.election import Elector
@@ -552,3 +553,25 @@ def test_a_host_that_is_alone_gives_up_the_session_whose_address_it_has_lost() -
     host._event(lambda: host.agent.readdress((Address("10.0.9.9", "eth0", 16),), host.now))
     gathering.world.run(12.0)
     gathering.run_until_together(agents, 30.0)
+
+
+def test_a_session_whose_address_has_gone_ends_though_its_members_reach_the_host_at_another_one() -> None:
+    gathering = AgentGathering(1, (2, 3))
+    network = gathering.network
+    for number in range(3):
+        network.plug(network.machine(f"m{number}").name, "eth1", f"10.9.0.{number + 1}", "other", 16)
+    gathering.lan.tcp_delay = (0.02, 0.03)
+    agents = gathering.everybody(2)
+    gathering.run_until_together(agents, 5.0)
+    host = gathering.host_of(agents)
+    assert host.outcome is not None
+    (member,) = without(agents, host)
+    assert isinstance(member.agent.part, AgentMember)
+    assert member.agent.part.current is not None
+    assert member.agent.part.current.race is not None
+    assert member.agent.part.current.race.address != host.outcome.store_address
+    gone = host.machine.nic(host.outcome.store_address)
+    assert gone is not None
+    network.unplug(gone)
+    network.scan(host.machine)
+    gathering.run_until_together([*agents, gathering.start("m2")], 15.0)

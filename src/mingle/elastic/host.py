@@ -96,11 +96,16 @@ class ElasticHost(Host):
             self._dissolve(elastic_reports.address_gone(self.identity), None)
 
     def _is_unreachable(self) -> bool:
-        """Return whether this agent is alone, and others can't join it: the address of its store has gone."""
+        """Return whether other agents, members too, can't reach the store any more: its address has gone.
+
+        A link-local address stays although it is not listed beside a routable one, so it does not count while the
+        members hold the session.
+        """
         assert self.outcome is not None
-        alone = len(self.registrar.seats) == 1 < self.quorum.policy.nodes.maximum
-        store = self.outcome.store_address.partition("%")[0]
-        return alone and all(each.address != store for each in self._newest_addresses)
+        seats, maximum = len(self.registrar.seats), self.quorum.policy.nodes.maximum
+        store, zone, _ = self.outcome.store_address.partition("%")
+        needed = maximum > 1 and (seats == 1 or not zone)
+        return needed and all(each.address != store for each in self._newest_addresses)
 
     def _sighted(self, offer: Offer, source: Source, now: float) -> None:
         """Probe another session of this job; a running host probes only sessions that take precedence."""

@@ -99,10 +99,8 @@ def small(identity: Identity, policy: Policy, joined: int) -> str:
 
 
 def address_gone(identity: Identity) -> str:
-    """Return why a host that is alone gives up its session: no other agent can reach its store."""
-    return (
-        f"job {identity.job!r}: the address of the store is gone from this machine, and no other node is in the session"
-    )
+    """Return why a host gives up its session: no other agent can reach its store."""
+    return f"job {identity.job!r}: the address of the store is gone from the machine of its host"
 
 
 def too_few(identity: Identity, present: int, wanted: int) -> str:
