@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mingle.elastic.host import ElasticHost
+from mingle.elastic.host import STORE_GONE_SECONDS, ElasticHost
 from mingle.elastic.leases import LEASE_SECONDS
 from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Nodes, Quorum
@@ -573,5 +573,23 @@ def test_a_session_whose_address_has_gone_ends_though_its_members_reach_the_host
     gone = host.machine.nic(host.outcome.store_address)
     assert gone is not None
     network.unplug(gone)
-    network.scan(host.machine)
-    gathering.run_until_together([*agents, gathering.start("m2")], 15.0)
+    own = tuple(Address(nic.address, nic.name, nic.prefix_length) for nic in host.machine.nics)
+    host._event(lambda: host.agent.readdress(own, host.now))
+    gathering.run_until_together([*agents, gathering.start("m2")], STORE_GONE_SECONDS + 15.0)
+
+
+def test_an_address_that_is_gone_for_a_moment_ends_no_session() -> None:
+    """A DHCP client takes it away and gives it back; the connections to the store survive that."""
+    gathering = AgentGathering(1, (1, 2))
+    agents = gathering.everybody(2)
+    gathering.run_until_together(agents, 5.0)
+    host = gathering.host_of(agents)
+    core, session = host.agent, host.outcome and host.outcome.session
+    old = tuple(core.endpoints.addresses)
+    host._event(lambda: core.readdress((Address("10.0.9.9", "eth0", 16),), host.now))
+    gathering.world.run(STORE_GONE_SECONDS - 1.5)
+    host._event(lambda: core.readdress(old, host.now))
+    gathering.world.run(2 * STORE_GONE_SECONDS)
+    assert gathering.host_of(agents) is host
+    assert host.outcome is not None
+    assert host.outcome.session == session

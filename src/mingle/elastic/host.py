@@ -1,9 +1,9 @@
 """The agent that hosts a session of agents: a host (:mod:`mingle.protocol.host`) that stays after GO. A pure machine.
 
 From GO on the host renews its members' leases (:mod:`mingle.elastic.leases`), sends them the list of members, and
-admits others. The host ends its session in two cases: fewer than K leases are valid, or it meets a session that takes
-precedence. In both cases it sends CLOSED with ``regather``, so that the members look for a host again; ``dissolved``
-holds the reason.
+admits others. The host ends its session in three cases: fewer than K leases are valid, the address of its store has gone,
+or it meets a session that takes precedence. Each time it sends CLOSED with ``regather``, so that the members look for a
+host again; ``dissolved`` holds the reason.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from mingle.wire.datagrams import Datagram, Offer
 
 LOOK_AROUND_SECONDS = 3.0
 """How often a running host asks the network for other sessions of its job, give or take a third."""
+STORE_GONE_SECONDS = 5.0
+"""How long the address of the store can be gone. A DHCP client takes one away and gives it back, and connections survive."""
 
 
 class ElasticHost(Host):
@@ -60,6 +62,8 @@ class ElasticHost(Host):
         self._memory = memory
         self._told: frames.Members | None = None
         self._ping_at = self._look_at = float("inf")
+        self._store_gone_at: float | None = None
+        """When the address of the store was first seen to be gone, if it is."""
         super().__init__(identity, session, endpoints, context, started, diagnostics=diagnostics)
         self.conflicts.running_check.patience = context.timeout
 
@@ -79,6 +83,8 @@ class ElasticHost(Host):
         if self.running:
             leases = (self.quorum.leases.until(member) for member, _ in self._members())
             times += [self._ping_at, self._look_at, *leases]
+            if self._store_gone_at is not None:
+                times.append(self._store_gone_at + STORE_GONE_SECONDS)
         return min((time for time in times if time is not None), default=None)
 
     def calling(self) -> Datagram | None:
@@ -89,10 +95,16 @@ class ElasticHost(Host):
 
     def check(self, now: float) -> None:
         """Check whether the session is still held. The driver calls this method before it handles any other event."""
-        if self.running and not self.quorum.ending and now >= self.quorum.kept_until():
+        if not self.running or self.quorum.ending:
+            return
+        if not self._is_unreachable():
+            self._store_gone_at = None
+        elif self._store_gone_at is None:
+            self._store_gone_at = now
+        if now >= self.quorum.kept_until():
             present = len(self.quorum.counting(now))
             self._dissolve(elastic_reports.too_few(self.identity, present, self.quorum.wanted), None)
-        elif self.running and not self.quorum.ending and self._is_unreachable():
+        elif self._store_gone_at is not None and now >= self._store_gone_at + STORE_GONE_SECONDS:
             self._dissolve(elastic_reports.address_gone(self.identity), None)
 
     def _is_unreachable(self) -> bool:
