@@ -1,7 +1,7 @@
 """The agent that hosts a session of agents: a host (:mod:`mingle.protocol.host`) that stays after GO. A pure machine.
 
 From GO on the host renews its members' leases (:mod:`mingle.elastic.leases`), sends them the list of members, and
-admits others. The host ends its session in three cases: fewer than K leases are valid, the address of its store has gone,
+admits others. The host ends its session in three cases: fewer than K leases are valid, the address of its store is gone,
 or it meets a session that takes precedence. Each time it sends CLOSED with ``regather``, so that the members look for a
 host again; ``dissolved`` holds the reason.
 """
@@ -33,7 +33,8 @@ from mingle.wire.datagrams import Datagram, Offer
 LOOK_AROUND_SECONDS = 3.0
 """How often a running host asks the network for other sessions of its job, give or take a third."""
 STORE_GONE_SECONDS = 5.0
-"""How long the address of the store can be gone. A DHCP client takes one away and gives it back, and connections survive."""
+"""How long the address of the store can be gone. A DHCP client takes one away and gives it back, and TCP connections
+survive that."""
 
 
 class ElasticHost(Host):
