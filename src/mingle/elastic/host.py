@@ -1,9 +1,9 @@
 """The agent that hosts a session of agents: a host (:mod:`mingle.protocol.host`) that stays after GO. A pure machine.
 
 From GO on the host renews its members' leases (:mod:`mingle.elastic.leases`), sends them the list of members, and
-admits others. The host ends its session in three cases: fewer than K leases are valid, the address of its store is gone,
-or it meets a session that takes precedence. Each time it sends CLOSED with ``regather``, so that the members look for a
-host again; ``dissolved`` holds the reason.
+admits others. The host ends its session in three cases: fewer than K leases are valid, the address of its store is
+gone, or it meets a session that takes precedence. Each time it sends CLOSED with ``regather``, so that the members look
+for a host again; ``dissolved`` holds the reason.
 """
 
 from __future__ import annotations
