@@ -2,9 +2,10 @@
 
 Agents start one after another, perhaps in two parts; then the network falls apart and heals (packets are dropped, or a
 firewall answers with TCP resets or ICMP; into two parts or three, one way only, for moments again and again), machines
-are cut off, suspended or lose their power, agents are killed and started again, stopped and continued. At the end all
-is healed and as many live as there were. What must follow: no invariant breaks, ever (:mod:`tests.lan.agents`), and
-all come together in one session. Nobody fails: the deadline is far away.
+are cut off, suspended or lose their power, agents are killed and started again, stopped and continued, or end the job;
+connections are reset, addresses change, stores open slowly or are out of reach, processors are slow. Some of it strikes
+at a chosen frame. At the end all is healed and as many live as there were. What must follow: no invariant breaks, ever
+(:mod:`tests.lan.agents`), and all come together in one session. Nobody fails: the deadline is far away.
 """
 
 from __future__ import annotations
@@ -16,14 +17,23 @@ from collections.abc import Callable
 from mingle.elastic.quorum import Nodes
 from tests.lan.agents import AgentGathering, AgentProcess
 from tests.lan.network import Barrier, Machine
+from tests.lan.process import Process
+from tests.lan.strikes import Strikes
+from tests.lan.tcp import DEAD_SECONDS
 
 HEALED_SECONDS = 75.0
 """How long after the end of the chaos it may take until all are in one session."""
+NOTICED_SECONDS = DEAD_SECONDS + 2.5
+"""How long after the chaos a connection can seem alive whose address went at the end of it."""
 BARRIERS: tuple[Barrier, ...] = ("drop", "reset", "icmp")
 
 
-class AgentSchedule:
+class AgentSchedule(Strikes):
     """What one seed makes happen."""
+
+    frames = (*Strikes.frames, "members")
+    rests = True  # what has come together must stay so
+    gathering: AgentGathering
 
     def __init__(self, seed: int, *, tracing: bool = False) -> None:
         gathering = self.gathering = AgentGathering(seed, (1, 1), tracing=tracing)
@@ -35,25 +45,29 @@ class AgentSchedule:
         gathering.secret = b"secret" if rng.random() < 0.05 else None
         gathering.uneven_clocks = rng.random() < 0.5
         gathering.lan.loss = rng.choice((0.0, 0.0, 0.1, 0.3))
+        gathering.lan.duplicates = rng.choice((0.0, 0.2))
         gathering.lan.delay = (0.0001, rng.choice((0.001, 0.05)))
+        if rng.random() < 0.1:
+            gathering.lan.delay = (0.0001, rng.uniform(1.0, 4.0))
         gathering.lan.tcp_delay = (0.0001, rng.choice((0.001, 0.001, 0.02, 0.1)))
         gathering.lan.tcp_again = (0.01, rng.choice((0.4, 3.0)))
         self.count = rng.randint(nodes.minimum, maximum)
         self.chaos = rng.uniform(5.0, 80.0)
         self.current: dict[int, AgentProcess] = {}
+        self._ending: set[AgentProcess] = set()
+        self._slow_processors(self.count)
         for number in range(self.count):
             at = rng.uniform(0, 3) if rng.random() < 0.8 else rng.uniform(0, self.chaos)
-            self.current[number] = gathering.start(f"m{number}", at=at)
+            self.current[number] = self._begin(f"m{number}", at=at)
+        self._slow_stores()
         if rng.random() < 0.3:
             self._halve(0)
         for _ in range(rng.choice((0, 2, 5, 9, 14))):
             self._plan_strike()
+        for _ in range(rng.choice((0, 1, 2, 5))):
+            self._plan_strike_at_frame()
+        gathering.world.watchers.append(self._end_with_the_job)
         gathering.world.after(self.chaos, self._heal)
-
-    @property
-    def healed_at(self) -> float:
-        """When the chaos ends."""
-        return 1000.0 + self.chaos
 
     # --- bad luck --------------------------------------------------------------------------------------------------
 
@@ -63,14 +77,15 @@ class AgentSchedule:
             *(self._halve, self._halve, self._alone, self._alone, self._three_parts, self._late_answers),
             *(self._one_way, self._flap),
             *(self._cut, self._kill, self._kill, self._stop, self._stop, self._suspend, self._power_off),
+            *(self._reset_connections, self._reset_connections, self._part_one_way, self._leave, self._shut_stores),
+            *(self._renumber, self._plug_in, self._play_again, self._part, self._deafen),
         )
         strike = rng.choice(strikes)
         hosts = rng.random() < 0.5
         number = rng.randrange(self.count)
 
         def happen() -> None:
-            if world.now < self.healed_at:
-                strike(self._hosting(number) if hosts else number)
+            self._unless_healed(strike, self._hosting(number) if hosts else number)
 
         if rng.random() < 0.3:
             # In the midst of a change: a moment after a session has begun.
@@ -89,6 +104,39 @@ class AgentSchedule:
     def _duration(self) -> float:
         return self.rng.choice((self.rng.uniform(0.01, 1), self.rng.uniform(1, 9), self.rng.uniform(9, 30)))
 
+    def _away(self) -> float:
+        return self._duration() if self.gathering.world.now < self.healed_at else 0.0
+
+    def _begin(self, machine: str, *, at: float = 0.0) -> AgentProcess:
+        return self.gathering.start(machine, at=at, processor=self.processors.get(machine))
+
+    def _restart(self, rank: int, delay: float) -> None:
+        old = self.current[rank]
+
+        def back() -> None:
+            if self.current[rank] is old:
+                self.current[rank] = self._begin(old.machine.name)
+
+        self.gathering.world.after(delay, back)
+
+    def _end_with_the_job(self, process: Process) -> None:
+        """When an agent has ended the job, all others end too, as torch's rendezvous is closed, and start again."""
+        assert isinstance(process, AgentProcess)
+        hosted = process.hosted
+        ending = process.agent.ended is not None or (hosted is not None and hosted.quorum.ending)
+        if not ending or process in self._ending:
+            return
+        self._ending.add(process)
+
+        def end() -> None:
+            numbers = [number for number, each in self.current.items() if each is process]
+            if process.stopped:
+                self.gathering.world.after(1.0, end)
+            elif numbers:
+                self._leave(numbers[0])
+
+        self.gathering.world.after(self.rng.uniform(0.1, 2.0), end)
+
     def _later(self, action: Callable[[], None]) -> None:
         self.gathering.world.after(self._duration(), action)
 
@@ -98,7 +146,7 @@ class AgentSchedule:
             self.rng.choice(parts).append(process.machine)
         return parts
 
-    def _part(self, left: list[Machine], right: list[Machine], *, one_way: bool = False) -> None:
+    def _separate(self, left: list[Machine], right: list[Machine], *, one_way: bool = False) -> None:
         barrier = self.rng.choice(BARRIERS)
         self.gathering.split(left, right, barrier=barrier, one_way=one_way)
         if self.rng.random() < 0.3:
@@ -122,19 +170,19 @@ class AgentSchedule:
     def _alone(self, number: int) -> None:
         """One machine on the one side, all others on the other."""
         machine = self.current[number].machine
-        self._part([machine], [each.machine for each in self.current.values() if each.machine is not machine])
+        self._separate([machine], [each.machine for each in self.current.values() if each.machine is not machine])
 
     def _halve(self, number: int) -> None:
         """The network is in two parts for some time."""
-        self._part(*self._parts(2))
+        self._separate(*self._parts(2))
 
     def _three_parts(self, number: int) -> None:
         one, two, three = self._parts(3)
-        self._part(one, [*two, *three])
-        self._part(two, three)
+        self._separate(one, [*two, *three])
+        self._separate(two, three)
 
     def _one_way(self, number: int) -> None:
-        self._part(*self._parts(2), one_way=True)
+        self._separate(*self._parts(2), one_way=True)
 
     def _flap(self, number: int) -> None:
         """A barrier comes and goes."""
@@ -152,39 +200,6 @@ class AgentSchedule:
         if self.gathering.world.now < self.healed_at:
             self.gathering.split(left, right, barrier=barrier, one_way=one_way)
 
-    def _cut(self, number: int) -> None:
-        machine = self.current[number].machine
-        self.gathering.network.cut(machine)
-        self._later(functools.partial(self.gathering.network.heal, machine))
-
-    def _kill(self, number: int) -> None:
-        process = self.current[number]
-        if process.alive:
-            process.kill()
-            self._later(functools.partial(self._restart, number, process))
-
-    def _power_off(self, number: int) -> None:
-        """Nobody says good-bye, and no kernel either; the machine is back after a while."""
-        process = self.current[number]
-        if process.alive:
-            self.gathering.network.cut(process.machine)
-            process.kill()
-
-            def back() -> None:
-                self.gathering.network.heal(process.machine)
-                self._restart(number, process)
-
-            self._later(back)
-
-    def _restart(self, number: int, old: AgentProcess) -> None:
-        if self.current[number] is old:
-            self.current[number] = self.gathering.start(old.machine.name)
-
-    def _stop(self, number: int) -> None:
-        process = self.current[number]
-        process.stop()
-        self.gathering.world.after(self._duration() * self.rng.choice((1, 2)), process.cont)
-
     def _suspend(self, number: int) -> None:
         process = self.current[number]
         process.suspend()
@@ -193,22 +208,22 @@ class AgentSchedule:
     def _heal(self) -> None:
         for process in self.current.values():
             process.resume()
-        self.gathering.network.heal_all()
-        for number, process in list(self.current.items()):
+        self._heal_machines()
+        for number, process in self.current.items():
             process.cont()
             if process.core is not None and not process.alive:
-                self._restart(number, process)
+                self._restart(number, 0.0)
 
     # --- what must come of it --------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Run it and judge the end."""
         world = self.gathering.world
-        world.run(self.chaos + 0.5)
+        world.run(self.chaos + NOTICED_SECONDS)
         experienced = any(process.agent.memory.had_quorum for process in self.current.values() if process.core)
         if experienced and self.count < self.gathering.policy.nodes.founders:
             return  # an agent that was killed counted beside the one in its place: now too few are left to go on
-        met = world.run(HEALED_SECONDS, until=self._together)
+        met = world.run(HEALED_SECONDS - NOTICED_SECONDS, until=self._together)
         states = {each.name: (each.agent.stage(), each.failure) for each in self.current.values() if each.core}
         assert met, f"not together {HEALED_SECONDS:.0f} s after the end of the chaos: {states}"
         world.run(20.0)

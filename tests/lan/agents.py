@@ -17,7 +17,8 @@ from mingle.wire.datagrams import MAX_ADDRESSES
 from mingle.wire.frames import ProcessInfo
 from tests.lan.network import Barrier, Machine, Network
 from tests.lan.process import Process
-from tests.lan.tcp import RESET, Connection, End
+from tests.lan.processor import Processor
+from tests.lan.tcp import RESET
 from tests.lan.world import World
 
 LAST_CALL_SECONDS = 5.0
@@ -32,6 +33,7 @@ class AgentProcess(Process):
     """One agent. It goes on until it is closed, killed, or has failed. Its clock runs at a rate of its own."""
 
     core: Agent | None  # type: ignore[assignment]
+    settles = False
     rate: float = 1.0
     asleep: float = 0.0
     """For how long its machine has been suspended: CLOCK_BOOTTIME goes on then, CLOCK_MONOTONIC does not."""
@@ -74,11 +76,6 @@ class AgentProcess(Process):
         part = self.core.part if self.core is not None and self.alive else None
         return part if isinstance(part, ElasticHost) and part.running else None
 
-    def start(self) -> None:
-        """Begin now."""
-        super().start()
-        self.machine.listeners[self.agent.endpoints.port] = self
-
     def _killed(self) -> str:
         return RESET if self.world.rng.random() < UNREAD else CLOSED_BY_PEER
 
@@ -100,27 +97,6 @@ class AgentProcess(Process):
     def _timeout(self) -> float:
         return float("inf")
 
-    def tcp_accepted(self, conn: int, end: tuple[Connection, End], address: str) -> None:
-        """Somebody connected to the control port."""
-
-        def accept() -> None:
-            self._ends[conn] = end
-            self.agent.accepted(conn, address, self.now)
-
-        self._event(accept)
-
-    def tcp_closed(self, conn: int, reason: str) -> None:
-        """A connection ended."""
-
-        def close() -> None:
-            if self._ends.pop(conn, None) is None and conn not in self._dialling:
-                return
-            self._dialling.discard(conn)
-            assert self.agent.owns(conn), "a connection that was not hung up has no owner"
-            self.agent.disconnected(conn, reason, self.now)
-
-        self._event(close)
-
     def _wake(self) -> None:
         if self.agent.deadline_passed(self.now):
             self.agent.give_up(self.facts(), self.now)
@@ -138,7 +114,7 @@ class AgentProcess(Process):
         agent = self.agent
         if agent.outcome is not None and self.formed_at is None:
             self.formed_at = self.world.now
-        if agent.failure is not None and self.failed_at is None:
+        if agent.failure is not None and self.failed_at is None and not self.stopped:
             self.failed_at = self.world.now
             self.close()
         for watch in list(self.world.watchers):
@@ -195,12 +171,13 @@ class AgentInvariants:
     def check(self, process: Process) -> None:
         """Looks at what may have changed in a step of one process."""
         assert isinstance(process, AgentProcess)
-        outcome, hosted = process.outcome, process.hosted
+        outcome, part = process.outcome, process.agent.part
         assert not process.alive or not process.agent.deadline_passed(process.now - 1.0), "it waits beyond its timeout"
-        if hosted is not None and hosted.session not in self.sessions:
-            self.sessions[hosted.session] = hosted
-            nodes = hosted.quorum.policy.nodes
-            assert nodes.minimum <= len(hosted.registrar.seats) <= nodes.maximum
+        # A host that was killed while it sent GO has decided it.
+        if isinstance(part, ElasticHost) and part.outcome is not None and part.session not in self.sessions:
+            self.sessions[part.session] = part
+            nodes = part.quorum.policy.nodes
+            assert nodes.minimum <= len(part.registrar.seats) <= nodes.maximum
         if outcome is not None:
             assert outcome.session in self.sessions, f"{process.name} is in a session that has not formed"
         if len(self.agents()) > self.policy.nodes.maximum:
@@ -257,7 +234,9 @@ class AgentGathering:
         """The world's dice."""
         return self.world.rng
 
-    def start(self, machine: str, *, at: float = 0.0, nodes: Nodes | None = None) -> AgentProcess:
+    def start(
+        self, machine: str, *, at: float = 0.0, nodes: Nodes | None = None, processor: Processor | None = None
+    ) -> AgentProcess:
         """Plans the start of an agent on a machine."""
         where = self.network.machine(machine)
         self._pids += 1
@@ -289,7 +268,9 @@ class AgentGathering:
                 new_session=self.world.identifier,
             )
 
-        process = AgentProcess(self.network, where, identity, build, hosting=False, electing=True, key=key)
+        process = AgentProcess(
+            self.network, where, identity, build, hosting=False, electing=True, key=key, processor=processor
+        )
         if self.uneven_clocks:
             process.rate = where.rate = where.rate or self.world.rng.uniform(1 - CLOCK_ERROR / 2, 1 + CLOCK_ERROR / 2)
         self.world.at(self.world.now + at, process.start)

@@ -74,6 +74,9 @@ class Mute:
 class Process:
     """One rank. It begins when ``start`` is called and runs on after its outcome until it is ended or killed."""
 
+    settles = True
+    """Whether it looks at its interfaces no more once it has an outcome."""
+
     def __init__(
         self,
         network: Network,
@@ -208,7 +211,7 @@ class Process:
         self.started_at = self.world.now
         self.machine.processes.append(self)
         self.core = self._build(self, self.now)
-        if isinstance(self.core, Host | Elector):
+        if not isinstance(self.core, Joiner):
             self.machine.listeners[self.core.endpoints.port] = self
         self.deadline = self.world.now + self._timeout()
         self.world.note(f"{self.name} starts")
@@ -270,7 +273,7 @@ class Process:
         own = tuple(Address(nic.address, nic.name, nic.prefix_length) for nic in self._nics())
         core = self.core
         assert core is not None
-        if core.finished:
+        if core.finished and self.settles:
             return
         for conn, (connection, end) in list(self._ends.items()):
             if conn in self._ends and connection.local_address(end) not in [each.address for each in own]:
@@ -279,9 +282,8 @@ class Process:
                 core.disconnected(conn, "its address has gone", self.now)
                 self._carry_out()
         core.rewired(self.now)
-        listener = core if isinstance(core, Elector) else core.hosting
-        if listener is not None and own:
-            listener.readdress(own, self.now)
+        if own and not isinstance(core, Joiner):
+            core.readdress(own, self.now)
 
     def scan(self) -> None:
         """Look at the interfaces."""
@@ -363,7 +365,8 @@ class Process:
 
         def accept() -> None:
             core = self.core
-            if isinstance(core, Host | Elector):
+            assert core is not None
+            if not isinstance(core, Joiner):
                 self._ends[conn] = end
                 core.accepted(conn, address, self.now)
             else:

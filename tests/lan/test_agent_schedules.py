@@ -35,10 +35,6 @@ def test_random_schedules(batch: int) -> None:
     assert not failed, "\n".join(failed)
 
 
-def test_a_session_that_was_about_to_form_when_it_was_asked_wins_a_small_one_over() -> None:
-    AgentSchedule(10539).run()
-
-
 def test_the_same_seed_is_the_same_day() -> None:
     days = []
     for _ in range(2):
@@ -150,20 +146,20 @@ HOLD = "two hosts hold"
 # Each with three times as many schedules as the search for it took.
 PLANTED = chosen(
     [
-        (never_step_down_for_another_session, "not together", 21),
-        (allow_a_grace_after_the_quorum_is_lost, HOLD, 411),
-        (found_with_half, HOLD, 204),
-        (date_the_binding_before_the_processing, HOLD, 411),
-        (count_everybody_who_has_a_seat, HOLD, 411),
-        (let_the_experienced_start_small, HOLD, 498),
+        (never_step_down_for_another_session, "not together", 33),
+        (allow_a_grace_after_the_quorum_is_lost, HOLD, 39),
+        (found_with_half, HOLD, 9),
+        (keep_with_one_less, HOLD, 39),
+        (count_everybody_who_has_a_seat, HOLD, 903),
+        (let_the_experienced_start_small, HOLD, 366),
     ],
     soak=[
-        (keep_with_one_less, HOLD, 657),
-        (look_at_the_clock_after_the_sockets, HOLD, 1176),
-        (measure_leases_by_a_clock_that_sleeps, HOLD, 1176),
-        (confirm_while_bound, HOLD, 5157),
-        (take_a_reset_for_an_orderly_end, HOLD, 5157),
-        (hang_up_orderly_on_a_member_that_counts, HOLD, 2346),
+        (date_the_binding_before_the_processing, HOLD, 1371),
+        (look_at_the_clock_after_the_sockets, HOLD, 2403),
+        (measure_leases_by_a_clock_that_sleeps, HOLD, 1203),
+        (confirm_while_bound, HOLD, 2490),
+        (take_a_reset_for_an_orderly_end, HOLD, 2490),
+        (hang_up_orderly_on_a_member_that_counts, HOLD, 1704),
     ],
 )
 

@@ -15,6 +15,7 @@ from mingle.errors import ConflictError, DiscoveryTimeoutError
 from mingle.protocol.election import Elector
 from mingle.protocol.machine import Address
 from mingle.protocol.member import Step
+from mingle.protocol.registrar import Phase
 from mingle.wire import frames
 from mingle.wire.datagrams import MAX_ADDRESSES
 from tests.lan.agents import AgentGathering, AgentProcess
@@ -593,3 +594,18 @@ def test_an_address_that_is_gone_for_a_moment_ends_no_session() -> None:
     assert gathering.host_of(agents) is host
     assert host.outcome is not None
     assert host.outcome.session == session
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_session_that_was_about_to_form_when_it_was_asked_wins_a_small_one_over(seed: int) -> None:
+    gathering = AgentGathering(seed, (1, 3))
+    small, *others = [gathering.network.machine(f"m{number}") for number in range(3)]
+    for machine in others:
+        machine.opening = (6.0, 6.0)
+    gathering.split([small], others)
+    agents = [gathering.start("m0"), gathering.start("m1", at=5.0), gathering.start("m2", at=5.0)]
+    gathering.world.run(9.0)
+    assert agents[0].hosted is not None
+    assert Phase.SEALING in {host.registrar.phase for agent in agents if (host := agent.agent.hosting) is not None}
+    gathering.split([small], others, parted=False)
+    gathering.run_until_together(agents, 15.0)
