@@ -399,14 +399,19 @@ def test_a_member_that_has_confirmed_goes_back_to_a_host_whose_address_has_gone(
     assert "10.0.0.7" in [effect.address for effect in done if isinstance(effect, Dial)]
 
 
+def fail_a_second_path(alone: Alone, reason: str) -> None:
+    """The host names another address, where it is not reached."""
+    alone.joiner.heard(msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.0.7")), HERE, 2.0)
+    alone.joiner.handle_timer(2.1)
+    (second,) = alone.dialled()
+    alone.joiner.disconnected(second, reason, 2.2)
+
+
 @pytest.mark.parametrize("confirmed", [False, True])
 def test_when_the_own_interfaces_change_the_paths_are_proved_again(confirmed: bool) -> None:
     alone = Alone()
     conn = alone.join()
-    alone.joiner.heard(msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.0.7")), HERE, 2.0)
-    alone.joiner.handle_timer(2.1)
-    (second,) = alone.dialled()
-    alone.joiner.disconnected(second, "Network is unreachable", 2.2)
+    fail_a_second_path(alone, "Network is unreachable")
     if confirmed:
         alone.hear(conn, 2.3, frames.Confirm(session=SESSION, epoch=1))
     alone.joiner.rewired(3.0)
@@ -418,10 +423,7 @@ def test_a_member_that_is_asked_again_proves_its_paths_again() -> None:
     """The members share no path: one that failed a moment ago can have failed since the host's process stood still."""
     alone = Alone()
     conn = alone.join()
-    alone.joiner.heard(msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.0.7")), HERE, 2.0)
-    alone.joiner.handle_timer(2.1)
-    (second,) = alone.dialled()
-    alone.joiner.disconnected(second, "no proof", 2.2)
+    fail_a_second_path(alone, "no proof")
     alone.hear(conn, 2.3, frames.Confirm(session=SESSION, epoch=1))
     assert alone.step() is Step.CONFIRMED
     alone.hear(conn, 2.8, frames.Confirm(session=SESSION, epoch=2))

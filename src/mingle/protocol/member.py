@@ -276,16 +276,15 @@ class Joiner(SessionPolicy[KnownSession]):
 
     def _prove(self, session: KnownSession, now: float) -> bool:
         """Start a race for a session, unless it is one to join and another comes first. Return whether it started."""
-        open_by_host = session.said_open and not self._bound_elsewhere(session)
-        joins = session.offer.takes_members or session.confirmed or open_by_host
+        bound = self._bound_elsewhere(session)
+        has_room = session.offer.takes_members or session.confirmed
+        if has_room and bound and (session.alive_since is None or session.offer.state == "sealed"):
+            # It is said to have a free seat, so it does not run without this member. It will be heard again.
+            session.forget_life()
+            return False
+        # A host that has said that it runs without this member is asked: only a datagram says that it is open again.
+        joins = not bound and (has_room or session.said_open)
         purpose: frames.Purpose = "join" if joins else "probe"
-        if purpose == "join" and self._bound_elsewhere(session):
-            if session.alive_since is None or session.offer.state == "sealed":
-                # It is said to have a free seat, so it does not run without this member. It will be heard again.
-                session.forget_life()
-                return False
-            # Its host has said that it runs without this member. Only a datagram says that it is open again: ask it.
-            purpose = "probe"
         session.said_open = False
         self._table.race(session, self.identity.call(session.name, purpose), now)
         self.running_check.weigh(now)
