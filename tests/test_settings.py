@@ -182,8 +182,11 @@ def test_a_variable_that_cannot_be_used(variable: str, value: str) -> None:
         ("discovery_timeout", True),
         ("interface", ""),
         ("interface", ["eth0", ""]),
+        ("interface", 5),
+        ("interface", b"eth0"),
         ("peers", ""),
         ("peers", ["[::1"]),
+        ("peers", 5),
         ("secret", ""),
         ("secret", b""),
         ("secret", 5),
@@ -319,6 +322,12 @@ def test_where_interfaces_are_named(
 
 def test_no_peers_as_an_argument_leave_the_variables() -> None:
     assert resolve_network({"MINGLE_PEERS": "a"}, peers=()).peers == (Peer("a"),)
+
+
+@pytest.mark.parametrize(("variable", "service"), [("MINGLE_PORT", "mingle"), ("MINGLE_MASTER_PORT", "mingle-master")])
+def test_a_port_that_kubernetes_sets_for_a_service(variable: str, service: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{variable}='tcp://.* not a number(?s:.*)here {service}\n"):
+        resolve({variable: "tcp://10.96.7.1:29500"}, job_id="j", rank=0, world_size=2)
 
 
 @pytest.mark.parametrize(("family", "expected"), [("auto", "auto"), ("4", "4"), ("6", "6"), (4, "4"), (6, "6")])

@@ -8,6 +8,7 @@ the environment as a mapping, without what mingle itself has written into it.
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from msgspec import Struct, structs
@@ -305,13 +306,21 @@ def _whole(
     given, source = _given(environ, argument, name, variable)
     if given is None:
         return None
+    if argument is None and given.startswith(("tcp://", "udp://", "sctp://")):
+        raise ConfigurationError.explain(
+            f"{variable}={given!r} is the address of a Kubernetes Service, not a number",
+            cause="Kubernetes sets NAME_PORT in each pod that starts after a Service of that name: here "
+            f"{variable.removesuffix('_PORT').lower().replace('_', '-')}",
+            remedy="rename the Service, or write enableServiceLinks: false in the pod's spec",
+        )
     read = values.parse_whole if argument is None else values.check_whole
     return read(given, source, minimum=minimum, maximum=maximum)
 
 
 def _unless_empty(argument: str | Sequence[str] | None) -> str | Sequence[str] | None:
     """Return None for an empty sequence: a repeatable option that is not used gives one, and it is no choice."""
-    return None if argument is None or (not isinstance(argument, str) and len(argument) == 0) else argument
+    is_sequence = isinstance(argument, Collection) and not isinstance(argument, str | bytes)
+    return None if is_sequence and not argument else argument
 
 
 def _interfaces(environ: Mapping[str, str], argument: str | Sequence[str] | None) -> tuple[tuple[str, ...], str]:

@@ -13,9 +13,10 @@ import operator
 import os
 import re
 import stat
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
 
@@ -23,7 +24,7 @@ from mingle.errors import ConfigurationError, MingleError
 from mingle.wire.datagrams import MAX_WORLD_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from ipaddress import IPv4Address, IPv6Address
 
 MAX_PORT = 65535
@@ -214,13 +215,13 @@ def words(value: str | Iterable[str], source: str) -> tuple[str, ...]:
     Raises:
         ConfigurationError: when an item is not a string, or a text that was given holds no item at all.
     """
-    parts: list[object] = [value] if isinstance(value, str) else [*value]
+    parts = _parts(value)
     found: dict[str, None] = {}
     for part in parts:
         items = [item for item in re.split(_SEPARATORS, part) if item] if isinstance(part, str) else []
         if not items:
             raise ConfigurationError.explain(
-                f"{source}={_as_given(value)!r} holds {part!r}, which names nothing",
+                f"{source}={_as_given(parts)!r} holds {part!r}, which names nothing",
                 cause="an empty text, or a value that is not a string",
                 remedy=f"leave {source} out, or give one or several names separated by commas",
             )
@@ -237,17 +238,21 @@ def peers(value: str | Iterable[str], source: str) -> tuple[Peer, ...]:
     Raises:
         ConfigurationError: when an item is none of these.
     """
-    given = [value] if isinstance(value, str) else [*value]
+    given = _parts(value)
     return tuple(dict.fromkeys(_peer(word, source, given) for word in words(given, source)))
 
 
-def _as_given(value: str | Iterable[str]) -> object:
+def _parts(value: object) -> list[Any]:
+    """Return the items of a sequence, unchecked; a text, or what is no sequence at all, is one item."""
+    return [*value] if isinstance(value, Iterable) and not isinstance(value, str | bytes) else [value]
+
+
+def _as_given(parts: list[Any]) -> object:
     """Return what an error shows: one text as it is, several as a list."""
-    parts = [value] if isinstance(value, str) else [*value]
     return parts[0] if len(parts) == 1 else parts
 
 
-def _peer(word: str, source: str, given: list[str]) -> Peer:
+def _peer(word: str, source: str, given: list[Any]) -> Peer:
     host, port = word, None
     if word.startswith("["):
         host, bracket, rest = word[1:].partition("]")
