@@ -8,7 +8,6 @@ the environment as a mapping, without what mingle itself has written into it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from msgspec import Struct, structs
@@ -178,9 +177,9 @@ def resolve_network(
     """
     interfaces, interfaces_from = _interfaces(environ, interface)
     timeout, timeout_from = _given(environ, discovery_timeout, "discovery_timeout", "MINGLE_TIMEOUT")
-    asked, asked_from = _given(environ, _unless_empty(peers), "peers", "MINGLE_PEERS")
+    asked, asked_from = _given(environ, _items(peers), "peers", "MINGLE_PEERS")
     chosen_family = _family(environ, family)
-    udp_port = _whole(environ, port, "port", "MINGLE_PORT", 1, values.MAX_PORT)
+    udp_port = _port(environ, port, "port", "MINGLE_PORT")
     hops = _whole(environ, ttl, "ttl", "MINGLE_TTL", 0, 255)
     return Network(
         discovery_timeout=DEFAULT_DISCOVERY_TIMEOUT if timeout is None else values.seconds(timeout, timeout_from),
@@ -286,7 +285,7 @@ def store_port(
         ConfigurationError: MINGLE_MASTER_PORT, or the argument, is no port.
         LauncherError: torchrun's MASTER_PORT is none.
     """
-    fixed = _whole(environ, master_port, "master_port", "MINGLE_MASTER_PORT", 1, values.MAX_PORT)
+    fixed = _port(environ, master_port, "master_port", "MINGLE_MASTER_PORT")
     if launcher != launchers.TORCHRUN.name:
         return fixed
     text = environ["MASTER_PORT"].strip()
@@ -306,26 +305,30 @@ def _whole(
     given, source = _given(environ, argument, name, variable)
     if given is None:
         return None
-    if argument is None and given.startswith(("tcp://", "udp://", "sctp://")):
-        raise ConfigurationError.explain(
-            f"{variable}={given!r} is the address of a Kubernetes Service, not a number",
-            cause="Kubernetes sets NAME_PORT in each pod that starts after a Service of that name: here "
-            f"{variable.removesuffix('_PORT').lower().replace('_', '-')}",
-            remedy="rename the Service, or write enableServiceLinks: false in the pod's spec",
-        )
     read = values.parse_whole if argument is None else values.check_whole
     return read(given, source, minimum=minimum, maximum=maximum)
 
 
-def _unless_empty(argument: str | Sequence[str] | None) -> str | Sequence[str] | None:
-    """Return None for an empty sequence: a repeatable option that is not used gives one, and it is no choice."""
-    is_sequence = isinstance(argument, Collection) and not isinstance(argument, str | bytes)
-    return None if is_sequence and not argument else argument
+def _port(environ: Mapping[str, str], argument: int | None, name: str, variable: str) -> int | None:
+    text = environ.get(variable, "").strip()
+    if argument is None and text.startswith(("tcp://", "udp://", "sctp://")):
+        raise ConfigurationError.explain(
+            f"{variable}={text!r} is the address of a Kubernetes Service, not a number",
+            cause="Kubernetes sets NAME_PORT in each pod that starts after a Service of that name: here "
+            f"{variable.removesuffix('_PORT').lower().replace('_', '-')}",
+            remedy="rename the Service, or write enableServiceLinks: false in the pod's spec",
+        )
+    return _whole(environ, argument, name, variable, 1, values.MAX_PORT)
+
+
+def _items(argument: str | Sequence[str] | None) -> list[Any] | None:
+    """Return the items of an argument; None for no items: a repeatable option that is not used is no choice."""
+    return None if argument is None else values.items(argument) or None
 
 
 def _interfaces(environ: Mapping[str, str], argument: str | Sequence[str] | None) -> tuple[tuple[str, ...], str]:
-    if (argument := _unless_empty(argument)) is not None:
-        return values.words(argument, "interface"), "interface="
+    if (items := _items(argument)) is not None:
+        return values.words(items, "interface"), "interface="
     for variable in ("MINGLE_INTERFACE", "GLOO_SOCKET_IFNAME"):
         named = values.text_of(environ, variable)
         # Gloo takes exact names; NCCL's ^ and = are none (and make Gloo fail), so they name no interface here.

@@ -209,23 +209,28 @@ def address(text: object, source: str) -> str:
     return str(parsed)
 
 
+def items(value: object) -> list[Any]:
+    """Return the items of a sequence, unchecked; a text, or what is no sequence at all, is one item."""
+    return [*value] if isinstance(value, Iterable) and not isinstance(value, str | bytes) else [value]
+
+
 def words(value: str | Iterable[str], source: str) -> tuple[str, ...]:
     """Return the items of a separated text, or of a sequence of such texts, in order, each once.
 
     Raises:
         ConfigurationError: when an item is not a string, or a text that was given holds no item at all.
     """
-    parts = _parts(value)
+    parts = items(value)
     found: dict[str, None] = {}
     for part in parts:
-        items = [item for item in re.split(_SEPARATORS, part) if item] if isinstance(part, str) else []
-        if not items:
+        names = [name for name in re.split(_SEPARATORS, part) if name] if isinstance(part, str) else []
+        if not names:
             raise ConfigurationError.explain(
                 f"{source}={_as_given(parts)!r} holds {part!r}, which names nothing",
                 cause="an empty text, or a value that is not a string",
                 remedy=f"leave {source} out, or give one or several names separated by commas",
             )
-        found.update(dict.fromkeys(items))
+        found.update(dict.fromkeys(names))
     return tuple(found)
 
 
@@ -238,13 +243,8 @@ def peers(value: str | Iterable[str], source: str) -> tuple[Peer, ...]:
     Raises:
         ConfigurationError: when an item is none of these.
     """
-    given = _parts(value)
+    given = items(value)
     return tuple(dict.fromkeys(_peer(word, source, given) for word in words(given, source)))
-
-
-def _parts(value: object) -> list[Any]:
-    """Return the items of a sequence, unchecked; a text, or what is no sequence at all, is one item."""
-    return [*value] if isinstance(value, Iterable) and not isinstance(value, str | bytes) else [value]
 
 
 def _as_given(parts: list[Any]) -> object:
