@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mingle.config import values
 from tests.leaks import leak_check
 
 _TORCH_VARIABLES = (
@@ -35,6 +36,14 @@ def pytest_configure(config: pytest.Config) -> None:
         if name in _TORCH_VARIABLES or (name.startswith("MINGLE_") and not name.startswith(_OF_THE_TESTS)):
             patch.delenv(name)
     patch.setenv("MINGLE_INTERFACE", "lo")
+
+
+@pytest.fixture(autouse=True)
+def _no_remarks_of_other_tests() -> Iterator[None]:
+    """A warning about a secret is kept for the process until a command shows it, here that of a later test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(values, "_remarks", {})
+        yield
 
 
 @pytest.fixture(autouse=True)
