@@ -60,12 +60,12 @@ def sessions(ranks: list[Formed]) -> list[RunningSession]:
     return [RunningSession(*rank) for rank in ranks]
 
 
-def fails_soon(asked: RunningSession, match: str) -> None:
+def fails_soon(asked: RunningSession, match: str, fix: str = "read job.members once, early") -> None:
     started = time.monotonic()
     with pytest.raises(MingleError, match=match) as caught:
         asked.roster()
     assert time.monotonic() - started < 2
-    assert "read job.members once, early" in str(caught.value)
+    assert fix in str(caught.value)
     assert caught.value.__cause__ is None
 
 
@@ -82,7 +82,7 @@ def test_the_roster_is_the_same_on_every_rank(ranks: list[Formed], sessions: lis
 
 def test_the_roster_after_rank_zero_has_ended(sessions: list[RunningSession]) -> None:
     sessions[0].close(failing=False)
-    fails_soon(sessions[1], "rank 0 ")
+    fails_soon(sessions[1], "rank 0 has ended its job")
 
 
 def test_the_roster_of_a_session_that_has_ended_here(sessions: list[RunningSession]) -> None:
@@ -107,7 +107,46 @@ def test_a_host_that_does_not_answer(
 ) -> None:
     monkeypatch.setattr(session, "ROSTER_SECONDS", 0.2)
     monkeypatch.setattr(ranks[1].discovery.joiner, "ask_roster", lambda: None)
-    fails_soon(sessions[1], "rank 0 ")
+    fails_soon(sessions[1], "rank 0 has not answered for 0.2 s", "the next use of job.members asks again")
+
+
+def test_a_host_that_is_lost_without_a_word(
+    sessions: list[RunningSession], ranks: list[Formed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joiner = ranks[1].discovery.joiner
+    assert joiner is not None
+    monkeypatch.setattr(joiner, "_prove", lambda *_: False)  # the way back
+
+    def lose() -> None:
+        joiner.drop_host("reset", time.monotonic())
+        joiner._return_to = None
+
+    ranks[1].discovery.call(lose)
+    fails_soon(sessions[1], r"rank 0 is lost \(.*: reset\)")
+
+
+def test_the_roster_is_fetched_by_the_connection_of_a_member_that_came_back(
+    sessions: list[RunningSession], ranks: list[Formed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joiner = ranks[1].discovery.joiner
+    assert joiner is not None
+    asks = joiner.ask_roster
+
+    def ask_and_lose() -> None:
+        monkeypatch.setattr(joiner, "ask_roster", asks)
+        asks()
+        joiner.drop_host("reset", time.monotonic())
+
+    monkeypatch.setattr(joiner, "ask_roster", ask_and_lose)
+    assert len(sessions[1].roster()) == 2
+
+
+def test_a_thread_that_does_not_answer_is_not_taken_for_rank_zero(
+    sessions: list[RunningSession], ranks: list[Formed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "LOOP_SECONDS", 0.05)
+    monkeypatch.setattr(ranks[1].discovery, "call", lambda *_: None)
+    fails_soon(sessions[1], "the session's thread has not answered for 0.05 s", "look at the load of this machine")
 
 
 # --- the process group ----------------------------------------------------------------------------------------------
@@ -177,7 +216,7 @@ def test_a_job_ends_with_its_process_group(ranks: list[Formed], sessions: list[R
     machine = ranks[1].discovery.joiner
     assert isinstance(machine, Joiner)
     until(lambda: not machine.connection_stands)
-    fails_soon(sessions[1], "rank 0 has ended its job")
+    fails_soon(sessions[1], "rank 0 has ended its job|its session has ended")
 
 
 def test_whether_a_process_group_stands_is_told_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:

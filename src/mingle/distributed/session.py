@@ -32,7 +32,10 @@ logger = logging.getLogger("mingle")
 Entry: TypeAlias = "tuple[TCPStore, int, int]"
 """What torch makes a process group of: the store, this rank, the world size."""
 
-ROSTER_SECONDS = 10.0
+ROSTER_SECONDS = 30.0
+"""How long `job.members` waits for rank 0, whose process or network can stand still for a while."""
+LOOP_SECONDS = 10.0
+"""How long a call waits for the session's thread, which only a process starved of CPU keeps from answering."""
 LOSS_NOTICED_SECONDS = 0.25
 """How long the loop needs at most to see that a connection has ended, and what follows from that."""
 FRESH_SECONDS = 1.0
@@ -261,15 +264,7 @@ class RunningSession(Session):
         if self._discovery.store_server is None:
             self._discovery.call(self._note_group)  # no store is released, so there is no need to wait for the thread
             return
-        try:
-            self._in_loop(self._note_group)
-        except FutureTimeoutError:
-            raise MingleError.explain(
-                f"job {self._discovery.settings.job_id!r}: the session's thread has not answered for "
-                f"{ROSTER_SECONDS:g} s.",
-                cause="this process is starved of CPU, or stopped",
-                remedy="look at the load of this machine.",
-            ) from None
+        self._in_loop(self._note_group)
 
     def await_members(self) -> None:
         """On rank 0, wait until the process group of every member stands, for `READY_SECONDS` at most.
@@ -282,7 +277,7 @@ class RunningSession(Session):
             return
         if self._await_until is None:
             self._await_until = time.monotonic() + READY_SECONDS
-        with contextlib.suppress(MingleError, FutureTimeoutError):  # the loop has failed: nothing to wait for
+        with contextlib.suppress(MingleError):  # the loop has failed: nothing to wait for
             while time.monotonic() < self._await_until:
                 if self._in_loop(lambda: host.closed or host.registrar.all_ready):
                     break
@@ -292,8 +287,7 @@ class RunningSession(Session):
         """Run a function in the loop's thread and return its result.
 
         Raises:
-            FutureTimeoutError: the thread does not answer.
-            MingleError: it has failed.
+            MingleError: the thread has failed, or does not answer.
         """
         future: Future[_T] = Future()
 
@@ -304,7 +298,15 @@ class RunningSession(Session):
                 future.set_exception(error)
 
         self._discovery.call(run, future.set_exception)
-        return future.result(timeout=ROSTER_SECONDS)
+        try:
+            return future.result(timeout=LOOP_SECONDS)
+        except FutureTimeoutError:
+            raise MingleError.explain(
+                f"job {self._discovery.settings.job_id!r}: the session's thread has not answered for "
+                f"{LOOP_SECONDS:g} s.",
+                cause="this process is starved of CPU, or stopped",
+                remedy="look at the load of this machine.",
+            ) from None
 
     # --- the roster ------------------------------------------------------------------------------------------------
 
@@ -312,17 +314,14 @@ class RunningSession(Session):
         """Fetch the members of the job.
 
         Raises:
-            MingleError: rank 0 does not answer any more, or the session's thread has failed.
+            MingleError: rank 0 does not answer, or is gone; or the session's thread has failed.
         """
         host = self._discovery.host
         if os.getpid() != self._pid:
             raise self._gone("this process is a fork of the rank; only the rank itself can ask")
         if self._closing_begun:
             raise self._gone("its session has ended", cause="a later call of init() or discover() took its place")
-        try:
-            seats = self._in_loop(host.registrar.roster) if host is not None else self._ask()
-        except FutureTimeoutError:
-            raise self._gone("rank 0 did not answer") from None
+        seats = self._in_loop(host.registrar.roster) if host is not None else self._ask()
         if roster_digest(seats) != self._formation.roster_digest:
             raise self._gone("what came is not the roster that was sealed")
         return tuple(Member(**structs.asdict(seat)) for seat in seats)
@@ -331,32 +330,36 @@ class RunningSession(Session):
         joiner = self._discovery.joiner
         assert joiner is not None
 
-        def ask() -> bool:
-            if not joiner.connection_stands:
-                return False
-            joiner.ask_roster()
-            return True
-
-        if not self._in_loop(ask):
-            raise self._gone("rank 0 has ended its job")
+        self._in_loop(joiner.ask_roster)
         deadline = time.monotonic() + ROSTER_SECONDS
         arrived = threading.Event()
         while time.monotonic() < deadline:
-            seats, stands = self._in_loop(lambda: (list(joiner.roster), joiner.connection_stands))
+            seats, host_gone = self._in_loop(lambda: (list(joiner.roster), joiner.host_gone))
             if len(seats) == self._formation.place.world_size:
-                return list(seats)
-            if not stands:
-                break
+                return seats
+            if host_gone:
+                if joiner.close_reason:
+                    raise self._gone("rank 0 has ended its job")
+                if joiner.loss:
+                    raise self._gone(f"rank 0 is lost ({joiner.loss})")
+                raise self._gone("its session has ended", cause="its process group ended, and the session with it")
             arrived.wait(0.005)
-        raise self._gone("rank 0 ended its job while it was asked")
+        raise self._gone(
+            f"rank 0 has not answered for {ROSTER_SECONDS:g} s",
+            cause="rank 0's process is stopped or starved of CPU, or no packets get through to its host any more",
+            remedy="look at rank 0's machine and output; the next use of job.members asks again.",
+        )
 
     def _gone(
-        self, why: str, cause: str = "job.members was read for the first time after rank 0 had closed its job or exited"
+        self,
+        why: str,
+        cause: str = "job.members was read for the first time after rank 0 had closed its job or exited",
+        remedy: str = "read job.members once, early, on every rank that needs it; it is kept from then on.",
     ) -> MingleError:
         return MingleError.explain(
             f"the members of job {self._discovery.settings.job_id!r} can't be fetched: {why}.",
             cause=cause,
-            remedy="read job.members once, early, on every rank that needs it; it is kept from then on.",
+            remedy=remedy,
         )
 
     def _end(self, *, failing: bool) -> None:

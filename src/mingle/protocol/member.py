@@ -98,6 +98,7 @@ class Joiner(SessionPolicy[KnownSession]):
         self.failure: MingleError | None = None
         self.status: frames.Status | None = None
         self.roster: list[frames.Seat] = []
+        self._roster_wanted = False
         """The members of the job, as far as the host has answered."""
         self._secured = context.key is not None
         self._deadline = now + context.timeout
@@ -204,10 +205,15 @@ class Joiner(SessionPolicy[KnownSession]):
         return self.current is not None and self.current.race is not None
 
     @property
+    def host_gone(self) -> bool:
+        """Whether this member is neither connected to its host nor on its way back to it."""
+        return not self.connection_stands and self._return_to is None
+
+    @property
     def host_lost(self) -> MingleError | None:
         """The error of a member whose host was lost for good after GO and before READY: its store answers no more."""
-        gone = self.loss and not self._ready and self.current is None and self._return_to is None
-        return reports.host_lost(self.identity, self.loss) if gone else None
+        lost = self.loss and not self._ready and self.host_gone
+        return reports.host_lost(self.identity, self.loss) if lost else None
 
     def send(self, frame: frames.AnyFrame) -> None:
         """Send a frame to the host."""
@@ -220,9 +226,10 @@ class Joiner(SessionPolicy[KnownSession]):
             self.send(frames.Ask(what="status"))
 
     def ask_roster(self) -> None:
-        """Ask the host for the members of the job; the answer gathers in ``roster``."""
-        self.roster = []
-        self.send(frames.Ask(what="roster"))
+        """Ask the host for the members of the job, again if it is lost meanwhile; the answer gathers in ``roster``."""
+        self.roster, self._roster_wanted = [], True
+        if self.connection_stands:
+            self.send(frames.Ask(what="roster"))
 
     # --- what is heard: for which sessions to race -----------------------------------------------------------------
 
@@ -476,6 +483,7 @@ class Joiner(SessionPolicy[KnownSession]):
                 self.status = frame
             case frames.Roster() if len(self.roster) < self.identity.world_size:
                 self.roster += frame.seats
+                self._roster_wanted = len(self.roster) < self.identity.world_size
 
     def _joined(self, session: KnownSession, frame: frames.Joined, now: float) -> None:
         """JOINING -> SEATED; or -> ACKED, if the member comes back after its ACK and only GO is lacking."""
@@ -484,6 +492,8 @@ class Joiner(SessionPolicy[KnownSession]):
             self.loss = ""
             if self._ready:
                 self.ready(now)
+            if self._roster_wanted:
+                self.ask_roster()
             return
         self.epoch = frame.epoch
         if self.sealed is not None and (self.sealed.session, self.sealed.epoch) == (session.name, frame.epoch):
