@@ -212,6 +212,21 @@ def test_a_host_that_came_back_is_not_given_up() -> None:
         assert not joiner.host_lost
 
 
+def test_what_is_left_of_an_earlier_answer_does_not_get_into_the_roster() -> None:
+    joined = formed()
+    world_size = joined.joiner.identity.world_size
+    seats = tuple(
+        frames.Seat(rank=rank, local_rank=rank, node_rank=0, hostname="host1", address=ADDRESS, pid=1)
+        for rank in range(world_size)
+    )
+    parts = [frames.Roster(first=rank, total=world_size, seats=(seat,)) for rank, seat in enumerate(seats)]
+    joined.joiner.ask_roster()
+    joined.hear(*parts[:1])
+    joined.joiner.ask_roster()
+    joined.hear(*parts[1:], *parts)
+    assert tuple(joined.joiner.roster) == seats
+
+
 def test_a_host_that_has_said_good_bye_is_given_up_at_once() -> None:
     joiner = (joined := formed()).joiner
     joiner.close_reason = "it has done its work"

@@ -179,7 +179,7 @@ class Job(_Handle):
         Fetched from rank 0 when first asked for, and then kept.
 
         Raises:
-            MingleError: asked for the first time after rank 0 has ended its job.
+            MingleError: asked for the first time after rank 0 has ended its job or was lost, or it does not answer.
         """
         return self._fetch(self.job_id)
 

@@ -481,7 +481,7 @@ class Joiner(SessionPolicy[KnownSession]):
                 self.send(frames.Pong(number=frame.number))
             case frames.Status():
                 self.status = frame
-            case frames.Roster() if len(self.roster) < self.identity.world_size:
+            case frames.Roster() if frame.first == len(self.roster) < self.identity.world_size:
                 self.roster += frame.seats
                 self._roster_wanted = len(self.roster) < self.identity.world_size
 
