@@ -14,6 +14,7 @@ import pytest
 import mingle
 from mingle.config.settings import Settings
 from mingle.distributed import rendezvous
+from mingle.protocol.member import RETURN_SECONDS
 from mingle.wire import datagrams
 from mingle.wire.datagrams import job_group
 from tests.levels import chosen, repeated, soaking
@@ -168,6 +169,8 @@ def test_a_forked_child_of_a_killed_rank_zero(lab: Lab) -> None:
     assert together[0]["elapsed"] < 1
 
 
+BUSY_SECONDS = 10.0
+"""What a busy machine may add to an end that torch alone would bring about after minutes."""
 AWAY_SECONDS = {"cut": 5.0, "stop": 10.0} if soaking() else {"cut": 2.0, "stop": 2.0}
 
 # --- links and pauses -------------------------------------------------------------------------------------------------
@@ -299,7 +302,7 @@ def test_a_rank_lost_between_go_and_its_process_group_fails_the_others_soon(lab:
     ranks[victim].kill()
     for rank in ranks[:victim] + ranks[victim + 1 :]:
         assert rank.error().name == "DistNetworkError"
-        assert rank.wait_for("ended")["seconds"] < 10
+        assert rank.wait_for("ended")["seconds"] < RETURN_SECONDS + BUSY_SECONDS
 
 
 def initialise_without_rank_zero(job_id: str, rank: int, door: str) -> None:
@@ -350,4 +353,4 @@ def test_rank_zero_is_lost_before_the_others_enter_its_store(lab: Lab, fault: st
         assert error.name == "MingleError"
         assert "rank 0" in error.message
         assert f"{hosts[0].name} ({hosts[0].address()}" in error.message
-        assert rank.wait_for("ended").time - gone < (7 if fault == "kill" else 20)
+        assert rank.wait_for("ended").time - gone < (7 if fault == "kill" else 20) + BUSY_SECONDS

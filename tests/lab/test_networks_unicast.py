@@ -65,7 +65,7 @@ def test_a_name_that_is_complete_only_after_5_seconds(lab: Lab, first: str) -> N
         ranks = [host.start(assigned, "names", 4, env=env) for host in hosts]
         found = results(ranks)
         check_assigned(found, hosts)
-    assert max(result["elapsed"] for result in found) < 9
+    assert max(result["elapsed"] for result in found) < 15
 
 
 @pytest.mark.soak
