@@ -21,6 +21,8 @@ from . import Host, Lab, Rank, report
 SLOW = "meta l4proto tcp limit rate over 4 mbytes/second burst 128 kbytes"
 """What a host drops in order to be slow: less than a tenth of what a link carries, also on a busy machine."""
 SECONDS = 12.0
+SLOW_SECONDS = 20.0
+"""For a link that is slow: it loses whole windows, and TCP's retransmission timer doubles while that goes on."""
 FORMS = 90.0
 TIMEOUT = 150.0
 

@@ -24,7 +24,7 @@ from mingle.observe.finder import list_jobs
 from mingle.observe.ping import Pinger
 
 from . import Host, Lab
-from .checks import SLOW, check, hosts_of
+from .checks import SLOW, SLOW_SECONDS, check, hosts_of
 from .faults import try_rank
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
@@ -62,7 +62,7 @@ def doctor_picture() -> str:
 
 
 def check_picture() -> str:
-    report = json.loads(check(0, 4)[1])
+    report = json.loads(check(0, 4, seconds=SLOW_SECONDS)[1])
     return picture("mingle-check --nnodes 4", command.matrix(report), "", *command.verdict_lines(report))
 
 
@@ -71,7 +71,7 @@ def slow_receiver(lab: Lab) -> Host:
     hosts = hosts_of(lab, 4)
     hosts[2].drop(SLOW)
     for rank, host in enumerate(hosts[1:], 1):
-        host.start(check, rank, 4)
+        host.start(check, rank, 4, seconds=SLOW_SECONDS)
     return hosts[0]
 
 

@@ -12,7 +12,19 @@ import pytest
 from tests.levels import repeated
 
 from . import Lab
-from .checks import FORMS, SLOW, TIMEOUT, at_step, hosts_of, note, outcomes, small_machine, start, verdicts
+from .checks import (
+    FORMS,
+    SLOW,
+    SLOW_SECONDS,
+    TIMEOUT,
+    at_step,
+    hosts_of,
+    note,
+    outcomes,
+    small_machine,
+    start,
+    verdicts,
+)
 
 soak = pytest.mark.soak
 
@@ -55,7 +67,7 @@ def test_a_slow_link_is_named(lab: Lab, fault: str, seed: int) -> None:
         if fault == "slow-pair":
             hosts[1].drop(f"ip saddr {hosts[2].address()} {SLOW}")
         expected = ("node1", "node2")
-    reports = outcomes(start(hosts))
+    reports = outcomes(start(hosts, seconds=SLOW_SECONDS))
     note(fault, seed, reports[0])
     assert [verdicts(report) for report in reports] == [[(fault, expected)]] * 4
 
@@ -138,7 +150,7 @@ def test_the_slower_of_two_networks_is_named(lab: Lab, seed: int) -> None:
     hosts = [lab.host(slow, fast, name=f"node{number}") for number in range(3)]
     for host in hosts:
         host.drop(f'iifname "{host.interface(slow)}" {SLOW}')
-    reports = outcomes(start(hosts, env={"MINGLE_INTERFACE": "eth0"}))
+    reports = outcomes(start(hosts, env={"MINGLE_INTERFACE": "eth0"}, seconds=SLOW_SECONDS))
     note("interface", seed, reports[0])
     assert [verdicts(report) for report in reports] == [[("interface", ("node0", "node1", "node2"))]] * 3
     assert "MINGLE_INTERFACE=eth1" in reports[0]["verdicts"][0]["fix"]
