@@ -458,6 +458,13 @@ def test_wrong_usage_is_told_before_the_first_packet(arguments: list[str], monke
     assert "mingle-discover" not in told.output
 
 
+def test_an_empty_job_id_of_the_environment_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINGLE_JOB_ID", "")
+    told = CliRunner().invoke(command.check, ["--nnodes", "1"], prog_name="mingle-check")
+    assert told.exit_code == 2
+    assert "MINGLE_JOB_ID='' is empty" in told.output
+
+
 @pytest.mark.parametrize("timeout", [None, "3"])
 def test_the_timeout_is_that_of_a_step_and_not_of_the_discovery(
     monkeypatch: pytest.MonkeyPatch, timeout: str | None

@@ -102,6 +102,11 @@ def test_a_warning_is_status_0() -> None:
     assert "WARN\tenvironment\tthe environment has MASTER_ADDR=10.9.9.9 already" in result.stdout
 
 
+def test_a_job_id_that_is_no_text_is_wrong_usage_of_doctor() -> None:
+    done = doctor(port=free_udp_port(), MINGLE_JOB_ID="caf\udce9")
+    assert (done.exit_code, "surrogate" in done.stderr) == (2, True)
+
+
 def test_a_peer_that_serves() -> None:
     port = free_udp_port()
     with answering(Network(interfaces=("lo",), port=port)):
@@ -220,6 +225,13 @@ def test_ping_in_a_pipe() -> None:
     assert [line[0] for line in lines] == ["+", "=", "=", "=", "=", "PASS"]
     assert [line[2] for line in lines[1:5]] == ["multicast", "224.0.0.x", "unicast", "TCP"]
     assert all(len(line) == 10 for line in lines[1:5])
+
+
+def test_the_heading_of_ping_comes_before_its_first_line() -> None:
+    port = free_udp_port()
+    with answering(Network(interfaces=("lo",), port=port)):
+        _, text, _ = ping("--count", "4", "--interval", "0.1", "--header", port=port)
+    assert [line.split("\t")[0] for line in text.splitlines()] == ["EVENT", "+", "=", "=", "=", "=", "STATUS", "PASS"]
 
 
 def test_ping_in_json() -> None:

@@ -318,6 +318,11 @@ def test_a_job_that_only_seekers_speak_of() -> None:
     assert record["world_size"] is None
 
 
+def test_the_order_in_which_ranks_are_heard_is_no_change() -> None:
+    ranks = [a_seeker("resnet", 1), a_seeker("resnet", None), a_seeker("resnet", 0)]
+    assert jobs.records([], ranks) == jobs.records([], ranks[::-1])
+
+
 def test_a_session_that_is_proved() -> None:
     wire = Wire()
     finder = a_finder(wire, None)

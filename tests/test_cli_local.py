@@ -170,6 +170,8 @@ def test_every_variable_has_the_section_where_a_reader_looks_for_it() -> None:
         ({"RANK": "3"}, "ConfigurationError", "no world size"),
         ({"MINGLE_PORT": "x"}, "ConfigurationError", "MINGLE_PORT"),
         ({"MINGLE_JOB_ID": ""}, "ConfigurationError", "is empty"),
+        ({"MINGLE_JOB_ID": "nccl"}, "ConfigurationError", "name of a torch backend"),
+        ({**TORCHRUN, "TORCHELASTIC_RUN_ID": 257 * "x"}, "ConfigurationError", "257 bytes long"),
         ({"MINGLE_SECRET": "a", "MINGLE_SECRET_FILE": "b"}, "ConfigurationError", "both"),
         ({"MINGLE_TIMEOUT": "5m"}, "ConfigurationError", "MINGLE_TIMEOUT"),
         ({"MINGLE_MASTER_PORT": "abc"}, "ConfigurationError", "MINGLE_MASTER_PORT"),

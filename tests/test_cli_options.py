@@ -90,6 +90,13 @@ def test_an_option_that_cannot_be_used_is_named_as_it_was_given(words: tuple[str
     assert result.stderr.startswith(f"mingle-discover probe: {named}")
 
 
+def test_interfaces_of_an_option_are_those_of_the_option() -> None:
+    network, _ = run("-i", "eth7")
+    assert network.interfaces_from == "--interface"
+    assert network.interface_was_named
+    assert run()[0].interfaces_from == ""
+
+
 def fail(error: Exception, *arguments: str) -> Result:
     @click.command("probe")
     @shared_options(timeout="")

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -98,6 +99,30 @@ def test_a_closed_stream_does_not_change_the_status(closed: str) -> None:
     assert done.returncode == 0
     assert ("no job answered" in done.stderr) is (closed == "1")
     assert "Traceback" not in done.stderr
+
+
+def test_a_reader_of_messages_that_is_gone_does_not_change_the_status() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        command = [sys.executable, "-m", "mingle", "list", "-t", "0.2"]
+        environment = command_environment(free_udp_port())
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=writer, timeout=60, check=False)
+    finally:
+        os.close(writer)
+    assert done.returncode == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("words", [("env",), ("env", "--json"), ("interfaces", "--header")], ids=" ".join)
+def test_an_answer_that_cannot_be_written_is_an_error(words: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "mingle", *words]
+        environment = command_environment(free_udp_port())
+        done = subprocess.run(
+            command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, "Error: the answer can't be written: No space left on device\n")
 
 
 def test_json_is_one_line_with_its_schemas_number(capsys: pytest.CaptureFixture[str]) -> None:

@@ -201,6 +201,14 @@ def test_a_host_with_ipv6_alone_waits_for_the_duplicate_check(loop: Loop, monkey
     assert loop.connections.listen([("::1", LO.index)]) == {("::1", LO.index)}
 
 
+@needs_ipv6
+def test_a_sandbox_without_ipv6_does_not_stop_ipv4(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a unit of systemd with ``RestrictAddressFamilies=AF_INET``: the addresses are there, and no sockets."""
+    busy_address(monkeypatch, "::1", times=1, problem=errno.EAFNOSUPPORT)
+    addresses = [("127.0.0.1", LO.index), ("::1", LO.index)]
+    assert loop.connections.listen(addresses) == {("127.0.0.1", LO.index)}
+
+
 def test_a_duplicate_check_that_does_not_end_is_not_waited_for(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "DUPLICATE_CHECK_SECONDS", 0.0)
     with pytest.raises(InterfaceError, match="no address is ready") as caught:
@@ -226,6 +234,21 @@ def test_connections_end_whose_own_address_has_gone(loop: Loop) -> None:
         assert isinstance(closed, Disconnected)
         assert (closed.conn, "127.0.0.1" in closed.reason) == (accepted.conn, True)
         assert caller.recv(1) == b""
+
+
+def test_a_connection_that_cannot_say_its_address_is_ended(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS says EINVAL of a socket that the other end has reset."""
+    loop.connections.listen([("127.0.0.1", LO.index)])
+    with socket.create_connection(("127.0.0.1", loop.connections.port), timeout=5):
+        accepted = loop.wait_for(Accepted)
+
+        def reset(_socket: socket.socket) -> object:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+        monkeypatch.setattr(socket.socket, "getsockname", reset)
+        (closed,) = loop.connections.drop_strays({"127.0.0.1"})
+        assert isinstance(closed, Disconnected)
+        assert closed.conn == accepted.conn
 
 
 def test_a_flood_of_connections_is_taken_in_bounded_bites(loop: Loop) -> None:

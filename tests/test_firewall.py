@@ -11,6 +11,7 @@ from tests.lab.lab import why_unavailable
 
 MULTICAST = Packet("udp", 29499, "239.192.1.1", "eth0")
 TCP = Packet("tcp", 40000, "", "eth0")
+FROM_A_NEIGHBOR = Packet("tcp", 40000, "", "eth0", "10.0.0.7")
 
 
 def listing(*rules: str, policy: str = "accept", family: str = "inet", more: str = "") -> str:
@@ -51,6 +52,10 @@ UFW = """\tchain ufw-user-input {
         (listing("udp dport 29499 accept", "drop"), MULTICAST, None),
         (listing("meta l4proto tcp reject with tcp reset"), TCP, "meta l4proto tcp"),
         (listing("ip saddr 10.0.0.9 meta l4proto tcp drop"), TCP, None),
+        (listing("ip saddr 10.0.0.9 meta l4proto tcp drop"), FROM_A_NEIGHBOR, None),
+        (listing("ip saddr { 10.0.0.7, 10.0.1.0/24 } tcp dport 1-65535 drop"), FROM_A_NEIGHBOR, "ip saddr {"),
+        (listing("ip saddr 10.0.0.0/24 accept", "tcp dport 32768-60999 ct state new drop"), FROM_A_NEIGHBOR, None),
+        (listing(allow_tcp(["10.0.0.0/24"]).split("input ")[1], policy="drop"), FROM_A_NEIGHBOR, None),
         (listing("meta l4proto { tcp, udp } drop"), TCP, "meta l4proto {"),
         (listing("meta l4proto udp numgen random mod 100 < 30 drop"), MULTICAST, "numgen"),
         (listing("jump ufw-user-input", "jump ufw-reject", more=UFW), TCP, "reject with icmp"),
@@ -84,6 +89,10 @@ def test_the_line_that_mends_it() -> None:
     assert allow_udp(29499, manager="ufw") == "ufw allow 29499/udp"
     assert "firewall-cmd --permanent --add-port=29499/udp" in allow_udp(29499, manager="firewalld")
     assert allow_udp(29499, manager="iptables") == "iptables -I INPUT -p udp --dport 29499 -j ACCEPT"
+    assert allow_udp(29499, outgoing=True) == "nft insert rule inet filter output udp dport 29499 accept"
+    assert allow_udp(29499, manager="ufw", outgoing=True) == "ufw allow out 29499/udp"
+    assert "-I OUTPUT " in allow_udp(29499, manager="iptables", outgoing=True)
+    assert "filter OUTPUT 0 -p udp --dport 29499" in allow_udp(29499, manager="firewalld", outgoing=True)
     assert allow_tcp(["10.0.0.0/24"]).endswith("ip saddr 10.0.0.0/24 meta l4proto tcp accept")
     assert "ip6 saddr fd00::/64" in allow_tcp(["fd00::/64"])
     assert allow_tcp(["10.0.0.0/24"], manager="ufw") == "ufw allow proto tcp from 10.0.0.0/24"
@@ -106,3 +115,6 @@ def test_the_line_really_mends_it() -> None:
     assert found is not None
     assert blocked(parse(chains(allow_udp(29499, block=found))), MULTICAST) is None
     assert blocked(parse(chains(allow_tcp(["10.0.0.0/8"], block=found))), MULTICAST) is not None
+    mended = chains("nft add rule inet filter input tcp dport 40000 drop", allow_tcp(["10.0.0.0/8"], block=found))
+    assert blocked(parse(mended), TCP) is not None
+    assert blocked(parse(mended), FROM_A_NEIGHBOR) is None

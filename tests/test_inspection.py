@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 
 from mingle.diagnostics.diagnosis import Facts
-from mingle.errors import InterfaceError
+from mingle.errors import InterfaceError, MingleError
 from mingle.network import inspection
 from mingle.network.interfaces import choose, scan
 from tests.lab.lab import why_unavailable
@@ -63,13 +66,32 @@ def test_resolving() -> None:
 
 
 def test_a_resolver_that_hangs_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
     never = threading.Event()
     monkeypatch.setattr(inspection, "NAME_SECONDS", 0.01)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_kwargs: never.wait(5) and [])
     assert "no answer within" in inspection.resolve("slow")[1]
     never.set()
+
+
+def test_a_comment_of_a_rule_can_hold_any_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    listing = b"table inet filter {\nchain input {\ntype filter hook input priority 0; policy drop;\n"
+    (tmp_path / "listing").write_bytes(listing + b'udp dport 53 accept comment "caf\xe9"\n}\n}\n')
+    tool = tmp_path / "nft"
+    tool.write_text(f"#!/bin/sh\ncat '{tmp_path}/listing'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    (chain,) = inspection.firewall_chains()
+    assert (chain.hook, chain.policy, len(chain.rules)) == ("input", "drop", 1)
+
+
+def test_a_limit_of_threads_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    with pytest.raises(MingleError, match="can't start new thread"):
+        inspection.resolve("localhost")
 
 
 @pytest.mark.skipif(why_unavailable() is not None, reason="needs root and network namespaces")

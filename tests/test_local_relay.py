@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import os
 import socket
 import sys
@@ -185,6 +186,18 @@ def test_a_port_is_a_family_of_its_own_and_names_are_used_again(family: list[Loc
     with contextlib.closing(LocalRelay(port)) as heir:
         assert heir.socket is not None
         assert heir.socket.getsockname() == name
+
+
+def test_a_sandbox_without_names_is_not_taken_for_names_that_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Confined(socket.socket):
+        def bind(self, _address: object) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    port = free_udp_port()
+    monkeypatch.setattr(socket, "socket", Confined)
+    relay = LocalRelay(port)
+    assert relay.socket is None
+    assert relay.failure == "no name: Permission denied"
 
 
 def test_more_than_can_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:

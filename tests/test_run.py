@@ -125,6 +125,13 @@ def test_bad_input_is_wrong_usage_before_a_packet(words: list[str], text: str, m
     assert text in done.stderr
 
 
+def test_an_empty_job_id_of_the_environment_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINGLE_JOB_ID", "")
+    done = CliRunner().invoke(run, ["--nnodes", "2", "--", "true"])
+    assert done.exit_code == 2
+    assert "MINGLE_JOB_ID='' is empty" in done.stderr
+
+
 def test_a_job_id_of_the_environment_that_is_too_long_is_not_blamed_on_the_option(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import threading
 from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -254,6 +256,25 @@ def test_read_secret_file(tmp_path: Path, content: bytes, secret: bytes) -> None
     path = tmp_path / "secret"
     path.write_bytes(content)
     assert values.read_secret_file(str(path), "F") == secret
+
+
+def test_a_secret_pipe_that_nobody_writes_to_does_not_block(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(ConfigurationError, match="empty secret"):
+        values.read_secret_file(str(path), "F")
+
+
+def test_a_secret_can_come_from_a_process(tmp_path: Path) -> None:
+    """As in bash's ``--secret-file <(COMMAND)``: the command writes later than this process opens the pipe."""
+    reader, writer = os.pipe()
+    command = threading.Timer(0.1, lambda: (os.write(writer, b"out of a pipe\n"), os.close(writer)))
+    command.start()
+    try:
+        assert values.read_secret_file(f"/dev/fd/{reader}", "F") == b"out of a pipe"
+    finally:
+        command.join()
+        os.close(reader)
 
 
 LONG = b"correct horse battery staple"

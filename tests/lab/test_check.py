@@ -53,6 +53,14 @@ def test_healthy_hosts_raise_no_alarm_under_load(lab: Lab, seed: int) -> None:
     assert [verdicts(report) for report in reports] == [[]] * 4
 
 
+@pytest.mark.timeout(240)
+def test_healthy_hosts_with_link_local_addresses_alone_raise_no_alarm(lab: Lab) -> None:
+    """Two machines joined by one cable. The zone of such an address is the interface of the one that connects."""
+    network = lab.network(None)
+    hosts = [lab.host(network, interfaces=(name,)) for name in ("eth0", "lan0", "up0")]
+    assert [verdicts(report) for report in outcomes(start(hosts))] == [[]] * 3
+
+
 @soak
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("fault", ["slow-machine", "slow-direction", "slow-pair"])

@@ -107,8 +107,9 @@ def check(
     from mingle.check.session import Options
     from mingle.config.settings import check_job_id
 
-    if job_id is not None:
-        check_job_id(job_id, "--job-id")
+    given = os.environ.get("MINGLE_JOB_ID") if job_id is None else job_id
+    if given is not None:
+        check_job_id(given, "MINGLE_JOB_ID" if job_id is None else "--job-id")
     place = _place(nnodes, nproc_per_node)
     network = shared.network()
     seconds = STEP_SECONDS if shared.timeout is None else shared.timeout
@@ -128,7 +129,7 @@ def check(
     further = _start_further(nproc_per_node - 1) if by_hand else []
     try:
         status = run(
-            job_id or os.environ.get("MINGLE_JOB_ID") or place["job_id"],
+            given or place["job_id"],
             Options(backend=backend, max_size=max_size, seconds=seconds),
             as_json=shared.json,
             nnodes=nnodes,

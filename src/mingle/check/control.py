@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from mingle import detached, forksafe
+from mingle.protocol.machine import scoped
 
 PULSE_SECONDS = 0.5
 SILENCE_SECONDS = 6.0
@@ -38,6 +39,9 @@ WITNESSES = 3
 
 Record = dict[str, Any]
 
+own_interface = ""
+"""This rank's interface in the network that all ranks share, once the job has formed."""
+
 
 def start(function: Callable[..., object], *arguments: object) -> threading.Thread:
     """Start a daemon thread: calls of torch can block beyond every deadline, and nothing in Python ends them."""
@@ -50,7 +54,11 @@ def start(function: Callable[..., object], *arguments: object) -> threading.Thre
 def dial(
     address: str, port: int, *, seconds: float = CONNECT_SECONDS, source: str = "", segment: int = 0
 ) -> Connection:
-    """Connect, from this source address and with this maximum segment size if given."""
+    """Connect, from this source address and with this maximum segment size if given.
+
+    A link-local address without a zone is one of the interface in `own_interface`: each machine has its own zone.
+    """
+    address = scoped(address, own_interface) if own_interface and "%" not in address else address
     family, kind, protocol, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as connection:
         connection.settimeout(seconds)

@@ -74,6 +74,7 @@ def take_part(
         before: called on rank 0 with the name of each step, before the step.
     """
     started = time.monotonic()
+    control.own_interface = job.interface
     hello: Record = {
         "rank": job.rank,
         "node": job.node_rank,

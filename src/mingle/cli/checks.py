@@ -86,13 +86,15 @@ def _serve(shared: Shared, network: Network) -> None:
 
 def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], list[dict[str, Any]]]:
     """Return the findings, and the JSON records of the peers."""
+    if job := os.environ.get("MINGLE_JOB_ID", ""):
+        settings.check_job_id(job, "MINGLE_JOB_ID")
     asked, unresolved = _resolve(network, hosts)
     try:
         with Pinger(
             structs.replace(network, peers=asked),
             interval=DOCTOR_INTERVAL_SECONDS,
             count=CHECK_ROUNDS if asked else DOCTOR_ROUNDS,
-            overheard=os.environ.get("MINGLE_JOB_ID", ""),
+            overheard=job,
         ) as pinger:
             pinger.run()
             facts = pinger.inspect(os.environ, unresolved=unresolved)
@@ -180,6 +182,8 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
         )
         with contextlib.ExitStack() as stack:
             shown: dict[bytes, bool] = {}
+            if shared.header and not shared.json and not output.is_terminal():
+                output.line(("EVENT", *PING_COLUMNS))
 
             def print_changes() -> None:
                 for name, peer in pinger.pings.peers.items():
@@ -203,8 +207,10 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
         "findings": [finding_record(finding) for finding in findings],
     }
     rows = [("=", *row) for peer in peers for row in ping_rows(peer)]
-    shared.answer(fields, ping_table(peers, wide=shared.wide), Lines(("EVENT", *PING_COLUMNS), rows))
-    if not shared.json:
+    if shared.json:
+        output.answer_json("ping", fields)
+    else:
+        output.show(ping_table(peers, wide=shared.wide), Lines(("EVENT", *PING_COLUMNS), rows))
         output.show(findings_table(findings), finding_lines(findings), header=shared.header)
     if not peers:
         cause, fix = why_nobody(findings)

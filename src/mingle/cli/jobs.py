@@ -271,6 +271,8 @@ def records(sessions: Iterable[FoundSession], seekers: Iterable[Seeking]) -> lis
         hosted, unseated = by_job.get(job, ()), seeking.get(job, ())
         hosts = [record(each) for each in hosted] or [_hostless(job, unseated)]
         ranks = [_seeker_record(each) for each in ranks_seeking(unseated, hosted)]
+        # One rank answers for all, not always the same one: an order of coming would make changes of none.
+        ranks.sort(key=lambda each: (each["rank"] is None, each["rank"] or 0, each["hostname"], each["pid"]))
         found += [{**host, "seeking": ranks} for host in hosts]
     return found
 

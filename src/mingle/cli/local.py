@@ -15,7 +15,6 @@ from mingle.cli.options import Shared, fail, shared_options
 from mingle.cli.output import Table
 from mingle.config import launchers, settings
 from mingle.config.placement import place
-from mingle.config.settings import Network
 from mingle.errors import InterfaceError, MingleError
 from mingle.network import interfaces as nics
 from mingle.network.interfaces import Interface
@@ -71,12 +70,12 @@ def interfaces(shared: Shared) -> None:
     """
     network = shared.network(1.0)
     found = nics.scan()
-    fields: dict[str, Any] = {"named": list(network.interfaces), "named_by": _named_by(network)}
+    fields: dict[str, Any] = {"named": list(network.interfaces), "named_by": network.interfaces_from or None}
     problem: InterfaceError | None = None
     used: tuple[Interface, ...] = ()
     reasons: dict[str, str] = {}
     try:
-        choice = nics.choose(found, named=network.interfaces, named_by=_named_by(network) or "", family=network.family)
+        choice = nics.choose(found, named=network.interfaces, named_by=network.interfaces_from, family=network.family)
         used, reasons = choice.usable, {interface.name: reason for interface, reason in choice.skipped}
     except InterfaceError as error:
         problem = error
@@ -88,12 +87,6 @@ def interfaces(shared: Shared) -> None:
     if problem is not None:
         output.say(f"mingle-discover interfaces: {problem}")
         fail()
-
-
-def _named_by(network: Network) -> str | None:
-    """Return the option or the variable that named the interfaces."""
-    named_by = "--interface" if network.interfaces_from == "interface=" else network.interfaces_from
-    return named_by or None
 
 
 def _interface_record(interface: Interface, used: list[str], reason: str | None) -> dict[str, Any]:
@@ -217,13 +210,16 @@ def _resolve(shared: Shared, environ: Mapping[str, str]) -> tuple[dict[str, Any]
     with noting_conflict():
         if "MINGLE_JOB_ID" in environ:
             resolved["job_id"] = settings.check_job_id(environ["MINGLE_JOB_ID"], "MINGLE_JOB_ID")
+            settings.refuse_backend(resolved["job_id"], "MINGLE_JOB_ID")
+        elif resolved["job_id"] is not None:
+            settings.check_job_id(resolved["job_id"], f"{resolved['launcher']}'s id")
         network = shared.network()
         record = structs.asdict(network)
         same = ("discovery_timeout", "port", "ttl", "family", "advertise", "progress")
         resolved |= {
             **{name: record[name] for name in same},
             "interfaces": ", ".join(network.interfaces) or None,
-            "interfaces_from": _named_by(network),
+            "interfaces_from": network.interfaces_from or None,
             "peers": ", ".join(map(str, network.peers)) or None,
             "secret": _HIDDEN if network.secret is not None else None,
         }

@@ -79,6 +79,8 @@ class Shared:
         Raises:
             ConfigurationError: a value can't be used.
         """
+        from msgspec import structs
+
         from mingle.config import settings, values
 
         settings.refuse_windows()
@@ -92,7 +94,7 @@ class Shared:
             values.words(self.interface, "--interface")
         if self.peers:
             values.peers(self.peers, "--peers")
-        return settings.resolve_network(
+        network = settings.resolve_network(
             os.environ,
             discovery_timeout=timeout if self.timeout is None else self.timeout,
             interface=self.interface,
@@ -102,6 +104,7 @@ class Shared:
             ttl=self.ttl,
             family=self.family,
         )
+        return structs.replace(network, interfaces_from="--interface") if self.interface else network
 
     def deadline(self) -> float | None:
         """Return the monotonic time at which --timeout ends a command that otherwise does not end; None: never."""
@@ -239,10 +242,9 @@ class _ToStderr(logging.Handler):
     """Write log lines to stderr; text from the network is made safe for a terminal."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # the reader is gone, which must not end what is logged
-            output.say(f"{record.levelname.lower()}: {record.getMessage()}")
-            if record.exc_info:
-                output.say(logging.Formatter().formatException(record.exc_info))
+        output.say(f"{record.levelname.lower()}: {record.getMessage()}")
+        if record.exc_info:
+            output.say(logging.Formatter().formatException(record.exc_info))
 
 
 @contextlib.contextmanager

@@ -7,8 +7,10 @@ it, so only printable characters reach a terminal.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,19 +48,47 @@ def printable(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Print a message of one or more lines on stderr."""
+    """Print a message of one or more lines on stderr. If its reader is gone, the command continues without it."""
     for line in text.split("\n"):
-        click.echo(_encodable(printable(line), sys.stderr), err=True)
+        try:
+            click.echo(_encodable(printable(line), sys.stderr), err=True)
+        except OSError:
+            _discard(sys.stderr)
 
 
 def answer(text: str) -> None:
     """Print a line of the answer on stdout; a pipe gets it at once."""
-    click.echo(_encodable(printable(text), sys.stdout))
+    _write(printable(text))
 
 
 def answer_json(command: str, fields: Mapping[str, Any]) -> None:
     """Print the answer as one line of JSON, in ASCII."""
-    click.echo(json_line(command, fields))
+    _write(json_line(command, fields))
+
+
+def _write(text: str) -> None:
+    """Print a line on stdout.
+
+    Raises:
+        click.ClickException: the line can't be written, as on a full disk.
+        BrokenPipeError: the reader is gone; click ends the command with status 1.
+    """
+    try:
+        click.echo(_encodable(text, sys.stdout))
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        _discard(sys.stdout)
+        raise click.ClickException(f"the answer can't be written: {error.strerror}") from error
+
+
+def _discard(stream: TextIO) -> None:
+    """Send what a stream still holds to nowhere: flushed again at the exit it would make the status 120."""
+    with contextlib.suppress(OSError, ValueError):
+        descriptor = stream.fileno()
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, descriptor)
+        os.close(null)
 
 
 def json_line(command: str, fields: Mapping[str, Any]) -> str:
@@ -119,7 +149,7 @@ def redraws() -> bool:
 def line(cells: Row) -> None:
     """Print one line of an answer for a pipe, with tabs between its cells."""
     texts = (cell if isinstance(cell, str) else ", ".join(cell) or "-" for cell in cells)
-    click.echo(_encodable("\t".join(map(printable, texts)), sys.stdout))
+    _write("\t".join(map(printable, texts)))
 
 
 def console() -> Console:

@@ -64,7 +64,7 @@ class Network(Struct, frozen=True, kw_only=True):
     Attributes:
         discovery_timeout: seconds until an incomplete job is an error.
         interfaces: names or addresses of the interfaces to use; empty: mingle chooses.
-        interfaces_from: where they were named (``interface=`` or a variable's name); empty: mingle chooses.
+        interfaces_from: what named them (``interface=``, ``--interface`` or a variable); empty: mingle chooses.
         peers: hosts to ask by unicast as well.
         secret: what the job's members share; None: there is none.
         port: the UDP port of the discovery.
@@ -88,7 +88,7 @@ class Network(Struct, frozen=True, kw_only=True):
     @property
     def interface_was_named(self) -> bool:
         """Whether the user named the interfaces to mingle, and not to Gloo alone."""
-        return self.interfaces_from in ("interface=", "MINGLE_INTERFACE")
+        return self.interfaces_from in ("interface=", "--interface", "MINGLE_INTERFACE")
 
 
 class Settings(Network, frozen=True, kw_only=True):

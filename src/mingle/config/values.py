@@ -15,7 +15,6 @@ import re
 import stat
 from collections.abc import Iterable
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
@@ -334,7 +333,7 @@ def read_secret_file(path: str, source: str) -> Secret:
         ConfigurationError: when the file can't be read, is empty, or is too large to be a secret.
     """
     try:
-        with Path(path).open("rb") as file:
+        with open(path, "rb", opener=_open_now) as file:
             content = Secret(file.read(_MAX_SECRET_BYTES + 1))
             mode = os.fstat(file.fileno()).st_mode
     except (OSError, ValueError) as error:
@@ -356,6 +355,13 @@ def read_secret_file(path: str, source: str) -> Secret:
             f"fix: chmod 600 {path} (Kubernetes: defaultMode: 0400)"
         )
     return checked_secret(Secret(re.sub(rb"\r?\n\Z", b"", bytes(content))), f"{source}={path!r}")
+
+
+def _open_now(path: str, flags: int) -> int:
+    """Open a file; a pipe to which no process writes is empty, where open(2) would wait for a writer forever."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def _remark(text: str) -> None:

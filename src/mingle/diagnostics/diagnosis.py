@@ -203,13 +203,17 @@ def _port(facts: Facts) -> Iterator[Finding]:
         shared = f", shared with {len(facts.holders)} other ranks" if facts.holders else ""
         yield Finding("port", PASS, f"UDP port {facts.port} can be used{shared}")
     if facts.relay_failure:
+        taken = facts.relay_failure.endswith("taken")
         yield Finding(
             "relay",
             WARN,
             f"the processes of this machine can't relay unicast datagrams to this one ({facts.relay_failure}), so "
             "MINGLE_PEERS reaches only one of the processes that share the port",
             f"end the processes that hold the names (ss -xlp | grep mingle/udp-{facts.port} shows them), or set "
-            "MINGLE_PORT to another port on every host",
+            "MINGLE_PORT to another port on every host"
+            if taken
+            else "allow this process abstract Unix sockets: look at `ulimit -n` and at the rules of its sandbox "
+            "(AppArmor, seccomp)",
         )
 
 
@@ -237,7 +241,7 @@ def _multicast(facts: Facts) -> Iterator[Finding]:
             FAIL,
             f"this host's firewall refused to send {facts.send_errors['EPERM']} datagrams (EPERM)"
             + (f": {block}" if block else ""),
-            allow_udp(facts.port, manager=facts.manager, block=block),
+            allow_udp(facts.port, manager=facts.manager, block=block, outgoing=True),
         )
     if facts.multicasts_on is None or facts.interface_problem is not None:
         return
@@ -260,7 +264,9 @@ def _multicast(facts: Facts) -> Iterator[Finding]:
 def _tcp(facts: Facts) -> Iterator[Finding]:
     if facts.only_loopback:
         return
-    block = blocked(facts.chains, Packet("tcp", ANY_TCP_PORT, "", _first(facts.used_names, "")))
+    # The other hosts are on this host's network: its own address stands for theirs.
+    another_host = _first(facts.addresses, "")
+    block = blocked(facts.chains, Packet("tcp", ANY_TCP_PORT, "", _first(facts.used_names, ""), another_host))
     if block is not None:
         yield Finding(
             "tcp",
@@ -280,7 +286,8 @@ def _reverse_path(facts: Facts) -> Iterator[Finding]:
             FAIL,
             f"the reverse path filter of {', '.join(strict)} has dropped {facts.rp_drops} packets just now: their "
             "senders' subnet is not routed by the interface on which they came",
-            "; ".join(f"sysctl -w net.ipv4.conf.{name}.rp_filter=2" for name in strict)
+            # sysctl(8) takes a dot for a slash, so the dot of a VLAN's name, as in eth0.100, is typed as one.
+            "; ".join(f"sysctl -w net.ipv4.conf.{name.replace('.', '/')}.rp_filter=2" for name in strict)
             + "; or add a route to that subnet: ip route add SUBNET dev NAME",
         )
     elif facts.rp_filter:

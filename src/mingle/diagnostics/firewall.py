@@ -29,7 +29,8 @@ _NOISE = re.compile(
 _MATCHES: dict[str, re.Pattern[str]] = {
     "protocol": re.compile(r"(?:meta l4proto|ip protocol|ip6 nexthdr) (\{[^}]*\}|\S+)"),
     "port": re.compile(r"(?:(udp|tcp|th)) dport (\{[^}]*\}|\S+)"),
-    "destination": re.compile(r"(ip6?) daddr (\{[^}]*\}|\S+)"),
+    "destination": re.compile(r"ip6? daddr (\{[^}]*\}|\S+)"),
+    "source": re.compile(r"ip6? saddr (\{[^}]*\}|\S+)"),
     "packet": re.compile(r"(?:meta )?pkttype (\S+)"),
     "interface": re.compile(r"(?:meta )?(?:iifname|iif|oifname|oif) (\{[^}]*\}|\S+)"),
     "state": re.compile(r"ct state (\S+)"),
@@ -46,6 +47,8 @@ class Packet(Struct, frozen=True):
     destination: str = ""
     """The destination address; empty for this host's own."""
     interface: str = ""
+    source: str = ""
+    """The source address; empty if it is not known, and then no rule for certain sources matches."""
 
     @property
     def multicast(self) -> bool:
@@ -157,8 +160,8 @@ def _match(name: str, found: re.Match[str], packet: Packet) -> bool:
         return packet.protocol in _elements(found[1])
     if name == "port":
         return found[1] in {packet.protocol, "th"} and any(_in_range(packet.port, each) for each in _elements(found[2]))
-    if name == "destination":
-        return any(_within(packet.destination, each) for each in _elements(found[2]))
+    if name in ("destination", "source"):
+        return any(_within(getattr(packet, name), each) for each in _elements(found[1]))
     if name == "packet":
         return found[1] == ("multicast" if packet.multicast else "host")
     if name == "interface":
@@ -189,9 +192,24 @@ def _within(address: str, text: str) -> bool:
         return False
 
 
-def allow_udp(port: int, *, manager: Manager = "nft", block: Block | None = None) -> str:
-    """Return the command that allows the UDP port of the discovery."""
-    chain = _place(block)
+def allow_udp(port: int, *, manager: Manager = "nft", block: Block | None = None, outgoing: bool = False) -> str:
+    """Return the command that allows the UDP port of the discovery.
+
+    Args:
+        port: the port.
+        manager: the program that keeps the rules.
+        block: what drops the datagrams, if it is known.
+        outgoing: whether they are dropped when they are sent.
+    """
+    chain = _place(block, "output" if outgoing else "input")
+    if outgoing:
+        direct = "firewall-cmd --permanent --direct --add-rule ipv4 filter OUTPUT 0"
+        return {
+            "ufw": f"ufw allow out {port}/udp",
+            "firewalld": f"{direct} -p udp --dport {port} -j ACCEPT && firewall-cmd --reload",
+            "iptables": f"iptables -I OUTPUT -p udp --dport {port} -j ACCEPT",
+            "nft": f"nft insert rule {chain} udp dport {port} accept",
+        }[manager]
     return {
         "ufw": f"ufw allow {port}/udp",
         "firewalld": f"firewall-cmd --permanent --add-port={port}/udp && firewall-cmd --reload",
@@ -202,7 +220,7 @@ def allow_udp(port: int, *, manager: Manager = "nft", block: Block | None = None
 
 def allow_tcp(networks: Sequence[str], *, manager: Manager = "nft", block: Block | None = None) -> str:
     """Return the command that allows TCP from the hosts of a job, on all ports: the system chooses them."""
-    chain = _place(block)
+    chain = _place(block, "input")
     network = networks[0] if networks else "SUBNET-OF-THE-JOB"
     family = "ip6" if ":" in network else "ip"
     return {
@@ -213,5 +231,5 @@ def allow_tcp(networks: Sequence[str], *, manager: Manager = "nft", block: Block
     }[manager]
 
 
-def _place(block: Block | None) -> str:
-    return "inet filter input" if block is None else f"{block.chain.family} {block.chain.table} {block.chain.name}"
+def _place(block: Block | None, hook: str) -> str:
+    return f"inet filter {hook}" if block is None else f"{block.chain.family} {block.chain.table} {block.chain.name}"

@@ -151,7 +151,8 @@ class Connections:
             try:
                 listener = self._open_listener(address, index)
             except OSError as error:
-                if error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV):  # ENODEV: its interface has gone
+                # ENODEV: its interface has gone. EAFNOSUPPORT: a sandbox without IPv6.
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV, errno.EAFNOSUPPORT):
                     raise
             else:
                 self.port = listener.getsockname()[1]
@@ -280,7 +281,11 @@ class Connections:
         """End the connections whose local address this machine has no more: TCP would notice late, or never."""
         events: list[Event] = []
         for connection in list(self._connections.values()):
-            local = bare_address(connection.socket.getsockname()[0])
+            try:
+                local = bare_address(connection.socket.getsockname()[0])
+            except OSError as error:  # macOS: the other end has reset it
+                events += self._end(connection, _in_words(error))
+                continue
             if not connection.connecting and local not in own:
                 events += self._end(connection, f"the address {local} has gone from this machine")
         return events

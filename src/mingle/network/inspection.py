@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from msgspec import structs
 
+from mingle import detached
 from mingle.config import launchers
 from mingle.config.placement import place
 from mingle.diagnostics import firewall
@@ -149,7 +150,7 @@ def resolve_all(hostnames: Iterable[str]) -> dict[str, tuple[list[str], str]]:
     ]
     deadline = time.monotonic() + NAME_SECONDS
     for thread in threads:
-        thread.start()
+        detached.start_explained(thread)
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return {name: results.get(name, ([], f"no answer within {NAME_SECONDS:g} s")) for name in names}
@@ -170,7 +171,12 @@ def firewall_chains() -> list[Chain]:
         return []
     try:
         done = subprocess.run(
-            [tool, "list", "ruleset"], capture_output=True, text=True, timeout=TOOL_SECONDS, check=False
+            [tool, "list", "ruleset"],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",  # a comment can hold any bytes
+            timeout=TOOL_SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):  # then its rules are unknown
         return []

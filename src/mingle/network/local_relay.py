@@ -18,6 +18,7 @@ each relayed datagram one refused send for each name, at most `RELAYED_PER_SECON
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
@@ -169,13 +170,18 @@ class LocalRelay:
         with contextlib.suppress(OSError):  # a sandbox without it: then every message counts as another user's
             # Set the option before bind(2): an earlier message would carry no credentials.
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        for name in self._names:
-            with contextlib.suppress(OSError):  # EADDRINUSE: the name of another process
-                opened.bind(name)
-                self._own = name
-                return opened
-        opened.close()
         self.failure = f"all {len(self._names)} names are taken"
+        for name in self._names:
+            try:
+                opened.bind(name)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:  # the name of another process
+                    continue
+                self.failure = f"no name: {error.strerror}"
+                break
+            self._own, self.failure = name, ""
+            return opened
+        opened.close()
         return None
 
     def close(self) -> None:

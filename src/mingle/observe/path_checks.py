@@ -57,7 +57,8 @@ class _Judge:
         interface = facts.used_names[0] if facts.used_names else ""
         udp = Packet("udp", facts.port, facts.group, interface)
         self._udp_block = blocked(facts.chains, udp) if facts.group else None
-        self._tcp_block = blocked(facts.chains, Packet("tcp", ANY_TCP_PORT, "", interface))
+        neighbor = facts.addresses[0] if facts.addresses else ""  # an address of the network that the hosts share
+        self._tcp_block = blocked(facts.chains, Packet("tcp", ANY_TCP_PORT, "", interface, neighbor))
 
     def peer(self, peer: PingPeer) -> list[Finding]:
         """Return the faults of the paths to and from a peer, else one PASS; nothing before the first figures."""

@@ -161,9 +161,11 @@ def _default_job_id(nnodes: int, line: Sequence[str]) -> tuple[str, str]:
     Its source comes with it, for an error. Machines whose users start different programs at the same time must not
     meet.
     """
-    from mingle.config import placement
+    from mingle.config import placement, settings
 
     given, source = os.environ.get("MINGLE_JOB_ID"), "MINGLE_JOB_ID"
+    if given == "":
+        settings.check_job_id(given, source)
     with contextlib.suppress(MingleError):  # a launcher that says too little for a rank says enough for this
         if not given:
             placed = placement.place(os.environ)
@@ -235,15 +237,15 @@ def _attend(program: Program, session: NodeSession | None, *, keep_going: bool) 
         session.turn()
         trouble = session.trouble
         if trouble is not None and not keep_going:
-            _say(f"{NAME}: ending the command: {trouble}")
+            output.say(f"{NAME}: ending the command: {trouble}")
             session.pass_on()
             return program.end() or FAILED
         if trouble is not None and not warned:
             warned = True
-            _say(f"{NAME}: the command runs on (--keep-going): {trouble.observation}")
+            output.say(f"{NAME}: the command runs on (--keep-going): {trouble.observation}")
     if ended or program.interrupted_by is not None:
         if not keep_going:
-            _say(f"{NAME}: the command {program.how_ended()}; those of the other machines are ended, too.")
+            output.say(f"{NAME}: the command {program.how_ended()}; those of the other machines are ended, too.")
             session.fail(program.how_ended())
             return program.end()
         program.end()
@@ -261,19 +263,13 @@ def _stay(session: NodeSession, *, keep_going: bool) -> int:
                 session.fail(f"has ended, and {interrupted} ended the wait for the others")
             raise
         if session.trouble is not None and not keep_going:
-            _say(f"{NAME}: {session.trouble.observation}")
+            output.say(f"{NAME}: {session.trouble.observation}")
             session.pass_on()
             return FAILED
         if say_at is not None and time.monotonic() >= say_at:
             say_at = None
-            _say(f"{NAME}: the command of node 0 has ended; waiting for those of the other machines.")
+            output.say(f"{NAME}: the command of node 0 has ended; waiting for those of the other machines.")
     return 0
-
-
-def _say(text: str) -> None:
-    """Print a message on stderr; its reader can be gone, and the program must be ended all the same."""
-    with contextlib.suppress(OSError):
-        output.say(text)
 
 
 def _look_at_port(number: int) -> None:
@@ -281,7 +277,7 @@ def _look_at_port(number: int) -> None:
     from mingle.run import port
 
     if port.is_taken(number):
-        _say(f"{NAME}: {port.taken(number, 'it is in use')}")
+        output.say(f"{NAME}: {port.taken(number, 'it is in use')}")
 
 
 def main() -> None:
