@@ -385,7 +385,7 @@ def test_what_a_signal_handler_raises_is_no_fault_of_the_input(driver: Noting, m
         signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.parametrize("call", ["sendto", "recvmsg", "send", "recv"])
+@pytest.mark.parametrize("call", ["sendto", "recvmsg", "send", "recv", "accept", "connect"])
 def test_a_timeout_error_of_a_signal_handler_is_no_error_of_a_socket(
     driver: Noting, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -400,11 +400,33 @@ def test_a_timeout_error_of_a_signal_handler_is_no_error_of_a_socket(
     driver.turn_until("connected")
     driver.notes.to_do += [Multicast(Seek(job="a job", member=MEMBER, world_size=2)), Write(999, b"hello")]
     before = signal.signal(signal.SIGALRM, alarmed)
+    caller = socket.create_connection(("127.0.0.1", driver.connections.port)) if call == "accept" else None
+    if call == "connect":
+        driver.notes.to_do.append(Dial(1000, "127.0.0.1", driver.connections.port, "lo"))
     try:
         with monkeypatch.context() as patched:
             patched.setattr(socket.socket, call, lambda *_: signal.raise_signal(signal.SIGALRM))
             with pytest.raises(TimeoutError, match="the alarm"):
                 driver.turn_until("never")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        if caller is not None:
+            caller.close()
+
+
+def test_a_timeout_error_of_a_signal_handler_that_comes_with_a_call_is_not_lost(
+    driver: Noting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alarmed(*_: object) -> None:
+        raise TimeoutError("the alarm")
+
+    before = signal.signal(signal.SIGALRM, alarmed)
+    try:
+        for method in ("send", "recv"):
+            with monkeypatch.context() as patched:
+                patched.setattr(socket.socket, method, lambda *_: signal.raise_signal(signal.SIGALRM))
+                with pytest.raises(TimeoutError, match="the alarm"):
+                    driver.call(list) if method == "send" else driver.run_calls()
     finally:
         signal.signal(signal.SIGALRM, before)
 

@@ -234,8 +234,40 @@ def test_closing_ends_a_call_that_waits(job: Job) -> None:
         call = pool.submit(waiting.gather)
         until(lambda: waiting._thread)
         waiting.close("changed its mind")
-        with pytest.raises(MingleError, match="has closed its part in it"):
+        with pytest.raises(MingleError, match="this agent has closed its part") as refused:
             call.result(timeout=10)
+    assert "shutdown" in str(refused.value.cause)
+
+
+def test_an_interrupt_while_the_thread_is_started_leaves_nothing_behind(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    alone = job.agent(1, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            alone.gather()
+    with pytest.raises(MingleError, match="this agent has closed its part"):
+        alone.gather()
+    alone.close("the test is over")
+    assert not answers(alone._agent.endpoints.port)
+
+
+def test_a_store_of_a_session_that_was_given_up_is_not_kept(job: Job) -> None:
+    several = [job.agent(2, 2) for _ in range(2)]
+    gather(*several)
+    _, member = host_first(several)
+    given_up = store.open_server("127.0.0.1", None, b"S" * 16)
+
+    def plant() -> None:
+        member._stores.server = given_up
+
+    member._driver.call(plant)
+    until(lambda: member._stores.server is None)
+    assert given_up.handle is None
 
 
 def test_a_thread_that_died_is_an_error(job: Job, caplog: pytest.LogCaptureFixture) -> None:

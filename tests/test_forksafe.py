@@ -156,6 +156,21 @@ def held_by_another_thread(*locks: Any) -> Iterator[None]:
         thread.join()
 
 
+def test_two_threads_can_register_descriptors_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fstat(2) lets another thread run, which registers a descriptor of its own."""
+    with socket.socket() as first, socket.socket() as second, socket.socket() as third:
+        forksafe.register_fd(first.fileno())
+
+        def meanwhile(_fd: int, _identity: tuple[int, int]) -> bool:
+            monkeypatch.undo()
+            forksafe.register_fd(third.fileno())
+            return True
+
+        monkeypatch.setattr(forksafe, "_is_open_as", meanwhile)
+        forksafe.register_fd(second.fileno())
+        assert {each.fileno() for each in (first, second, third)} <= set(forksafe._foreign)
+
+
 def test_a_registered_lock_is_kept_alive_by_its_owner_only() -> None:
     gc.collect()
     before = len(forksafe._locks)

@@ -424,6 +424,24 @@ def test_two_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert job.job_id == "third"
 
 
+def test_a_close_that_is_interrupted_restores_the_environment_when_it_is_called_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = dict(os.environ)
+    restore = rendezvous.process_environment.restore
+
+    def interrupted() -> None:
+        monkeypatch.setattr(rendezvous.process_environment, "restore", restore)
+        raise KeyboardInterrupt
+
+    job = mingle.discover(job_name("interrupted"), rank=0, world_size=1)
+    monkeypatch.setattr(rendezvous.process_environment, "restore", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        job.close()
+    job.close()
+    assert dict(os.environ) == before
+
+
 @pytest.mark.parametrize("ended", [False, True], ids=["its thread calls again", "its thread has ended"])
 def test_a_call_that_was_interrupted_before_it_could_tidy_up_blocks_no_other(ended: bool) -> None:
     """Ctrl-C may come between any two steps, and a notebook's cell is run again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -98,7 +99,7 @@ def test_a_roster_that_was_not_the_one_sealed(ranks: list[Formed], rank: int) ->
     discovery, formation = ranks[rank]
     other = RunningSession(ranks[1 - rank].discovery, ranks[1 - rank].formation)
     mine = RunningSession(discovery, msgspec.structs.replace(formation, roster_digest=b"another"))
-    fails_soon(mine, "what came is not the roster that was sealed")
+    fails_soon(mine, r"what came is not the roster that was sealed(.|\n)*another process than rank 0 answered")
     assert len(other.roster()) == 2
 
 
@@ -139,6 +140,42 @@ def test_the_roster_is_fetched_by_the_connection_of_a_member_that_came_back(
 
     monkeypatch.setattr(joiner, "ask_roster", ask_and_lose)
     assert len(sessions[1].roster()) == 2
+
+
+def test_a_job_that_is_closed_while_its_roster_is_fetched_is_named_so(
+    sessions: list[RunningSession], ranks: list[Formed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Event()
+    monkeypatch.setattr(ranks[1].discovery.joiner, "ask_roster", asked.set)  # rank 0 is slow
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(sessions[1].roster)
+        assert asked.wait(5)
+        started = time.monotonic()
+        sessions[1].close(failing=True)
+        error = waiting.exception(timeout=15)
+    assert time.monotonic() - started < 2
+    assert isinstance(error, MingleError)
+    assert "its session has ended" in str(error)
+    assert error.cause is not None
+    assert "was closed" in error.cause
+
+
+def test_the_alarm_of_the_user_is_not_taken_for_a_thread_that_does_not_answer(
+    sessions: list[RunningSession], ranks: list[Formed]
+) -> None:
+    def alarmed(*_: object) -> None:
+        raise TimeoutError("the alarm")
+
+    free = threading.Event()
+    ranks[1].discovery.call(lambda: free.wait(10) and None)  # the session's thread is busy
+    before = signal.signal(signal.SIGALRM, alarmed)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(TimeoutError, match="the alarm"):
+            sessions[1].roster()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        free.set()
 
 
 def test_a_thread_that_does_not_answer_is_not_taken_for_rank_zero(
@@ -480,8 +517,9 @@ def test_a_forked_child_does_nothing_to_its_parents_session(sessions: list[Runni
     sessions[0].on_close = lambda: told.append("closed")
 
     def child() -> str:
-        with pytest.raises(MingleError, match="this process is a fork of the rank"):
+        with pytest.raises(MingleError, match="this process is a fork of the rank") as refused:
             sessions[1].roster()
+        assert "forked process" in str(refused.value.cause)
         for each in sessions:
             each.close(failing=False)
             each.close(failing=True)

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from msgspec import structs
 from torch.distributed import HashStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torchs
@@ -19,6 +20,7 @@ from mingle.detached import AbandonedError
 from mingle.elastic import rounds as agent_rounds
 from mingle.elastic import settings as agent_settings
 from mingle.elastic.rounds import BACKEND, Backend, Monitor, Rounds, member_of, node_name, open_for_workers
+from mingle.engine.store import StoreServer, open_server
 
 from .fixed_gathering import FixedGathering, Place
 
@@ -78,6 +80,30 @@ def test_torch_is_told_its_own_settings_and_our_names(place: Place) -> None:
     assert member_of(inner._this_node.addr) == gathering.member
     assert inner.get_backend() == BACKEND == "mingle"
     made.end()
+
+
+def test_a_link_local_address_of_the_workers_store_has_the_zone_of_each_agents_interface(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two machines joined by one cable: a zone is a name on one machine, and torch can't connect without one."""
+    opened: list[str] = []
+
+    def open_here(address: str, _local_addr: str | None) -> StoreServer:
+        opened.append(address)
+        return open_server("127.0.0.1", None, b"S" * 16)
+
+    monkeypatch.setattr(agent_rounds, "open_for_workers", open_here)
+    agents = [make(place)[0] for _ in range(2)]
+    for number, (agent, interface) in enumerate(zip(agents, ("eth0", "lan0"), strict=True)):
+        agent._formation = structs.replace(agent._formation, address=f"fe80::{number}", interface=interface)
+    with ThreadPoolExecutor(2) as pool:
+        joined = list(pool.map(Rounds.next, agents))
+    for agent in agents:
+        agent.end()
+    told = [each.bootstrap_store_info.master_addr for each in joined if each.bootstrap_store_info]
+    address, _, zone = opened[0].partition("%")
+    assert address == f"fe80::{['eth0', 'lan0'].index(zone)}"
+    assert told == [f"{address}%eth0", f"{address}%lan0"]
 
 
 def test_a_rendezvous_that_has_ended_is_not_entered(place: Place) -> None:

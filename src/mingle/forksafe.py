@@ -68,8 +68,9 @@ def register_fd(fd: int) -> None:
         OSError: `fd` is not open.
     """
     identity = _identity(fd)
-    for known in [known for known, registered in _foreign.items() if not _is_open_as(known, registered)]:
-        del _foreign[known]
+    for known, registered in list(_foreign.items()):  # a copy: other threads register while fstat(2) runs
+        if not _is_open_as(known, registered):
+            _foreign.pop(known, None)
     _foreign[fd] = identity
 
 

@@ -55,6 +55,20 @@ def test_hosts_without_ipv4(lab: Lab, job: MakeJob) -> None:
     made.finish(*hosts)
 
 
+def test_link_local_addresses_alone(lab: Lab, job: MakeJob) -> None:
+    """Two machines joined by one cable: the zone of the store's address is each worker's own interface."""
+    cable = lab.network(None)
+    hosts = [lab.host(cable, interfaces=(name,)) for name in ("eth0", "lan0")]
+    made = job("cable", "2")
+    made.start(*hosts)
+    made.wait_for_group(hosts)
+    for host in hosts:
+        environment = made.said(host, "started")[0]["environment"]
+        assert environment["MASTER_ADDR"].startswith("fe80:")
+        assert environment["MASTER_ADDR"].endswith(f"%{host.interface()}")
+    made.finish(*hosts)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("way_broken", chosen(["dropped"], soak=["no route"]))
 def test_dual_stack_with_ipv4_broken(lab: Lab, job: MakeJob, way_broken: str) -> None:

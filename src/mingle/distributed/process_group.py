@@ -32,6 +32,8 @@ _OURS = frozenset({"init_method", "store", "rank", "world_size", "backend"})
 # The process group that init() made, compared by identity: another one is the user's. By weak reference: a process
 # group holds its store, and a store that outlives its group breaks the next one.
 _own_group: weakref.ref[Any] | None = None
+_abandoned: weakref.ref[Any] | None = None
+"""A group whose end was not waited for."""
 _await_members: Callable[[], None] | None = None
 _own_job = ""
 """The job for which mingle made the process group."""
@@ -85,6 +87,12 @@ def end_earlier() -> str:
             cause="it is a fork of the process that made the group, and a fork can neither use nor end it",
             remedy="start it with multiprocessing's spawn method, or before mingle is called.",
         )
+    if _abandoned is not None and _abandoned() is group:
+        raise ConfigurationError.explain(
+            "the process group of an earlier mingle.init has not ended.",
+            cause="an exception ended that job, and its backend still waits for the other ranks, or failed to end",
+            remedy="call again in a moment; if the error stays, restart this process.",
+        )
     raise ConfigurationError.explain(
         "this process has a process group already.",
         cause="torch.distributed.init_process_group, or a framework, was called before mingle",
@@ -96,7 +104,7 @@ def destroy(group: weakref.ref[Any], failing: bool) -> None:
     """Destroy a process group that ``init`` made, if it still exists.
 
     Args:
-        group: it; another one that came after it is left alone, and so is all in a forked child.
+        group: the group to destroy. A later group is left alone, and a forked child destroys nothing.
         failing: whether an exception is in flight. The other ranks may be gone, and a backend may wait for them: then
             this waits only a moment, and leaves the rest to a detached thread.
     """
@@ -114,10 +122,11 @@ def destroy(group: weakref.ref[Any], failing: bool) -> None:
 
 def abandon() -> None:
     """Destroy the process group, if there is one, in a thread; wait for it briefly, then abandon it."""
-    global _own_group
+    global _own_group, _abandoned
     _own_group = None
-    if current() is None:
+    if (group := current()) is None:
         return
+    _abandoned = weakref.ref(group)
     thread = threading.Thread(target=_end_quietly, name="mingle-abandoned-destroy", daemon=True)
     detached.start(thread)
     thread.join(DESTROY_SECONDS)

@@ -132,9 +132,9 @@ def _forget(session: Session) -> None:
     """Restore the environment after the end of a session."""
     global _active
     if _active is session:
-        _active = None
         process_environment.restore()
         _unbind_gloo()
+        _active = None  # last: after an interrupt the next call continues here
 
 
 def tell_group_stands() -> None:
@@ -306,7 +306,7 @@ def _export(wanted: Settings, formation: Formation) -> None:
 
 
 def _bind_gloo(formation: Formation) -> None:
-    """Has Gloo use the address that was proved, where by the name of the interface it would take another one."""
+    """Make Gloo use the proved address if it would choose another one of the interface."""
     global _bound_gloo
     interface, address = formation.interface, formation.address
     if gloo.misses(interface, address, os.environ):
@@ -315,9 +315,9 @@ def _bind_gloo(formation: Formation) -> None:
 
 def _unbind_gloo() -> None:
     global _bound_gloo
-    undo, _bound_gloo = _bound_gloo, None
-    if undo is not None:
-        undo()
+    if _bound_gloo is not None:
+        _bound_gloo()
+        _bound_gloo = None
 
 
 def _passed_through(wanted: Settings) -> Job:

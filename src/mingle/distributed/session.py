@@ -19,7 +19,7 @@ from mingle.detached import AbandonedError
 from mingle.distributed import process_group
 from mingle.engine import store
 from mingle.engine.discovery import Discovery
-from mingle.errors import MingleError
+from mingle.errors import MingleError, comes_from_a_signal_handler
 from mingle.job import Member
 from mingle.protocol.machine import Formation, roster_digest
 from mingle.wire.frames import Seat
@@ -42,6 +42,7 @@ FRESH_SECONDS = 1.0
 """For how long a proof of the store is taken for its being in reach: torch's calls can't be stopped if it is not."""
 READY_SECONDS = 5.0
 """How long the end of rank 0 waits for members that have no process group yet, because they still need the store."""
+ROSTER_LOOK_SECONDS = 0.005
 WATCH_QUICK_SECONDS = 0.05
 WATCH_QUICKLY_SECONDS = 10.0
 """How long after GO a process group is expected at any moment."""
@@ -300,7 +301,9 @@ class RunningSession(Session):
         self._discovery.call(run, future.set_exception)
         try:
             return future.result(timeout=LOOP_SECONDS)
-        except FutureTimeoutError:
+        except FutureTimeoutError as error:
+            if comes_from_a_signal_handler(error):
+                raise
             raise MingleError.explain(
                 f"job {self._discovery.settings.job_id!r}: the session's thread has not answered for "
                 f"{LOOP_SECONDS:g} s.",
@@ -318,12 +321,17 @@ class RunningSession(Session):
         """
         host = self._discovery.host
         if os.getpid() != self._pid:
-            raise self._gone("this process is a fork of the rank; only the rank itself can ask")
-        if self._closing_begun:
-            raise self._gone("its session has ended", cause="a later call of init() or discover() took its place")
+            raise self._gone(
+                "this process is a fork of the rank; only the rank itself can ask",
+                cause="job.members was read for the first time in a forked process, such as a worker of a DataLoader",
+            )
+        self._refuse_if_closed()
         seats = self._in_loop(host.registrar.roster) if host is not None else self._ask()
         if roster_digest(seats) != self._formation.roster_digest:
-            raise self._gone("what came is not the roster that was sealed")
+            raise self._gone(
+                "what came is not the roster that was sealed",
+                cause="another process than rank 0 answered, or the answer was changed on its way",
+            )
         return tuple(Member(**structs.asdict(seat)) for seat in seats)
 
     def _ask(self) -> list[Seat]:
@@ -332,8 +340,8 @@ class RunningSession(Session):
 
         self._in_loop(joiner.ask_roster)
         deadline = time.monotonic() + ROSTER_SECONDS
-        arrived = threading.Event()
         while time.monotonic() < deadline:
+            self._refuse_if_closed()
             seats, host_gone = self._in_loop(lambda: (list(joiner.roster), joiner.host_gone))
             if len(seats) == self._formation.place.world_size:
                 return seats
@@ -343,12 +351,18 @@ class RunningSession(Session):
                 if joiner.loss:
                     raise self._gone(f"rank 0 is lost ({joiner.loss})")
                 raise self._gone("its session has ended", cause="its process group ended, and the session with it")
-            arrived.wait(0.005)
+            time.sleep(ROSTER_LOOK_SECONDS)
         raise self._gone(
             f"rank 0 has not answered for {ROSTER_SECONDS:g} s",
             cause="rank 0's process is stopped or starved of CPU, or no packets get through to its host any more",
             remedy="look at rank 0's machine and output; the next use of job.members asks again.",
         )
+
+    def _refuse_if_closed(self) -> None:
+        if self._closing_begun:
+            raise self._gone(
+                "its session has ended", cause="the job was closed, or a later call of init() or discover() took its place"
+            )
 
     def _gone(
         self,

@@ -157,6 +157,8 @@ class Gathering:
             pass
         if driver.failure is not None:
             raise driver.failure.copied()
+        if not began.is_set():  # the start of the thread was interrupted
+            raise elastic_reports.closed_here(self._identity)
         with self._lock:
             while not self._closed:
                 state = self._state
@@ -167,7 +169,7 @@ class Gathering:
                 if state.ended is not None:
                     raise elastic_reports.ended(self._identity, state.ended)
                 self._lock.wait()
-        raise elastic_reports.ended(self._identity, "this agent has closed its part in it")
+        raise elastic_reports.closed_here(self._identity)
 
     def workers_done(self) -> None:
         """Note that this node's workers are done: from now on a loss starts no election and no gathering."""
@@ -179,8 +181,8 @@ class Gathering:
     def close(self, reason: str) -> None:
         """End this agent's part in the job on purpose: the others hear the reason and do not count it as lost.
 
-        Where it hosts the session, the job has ended for all. Returns when every socket and thread is gone; a second
-        call does nothing, and neither does one in a fork.
+        Where it hosts the session, the job has ended for all. Returns when every socket is closed and the thread has
+        ended; a call that is blocked in torch is left behind. A second call does nothing, and neither does one in a fork.
         """
         if os.getpid() != self._pid:
             return
@@ -197,14 +199,18 @@ class Gathering:
             self._stopping = True
 
         self._driver.call(end)
-        thread.join()
+        if thread.ident is None:  # its start was interrupted; if it runs after all, it ends at once
+            self._stopping = True
+            self._stack.close()
+        else:
+            thread.join()
 
     # --- the thread ------------------------------------------------------------------------------------------------
 
     def _running_thread(self) -> threading.Thread:
         with self._lock:
             if self._closed or os.getpid() != self._pid:
-                raise elastic_reports.ended(self._identity, "this agent has closed its part in it")
+                raise elastic_reports.closed_here(self._identity)
             if self._thread is None:
                 self._open()
                 self._thread = threading.Thread(target=self._serve, name="mingle-agent", daemon=True)
@@ -248,6 +254,8 @@ class Gathering:
                 if stores.server is not None:
                     # A client of this session's store can still hold the port in the next session.
                     stores.port = None
+                if agent.finished and agent.hosting is None:
+                    stores.release()  # that of a session that this agent has given up
                 now = driver.clock()
                 if agent.deadline_passed(now):
                     agent.give_up(driver.facts(diagnosed=True), now)

@@ -108,6 +108,8 @@ class AgentHandler(RendezvousHandler):
                 joined = self.call(rounds.next)
             except RendezvousClosedError:
                 raise self._closed_error() from None
+            except MingleError as error:
+                raise RendezvousError(str(error)) from error
             except (RendezvousConnectionError, OSError, RuntimeError) as error:
                 broken += 1
                 # Torch's store raises a RuntimeError; torch's rendezvous errors are none.

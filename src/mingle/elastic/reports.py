@@ -116,6 +116,15 @@ def comes_second(identity: Identity, host: str) -> str:
     return f"job {identity.job!r} also runs on {host}; this part of it stops and joins that one"
 
 
+def closed_here(identity: Identity) -> MingleError:
+    """Return the error for gathering in an agent that has closed its part in the job, or in a fork of it."""
+    return MingleError.explain(
+        f"this agent has closed its part in job {identity.job!r}.",
+        cause="its shutdown() was called, or this process is a fork of the agent",
+        remedy="start a new agent.",
+    )
+
+
 def ended(identity: Identity, reason: str) -> MingleError:
     """Return the error for gathering again when the job has ended."""
     return MingleError.explain(

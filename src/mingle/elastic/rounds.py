@@ -36,6 +36,7 @@ from mingle import detached
 from mingle.detached import AbandonedError
 from mingle.engine import store
 from mingle.errors import MingleError
+from mingle.protocol.machine import scoped
 
 if TYPE_CHECKING:
     from mingle.elastic.gathering import Gathering
@@ -97,14 +98,18 @@ class Rounds:
         joined = inner.next_rendezvous()
         # Torch has written an address of its own under the round's prefix, where ours would race with it.
         place = PrefixStore(BACKEND, joined.store)
+        interface = self._formation.interface
+        own = scoped(self._formation.address, interface)
         if joined.rank == 0:
-            self._server = open_for_workers(self._formation.address, self._wanted.local_addr)
+            self._server = open_for_workers(own, self._wanted.local_addr)
         bootstrap = RendezvousStoreInfo.build(
             joined.rank,
             place,
-            local_addr=self._wanted.local_addr or self._formation.address,
+            local_addr=self._wanted.local_addr or own,
             server_port=None if self._server is None else self._server.port,
         )
+        if joined.rank != 0:  # a zone means nothing on another machine: each agent adds its own
+            bootstrap.master_addr = scoped(bootstrap.master_addr.partition("%")[0], interface)
         self._leave_if_ended()
         self.number = inner._state_holder.state.round
         monitor.enter_round(self.number, joined.world_size)

@@ -23,7 +23,7 @@ from mingle import forksafe
 from mingle.config.settings import Family, Network
 from mingle.engine import progress
 from mingle.engine.reception import Reception
-from mingle.errors import MingleError, comes_from_a_signal_handler, refused
+from mingle.errors import MingleError, comes_from_a_signal_handler, refused, suppressed
 from mingle.network import connections
 from mingle.network.connections import Connections
 from mingle.network.interfaces import Interface, InterfaceMonitor, Kind, reached_weakly, reverse_path_drops
@@ -248,7 +248,7 @@ class Driver:
         self._calls.append((function, failed))
         if self.failure is not None:
             self._fail_calls()
-        with contextlib.suppress(OSError):  # full: it will wake up anyway; closed: there is no thread to wake
+        with suppressed(OSError):  # full: it will wake up anyway; closed: there is no thread to wake
             self._wake_writer.send(b"\0")
 
     @property
@@ -258,7 +258,7 @@ class Driver:
 
     def run_calls(self) -> None:
         """Run the functions that other threads have passed to :meth:`call`."""
-        with contextlib.suppress(OSError):  # empty, or closed at the end
+        with suppressed(OSError):  # empty, or closed at the end
             while self._wake_reader.recv(4096):
                 pass
         while self._calls:

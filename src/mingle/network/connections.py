@@ -221,6 +221,8 @@ class Connections:
             pass
         except OSError as error:
             sock.close()
+            if comes_from_a_signal_handler(error):
+                raise
             return [Disconnected(conn, _in_words(error))]
         connection = _Connection(conn, sock, selectors.EVENT_WRITE, connecting=True)
         try:
@@ -321,6 +323,8 @@ class Connections:
             except BlockingIOError:
                 return
             except OSError as error:
+                if comes_from_a_signal_handler(error):
+                    raise
                 if error.errno in (errno.ECONNABORTED, errno.EINTR):
                     continue
                 if error.errno in (errno.EMFILE, errno.ENFILE):

@@ -206,7 +206,7 @@ def roster_digest(seats: Sequence[Seat]) -> bytes:
 
 
 class Multicast(Struct, frozen=True):
-    """Send to the job's group (or the browse group) on every interface, and to the unicast peers whose turn it is."""
+    """Send to the job's group (or the browse group) on every interface."""
 
     message: Datagram
     browse: bool = False

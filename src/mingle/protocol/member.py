@@ -98,8 +98,9 @@ class Joiner(SessionPolicy[KnownSession]):
         self.failure: MingleError | None = None
         self.status: frames.Status | None = None
         self.roster: list[frames.Seat] = []
-        self._roster_wanted = False
         """The members of the job, as far as the host has answered."""
+        self._roster_wanted = False
+        """Whether the roster was asked for and is not complete."""
         self._secured = context.key is not None
         self._deadline = now + context.timeout
         self._heard_at = now
