@@ -1,4 +1,4 @@
-"""Many ranks on one machine: discovery and joining, beside the bare initialisation of a TCPStore by as many clients."""
+"""Many ranks on one machine: discovery and joining, beside the bare initialization of a TCPStore by as many clients."""
 
 from __future__ import annotations
 

@@ -340,7 +340,7 @@ AGENTS = (
         observed="more nodes were heard than have joined",
         heard={"seekers": A_PROCESS},
         machine=NO_ROUTE,
-        cause="not all that were heard to look for the job have joined it",
+        cause="some nodes were heard looking for the job and have not joined it",
     ),
     Row(
         observed="another job id is heard; there is no default route",

@@ -39,14 +39,14 @@ class Watched:
         self.conflicts = ConflictingHosts(identity, context, self.effects)
         self.hosts: dict[int, HostConversation] = {}
 
-    def dialled(self) -> list[int]:
+    def dialed(self) -> list[int]:
         found = [effect.conn for effect in self.effects if isinstance(effect, Dial)]
         self.effects.clear()
         return found
 
     def hear(self, state: State = "open", now: float = 0.0) -> list[int]:
         self.conflicts.heard(offer(state), ENDPOINTS, now)
-        return self.dialled()
+        return self.dialed()
 
     def answer(self, conn: int, now: float, *said: frames.AnyFrame) -> None:
         if conn not in self.hosts:
@@ -195,9 +195,9 @@ def test_who_invents_sessions_leaves_room_for_those_of_others() -> None:
     watched = Watched()
     for number in range(10 * REMEMBERED_SESSIONS):
         claim(watched, number, 0.0, "10.0.0.66")
-    assert len(watched.dialled()) == REMEMBERED_BY_SENDER
+    assert len(watched.dialed()) == REMEMBERED_BY_SENDER
     claim(watched, 1000, 0.0, "10.0.0.9")
-    assert len(watched.dialled()) == 1
+    assert len(watched.dialed()) == 1
 
 
 def test_a_silent_open_session_is_nothing() -> None:
@@ -211,7 +211,7 @@ def test_invented_sessions_are_bounded() -> None:
     watched = Watched()
     for number in range(10 * REMEMBERED_SESSIONS):
         watched.conflicts.heard(offer(session=number.to_bytes(16, "big")), ENDPOINTS, 0.0)
-    assert len(watched.dialled()) == REMEMBERED_SESSIONS
+    assert len(watched.dialed()) == REMEMBERED_SESSIONS
 
 
 def test_abandoned_they_are_gone() -> None:

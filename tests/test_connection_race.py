@@ -1,4 +1,4 @@
-"""The race for a session: who is dialled when, what wins, and what is counted as silence."""
+"""The race for a session: who is dialed when, what wins, and what is counted as silence."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Race:
         self.effects.clear()
         return done
 
-    def dialled(self) -> list[str]:
+    def dialed(self) -> list[str]:
         return [effect.address for effect in self.done() if isinstance(effect, Dial)]
 
     def answer(self, conn: int, now: float, session: bytes = SESSION) -> list[object]:
@@ -75,14 +75,14 @@ class Race:
         return list(self.race.received(conn, host.data_to_send(), now))
 
 
-def test_addresses_are_dialled_one_after_the_other() -> None:
+def test_addresses_are_dialed_one_after_the_other() -> None:
     race = Race(FIRST, SECOND, THIRD)
-    assert race.dialled() == [FIRST]
+    assert race.dialed() == [FIRST]
     assert race.race.next_timer() == STAGGER_SECONDS
     race.race.handle_timer(STAGGER_SECONDS)
-    assert race.dialled() == [SECOND]
+    assert race.dialed() == [SECOND]
     race.race.handle_timer(2 * STAGGER_SECONDS)
-    assert race.dialled() == [THIRD]
+    assert race.dialed() == [THIRD]
     assert race.race.next_timer() == ADDRESS_SECONDS
 
 
@@ -90,7 +90,7 @@ def test_a_failure_lets_the_next_one_start_at_once() -> None:
     race = Race(FIRST, SECOND)
     race.done()
     race.race.disconnected(1, "Connection refused", 0.01)
-    assert race.dialled() == [SECOND]
+    assert race.dialed() == [SECOND]
     assert race.race.failures == {FIRST: "Connection refused"}
 
 
@@ -139,7 +139,7 @@ def test_all_ways_are_tried_after_the_win_and_then_hung_up() -> None:
     race.done()
     race.answer(1, 0.01)
     assert race.pending()
-    assert race.dialled() == [SECOND, THIRD]
+    assert race.dialed() == [SECOND, THIRD]
     race.answer(2, 0.02)
     assert Hangup(2) in race.done()
     assert race.winner() == 1
@@ -158,7 +158,7 @@ def test_further_addresses_are_taken_in_once() -> None:
     due = race.race.next_timer()
     assert due is not None
     race.race.handle_timer(max(due, 0.02))
-    assert race.dialled() == [SECOND]
+    assert race.dialed() == [SECOND]
 
 
 def test_ways_are_proved_again() -> None:
@@ -168,7 +168,7 @@ def test_ways_are_proved_again() -> None:
     race.done()
     race.race.prove_again(5.0)
     assert set(race.race.paths) == {FIRST}
-    assert race.dialled() == [SECOND]
+    assert race.dialed() == [SECOND]
     race.race.handle_timer(5.0 + ADDRESS_SECONDS)
     assert set(race.race.paths) == {FIRST}
     assert not race.pending()
@@ -201,12 +201,12 @@ def test_what_failed_a_while_ago_is_tried_again_and_what_failed_just_now_is_not(
     race.race.disconnected(2, "No route to host", 0.02)
     race.race.disconnected(3, "Connection refused", FAILURE_SECONDS)
     race.race.try_again(FAILURE_SECONDS + 0.1)
-    assert race.dialled() == [SECOND]
+    assert race.dialed() == [SECOND]
     race.answer(4, FAILURE_SECONDS + 0.2)
     assert set(race.race.paths) == {FIRST, SECOND}
     race.done()
     race.race.try_again(FAILURE_SECONDS + 0.3)
-    assert race.dialled() == []
+    assert race.dialed() == []
 
 
 def test_a_way_over_another_network_is_marked() -> None:
@@ -221,7 +221,7 @@ def test_a_way_over_another_network_is_marked() -> None:
     race.done()
     # An interface on that network may have come meanwhile: the way is proved anew, the connection stays.
     race.race.prove_again(5.0)
-    assert race.dialled() == [FIRST]
+    assert race.dialed() == [FIRST]
     assert race.race.paths[FIRST].weak
     race.answer(2, 5.1)
     assert not race.race.paths[FIRST].weak
@@ -244,7 +244,7 @@ def test_invented_addresses_do_not_make_a_race_endless() -> None:
     race.race.add([DialTarget(f"10.0.{number}.1", "eth0", 4000) for number in range(200)])
     for tick in range(200):
         race.race.handle_timer(tick * STAGGER_SECONDS)
-    assert len(race.dialled()) == MAX_TARGETS
+    assert len(race.dialed()) == MAX_TARGETS
 
 
 def test_what_was_named_before_is_not_forgotten() -> None:

@@ -106,7 +106,7 @@ def server() -> Iterator[socket.socket]:
         yield server
 
 
-def dialled(loop: Loop, server: socket.socket) -> socket.socket:
+def dialed(loop: Loop, server: socket.socket) -> socket.socket:
     """Connect to the server; its end, which reads with a deadline."""
     assert loop.dial(server) == []
     assert loop.wait_for(Connected).conn == DIALLED
@@ -270,7 +270,7 @@ def test_a_flood_of_connections_is_taken_in_bounded_bites(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
-def test_what_is_dialled_says_which_address_of_ours_is_used(loop: Loop, address: str) -> None:
+def test_what_is_dialed_says_which_address_of_ours_is_used(loop: Loop, address: str) -> None:
     loop.connections.listen([(address, LO.index)])
     assert loop.connections.dial(DIALLED, address, loop.connections.port, LO.index) == []
     assert loop.wait_for(Connected) == Connected(DIALLED, address)
@@ -309,7 +309,7 @@ def test_a_refused_connection(loop: Loop) -> None:
 
 
 @linux_only
-def test_an_address_that_cannot_be_dialled_is_told_at_once(loop: Loop) -> None:
+def test_an_address_that_cannot_be_dialed_is_told_at_once(loop: Loop) -> None:
     # The kernel refuses TCP to a broadcast address before it sends anything.
     (event,) = loop.connections.dial(DIALLED, "255.255.255.255", 9, LO.index)
     assert event == Disconnected(DIALLED, "Network is unreachable (ENETUNREACH)")
@@ -355,7 +355,7 @@ def test_a_host_that_does_not_answer_can_be_given_up(loop: Loop) -> None:
 
 
 def test_a_host_that_accepts_and_says_nothing(loop: Loop, server: socket.socket) -> None:
-    with dialled(loop, server):
+    with dialed(loop, server):
         loop.turn(0.05)
         assert loop.events == []
 
@@ -375,7 +375,7 @@ def test_what_is_written_too_early_is_sent_once_it_stands(loop: Loop, server: so
 
 
 def test_what_was_said_before_the_end_comes_before_it(loop: Loop, server: socket.socket) -> None:
-    with dialled(loop, server) as peer:
+    with dialed(loop, server) as peer:
         peer.sendall(b"the first half of a fra")
     assert loop.wait_for(Data) == Data(DIALLED, b"the first half of a fra")
     assert loop.wait_for(Disconnected) == Disconnected(DIALLED, "the other side closed it")
@@ -383,13 +383,13 @@ def test_what_was_said_before_the_end_comes_before_it(loop: Loop, server: socket
 
 
 def test_a_reset_connection(loop: Loop, server: socket.socket) -> None:
-    with dialled(loop, server) as peer:
+    with dialed(loop, server) as peer:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     assert loop.wait_for(Disconnected) == Disconnected(DIALLED, "Connection reset by peer (ECONNRESET)")
 
 
 def test_writing_on_what_the_peer_has_closed(loop: Loop, server: socket.socket) -> None:
-    with dialled(loop, server) as peer:
+    with dialed(loop, server) as peer:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     (event,) = loop.connections.write(DIALLED, b"hello")
     assert isinstance(event, Disconnected)
@@ -399,7 +399,7 @@ def test_writing_on_what_the_peer_has_closed(loop: Loop, server: socket.socket) 
 
 def test_what_the_kernel_does_not_take_at_once_follows(loop: Loop, server: socket.socket) -> None:
     over = threading.Event()
-    with dialled(loop, server) as peer, ThreadPoolExecutor(1) as pool:
+    with dialed(loop, server) as peer, ThreadPoolExecutor(1) as pool:
         assert loop.connections.write(DIALLED, LARGE[:-1]) == []
         assert loop.masks() == [selectors.EVENT_READ | selectors.EVENT_WRITE]
 
@@ -420,7 +420,7 @@ def test_what_the_kernel_does_not_take_at_once_follows(loop: Loop, server: socke
 
 def test_a_peer_that_never_reads_is_dropped(loop: Loop, server: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "MAX_UNSENT_BYTES", 10_000)
-    with dialled(loop, server):
+    with dialed(loop, server):
         events: list[Event] = []
         for _ in range(10_000):  # until the kernel's buffers of both ends are full, and ours
             events = loop.connections.write(DIALLED, bytes(5_000))
@@ -432,7 +432,7 @@ def test_a_peer_that_never_reads_is_dropped(loop: Loop, server: socket.socket, m
 
 
 def test_what_is_too_much_is_not_kept_for_a_moment_either(loop: Loop, server: socket.socket) -> None:
-    with dialled(loop, server):
+    with dialed(loop, server):
         kept = loop.connections._connections[DIALLED]
         events = loop.connections.write(DIALLED, bytes(connections.MAX_UNSENT_BYTES + 1))
         assert events == [Disconnected(DIALLED, "it does not read what it is sent")]
@@ -441,7 +441,7 @@ def test_what_is_too_much_is_not_kept_for_a_moment_either(loop: Loop, server: so
 
 def test_hanging_up_sends_what_was_written_and_reports_nothing(loop: Loop, server: socket.socket) -> None:
     over = threading.Event()
-    with dialled(loop, server) as peer, ThreadPoolExecutor(1) as pool:
+    with dialed(loop, server) as peer, ThreadPoolExecutor(1) as pool:
         loop.connections.write(DIALLED, LARGE)
         loop.connections.hang_up(DIALLED)
         peer.sendall(b"not interesting any more")
@@ -461,7 +461,7 @@ def test_hanging_up_sends_what_was_written_and_reports_nothing(loop: Loop, serve
 
 
 def test_hanging_up_with_nothing_to_send_is_immediate(loop: Loop, server: socket.socket) -> None:
-    with dialled(loop, server) as peer:
+    with dialed(loop, server) as peer:
         loop.connections.write(DIALLED, b"bye")
         loop.connections.hang_up(DIALLED)
         assert not loop.selector.get_map()
@@ -470,7 +470,7 @@ def test_hanging_up_with_nothing_to_send_is_immediate(loop: Loop, server: socket
 
 
 def test_a_reset_is_no_orderly_end_for_the_peer(loop: Loop, server: socket.socket) -> None:
-    with dialled(loop, server) as peer:
+    with dialed(loop, server) as peer:
         loop.connections.reset(DIALLED)
         loop.connections.reset(DIALLED)
         with pytest.raises(ConnectionResetError):
@@ -483,7 +483,7 @@ def test_hanging_up_on_a_peer_that_still_speaks_does_not_reset_it(
     loop: Loop, server: socket.socket, data: bytes
 ) -> None:
     over = threading.Event()
-    with dialled(loop, server) as peer, ThreadPoolExecutor(1) as pool:
+    with dialed(loop, server) as peer, ThreadPoolExecutor(1) as pool:
         peer.sendall(b"not interesting any more")
         (ours,) = (key.fileobj for key in loop.selector.get_map().values())
         assert select.select([ours], [], [], 5)[0]
@@ -502,7 +502,7 @@ def test_hanging_up_on_a_peer_that_still_speaks_does_not_reset_it(
 
 
 def test_a_peer_that_goes_while_we_hang_up_is_not_reported(loop: Loop, server: socket.socket) -> None:
-    with dialled(loop, server) as peer:
+    with dialed(loop, server) as peer:
         loop.connections.write(DIALLED, LARGE)
         loop.connections.hang_up(DIALLED)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -512,7 +512,7 @@ def test_a_peer_that_goes_while_we_hang_up_is_not_reported(loop: Loop, server: s
 
 
 def test_what_was_hung_up_in_the_same_round_is_not_served(loop: Loop, server: socket.socket) -> None:
-    with dialled(loop, server) as peer:
+    with dialed(loop, server) as peer:
         peer.sendall(b"x")
         ((key, _),) = loop.selector.select(5)
         loop.connections.hang_up(DIALLED)
@@ -522,7 +522,7 @@ def test_what_was_hung_up_in_the_same_round_is_not_served(loop: Loop, server: so
 
 def test_closing_gives_what_is_unsent_one_last_try(loop: Loop, server: socket.socket) -> None:
     loop.connections.listen([("127.0.0.1", LO.index)])
-    with dialled(loop, server) as peer:
+    with dialed(loop, server) as peer:
         loop.connections.write(DIALLED, LARGE)
         kept = len(loop.connections._connections[DIALLED].unsent)
         sent = len(LARGE) - kept

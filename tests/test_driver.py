@@ -190,7 +190,7 @@ def test_a_unicast_question_reaches_every_process_of_the_host_and_is_answered_on
 def test_connections_through_interfaces_that_were_not_named_are_not_used(
     driver: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver.interfaces, "owner", lambda local, dialled: "eth7")
+    monkeypatch.setattr(driver.interfaces, "owner", lambda local, dialed: "eth7")
     driver.connections.listen([("127.0.0.1", 0)])
     driver.notes.to_do.append(Dial(999, "127.0.0.1", driver.connections.port, "lo"))
     _, reason = driver.turn_until("ended")

@@ -187,7 +187,7 @@ def test_a_host_that_ends_for_good_ends_the_job_for_all(job: Job) -> None:
     assert (other.lost, other.ended) == (None, "its workers failed")
     with pytest.raises(MingleError, match="has ended: its workers failed"):
         other.gather()
-    with pytest.raises(MingleError, match="has closed its part in it"):
+    with pytest.raises(MingleError, match="this agent has closed its part"):
         host.gather()
 
 
@@ -262,10 +262,14 @@ def test_a_store_of_a_session_that_was_given_up_is_not_kept(job: Job) -> None:
     _, member = host_first(several)
     given_up = store.open_server("127.0.0.1", None, b"S" * 16)
 
+    planted = threading.Event()
+
     def plant() -> None:
         member._stores.server = given_up
+        planted.set()
 
     member._driver.call(plant)
+    assert planted.wait(5)
     until(lambda: member._stores.server is None)
     assert given_up.handle is None
 

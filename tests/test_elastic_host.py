@@ -77,7 +77,7 @@ def test_with_fewer_it_stops_at_once_and_says_why(gathering: AgentGathering) -> 
     gathering.network.cut(process.machine)
     gathering.world.run(LEASE_SECONDS + 0.01)
     assert host.dissolved is not None
-    assert "1 node(s) are reached and it takes 2 to keep the session" in host.dissolved
+    assert "1 node(s) can be reached, and it takes 2 to keep the session" in host.dissolved
     assert process.closed_stores == [host.dissolved]
     assert process.agent.lost == host.dissolved
 
@@ -141,8 +141,8 @@ def test_what_one_sender_says_of_other_sessions_costs_its_dial_budget_also_while
     seconds = 0.75  # none of them is given up meanwhile
     for step in range(1, 16):
         host.conflicts.handle_timer(process.now + seconds * step / 15)
-    dialled = [effect for effect in process.agent.effects() if isinstance(effect, Dial)]
-    assert 0 < len(dialled) <= SENDER_DIALS_AT_ONCE + SENDER_DIALS_PER_SECOND * seconds
+    dialed = [effect for effect in process.agent.effects() if isinstance(effect, Dial)]
+    assert 0 < len(dialed) <= SENDER_DIALS_AT_ONCE + SENDER_DIALS_PER_SECOND * seconds
 
 
 def test_of_two_sessions_the_one_that_has_had_its_quorum_comes_first_then_the_lower_host_id(

@@ -182,7 +182,7 @@ def test_the_end_of_its_binding_is_no_reason_to_wake_up_again_and_again() -> Non
     alone.joiner = AgentMember(identity, context, 0.0, memory=memory)
     conn = alone.join(1.0)
     alone.joiner.heard(msgspec.structs.replace(OTHER, joined=2), HERE, 2.0)
-    (probe,) = alone.dialled()
+    (probe,) = alone.dialed()
     alone.answer(probe, 2.0, running(), session=OTHER.session, addresses=OTHER.addresses)
     alone.hear(conn, 3.0, Confirm(session=SESSION, epoch=1))
     for _ in range(8):

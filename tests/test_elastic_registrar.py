@@ -161,7 +161,7 @@ def test_a_host_that_is_bound_founds_nothing() -> None:
     registry = Registry(2, 3)
     registry.memory.binding.renew(member("S"), -2.0)
     registry.join("B")
-    assert registry.quorum.lacks() == "the end of its lease in the session before"
+    assert registry.quorum.lacks() == "the end of its lease in the previous session"
     told = registry.registrar.status_version()
     registry.wait(7.9)
     assert registry.registrar.phase is Phase.OPEN
@@ -392,6 +392,16 @@ def test_a_good_bye_from_before_it_heard_go_does_not_end_the_job() -> None:
     registry.registrar.left(conns["B"], 1.0, "DiscoveryTimeoutError")
     assert not registry.quorum.ending
     assert set(registry.registrar.seats) == {member("A"), member("C")}
+
+
+def test_an_agent_that_asks_twice_on_its_connection_keeps_one_seat_there() -> None:
+    registry = Registry(2, 4)
+    registry.go("B", "C")
+    late = registry.join("D")
+    registry.port.take()
+    registry.registrar.join(late, member("D"), registry.wish("D"), registry.now)
+    assert registry.port.take() == []
+    assert registry.registrar.latecomers[member("D")].conn == late
 
 
 def test_the_same_agent_on_another_connection_replaces_the_old_one() -> None:

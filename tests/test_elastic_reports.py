@@ -103,7 +103,9 @@ def test_what_was_heard_and_tried_is_said() -> None:
         assert part in error.observation
     assert error.cause == "a mistyped --rdzv-id: 'resent' is on this network"
     other = Diagnostics(other_jobs={"bert": "host two (10.0.0.2), pid 7"})
-    assert "were not started, or with another --rdzv-id: 'bert'" in str(incomplete(ALONE, diagnostics=other).cause)
+    assert "were not started, or were started with another --rdzv-id: 'bert'" in str(
+        incomplete(ALONE, diagnostics=other).cause
+    )
     assert "nothing of this job was heard, and no other job either" in incomplete(ALONE).observation
 
 
@@ -148,7 +150,7 @@ def test_notices_name_the_job_and_what_follows() -> None:
     assert all(text.startswith("job 'resnet'") for text in texts)
     assert "2 of 4 nodes" in texts[0]
     assert "--nnodes=3:4 would prevent it" in texts[0]
-    assert "1 node(s) are reached and it takes 2" in texts[1]
+    assert "1 node(s) can be reached, and it takes 2" in texts[1]
     assert "on host two" in texts[2]
     lenient = Policy(nodes=POLICY.nodes, last_call=1.0, allow_minority=True)
     assert "prevent" not in agent_reports.small(IDENTITY, lenient, 2)

@@ -97,8 +97,8 @@ def test_a_host_with_the_higher_id_makes_way_and_one_with_the_lower_tells() -> N
         machine = elector(member)
         run(machine, 1.0)
         machine.heard(offer(other), HERE, 1.5)
-        dialled = [effect for effect in machine.effects() if isinstance(effect, Dial)]
-        assert [(effect.address, effect.port) for effect in dialled] == [("10.0.0.9", 4001)]
+        dialed = [effect for effect in machine.effects() if isinstance(effect, Dial)]
+        assert [(effect.address, effect.port) for effect in dialed] == [("10.0.0.9", 4001)]
         assert machine.stage().startswith("stepping down") is (member == HIGH)
 
 
@@ -197,7 +197,7 @@ class Winner:
         self.machine = elector(LOW)
         run(self.machine, 1.0)
 
-    def dialled(self, now: float) -> list[int]:
+    def dialed(self, now: float) -> list[int]:
         self.machine.heard(offer(HIGH), HERE, now)
         return [effect.conn for effect in self.machine.effects() if isinstance(effect, Dial)]
 
@@ -220,7 +220,7 @@ class Winner:
 
 def test_the_loser_hears_of_the_winner_once_and_is_hung_up_on() -> None:
     winner = Winner()
-    (conn,) = winner.dialled(1.5)
+    (conn,) = winner.dialed(1.5)
     host, heard, done = winner.answer(conn, 1.6)
     assert host.hello is not None
     assert (host.hello.member, host.hello.purpose) == (LOW, "conflict")
@@ -233,7 +233,7 @@ def test_the_loser_hears_of_the_winner_once_and_is_hung_up_on() -> None:
 
 def test_a_winner_that_steps_down_itself_meanwhile_says_nothing() -> None:
     winner = Winner()
-    (conn,) = winner.dialled(1.5)
+    (conn,) = winner.dialed(1.5)
     winner.machine.heard(offer(HIGH, assigned=False, session=b"a third session."), HERE, 1.5)
     assert winner.machine.stage().startswith("stepping down")
     _, heard, done = winner.answer(conn, 1.6)
@@ -243,16 +243,16 @@ def test_a_winner_that_steps_down_itself_meanwhile_says_nothing() -> None:
 
 def test_the_same_loser_is_not_called_again_at_once() -> None:
     winner = Winner()
-    (conn,) = winner.dialled(1.5)
-    assert winner.dialled(1.5 + 2 * NOTIFY_AGAIN_SECONDS) == [], "it is being called"
+    (conn,) = winner.dialed(1.5)
+    assert winner.dialed(1.5 + 2 * NOTIFY_AGAIN_SECONDS) == [], "it is being called"
     winner.machine.disconnected(conn, "refused", 1.6)
-    assert winner.dialled(1.4 + NOTIFY_AGAIN_SECONDS) == []
-    assert len(winner.dialled(1.5 + NOTIFY_AGAIN_SECONDS)) == 1
+    assert winner.dialed(1.4 + NOTIFY_AGAIN_SECONDS) == []
+    assert len(winner.dialed(1.5 + NOTIFY_AGAIN_SECONDS)) == 1
 
 
 def test_somebody_else_at_the_losers_address_hears_nothing() -> None:
     winner = Winner()
-    (conn,) = winner.dialled(1.5)
+    (conn,) = winner.dialed(1.5)
     winner.machine.connected(conn, "10.0.0.1", "eth0", 1.6)
     winner.machine.effects()
     winner.machine.received(conn, b"SSH-2.0-OpenSSH_9.6\r\n", 1.6)
@@ -261,6 +261,6 @@ def test_somebody_else_at_the_losers_address_hears_nothing() -> None:
 
 def test_a_loser_that_stays_silent_is_given_up() -> None:
     winner = Winner()
-    (conn,) = winner.dialled(1.5)
+    (conn,) = winner.dialed(1.5)
     winner.machine.handle_timer(1.5 + ADDRESS_SECONDS)
     assert Hangup(conn) in winner.machine.effects()

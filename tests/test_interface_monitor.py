@@ -164,7 +164,7 @@ def test_who_owns_an_address(machine: Machine) -> None:
     machine.found = (LO, ETH0, ETH1)
     monitor = monitored()
     assert monitor.owner("10.1.0.1", "eth0") == "eth1"
-    assert monitor.owner("fe80::1", "eth1") == "eth1", "each interface has such addresses: the one that was dialled on"
+    assert monitor.owner("fe80::1", "eth1") == "eth1", "each interface has such addresses: the one that was dialed on"
     assert monitor.owner("192.0.2.1", "eth0") == "eth0"
     assert (monitor.index("eth1"), monitor.index("eth7"), monitor.index("")) == (3, 0, 0)
     machine.found = (LO, ETH0)

@@ -241,7 +241,7 @@ def every_sort_of_interface() -> None:
         ("10.8.0.1", "10.1.0.2", True, False),  # a tunnel's end has no subnet
         ("127.0.0.1", "10.1.0.2", True, False),
         ("192.0.2.9", "10.1.0.2", True, False),  # an address that has gone
-        ("fd00::1", "fd01::2", True, False),  # IPv6 neighbours answer for the addresses of that wire only
+        ("fd00::1", "fd01::2", True, False),  # IPv6 neighbors answer for the addresses of that wire only
     ],
 )
 def test_what_is_reached_over_another_network(

@@ -74,7 +74,7 @@ class Alone:
     def blocked(self) -> bool:
         return self.joiner.running_check.may_run()
 
-    def dialled(self) -> list[int]:
+    def dialed(self) -> list[int]:
         return [effect.conn for effect in self.done() if isinstance(effect, Dial)]
 
     def answer(
@@ -86,7 +86,7 @@ class Alone:
         addresses: tuple[str, ...] = (ADDRESS,),
         port: int = 4000,
     ) -> None:
-        """The host at the other end of a dialled connection proves itself and says something."""
+        """The host at the other end of a dialed connection proves itself and says something."""
         self.hosts[conn] = HostConversation(job="job", attempt="", session=session, addresses=addresses, port=port)
         self.joiner.connected(conn, "10.0.0.2", "eth0", now)
         self.done()
@@ -100,7 +100,7 @@ class Alone:
 
     def join(self, now: float = 1.0) -> int:
         self.joiner.heard(offer(), HERE, now)
-        (conn,) = self.dialled()
+        (conn,) = self.dialed()
         self.answer(conn, now)
         self.hear(conn, now, frames.Joined(session=SESSION))
         return conn
@@ -218,7 +218,7 @@ def test_epochs_of_one_session_do_not_bind_another() -> None:
     alone.hear(conn, 1.0, frames.Confirm(session=SESSION, epoch=7), frames.Void(session=SESSION, epoch=7, reason=""))
     alone.joiner.disconnected(conn, "reset", 1.1)
     alone.joiner.heard(offer(OTHER, port=4001), HERE, 2.0)
-    (conn,) = alone.dialled()
+    (conn,) = alone.dialed()
     alone.answer(conn, 2.0, session=OTHER, port=4001)
     alone.hear(conn, 2.0, frames.Joined(session=OTHER), frames.Confirm(session=OTHER, epoch=1))
     assert alone.step() is Step.CONFIRMED
@@ -229,9 +229,9 @@ def test_after_confirmed_it_tries_the_same_session_first() -> None:
     conn = alone.seal()
     alone.joiner.store_proved(SESSION, 1, 3.0)
     alone.joiner.disconnected(conn, "reset", 3.0)
-    (conn,) = alone.dialled()
+    (conn,) = alone.dialed()
     alone.joiner.heard(offer(OTHER, port=4001), HERE, 3.1)
-    assert alone.dialled() == []
+    assert alone.dialed() == []
     alone.answer(conn, 3.2, frames.Joined(session=SESSION, epoch=1), frames.Go(session=SESSION, epoch=1))
     assert alone.joiner.outcome is not None
 
@@ -239,22 +239,22 @@ def test_after_confirmed_it_tries_the_same_session_first() -> None:
 def test_a_host_that_refuses_connections_is_not_waited_for() -> None:
     alone = Alone()
     alone.joiner.disconnected(alone.seal(), "reset", 3.0)
-    (conn,) = alone.dialled()
+    (conn,) = alone.dialed()
     alone.joiner.disconnected(conn, "Connection refused (ECONNREFUSED)", 3.01)
     alone.joiner.heard(offer(OTHER, port=4001), HERE, 3.1)
-    assert len(alone.dialled()) == 1
+    assert len(alone.dialed()) == 1
 
 
 def test_a_host_to_which_no_route_leads_may_live() -> None:
     """This machine can have lost its own address: nobody has refused anything."""
     alone = Alone()
     alone.joiner.disconnected(alone.seal(), "its address has gone", 3.0)
-    (conn,) = alone.dialled()
+    (conn,) = alone.dialed()
     alone.joiner.disconnected(conn, "Network is unreachable (ENETUNREACH)", 3.01)
     alone.joiner.heard(offer(OTHER, port=4001), HERE, 3.1)
-    assert alone.dialled() == [], "its host may have decided GO with its votes"
+    assert alone.dialed() == [], "its host may have decided GO with its votes"
     alone.joiner.handle_timer(3.01 + RETRY_SECONDS)
-    (conn,) = alone.dialled()
+    (conn,) = alone.dialed()
     alone.answer(conn, 3.5)
     assert alone.step() is Step.JOINING
 
@@ -262,12 +262,12 @@ def test_a_host_to_which_no_route_leads_may_live() -> None:
 def test_a_host_whose_connection_is_reset_before_the_proof_may_live() -> None:
     alone = Alone()
     alone.joiner.disconnected(alone.seal(), "reset", 3.0)
-    (conn,) = alone.dialled()
+    (conn,) = alone.dialed()
     alone.joiner.connected(conn, "10.0.0.2", "eth0", 3.01)
     alone.joiner.disconnected(conn, "reset", 3.02)
     alone.joiner.effects()
     alone.joiner.handle_timer(3.02 + RETRY_SECONDS)
-    (conn,) = alone.dialled()
+    (conn,) = alone.dialed()
     alone.answer(conn, 3.5)
     assert alone.step() is Step.JOINING
 
@@ -278,12 +278,12 @@ def test_a_connection_that_breaks_on_the_way_back_loses_no_seal() -> None:
     alone.joiner.store_proved(SESSION, 1, 3.0)
     alone.done()
     alone.joiner.disconnected(conn, "reset", 4.0)
-    (conn,) = alone.dialled()
+    (conn,) = alone.dialed()
     alone.answer(conn, 4.1)
     assert alone.step() is Step.JOINING
     alone.joiner.disconnected(conn, "reset", 4.2)
     alone.joiner.handle_timer(4.2 + RETRY_SECONDS)
-    (conn,) = alone.dialled()
+    (conn,) = alone.dialed()
     alone.answer(conn, 4.5, frames.Joined(session=SESSION, epoch=1), frames.Go(session=SESSION, epoch=1))
     assert alone.step() is Step.FORMED, "its host may have decided GO with its ACK"
 
@@ -293,7 +293,7 @@ def test_a_path_that_failed_while_the_connection_broke_is_proved_before_it_count
     two = msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.9.9"))
     alone.joiner.disconnected(alone.join(2.0), "reset", 3.0)
     alone.joiner.heard(two, HERE, 3.5)
-    (conn,) = alone.dialled()
+    (conn,) = alone.dialed()
     alone.answer(conn, 3.5, addresses=two.addresses)
     alone.hear(conn, 3.5, frames.Joined(session=SESSION))
     session = alone.joiner.current
@@ -313,16 +313,16 @@ def test_a_formed_member_comes_back_until_its_ready_was_certainly_heard() -> Non
     alone.hear(conn, 3.0, frames.Go(session=SESSION, epoch=1))
     assert alone.joiner.next_timer() is None
     alone.joiner.disconnected(conn, "reset", 4.0)
-    (conn,) = alone.dialled()
+    (conn,) = alone.dialed()
     alone.joiner.ready(4.0)
     for again in (4.1, 4.0 + READY_HEARD_SECONDS):
         alone.answer(conn, again, frames.Joined(session=SESSION, epoch=1), frames.Go(session=SESSION, epoch=1))
         assert alone.said[-1] == frames.Ready(session=SESSION)
         alone.joiner.disconnected(conn, "reset", again + READY_HEARD_SECONDS - 0.1)
-        (conn,) = alone.dialled()
+        (conn,) = alone.dialed()
     alone.answer(conn, 40.0, frames.Joined(session=SESSION, epoch=1))
     alone.joiner.disconnected(conn, "reset", 40.0 + READY_HEARD_SECONDS)
-    assert alone.dialled() == []
+    assert alone.dialed() == []
 
 
 def test_a_formed_member_gives_up_coming_back() -> None:
@@ -351,6 +351,22 @@ def test_it_doubts_a_silent_host_only_when_another_one_offers_itself() -> None:
     assert alone.step() is Step.SEEKING
 
 
+def test_a_stranger_under_the_sessions_name_is_no_sign_of_life() -> None:
+    """Without a secret any process can offer a further address of a session, and takes the connection there."""
+    alone = Alone()
+    alone.join()
+    forged = msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.0.66"))
+    alone.joiner.heard(forged, HERE, 30.0)
+    alone.joiner.handle_timer(30.0)
+    (stranger,) = alone.dialed()
+    alone.joiner.connected(stranger, "10.0.0.2", "eth0", 30.0)
+    alone.joiner.effects()
+    alone.joiner.heard(offer(OTHER, port=4001), HERE, 30.1)
+    alone.joiner.received(stranger, frames.PREFACE[:4], 31.0)
+    alone.joiner.handle_timer(30.1 + SUSPECT_SECONDS)
+    assert alone.step() is Step.SEEKING
+
+
 def test_a_host_that_answers_is_kept() -> None:
     alone = Alone()
     conn = alone.join()
@@ -364,7 +380,7 @@ def test_a_host_that_answers_is_kept() -> None:
 def test_a_running_job_is_said_soon_and_fails_late() -> None:
     alone = Alone()
     alone.joiner.heard(offer(state="sealed"), HERE, 1.0)
-    (conn,) = alone.dialled()
+    (conn,) = alone.dialed()
     alone.answer(conn, 1.0)
     alone.hear(conn, 1.0, running())
     assert alone.joiner.next_timer() is not None
@@ -379,21 +395,21 @@ def test_a_running_job_is_said_soon_and_fails_late() -> None:
 def test_a_running_job_that_ends_makes_room() -> None:
     alone = Alone()
     alone.joiner.heard(offer(state="sealed"), HERE, 1.0)
-    (conn,) = alone.dialled()
+    (conn,) = alone.dialed()
     alone.answer(conn, 1.0)
     alone.hear(conn, 1.0, running())
     alone.joiner.heard(offer(OTHER, port=4001), HERE, 2.0)
-    assert alone.dialled() == []
+    assert alone.dialed() == []
     alone.joiner.disconnected(conn, "the other side closed the connection", 3.0)
     alone.joiner.heard(offer(OTHER, port=4001), HERE, 3.1)
-    assert len(alone.dialled()) == 1
+    assert len(alone.dialed()) == 1
 
 
 @pytest.mark.parametrize("another", [False, True])
 def test_a_running_job_that_ends_in_a_conflict_explains_that_none_comes(another: bool) -> None:
     alone = Alone(timeout=10.0)
     alone.joiner.heard(offer(OTHER, state="sealed"), HERE, 1.0)
-    (conn,) = alone.dialled()
+    (conn,) = alone.dialed()
     alone.answer(conn, 1.0, session=OTHER)
     alone.hear(conn, 1.0, running())
     alone.hear(conn, 3.0, frames.Closed(session=OTHER, reason="two rank 0s", conflict=True))
@@ -430,11 +446,11 @@ def test_a_silent_sealed_session_is_in_the_way_for_ten_seconds_once() -> None:
 def test_a_session_that_says_it_reopened_is_joined_only_by_proof() -> None:
     alone = Alone()
     alone.joiner.heard(offer(state="sealed"), HERE, 1.0)
-    (probe,) = alone.dialled()
+    (probe,) = alone.dialed()
     alone.answer(probe, 1.0)
     alone.hear(probe, 1.0, running("sealed"))
     alone.joiner.heard(offer(state="open"), HERE, 2.0)
-    (conn,) = alone.dialled()
+    (conn,) = alone.dialed()
     assert alone.blocked()
     alone.answer(conn, 2.0)
     alone.hear(conn, 2.0, frames.Joined(session=SESSION))
@@ -445,7 +461,7 @@ def test_a_session_that_says_it_reopened_is_joined_only_by_proof() -> None:
 def test_a_refusal_that_is_final() -> None:
     alone = Alone()
     alone.joiner.heard(offer(), HERE, 1.0)
-    (conn,) = alone.dialled()
+    (conn,) = alone.dialed()
     alone.answer(conn, 1.0)
     alone.hear(
         conn, 1.0, frames.Refused(reason="rank taken", detail="rank 1", who=ProcessInfo(hostname="h9", pid=9, rank=1))
@@ -475,6 +491,26 @@ def test_the_deadline() -> None:
     assert alone.joiner.next_timer() is None
 
 
+def test_why_a_host_has_ended_its_session_is_in_the_report() -> None:
+    alone = Alone()
+    conn = alone.join()
+    alone.hear(conn, 2.0, frames.Closed(session=SESSION, reason="its user stopped it"))
+    alone.joiner.give_up(NetworkFacts())
+    assert "it ended its session: its user stopped it" in str(alone.joiner.failure)
+
+
+def test_the_status_of_an_earlier_session_explains_nothing() -> None:
+    alone = Alone()
+    conn = alone.join()
+    alone.hear(conn, 2.0, frames.Status(joined=1, world_size=2, missing=(0,)))
+    alone.joiner.disconnected(conn, "reset", 3.0)
+    alone.joiner.heard(offer(OTHER, port=4001), HERE, 4.0)
+    (conn,) = alone.dialed()
+    alone.answer(conn, 4.0, frames.Joined(session=OTHER), session=OTHER, port=4001)
+    assert alone.step() is Step.SEATED
+    assert alone.joiner.status is None
+
+
 def test_who_leaves_before_go_says_no_ready() -> None:
     alone = Alone()
     conn = alone.seal()
@@ -498,7 +534,7 @@ def test_who_leaves_after_go_was_ready() -> None:
 def test_who_answers_for_another_job_is_kept_for_the_report() -> None:
     alone = Alone()
     alone.joiner.heard(offer(), HERE, 1.0)
-    (conn,) = alone.dialled()
+    (conn,) = alone.dialed()
     alone.joiner.connected(conn, "10.0.0.2", "eth0", 1.0)
     stranger = HostConversation(job="other", attempt="", session=SESSION, addresses=(ADDRESS,), port=4000)
     (write,) = [effect for effect in alone.joiner.effects() if isinstance(effect, Write)]

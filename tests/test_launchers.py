@@ -294,7 +294,7 @@ def test_sagemaker_hosts_that_do_not_hold_this_one(change: dict[str, str]) -> No
 def test_a_nodes_number_is_no_rank_where_nodes_hold_several(environ: dict[str, str], variable: str) -> None:
     with pytest.raises(LauncherError, match="torchrun") as raised:
         detect(environ)
-    assert f"{variable} speaks of several processes" in str(raised.value)
+    assert f"{variable} says that there are several processes" in str(raised.value)
 
 
 def test_an_elastic_kubeflow_job_has_no_fixed_size() -> None:
@@ -407,7 +407,7 @@ def test_one_per_node(count: str, refused: bool) -> None:
         return
     with pytest.raises(LauncherError) as raised:
         row.read(environ)
-    assert f"X_GPUS={count!r} speaks of several processes" in raised.value.observation
+    assert f"X_GPUS={count!r} says that there are several processes" in raised.value.observation
     assert raised.value.remedy == "start it with x"
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from mingle.protocol.machine import REMEMBERED_PER_KIND, Diagnostics, Identity, Source, note, note_name
-from mingle.wire.datagrams import Bye, List, Offer, Seek
+from mingle.wire.datagrams import Bye, Datagram, List, Offer, Seek
 from mingle.wire.frames import ProcessInfo
 
 HERE = Source(interface="eth0", address="10.0.0.7")
@@ -49,6 +50,42 @@ def test_who_only_looks_on_is_no_rank() -> None:
     assert diagnostics.seekers == {}
     diagnostics.seeker(List(job="resnet", member=b"C" * 16, rank=5, hostname="node5", pid=6), HERE)
     assert list(diagnostics.seekers.values()) == ["rank 5 on host node5 (10.0.0.7), pid 6"]
+
+
+OF_AN_OBSERVER: list[Datagram] = [
+    Seek(job="resnet", member=b"A" * 16, world_size=8, kind="announcement"),
+    List(job="resnet", member=b"A" * 16),
+    Bye(job="resnet", session=b"S" * 16),
+    Offer(
+        job="resnet",
+        session=b"S" * 16,
+        host=b"H" * 16,
+        addresses=("10.0.0.7",),
+        port=1,
+        world_size=2,
+        kind="announcement",
+    ),
+]
+
+
+@pytest.mark.parametrize("message", OF_AN_OBSERVER, ids=lambda message: type(message).__name__)
+def test_who_only_looks_on_says_nothing_of_the_ranks_secret_and_attempt(message: Datagram) -> None:
+    """``mingle-discover`` has no attempt, and signs if its user has the secret, whatever the ranks have."""
+    signed, diagnostics = Source(interface="eth0", address="10.0.0.7", signed=True), Diagnostics()
+    assert not diagnostics.concerns(IDENTITY, message, signed, secured=False)
+    same_attempt = msgspec.structs.replace(IDENTITY, attempt="")
+    assert diagnostics.concerns(same_attempt, message, signed, secured=False)
+    assert (diagnostics.other_attempts, diagnostics.signed_without_secret) == ({}, 0)
+
+
+@pytest.mark.parametrize("kind", [Seek, List])
+def test_a_rank_of_the_first_attempt_is_named_though_that_has_no_name(kind: type[Seek | List]) -> None:
+    """Slurm counts the restarts of a job from the second run on."""
+    more = {"world_size": 8} if kind is Seek else {}
+    diagnostics = Diagnostics()
+    asked = kind(job="resnet", member=b"A" * 16, rank=1, hostname="node1", **more)
+    assert not diagnostics.concerns(IDENTITY, asked, HERE, secured=False)
+    assert diagnostics.other_attempts == {"none": "10.0.0.7"}
 
 
 def test_other_jobs_are_named_with_who_spoke_of_them() -> None:

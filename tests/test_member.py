@@ -147,8 +147,8 @@ def test_the_store_is_tried_again() -> None:
     assert len(joined.stores()) == 2
 
 
-@pytest.mark.parametrize(("address", "dialled"), [("fe80::1", "fe80::1%eth1"), (ADDRESS, ADDRESS)])
-def test_a_link_local_store_is_reached_by_our_interface(address: str, dialled: str) -> None:
+@pytest.mark.parametrize(("address", "dialed"), [("fe80::1", "fe80::1%eth1"), (ADDRESS, ADDRESS)])
+def test_a_link_local_store_is_reached_by_our_interface(address: str, dialed: str) -> None:
     joined = Joined()
     assert joined.session.race is not None
     joined.session.race.paths["fe80::1"] = frames.Path(
@@ -157,7 +157,7 @@ def test_a_link_local_store_is_reached_by_our_interface(address: str, dialled: s
     joined.hear(frames.Confirm(session=SESSION, epoch=1))
     joined.confirm()
     joined.hear(sealed(store_address=address))
-    assert [store.address for store in joined.stores()] == [dialled]
+    assert [store.address for store in joined.stores()] == [dialed]
 
 
 @pytest.mark.parametrize("step", Step)
@@ -292,6 +292,14 @@ def test_the_old_host_is_kept_until_the_new_one_is_reached() -> None:
     assert joined.joiner.current is new
 
 
+def test_a_redirect_to_a_session_that_is_just_asked_whether_it_lives_is_a_race_to_join() -> None:
+    joined = Joined(None)
+    new = joined.known(OTHER)
+    joined.joiner._table.race(new, IDENTITY.call(OTHER, "probe"), 1.0)
+    joined.hear(frames.Redirect(offer=new.offer))
+    assert new.races_to("join")
+
+
 @pytest.mark.parametrize("step", [Step.CONFIRMED, Step.PROVING_STORE, Step.ACKED, Step.FORMED])
 def test_a_member_that_has_confirmed_is_not_redirected(step: Step) -> None:
     joined = Joined(None)
@@ -334,7 +342,7 @@ def test_sessions_are_raced_for_side_by_side_and_each_once() -> None:
     alone = Alone()
     for each in (offer(), offer(OTHER, port=4001), offer()):
         alone.joiner.heard(each, HERE, 1.0)
-    assert len(alone.dialled()) == 2
+    assert len(alone.dialed()) == 2
     assert all(each.races_to("join") for each in alone.joiner._table)
     assert len(alone.joiner.diagnostics.hosts) == 2
 
@@ -352,13 +360,13 @@ def test_a_member_without_a_rank_tells_its_host_of_others(rank: int | None) -> N
 def test_none_is_joined_while_the_job_runs_elsewhere_but_sealed_ones_are_asked() -> None:
     alone = Alone()
     alone.joiner.heard(offer(state="sealed"), HERE, 1.0)
-    (conn,) = alone.dialled()
+    (conn,) = alone.dialed()
     alone.answer(conn, 1.0)
     alone.hear(conn, 1.0, running())
     alone.joiner.heard(offer(OTHER, port=4001), HERE, 1.1)
-    assert alone.dialled() == []
+    assert alone.dialed() == []
     alone.joiner.heard(offer(b"U" * 16, state="sealed", port=4002), HERE, 1.1)
-    assert len(alone.dialled()) == 1
+    assert len(alone.dialed()) == 1
 
 
 def test_the_session_to_return_to_comes_first_and_has_its_time() -> None:
@@ -380,13 +388,13 @@ def test_the_session_to_return_to_comes_first_and_has_its_time() -> None:
 def test_a_race_that_was_lost_is_noted_and_run_again_later() -> None:
     alone = Alone()
     alone.joiner.heard(offer(), HERE, 1.0)
-    alone.dialled()
+    alone.dialed()
     alone.joiner.handle_timer(1.0 + ADDRESS_SECONDS)
     assert any("not reached" in text for text in alone.joiner.diagnostics.hosts.values())
     alone.joiner.heard(offer(), HERE, 1.0 + ADDRESS_SECONDS + RETRY_SECONDS - 0.01)
-    assert alone.dialled() == []
+    assert alone.dialed() == []
     alone.joiner.heard(offer(), HERE, 1.0 + ADDRESS_SECONDS + RETRY_SECONDS)
-    assert len(alone.dialled()) == 1
+    assert len(alone.dialed()) == 1
 
 
 @pytest.mark.parametrize(("address", "suspected"), [(ADDRESS, False), ("10.0.0.7", True)])
@@ -418,7 +426,7 @@ def fail_a_second_path(alone: Alone, reason: str) -> None:
     """The host names another address, where it is not reached."""
     alone.joiner.heard(msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.0.7")), HERE, 2.0)
     alone.joiner.handle_timer(2.1)
-    (second,) = alone.dialled()
+    (second,) = alone.dialed()
     alone.joiner.disconnected(second, reason, 2.2)
 
 
@@ -431,7 +439,7 @@ def test_when_the_own_interfaces_change_the_paths_are_proved_again(confirmed: bo
         alone.hear(conn, 2.3, frames.Confirm(session=SESSION, epoch=1))
     alone.joiner.rewired(3.0)
     # A member that has confirmed has told its host what counts.
-    assert len(alone.dialled()) == (0 if confirmed else 1)
+    assert len(alone.dialed()) == (0 if confirmed else 1)
 
 
 def test_a_member_that_is_asked_again_proves_its_paths_again() -> None:
@@ -450,7 +458,7 @@ def test_a_change_of_the_interfaces_that_ends_the_last_attempt_lets_the_member_c
     conn = alone.join()
     alone.joiner.heard(msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.0.7")), HERE, 2.0)
     alone.joiner.handle_timer(2.1)
-    assert len(alone.dialled()) == 1
+    assert len(alone.dialed()) == 1
     alone.hear(conn, 2.3, frames.Confirm(session=SESSION, epoch=1))
     assert alone.step() is Step.SEATED, "it still tries the other address"
     # The process was stopped meanwhile, and the time of that address is over.

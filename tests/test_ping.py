@@ -253,11 +253,11 @@ def test_something_else_on_the_port() -> None:
     lan.run(0.1)
     (peer,) = one.peers.values()
     one.handle_timer(lan.now + 0.5)
-    dialled = [each for each in one.effects() if isinstance(each, Dial)]
-    one.connected(dialled[0].conn, "10.0.0.1", "eth0", lan.now)
-    one.received(dialled[0].conn, b"\xff\xffHTTP/1.1", lan.now)
+    dialed = [each for each in one.effects() if isinstance(each, Dial)]
+    one.connected(dialed[0].conn, "10.0.0.1", "eth0", lan.now)
+    one.received(dialed[0].conn, b"\xff\xffHTTP/1.1", lan.now)
     assert "something else answers there" in peer.figures["tcp"].reason
-    assert not one.owns(dialled[0].conn)
+    assert not one.owns(dialed[0].conn)
     assert other.done is False
 
 

@@ -338,7 +338,7 @@ def test_an_exception_in_the_block_waits_for_no_backend(monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt), job:
         raise KeyboardInterrupt
     assert time.monotonic() - started < 2
-    with pytest.raises(mingle.ConfigurationError, match="of an earlier mingle.init has not ended"):
+    with pytest.raises(mingle.ConfigurationError, match=r"of an earlier mingle\.init has not ended"):
         mingle.init(job_name("again"), rank=0, world_size=1, backend="gloo")
     release.set()
     until(lambda: not dist.is_initialized())

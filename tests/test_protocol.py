@@ -275,6 +275,14 @@ def test_a_session_that_opens_again_is_announced_in_a_fresh_burst() -> None:
     assert offers(announcer, 51.5) == [50.0 + offset for offset in BURST_SECONDS]
 
 
+def test_answers_of_a_sealed_session_do_not_delay_that_burst() -> None:
+    announcer = sealed_host()
+    assert len(offers(announcer, 50.0, asked=[49.5, 49.6, 49.7])) == 3
+    announcer.sealed = False
+    announcer.burst(50.0)
+    assert offers(announcer, 51.5) == [50.0 + offset for offset in BURST_SECONDS]
+
+
 def test_a_question_while_sealed_is_not_forgotten_when_the_session_opens() -> None:
     announcer = sealed_host()
     announcer.asked()

@@ -227,6 +227,24 @@ def test_who_is_refused_at_once(applicant: frames.Join, reason: str) -> None:
     assert reason in registrar.status().refused[0]
 
 
+def test_a_refusal_is_forgotten_when_the_rank_comes_with_the_right_settings() -> None:
+    registrar = Opened()
+    registrar.join(1, member(1), join(1, size=2), 1.0)
+    registrar.join(2, member(2), join(2, size=2), 1.0)
+    assert len(registrar.status().refused) == 2
+    registrar.join(3, member(3), join(1), 2.0)
+    (refused,) = registrar.status().refused
+    assert refused.startswith("rank 2 on ")
+
+
+def test_one_too_many_has_no_wrong_settings() -> None:
+    registrar = Opened(2, rank=None)
+    registrar.join(1, member(1), join(None, size=2), 1.0)
+    registrar.join(2, member(2), join(None, size=2), 1.0)
+    assert told(registrar.port.take(), 2, frames.Refused)
+    assert not registrar.status().refused
+
+
 def test_a_session_that_assigns_ranks_is_full_when_it_is_full() -> None:
     registrar = Opened(size=2, rank=None)
     registrar.join(1, member(1), join(None, size=2), 1.0)

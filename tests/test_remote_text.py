@@ -116,7 +116,7 @@ def test_printable(text: str, expected: str) -> None:
 def test_a_refusal_can_not_put_a_line_into_our_error() -> None:
     alone = Alone()
     alone.joiner.heard(offer(), HERE, 0.0)
-    (conn,) = alone.dialled()
+    (conn,) = alone.dialed()
     alone.answer(conn, 0.1)
     fields = {
         "type": "refused",

@@ -88,7 +88,7 @@ def test_an_incomplete_job_names_the_ranks() -> None:
     assert "6 of 8 ranks joined, missing ranks: 2, 5" in str(missing)
     assert "not reached any more" not in str(missing)
     hangs = timeout(Diagnostics(), status=Status(joined=8, world_size=8, phase="confirming", unconfirmed=(4,)))
-    assert "no answer while confirming from ranks: 4 (as last told by rank 0" in str(hangs)
+    assert "no answer while confirming from ranks: 4 (as last reported by rank 0" in str(hangs)
     assert "stopped" in str(hangs.cause)
     gone = timeout(
         Diagnostics(), status=Status(joined=7, world_size=8, departed=(6,), left=("rank 6 on host x: reset",))
@@ -161,7 +161,7 @@ def test_a_refusal_names_who_is_in_the_way(reason: str) -> None:
 def test_a_running_job_is_named_with_its_age_and_roster() -> None:
     running = Running(state="running", world_size=8, seconds=60.0, host=HOST, roster="rank 0 on host node0")
     error = reports.running(ME, running, 30.0)
-    assert "since 90 s" in str(error)
+    assert "running for 90 s" in str(error)
     assert "8 ranks" in str(error)
     assert "It has: rank 0 on host node0" in str(error)
     assert "90 s" in reports.running_notice(ME, running, 30.0)

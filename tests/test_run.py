@@ -275,7 +275,7 @@ def test_a_file_that_is_no_program_is_an_error_of_its_own(script: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "text"),
     [
-        ("crlf", "the interpreter in its first line is not there"),
+        ("crlf", "the interpreter in its first line does not exist"),
         ("crlf-{node_rank}", "crlf-0' is not there"),
     ],
 )

@@ -287,7 +287,7 @@ def test_common_address(own: list[str], members: list[list[Path]], expected: str
     assert common_address(host(own), members) == expected
 
 
-def test_an_address_without_a_known_subnet_has_no_neighbours() -> None:
+def test_an_address_without_a_known_subnet_has_no_neighbors() -> None:
     members = [[way("203.0.113.7", "10.0.0.2"), way(LAN, "192.0.2.2")]]
     for prefixes in ({LAN: 24}, {LAN: 24, "203.0.113.7": 0}):
         assert common_address(host(["203.0.113.7", LAN], prefixes), members) == LAN

@@ -106,7 +106,7 @@ def init(
             ``GLOO_SOCKET_IFNAME``, then mingle's choice.
         peers: hosts to ask by unicast as well, ``host`` or ``host:port``, for networks without multicast. Default:
             ``MINGLE_PEERS``.
-        secret: a secret that the job's members share; a process without it is not believed. Default: ``MINGLE_SECRET``,
+        secret: a secret that the job's members share; a process without it is rejected. Default: ``MINGLE_SECRET``,
             ``MINGLE_SECRET_FILE``.
         port: the UDP port. Default: ``MINGLE_PORT``, then 29499.
         master_port: the TCP port of rank 0's store. Default: ``MINGLE_MASTER_PORT``, then any free one.
@@ -120,7 +120,7 @@ def init(
 
     Raises:
         DiscoveryTimeoutError: the job did not form in time; names the missing ranks and what was heard.
-        ConflictError: two rank 0s, one rank twice, different world sizes, or the job runs already.
+        ConflictError: two rank 0s, one rank twice, different world sizes, or the job is already running.
         AuthenticationError: some ranks have the secret and some don't.
         InterfaceError: no usable interface, or no network that all ranks share.
         LauncherError: a launcher's variables are incomplete.

@@ -89,7 +89,7 @@ class DiscoveryTimeoutError(MingleError, TimeoutError):
 
 
 class ConflictError(MingleError):
-    """Members of one job disagree: two rank 0s, one rank twice, different world sizes, or the job is full."""
+    """Members of one job disagree: two rank 0s, one rank twice, different sizes, or the job is already running."""
 
 
 class AuthenticationError(MingleError):
@@ -136,7 +136,7 @@ def opening(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def suppressed(*kinds: type[BaseException]) -> Iterator[None]:
-    """Suppress exceptions of these kinds, but for one that a signal handler raised: it is the caller's."""
+    """Suppress exceptions of these kinds, except one that a signal handler raised, which is for the caller."""
     try:
         yield
     except kinds as error:
@@ -169,8 +169,8 @@ def _code(handler: object) -> object:
 def printable(text: str) -> str:
     """Return a message of ours with every control character but the newline replaced.
 
-    It quotes what this machine says: the user's own job id, a command line, an interface. Text from the network is on
-    one line and printable already (:func:`mingle.wire.datagrams.make_printable`).
+    The message quotes what this machine says: the user's own job id, a command line, an interface. Text from the
+    network is on one line and printable already (:func:`mingle.wire.datagrams.make_printable`).
     """
     return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
 

@@ -148,7 +148,7 @@ class Theatre:
         rng, machine = self._rng, self.machine
         match effect:
             case Dial(conn) if not machine.owns(conn):
-                self._open.pop(conn, None)  # given up before it was dialled
+                self._open.pop(conn, None)  # given up before it was dialed
             case Dial(conn):
                 if len(self._open) < CONNECTIONS and rng.random() < 0.8:
                     self._open[conn] = HostPeer(rng, self._honest)

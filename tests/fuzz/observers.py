@@ -89,15 +89,15 @@ def seen(untrusted: bytes) -> None:
 
 
 def told(untrusted: bytes) -> None:
-    """A host that was dialled answers with anything; what is printed of it is JSON."""
+    """A host that was dialed answers with anything; what is printed of it is JSON."""
     finder = _finder(JOB)
     finder.heard(_OFFER, _SOURCE, _NOW)
-    dialled = next(effect for effect in finder.effects() if isinstance(effect, Dial))
-    assert dialled.port == PORT
-    finder.connected(dialled.conn, "192.0.2.13", "eth0", _NOW)
-    finder.received(dialled.conn, untrusted, _NOW)
-    if finder.owns(dialled.conn):
-        finder.disconnected(dialled.conn, "reset", _NOW)
+    dialed = next(effect for effect in finder.effects() if isinstance(effect, Dial))
+    assert dialed.port == PORT
+    finder.connected(dialed.conn, "192.0.2.13", "eth0", _NOW)
+    finder.received(dialed.conn, untrusted, _NOW)
+    if finder.owns(dialed.conn):
+        finder.disconnected(dialed.conn, "reset", _NOW)
     _shown(finder)
 
 

@@ -73,10 +73,10 @@ def test_a_job_that_runs_already(lab: Lab) -> None:
         assert rank.wait_for("running")["sum"] == 3
     second = [host.start(timed, "busy", rank, 2, discovery_timeout=5) for rank, host in enumerate(hosts[2:])]
     for rank in second:
-        wait_for_log(rank, "runs already")
+        wait_for_log(rank, "has been running for")
         error = failure(rank, 5)
         assert error.name == "ConflictError"
-        assert "runs already" in error.message
+        assert "has been running for" in error.message
         assert hosts[0].name in error.message
     assert [rank.exit_code for rank in running] == [None, None]
 
@@ -91,7 +91,7 @@ def test_a_job_that_ended_is_not_in_the_way(lab: Lab, end: str) -> None:
     # The new ones are there before the old ones end, and go on when they do.
     new = [host.start(train, "ended", rank, 2) for rank, host in enumerate(hosts)]
     for rank in new:
-        wait_for_log(rank, "runs already")
+        wait_for_log(rank, "has been running for")
     for each in old:
         if end == "kill":
             each.kill()

@@ -271,7 +271,7 @@ def test_a_worker_is_stopped_and_goes_on(lab: Lab, seed: int) -> None:
 # --- after GO ---------------------------------------------------------------------------------------------------------
 
 
-def initialise_late(job_id: str, rank: int, world_size: int, victim: int) -> None:
+def initialize_late(job_id: str, rank: int, world_size: int, victim: int) -> None:
     """Pass GO; then one rank never makes its process group, and the others wait for it there."""
     report_log()
     with mingle.discover(job_id, rank=rank, world_size=world_size, discovery_timeout=TIMEOUT):
@@ -294,7 +294,7 @@ def test_a_rank_lost_between_go_and_its_process_group_fails_the_others_soon(lab:
     """Torch alone would let them wait for half an hour."""
     network = lab.network()
     hosts: list[Host] = [lab.host(network) for _ in range(3)]
-    ranks = [host.start(initialise_late, f"lost {seed}", rank, 3, victim) for rank, host in enumerate(hosts)]
+    ranks = [host.start(initialize_late, f"lost {seed}", rank, 3, victim) for rank, host in enumerate(hosts)]
     for rank in ranks:
         rank.wait_for("formed")
     # By then they have connected to the store; torch would go on for minutes trying to reach one that is gone.
@@ -305,7 +305,7 @@ def test_a_rank_lost_between_go_and_its_process_group_fails_the_others_soon(lab:
         assert rank.wait_for("ended")["seconds"] < RETURN_SECONDS + BUSY_SECONDS
 
 
-def initialise_without_rank_zero(job_id: str, rank: int, door: str) -> None:
+def initialize_without_rank_zero(job_id: str, rank: int, door: str) -> None:
     """Pass GO; rank 0 goes no further, and the others go on when its store is out of reach."""
     form = rendezvous.form
 
@@ -343,7 +343,7 @@ def test_rank_zero_is_lost_before_the_others_enter_its_store(lab: Lab, fault: st
     """Torch's calls could not be stopped there."""
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
-    ranks = [host.start(initialise_without_rank_zero, f"early {seed}", rank, door) for rank, host in enumerate(hosts)]
+    ranks = [host.start(initialize_without_rank_zero, f"early {seed}", rank, door) for rank, host in enumerate(hosts)]
     for rank in ranks:
         rank.wait_for("formed")
     ranks[0].kill() if fault == "kill" else hosts[0].cut()

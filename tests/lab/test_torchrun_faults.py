@@ -130,7 +130,9 @@ def test_a_spare_takes_the_place_of_a_lost_node(lab: Lab, job: MakeJob, seed: in
     spare = lab.host(hosts[0].nic().network)
     made.start(spare)
     lost, rest = survivors(made, hosts, of_host=False)
-    made.until(lambda: any("runs already" in event["text"] for event in made.agents[spare].events), "the spare to wait")
+    made.until(
+        lambda: any("has been running for" in event["text"] for event in made.agents[spare].events), "the spare to wait"
+    )
     lost.kill()
     at = time.monotonic()
     again = made.wait_for_group([*rest, spare], since=at)

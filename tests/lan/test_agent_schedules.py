@@ -147,9 +147,9 @@ HOLD = "two hosts hold"
 PLANTED = chosen(
     [
         (never_step_down_for_another_session, "not together", 33),
-        (allow_a_grace_after_the_quorum_is_lost, HOLD, 39),
+        (allow_a_grace_after_the_quorum_is_lost, HOLD, 60),
         (found_with_half, HOLD, 9),
-        (keep_with_one_less, HOLD, 39),
+        (keep_with_one_less, HOLD, 225),
         (count_everybody_who_has_a_seat, HOLD, 903),
         (let_the_experienced_start_small, HOLD, 366),
     ],

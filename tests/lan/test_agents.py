@@ -472,7 +472,7 @@ def test_late_agents_are_admitted_until_the_job_is_full(seed: int) -> None:
     too_many = gathering.start("m4")
     gathering.world.run(25.0)
     assert isinstance(too_many.failure, ConflictError)
-    assert "runs already" in str(too_many.failure)
+    assert "has been running for" in str(too_many.failure)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -175,10 +175,10 @@ def test_a_job_that_runs_already(hosted: bool) -> None:
         began = gathering.now
         gathering.world.run(6.0)
         for process in new:
-            assert any("runs already" in notice for notice in process.notices), process.name
+            assert any("has been running for" in notice for notice in process.notices), process.name
         gathering.run()
         for process in new:
-            text = expect(process, ConflictError, "runs already", "3 ranks", "host m0 (10.0.0.1), pid 101")
+            text = expect(process, ConflictError, "has been running for", "3 ranks", "host m0 (10.0.0.1), pid 101")
             assert "rank 2 on host m2" in text
             assert 29.0 < process.elapsed < 33.0
         assert gathering.now - began < 33.0
@@ -193,7 +193,7 @@ def test_patience_with_a_running_job_ends_at_the_timeout() -> None:
     gathering.run()
     for process in new:
         assert process.elapsed < 8.1
-        expect(process, ConflictError, "runs already")
+        expect(process, ConflictError, "has been running for")
 
 
 @pytest.mark.parametrize("how", ["closed", "killed", "powered off"])

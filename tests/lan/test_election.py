@@ -284,7 +284,7 @@ def test_one_process_too_many(late: bool, timeout: float) -> None:
         gathering.run()
         (surplus,) = [process for process in gathering.processes if process.outcome is None]
         gathering.expect_formed([process for process in gathering.processes if process is not surplus])
-        expect(surplus, ConflictError, "runs already", "full with 4 ranks", "one process too many")
+        expect(surplus, ConflictError, "has been running for", "full with 4 ranks", "one process too many")
         for process in gathering.formed():
             assert f"pid {process.identity.who.pid}" in str(surplus.failure)
         assert surplus.elapsed < min(30.0, timeout) + 3.0

@@ -236,7 +236,7 @@ def test_a_rank_that_is_restarted_after_go_is_told_that_the_job_runs() -> None:
     again = gathering.again(everybody[1])
     gathering.run()
     assert isinstance(failure_of(again), ConflictError)
-    assert "runs already" in str(failure_of(again))
+    assert "has been running for" in str(failure_of(again))
 
 
 def test_without_multicast_the_peers_are_asked_by_name() -> None:

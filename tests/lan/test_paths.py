@@ -124,7 +124,7 @@ def test_a_cable_that_is_cut_while_another_network_stands() -> None:
         assert outcome_of(everybody[0]).store_address == "10.2.0.1"
 
 
-def test_an_advertised_address_is_dialled_too() -> None:
+def test_an_advertised_address_is_dialed_too() -> None:
     gathering = Gathering(1, size=2)
     gathering.host(advertised=("192.0.2.9",))
     gathering.member(1)

@@ -116,7 +116,7 @@ def check(
     if not 1 <= seconds <= MOST_STEP_SECONDS:
         raise ConfigurationError.explain(
             f"--timeout={seconds:g} is not between 1 and {MOST_STEP_SECONDS:,.0f} seconds.",
-            cause="--timeout bounds each step: a healthy one can take a second, and torch counts no endless ones",
+            cause="--timeout bounds each step: a healthy step can take a second, and torch's timeouts are bounded",
             remedy="give at least 1, or leave --timeout out.",
         )
     if backend == "nccl" and not probes.gpus():

@@ -155,7 +155,7 @@ _FAULTS = {
     ),
     "cpu-busy": (
         "rank {rank} on {0} takes {wall:.0f} ms for a piece of work that takes the others {usual:.0f} ms; it had the "
-        "CPU for {cpu:.0f} ms of them.",
+        "CPU for {cpu:.0f} ms of that time.",
         "other processes take its cores, or its container has too small a share of them",
         "look at `top` on {0.name}, and at the CPU limit of its container.",
     ),

@@ -167,8 +167,8 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
 
     Run the same command on every host at the same time, with the same JOB or with none. For each other host it shows
     how many pings were sent, answered and lost, and the round-trip times: by multicast, by the multicast that no switch
-    filters (224.0.0.x), by unicast and by TCP. ARRIVED counts the pings of the other host that arrived here. Below the
-    figures it says what they mean.
+    filters (224.0.0.x), by unicast and by TCP. ARRIVED counts the pings of the other host that arrived here.
+    Conclusions follow below the figures.
 
     It ends after --count rounds, with --timeout, or with Ctrl-C. The exit status is 1 if no host answered or a path is
     broken.

@@ -50,7 +50,7 @@ _SIGNS = {"new": "+", "gone": "-", "changed": "="}
 
 @click.command("list", epilog="Example: mingle-discover list --fail-if-empty --timeout 5")
 @click.option("--fail-if-empty", is_flag=True, help="Exit with status 1 if no job was found.")
-@shared_options(timeout=f"Time that the question takes. Default: {LIST_SECONDS:g}.", table=True)
+@shared_options(timeout=f"Time to wait for answers. Default: {LIST_SECONDS:g}.", table=True)
 def list_(shared: Shared, fail_if_empty: bool) -> None:
     """List the jobs on this network.
 
@@ -190,8 +190,8 @@ def _log_facts(shared: Shared, facts: NetworkFacts) -> None:
 def announce(shared: Shared, job: str, master_port: int, master_addr: str | None, world_size: int | None) -> None:
     """Announce a job at an address that you know.
 
-    It plays JOB's host without torch: `find` and `list` see it, and ranks report it and never join it. It ends with
-    Ctrl-C, SIGTERM or --timeout.
+    It acts as JOB's host, without torch: `find` and `list` show the job, and ranks report it but never join it. It ends
+    with Ctrl-C, SIGTERM or --timeout.
     """
     job = settings.check_job_id(job, "JOB")
     network = shared.network(1.0)

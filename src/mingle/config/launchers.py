@@ -191,7 +191,7 @@ class Launcher(Struct, frozen=True, kw_only=True):
         if name is not None and environ[name].strip() not in {"0", "1"}:
             raise LauncherError.explain(
                 f"{self.name} has set {_listed(self.variables_seen(environ))}: its ranks are those of nodes, and "
-                f"{name}={environ[name]!r} speaks of several processes on each",
+                f"{name}={environ[name]!r} says that there are several processes on each",
                 cause=self.outside,
                 remedy=self.start,
             )
@@ -533,7 +533,7 @@ INDEXED_JOB = Launcher(
     rank=("JOB_COMPLETION_INDEX",),
     world_size=("WORLD_SIZE",),
     size_is_the_users=True,
-    outside="Kubernetes numbers the pods of an Indexed Job, but does not tell them how many they are",
+    outside="Kubernetes numbers the pods of an Indexed Job, but does not tell them how many there are",
     start=f"set WORLD_SIZE in the Job's template to the number of its completions, {_BY_HAND}",
 )
 

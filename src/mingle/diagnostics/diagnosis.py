@@ -131,7 +131,7 @@ def _interfaces(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "interfaces",
             WARN,
-            f"only loopback is used ({', '.join(facts.used)}): no other machine is reached",
+            f"only loopback is used ({', '.join(facts.used)}): no other machine can be reached",
             "bring a network interface up: ip link set dev NAME up; a job on one machine needs none",
             explains_silence=True,
         )

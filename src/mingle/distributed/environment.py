@@ -142,11 +142,11 @@ def _replaced(before: Mapping[str, str], written: Mapping[str, str]) -> list[str
         found = " ".join(f"{name}={before[name]}" for name in pair if before.get(name))
         new = " ".join(f"{name}={written[name]}" for name in pair if name in written)
         notes.append(
-            f"the environment had {found}; mingle replaced it by {new}, where rank 0 of this job really is: "
+            f"the environment had {found}; mingle replaced it with {new}, where rank 0 of this job really is: "
             "leave both unset to avoid this warning"
         )
     notes.extend(
-        f"the environment had {name}={before[name]}; mingle replaced it by {name}={written[name]}, which is "
+        f"the environment had {name}={before[name]}; mingle replaced it with {name}={written[name]}, which is "
         "this process's place in the job"
         for name in written
         if name in differing.difference(pair)

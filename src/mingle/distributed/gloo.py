@@ -103,7 +103,7 @@ def bind(address: str) -> Callable[[], None]:
     made_before = gloo.__init__
 
     @functools.wraps(made_before)
-    def initialise(self: Any, store: Any, rank: int, size: int, *more: Any, **named: Any) -> None:
+    def initialize(self: Any, store: Any, rank: int, size: int, *more: Any, **named: Any) -> None:
         options = None
         if not any(isinstance(each, gloo._Options) for each in (*more, *named.values())):
             options = _as_options(gloo, more, named)
@@ -114,10 +114,10 @@ def bind(address: str) -> Callable[[], None]:
             made_before(self, store, rank, size, options)
 
     def undo() -> None:
-        if gloo.__init__ is initialise:
+        if gloo.__init__ is initialize:
             gloo.__init__ = made_before
 
-    gloo.__init__ = initialise
+    gloo.__init__ = initialize
     return undo
 
 

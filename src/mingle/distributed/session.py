@@ -361,7 +361,8 @@ class RunningSession(Session):
     def _refuse_if_closed(self) -> None:
         if self._closing_begun:
             raise self._gone(
-                "its session has ended", cause="the job was closed, or a later call of init() or discover() took its place"
+                "its session has ended",
+                cause="the job was closed, or a later call of init() or discover() took its place",
             )
 
     def _gone(

@@ -208,7 +208,7 @@ class Agent:
     # --- what happens ----------------------------------------------------------------------------------------------
 
     def check(self, now: float) -> None:
-        """Check whether a lease has ended. Every event does this first, before it handles any input."""
+        """Check whether a lease has ended: before each datagram, each event of a connection and the timer."""
         if isinstance(self.part, ElasticHost | AgentMember):
             self.part.check(now)
             self._look(now)

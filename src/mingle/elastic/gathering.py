@@ -182,7 +182,7 @@ class Gathering:
         """End this agent's part in the job on purpose: the others hear the reason and do not count it as lost.
 
         Where it hosts the session, the job has ended for all. Returns when every socket is closed and the thread has
-        ended; a call that is blocked in torch is left behind. A second call does nothing, and neither does one in a fork.
+        ended; a call that is blocked in torch is left behind. A second call does nothing, nor does one in a fork.
         """
         if os.getpid() != self._pid:
             return

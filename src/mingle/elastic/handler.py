@@ -45,7 +45,7 @@ logger = logging.getLogger("mingle")
 ENDED_SECONDS = 5.0
 """How long a call may take to finish after the job has ended: its store fails at once, or has answered."""
 BROKEN_ROUNDS = 3
-"""How many rounds in a row may lose agent 0 between their completion and its word on the workers' store."""
+"""So many rounds in a row that lose agent 0, before it has published the workers' store, are an error."""
 
 EXIT_BARRIER = "torchelastic/agent/terminal_state"
 """The prefix of torch's keys for the barrier in which an agent waits after its workers are done."""

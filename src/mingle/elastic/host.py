@@ -95,7 +95,7 @@ class ElasticHost(Host):
     # --- what happens ----------------------------------------------------------------------------------------------
 
     def check(self, now: float) -> None:
-        """Check whether the session is still held. The driver calls this method before it handles any other event."""
+        """Check whether the session is still held. The agent calls this before each datagram, connection and timer."""
         if not self.running or self.quorum.ending:
             return
         if not self._is_unreachable():

@@ -20,7 +20,8 @@ LEASE_SECONDS = 8.5
 BINDING_SECONDS = 10.0
 """How long a member is bound to its host after it has last processed something from it."""
 NUMBERS = 2**31
-"""How many numbers a PING can have. One host asks 1024 nodes so often in 24 days; then the numbers begin again."""
+"""How many numbers a PING can have. A host that asks 1024 nodes once a second uses them up in 24 days, and then begins
+again."""
 
 
 @dataclass(slots=True)

@@ -168,7 +168,8 @@ class AgentMember(Candidate):
 
     def _lost(self, session: KnownSession, reason: str, now: float) -> None:
         if reason == CLOSED_BY_PEER:
-            # A firewall does not forge an orderly close (FIN), so the host's process has ended and holds nothing.
+            # A firewall does not forge an orderly close (FIN): the host's process has ended, or the host has dropped
+            # this agent and no longer counts it.
             self._memory.binding.release(session.name)
         super()._lost(session, reason, now)
         if self.outcome is not None and self.ended_because is None and self.lost_because is None:

@@ -291,7 +291,7 @@ class Quorum(Admission):
         """Return what this gathering lacks before it can be sealed, as text for people; empty if nothing."""
         nodes, founding = self.policy.nodes, len(self._founding())
         if self._bound:
-            return "the end of its lease in the session before"
+            return "the end of its lease in the previous session"
         if founding >= nodes.founders:
             return ""
         text = f"{nodes.founders - founding} more node(s): it takes {nodes.founders} to begin"

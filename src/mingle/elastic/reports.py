@@ -13,16 +13,17 @@ _AGENTS = reports.Words(
     unproved="the other nodes",
     unproved_fix="give every node the same secret_file, MINGLE_SECRET_FILE or MINGLE_SECRET; a stranger can be "
     "ignored.",
-    other_id="the other nodes were not started, or with another --rdzv-id",
+    other_id="the other nodes were not started, or were started with another --rdzv-id",
     other_id_fix=_EVERYWHERE,
     mistyped="a mistyped --rdzv-id",
     otherwise=(
-        "the other nodes were not started, or with another --rdzv-id, or no network leads from them to here",
+        "the other nodes were not started, or were started with another --rdzv-id, or no network leads from them to "
+        "here",
         _EVERYWHERE,
     ),
 )
 _NOT_JOINED = (
-    "not all that were heard to look for the job have joined it. Their firewall drops what comes from here, "
+    "some nodes were heard looking for the job and have not joined it. Their firewall drops what comes from here, "
     "or ours drops their TCP connections",
     "run `mingle-discover doctor` on both nodes, or `mingle-discover ping` on all of them at once.",
 )
@@ -106,8 +107,8 @@ def address_gone(identity: Identity) -> str:
 def too_few(identity: Identity, present: int, wanted: int) -> str:
     """Return why a host ends its session: other agents can have founded another one."""
     return (
-        f"job {identity.job!r}: {present} node(s) are reached and it takes {wanted} to keep the session; this part of "
-        "the job stops and looks for the others"
+        f"job {identity.job!r}: {present} node(s) can be reached, and it takes {wanted} to keep the session; this part "
+        "of the job stops and looks for the others"
     )
 
 
@@ -130,5 +131,5 @@ def ended(identity: Identity, reason: str) -> MingleError:
     return MingleError.explain(
         f"job {identity.job!r} has ended: {reason}.",
         cause="the node that hosts it has finished, or has failed for good",
-        remedy="look at the output of that node; start the job again on all nodes if it is to go on.",
+        remedy="look at the output of that node; start the job again on all nodes if it has to continue.",
     )

@@ -26,7 +26,7 @@ OWN_KEYS = {
     "ttl": "how many routers a multicast may pass, plus one (default 1: the local network)",
     "family": "auto, 4 or 6: the IP versions to use (default auto)",
     "discovery_timeout": f"seconds to wait for the other nodes (default {settings.DEFAULT_DISCOVERY_TIMEOUT:g})",
-    "allow_minority": "1: MIN nodes begin and go on alone; two parts may then both run (default 0)",
+    "allow_minority": "1: MIN nodes can begin and continue alone; two parts can then both run (default 0)",
 }
 """Each key of ``--rdzv-conf`` that is mingle's, with its meaning."""
 

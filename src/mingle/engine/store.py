@@ -88,7 +88,7 @@ class StoreServer(Struct):
     def release(self) -> None:
         """Drop the reference to the store: it lives on while a process group uses it, and ends with the group.
 
-        A reference kept longer leaves old keys behind and breaks the next initialisation in this process.
+        A reference kept longer leaves old keys behind and breaks the next initialization in this process.
         """
         self._store = None
 

@@ -316,7 +316,7 @@ def reached_weakly(interfaces: Iterable[Interface], local: str, remote: str) -> 
     Linux answers for each of its addresses on every wire (the weak end system model: RFC 1122, section 3.3.4.2).
     So a host on one of the networks of another may reach all of that one's addresses, and those networks need not
     be joined by anything else. That is seen from here when packets to `remote` go straight to a wire on which there
-    is no such subnet. IPv6 neighbours answer for the addresses of that wire alone (ndisc_recv_ns in the kernel).
+    is no such subnet. IPv6 neighbors answer for the addresses of that wire alone (ndisc_recv_ns in the kernel).
     """
     wire = owner(interfaces, local)
     wanted = _literal(remote)

@@ -1,7 +1,7 @@
 """Conflicting hosts: the other hosts of the same job, as one host sees them. Pure.
 
 There are two kinds. An open one takes members, too: with given ranks it is a second rank 0, and if it stays, both
-hosts report a conflict. A sealed session means that the job runs already under this id: see
+hosts report a conflict. A sealed session means that the job is already running under this id: see
 :class:`~mingle.protocol.sessions.RunningCheck`. Both kinds count once they are proved over TCP, until their connection
 ends.
 """

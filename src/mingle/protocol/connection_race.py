@@ -96,7 +96,9 @@ class RaceState(enum.Enum):
 
 
 class ConnectionRace:
-    """The race for one session. After a win it still tries the other addresses, because the seal counts paths.
+    """The race for one session.
+
+    After a win, a race to join still tries the other addresses, because the seal counts paths. Any other race ends.
 
     Args:
         call: the caller, the session and the purpose.

@@ -50,7 +50,7 @@ from mingle.wire.datagrams import Datagram, Offer
 
 ELECT_AFTER_SECONDS = 0.6
 """The time for which every process looks for a host before the first becomes one. It covers a few questions, so that
-one can be lost, and it is longer than a job that runs already keeps back its next answer
+one can be lost, and it is longer than a job that is already running keeps back its next answer
 (:data:`mingle.protocol.pacing.SEALED_ANSWER_GAP_SECONDS`)."""
 ELECT_SPREAD_SECONDS = 0.3
 """The time after that over which the processes become hosts, by their member ids."""
@@ -62,7 +62,7 @@ REDIRECT_SECONDS = 2.0
 STAND_SECONDS = 10.0
 """The time for which a host that some member could not reach does not win; after it the host may be reachable."""
 YIELD_SECONDS = 2.0
-"""The time that the loser, and each of its members, has to reach the winner."""
+"""The time that the loser has to get a seat at the winner."""
 EMPTY_SECONDS = 5.0
 """The time for which the loser waits for its members to be gone; then it hangs up on the silent ones."""
 NOTIFY_AGAIN_SECONDS = 1.0
@@ -202,6 +202,7 @@ class Candidate(Joiner):
         session = self._table.get(name)
         if session is not None:
             session.give_up(now)
+            session.forget_life()
         if self.seated:
             self.send(frames.Unreachable(session=name))
 

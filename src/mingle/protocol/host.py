@@ -165,7 +165,7 @@ class Host:
         """Return the state for the progress line."""
         status = self.registrar.status()
         running = self.conflicts.running_check.running
-        text = f"the job runs already, hosted by {running[0].host}" if running else ""
+        text = f"the job is already running, hosted by {running[0].host}" if running else ""
         return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, text)
 
     def ask_status(self) -> None:
@@ -303,9 +303,7 @@ class Host:
     def _heard_list(self, message: List, source: Source, now: float) -> None:
         if message.member == self.identity.member:
             return
-        if message.job != self.identity.job:
-            self.diagnostics.other(message, source)
-        else:
+        if self.diagnostics.concerns(self.identity, message, source, secured=self.secured):
             self.diagnostics.seeker(message, source)
         if source.multicast:
             self._browse_group.asked(now)

@@ -1,6 +1,6 @@
 """What the pure machines of :mod:`mingle.protocol` and their driver say to each other.
 
-A machine never touches a socket or a clock. Its driver (:mod:`mingle.engine.discovery`, or a simulator) tells it what
+A machine never touches a socket or a clock. Its driver (:mod:`mingle.engine.driver`, or a simulator) tells it what
 happened, each time with the present time, and then carries out its *effects* in order.
 
 Records are structs of msgspec here, and in all that a rank imports, rather than dataclasses: every two or three
@@ -23,7 +23,7 @@ from mingle.diagnostics import Finding
 from mingle.protocol.claims import DialBudget
 from mingle.protocol.handshake import Call
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek, asker_name
+from mingle.wire.datagrams import Bye, Datagram, Kind, List, Offer, Seek, asker_name
 from mingle.wire.frames import Join, Path, Place, ProcessInfo, Purpose, Seat
 
 # Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
@@ -416,12 +416,18 @@ class Diagnostics(Struct):
 
     def concerns(self, identity: Identity, message: Datagram, source: Source, *, secured: bool) -> bool:
         """Note a datagram of another job or attempt; return whether this one is of the same job and attempt."""
+        # An observer has no attempt, and its secret says nothing of the ranks'; a BYE does not tell whose it is.
+        if isinstance(message, List):
+            of_a_rank = bool(message.hostname)
+        else:
+            of_a_rank = not isinstance(message, Bye) and message.kind != "announcement"
         if message.job != identity.job:
             self.other(message, source)
         elif message.attempt != identity.attempt:
-            note(self.other_attempts, message.attempt, source.address)
+            if of_a_rank:
+                note(self.other_attempts, message.attempt or "none", source.address)
         else:
-            self.signed_without_secret += source.signed and not secured
+            self.signed_without_secret += of_a_rank and source.signed and not secured
             return True
         return False
 

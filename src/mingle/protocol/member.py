@@ -175,7 +175,7 @@ class Joiner(SessionPolicy[KnownSession]):
     def snapshot(self) -> Snapshot:
         """Return the state for the progress line."""
         running = self.running_check.running
-        text = f"the job runs already, hosted by {running[0].host}" if running else ""
+        text = f"the job is already running, hosted by {running[0].host}" if running else ""
         status, found = self.status, self.current is not None
         if status is None or not found:
             return Snapshot(found, 0, (), self.step.value, text)
@@ -279,8 +279,10 @@ class Joiner(SessionPolicy[KnownSession]):
     def make_for(self, offer: Offer, interface: str, now: float, *, sender: str = "") -> None:
         """Join this session, without waiting for a datagram of its host."""
         session = remember(self._table, offer, named(offer, interface, sender))
-        if session is not None and session.race is None:
-            self._prove(session, now)
+        if session is None or (session.race is not None and session.race.call.purpose == "join"):
+            return
+        session.hang_up()  # it was only asked whether it lives
+        self._prove(session, now)
 
     def _prove(self, session: KnownSession, now: float) -> bool:
         """Start a race for a session, unless it is one to join and another comes first. Return whether it started."""
@@ -338,7 +340,7 @@ class Joiner(SessionPolicy[KnownSession]):
         """Handle bytes that came in on a connection."""
         session = self._table.owner(conn)
         race = session.race
-        if session is self.current:
+        if session is self.current and race is not None and conn == race.winner:  # another can be a stranger's
             self._heard_at, self._suspect_until = now, None
         self._table.received(conn, untrusted, now)
         self._note_secret_failures(race)
@@ -404,7 +406,7 @@ class Joiner(SessionPolicy[KnownSession]):
             case frames.Running() if not ours:
                 self._runs_elsewhere(session, frame, now)
             case frames.Closed() if ours:
-                self._closed_by_host(session, frame)
+                self._closed_by_host(frame, now)
             case frames.Closed(conflict=True):
                 # The next session can be free of the conflict: it counts if none comes.
                 self._conflict = reports.closed_by_host(self.identity, frame.reason, network=frame.network)
@@ -440,13 +442,13 @@ class Joiner(SessionPolicy[KnownSession]):
         else:
             self.failure = reports.refused(self.identity, frame)
 
-    def _closed_by_host(self, session: KnownSession, frame: frames.Closed) -> None:
+    def _closed_by_host(self, frame: frames.Closed, now: float) -> None:
         if self.outcome is not None:
             self.close_reason = frame.reason or "it gave no reason"
         elif frame.conflict:
             self.failure = reports.closed_by_host(self.identity, frame.reason, network=frame.network)
         else:
-            note(self.diagnostics.hosts, session.host_name, f"ended the session: {frame.reason}")
+            self.drop_host(f"it ended its session: {frame.reason}", now)
 
     # --- the steps -------------------------------------------------------------------------------------------------
 
@@ -454,7 +456,7 @@ class Joiner(SessionPolicy[KnownSession]):
         """SEEKING -> JOINING: ask the host of a session that has proved itself for a seat."""
         self.current, self._heard_at = session, now
         if self.outcome is None:
-            self.step = Step.JOINING
+            self.step, self.status = Step.JOINING, None  # the last one can be that of another session
         self.send(self._application(session))
 
     def _application(self, session: KnownSession) -> frames.Join:
@@ -616,7 +618,7 @@ class Joiner(SessionPolicy[KnownSession]):
             self.drop_host(self._suspicion, now)
 
     def drop_host(self, reason: str, now: float) -> None:
-        """Hang up on a host that is silent."""
+        """Hang up on a host that is silent, or has ended its session."""
         session = self.current
         if session is not None:
             session.give_up(now)

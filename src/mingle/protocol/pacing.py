@@ -66,7 +66,7 @@ BROWSE_ANSWER_JITTER_SECONDS = 0.1
 BROWSE_ANSWER_GAP_SECONDS = 0.5
 """The least time between two answers on the browse group, however many ask."""
 UNICAST_ANSWERS_PER_SECOND = 2.0
-"""The sustained rate of unicast questions that one process answers."""
+"""The sustained rate of LISTs by unicast that one process answers."""
 UNICAST_ANSWERS_AT_ONCE = 8.0
 """The burst of the same. An asker without an answer asks again."""
 
@@ -147,6 +147,7 @@ class Announcer:
     def burst(self, now: float) -> None:
         """Begin a burst: at the start, and when a session takes members again."""
         self._burst = [now + offset for offset in BURST_SECONDS]
+        self._debt = min(self._debt, now)  # the answers of a sealed session weigh more, and would delay it
 
     def asked(self) -> None:
         """Take note that another process looks for this job, or claims to host it."""
@@ -309,11 +310,9 @@ class DiscoveryClient:
         return None
 
     def _browsed(self, message: List, source: Source, now: float, *, seated: bool) -> None:
-        if message.job == self._identity.job:
+        if self._diagnostics.concerns(self._identity, message, source, secured=self._secured):
             self._diagnostics.seeker(message, source)
             self._browse.overheard(now, seated=seated)
-        else:
-            self._diagnostics.other(message, source)
         if seated:
             return  # the host speaks for its members
         if source.multicast:

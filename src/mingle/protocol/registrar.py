@@ -94,7 +94,7 @@ class Port(Protocol):
         """Take note of GO."""
 
     def member_lost(self, who: frames.ProcessInfo, how: str) -> None:
-        """Handle the loss of a member after GO and before its process group stood: the others can't go on."""
+        """Handle the loss of a member after GO and before its process group existed: the others can't go on."""
 
 
 class Registrar:
@@ -289,6 +289,8 @@ class Registrar:
         if known is not None and self._keeps_seat(known):
             self._come_back(known, conn, applicant, now)
             return
+        if known is not None and known.conn == conn:
+            return  # it has asked already
         if known is not None and known.conn is not None:
             self._drop(known.conn, "it came back on another connection", now)
         refusal = self._refusal(applicant, now)
@@ -329,7 +331,8 @@ class Registrar:
 
     def _refuse(self, conn: int, applicant: frames.Join, refusal: frames.Refused) -> None:
         who = msgspec.structs.replace(applicant.who, rank=applicant.rank)
-        self.refusals.append(f"{who}: {refusal.reason} ({refusal.detail})"[:REMEMBERED_TEXT])
+        if refusal.reason not in ("running", "full", "surplus"):  # these only wait: their settings are right
+            self.refusals.append(f"{who}: {refusal.reason} ({refusal.detail})"[:REMEMBERED_TEXT])
         self._port.send(conn, refusal)
         self._port.hang_up(conn)
 
@@ -347,6 +350,11 @@ class Registrar:
         if applicant.rank is not None:
             self._ranks[applicant.rank] = member
             self.departed_ranks.discard(applicant.rank)
+            # It was started again with the right settings.
+            mended = f"{applicant.who.unit} {applicant.rank} on "
+            self.refusals = deque(
+                (each for each in self.refusals if not each.startswith(mended)), REMEMBERED_DEPARTURES
+            )
         self.admission.came(now)
         self._wait_for_quiet(now)
         self._advance(now)

@@ -44,7 +44,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
             spans[-1][1] = rank
         else:
             spans.append([rank, rank])
-    # Two neighbours stay apart: "3, 4" is as short as "3-4" and easier to search for.
+    # Two neighbors stay apart: "3, 4" is as short as "3-4" and easier to search for.
     words = [
         f"{first}-{last}" if last - first > 1 else ", ".join(str(rank) for rank in range(first, last + 1))
         for first, last in spans
@@ -259,7 +259,7 @@ def authentication(
     return AuthenticationError.explain(
         f"{observation}.\n{tried(facts)}",
         cause=cause,
-        remedy=f"give every {unit} the same MINGLE_SECRET or MINGLE_SECRET_FILE, or none of them any.",
+        remedy=f"give every {unit} the same MINGLE_SECRET or MINGLE_SECRET_FILE, or give none of them one.",
     )
 
 
@@ -298,7 +298,7 @@ def _incomplete(
     if status.unconfirmed and not (status.missing or status.departed):
         observation += f", no answer while {status.phase} from {unit}s: {ranks_text(status.unconfirmed)}"
     if not connected:
-        observation += f" (as last told by {unit} 0, which is not reached any more)"
+        observation += f" (as last reported by {unit} 0, which can no longer be reached)"
     observation += "."
     observation += history(status, diagnostics)
     return observation, *_why_incomplete(identity, diagnostics, facts, status)
@@ -361,8 +361,8 @@ def _outside(identity: Identity, diagnostics: Diagnostics, status: Status) -> li
 
 def _silent_host(identity: Identity, seconds: float) -> tuple[str, str, str]:
     return (
-        f"job {identity.job!r} did not form within {seconds:g} s: its host took the connection of {_me(identity)} and "
-        "does not answer.",
+        f"job {identity.job!r} did not form within {seconds:g} s: its host accepted the connection of {_me(identity)} "
+        "and does not answer.",
         "the host's process is stopped or hangs, or its network was cut",
         "look at the output of the host; end it if it hangs, and start the job again.",
     )
@@ -386,7 +386,7 @@ def _why_no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFac
         "Kubernetes networks don't, and a switch that snoops on IGMP without a querier filters it), or a firewall "
         "drops it",
         f"check {unit} 0's output; allow UDP port {facts.port}; without multicast set MINGLE_PEERS=<{unit} 0's host>; "
-        "`mingle-discover ping` on both hosts tells which.",
+        "`mingle-discover ping` on both hosts shows which.",
     )
     words = replace(
         _words(unit),
@@ -437,10 +437,6 @@ def refused(identity: Identity, refusal: Refused) -> MingleError:
             f"the {unit}s were started with different {size}s",
             f"start every {unit} with the same {size}.",
         ),
-        "full": (
-            "one process too many was started",
-            f"start exactly as many processes as the {size}, or give this one another job id.",
-        ),
         "ranks mixed": (
             "some processes were given a rank and some were not",
             "give every process a rank, or none of them.",
@@ -458,9 +454,9 @@ def refused(identity: Identity, refusal: Refused) -> MingleError:
 
 
 def running(identity: Identity, running: Running, seconds: float) -> MingleError:
-    """Return the error for a job that runs already under the same id."""
+    """Return the error for a job that is already running under the same id."""
     return ConflictError.explain(
-        f"job {identity.job!r} runs already, since {running.seconds + seconds:.0f} s ago, and is full with "
+        f"job {identity.job!r} has been running for {running.seconds + seconds:.0f} s, and is full with "
         f"{running.world_size} {identity.who.unit}s, hosted by {running.host}. It has: {running.roster}",
         cause="the job was started twice under one id, one process too many was started, or the last run has not ended",
         remedy="give this run another job id, or end the other one first.",
@@ -470,25 +466,26 @@ def running(identity: Identity, running: Running, seconds: float) -> MingleError
 def running_notice(identity: Identity, running: Running, seconds: float) -> str:
     """Return the line that says, soon, that a job runs already."""
     return (
-        f"job {identity.job!r} runs already since {running.seconds + seconds:.0f} s, hosted by {running.host}; "
+        f"job {identity.job!r} has been running for {running.seconds + seconds:.0f} s, hosted by {running.host}; "
         "waiting for it to end. Use another job id if these are two jobs."
     )
 
 
 def reopened(identity: Identity, reason: str) -> str:
     """Return the notice that an epoch was voided after all ranks had joined."""
-    return f"job {identity.job!r}: forming it was interrupted and starts again: {reason}"
+    return f"job {identity.job!r}: its formation was interrupted and starts again: {reason}"
 
 
 def member_lost(identity: Identity, who: ProcessInfo, how: str) -> str:
     """Return why the store is closed: no rank must wait there for one that is gone."""
-    return f"job {identity.job!r}: {who} was lost before its process group stood ({how})"
+    return f"job {identity.job!r}: {who} was lost before its process group existed ({how})"
 
 
 def host_lost(identity: Identity, loss: str) -> MingleError:
-    """Return the error of a member whose host is gone after GO and before the process group stood."""
+    """Return the error of a member whose host is gone after GO and before the process group existed."""
     return MingleError.explain(
-        f"job {identity.job!r}: rank 0 was lost after the job had formed and before its process group stood ({loss}).",
+        f"job {identity.job!r}: rank 0 was lost after the job had formed and before its process group existed "
+        f"({loss}).",
         cause="its process was killed or has failed, or its machine or its link is down",
         remedy="see rank 0's own output; start the job again.",
     )
@@ -526,7 +523,7 @@ def closed_by_host(identity: Identity, reason: str, *, network: bool) -> MingleE
     return ConflictError.explain(
         f"job {identity.job!r}: {unit} 0 ended the gathering: {reason}",
         cause=f"the conflict concerns every {unit} of the job",
-        remedy=f"see {unit} 0's error; start the job again when it is solved.",
+        remedy=f"see {unit} 0's error; start the job again when that is fixed.",
     )
 
 

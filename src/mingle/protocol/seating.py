@@ -111,9 +111,10 @@ def common_address(host: HostSeat, members: Sequence[Sequence[Path]]) -> str | N
 
     All ranks use the network of that address among each other, and a backend needs a mesh, not a star: an
     address counts only where no member's path to it shows that this member is on another one of the host's networks
-    (:func:`mingle.network.interfaces.reached_weakly`). Among those: first one that is not on a tunnel or on a bridge
-    inside the host, then one whose subnet holds the most members' own addresses (no router in between), then one that
-    is not link-local (those need a scope), then the host's own order of preference.
+    (:func:`mingle.network.interfaces.reached_weakly`). If the user named the host's interfaces, their order decides
+    among those. Otherwise: first one that is not on a tunnel or on a bridge inside the host, then one whose subnet
+    holds the most members' own addresses (no router in between), then one that is not link-local (those need a scope),
+    then the host's own order of preference.
 
     Args:
         host: the host's own seat.
@@ -130,12 +131,12 @@ def common_address(host: HostSeat, members: Sequence[Sequence[Path]]) -> str | N
         return ipaddress.ip_address(local) in subnets[address]
 
     def worth(address: str) -> tuple[bool, int, bool]:
-        neighbours = 0
+        neighbors = 0
         if address in subnets:
             for paths in members:
                 local = (path.local_address for path in paths if path.host_address == address)
-                neighbours += any(is_neighbor(each, address) for each in local)
-        return address not in host.last_resort, neighbours, not ipaddress.ip_address(address).is_link_local
+                neighbors += any(is_neighbor(each, address) for each in local)
+        return address not in host.last_resort, neighbors, not ipaddress.ip_address(address).is_link_local
 
     # max() returns the first of equals: the order of preference.
     return max(candidates, key=worth, default=None)

@@ -29,7 +29,7 @@ RETRY_SECONDS = 0.25
 REMEMBERED_SESSIONS = 32
 REMEMBERED_BY_SENDER = 8
 RUNNING_NOTICE_SECONDS = 2.0
-"""The time after which people are told that the job runs already."""
+"""The time after which people are told that the job is already running."""
 RUNNING_PATIENCE_SECONDS = 30.0
 """The longest time that a process waits for another run of the same job to end."""
 

@@ -105,7 +105,7 @@ def _split(head: str) -> list[str]:
     except ValueError as error:
         raise ConfigurationError.explain(
             f"--head={head!r} can't be split into words: {error}.",
-            cause="a quotation mark without its partner",
+            cause="an unbalanced quotation mark",
             remedy="quote the command as a shell would need it.",
         ) from error
     if not words:

@@ -202,8 +202,8 @@ class Program:
 
 def _not_started(word: str, error: OSError) -> MingleError:
     causes = {
-        errno.ENOEXEC: "the file is no program of this system: a script without `#!`, or one for another processor",
-        errno.ENOENT: "the interpreter in its first line is not there; a line end of Windows is part of the name",
+        errno.ENOEXEC: "this system can't execute the file: a script without `#!`, or one for another processor",
+        errno.ENOENT: "the interpreter in its first line does not exist; a Windows line end is part of the name",
     }
     if error.errno not in causes:
         return refused(f"{word} can't be started", error)

@@ -236,7 +236,7 @@ class Running(Frame, frozen=True, kw_only=True, tag="running", omit_defaults=Tru
     """Its members, for people."""
     store_address: Annotated[str, Meta(max_length=64)] = ""
     """Where the store listens, once the session is sealed. An announcement may name a host here; empty: the
-    address that was dialled."""
+    address that was dialed."""
     store_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """0: there is no store yet."""
     surplus: bool = False
