@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import os
 import resource
 import select
@@ -33,7 +34,6 @@ from mingle.network.connections import (
     Event,
     bare_address,
     canonical_address,
-    counter,
 )
 from mingle.network.interfaces import scan
 from tests.receiving import no_descriptor_leaks
@@ -54,7 +54,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
-        self.connections = Connections(self.selector, connections.counter())
+        self.connections = Connections(self.selector, itertools.count(1).__next__)
         self.events: list[Event] = []
 
     def dial(self, target: socket.socket) -> list[Event]:
@@ -573,15 +573,10 @@ def test_an_address_is_one_however_it_is_written(written: str, canonical: str) -
     assert canonical_address(written) == canonical
 
 
-def test_connections_are_numbered_apart() -> None:
-    new_id = connections.counter()
-    assert [new_id(), new_id(), new_id()] == [1, 2, 3]
-
-
 def test_out_of_descriptors_a_caller_is_turned_away() -> None:
     """Left in the backlog it would make the listener readable for ever, and the loop spin."""
     with selectors.DefaultSelector() as selector:
-        connections = Connections(selector, counter())
+        connections = Connections(selector, itertools.count(1).__next__)
         try:
             connections.listen([("127.0.0.1", 0)])
             (key,) = selector.get_map().values()

@@ -53,7 +53,6 @@ def test_two_transports_of_one_process_hear_each_other(port: int) -> None:
             assert len(heard.data) <= MAX_DATAGRAM
         assert (one.sent, one.received, two.received) == (1, 1, 1)
         assert not one.send_errors
-        assert not one.receive_errors
 
 
 def test_a_reply_to_a_multicast_reaches_its_sender_alone(port: int) -> None:
@@ -140,9 +139,7 @@ def test_sending_to_where_nothing_is_open_is_counted_or_false(port: int) -> None
             transport.unicast(b"x", ("localhost", port))
 
 
-def test_errors_of_a_socket_are_counted_and_do_not_hide_what_follows(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_a_socket_do_not_hide_what_follows(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     read, pending = sockets.read, [ConnectionRefusedError(111, "refused"), OSError(100, "down")]
 
     def failing_first(opened: socket.socket) -> sockets.Received | None:
@@ -154,7 +151,7 @@ def test_errors_of_a_socket_are_counted_and_do_not_hide_what_follows(
         transport.multicast("lo", b"x", GROUP)
         monkeypatch.setattr(sockets, "read", failing_first)
         assert [one.data for one in gather(transport, 1)] == [b"x"]
-        assert transport.receive_errors == {"ECONNREFUSED": 1, "ENETDOWN": 1}
+        assert not pending
 
 
 def test_receiving_from_a_socket_that_was_closed_meanwhile(port: int) -> None:

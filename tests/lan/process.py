@@ -539,7 +539,7 @@ class Process:
                 self.closed_stores.append(reason)
                 if self.store_port is not None:
                     self.machine.stores.pop(self.store_port, None)
-            case effects.Notice(text, _):
+            case effects.Notice(text):
                 self.world.note(f"{self.name} says: {text}")
                 self.notices.append(text)
 

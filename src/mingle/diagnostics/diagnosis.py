@@ -203,7 +203,7 @@ def _port(facts: Facts) -> Iterator[Finding]:
         shared = f", shared with {len(facts.holders)} other ranks" if facts.holders else ""
         yield Finding("port", PASS, f"UDP port {facts.port} can be used{shared}")
     if facts.relay_failure:
-        taken = facts.relay_failure.endswith("taken")
+        names_taken = facts.relay_failure.endswith("taken")
         yield Finding(
             "relay",
             WARN,
@@ -211,7 +211,7 @@ def _port(facts: Facts) -> Iterator[Finding]:
             "MINGLE_PEERS reaches only one of the processes that share the port",
             f"end the processes that hold the names (ss -xlp | grep mingle/udp-{facts.port} shows them), or set "
             "MINGLE_PORT to another port on every host"
-            if taken
+            if names_taken
             else "allow this process abstract Unix sockets: look at `ulimit -n` and at the rules of its sandbox "
             "(AppArmor, seccomp)",
         )

@@ -98,7 +98,7 @@ def bind(address: str) -> Callable[[], None]:
     """
     distributed = importlib.import_module("torch.distributed")
     if not distributed.is_gloo_available():
-        return _nothing
+        return lambda: None
     gloo = distributed.ProcessGroupGloo
     made_before = gloo.__init__
 
@@ -140,10 +140,6 @@ def _as_options(gloo: Any, more: tuple[Any, ...], named: Mapping[str, Any]) -> A
     for name, value in given.items():
         setattr(options, "_timeout" if name == "timeout" else name, value)
     return options
-
-
-def _nothing() -> None:
-    """There is nothing to undo."""
 
 
 # --- the threads ------------------------------------------------------------------------------------------------------

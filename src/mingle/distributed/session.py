@@ -60,7 +60,7 @@ class Session:
     """
 
     def __init__(self) -> None:
-        self.on_close: Callable[[], None] = _nothing
+        self.on_close: Callable[[], None] = lambda: None
         self._pid = os.getpid()
         self._closed = False
         # Reentrant: a signal handler may close the job while this thread closes it.
@@ -383,7 +383,3 @@ class RunningSession(Session):
             self.await_members()
         self._await_until = 0.0  # a close that continues after an interrupt would ask a loop that has ended
         self._discovery.close("an exception ended it" if failing else "its job was closed")
-
-
-def _nothing() -> None:
-    """Stands for a callback until there is one."""

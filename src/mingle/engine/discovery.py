@@ -428,7 +428,7 @@ class Discovery:
         self._stopping = True
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            self.driver.call(_nothing)
+            self.driver.call(lambda: None)  # wakes it
             self._worker.end()
             thread.join()
         if self._closed:
@@ -460,7 +460,3 @@ class Discovery:
             server.abort()
         elif self._machine.hosting is None and formation is not None:
             store.shut_down_connections(formation.store_address, formation.store_port)
-
-
-def _nothing() -> None:
-    """Do nothing: passed to `Driver.call`, it wakes the thread."""

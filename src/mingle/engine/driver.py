@@ -8,6 +8,7 @@ sockets with deadlines, so it can be interrupted at any moment. A `Discovery` dr
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import random
 import selectors
@@ -120,7 +121,7 @@ class Driver:
         self.clock = clock
         self.failure: MingleError | None = None
         """The error that ended the driver's thread, with the unforeseen exception as its ``__cause__``; else None."""
-        self.new_id = connections.counter()
+        self.new_id = itertools.count(1).__next__
         self.rng = random.Random()
         self.rejected: Counter[str] = Counter()
         """Datagrams that were dropped, by reason."""
@@ -564,8 +565,8 @@ class Driver:
             case Hangup(conn) | Reset(conn):
                 self._dialed.pop(conn, None)
                 (self.connections.reset if isinstance(effect, Reset) else self.connections.hang_up)(conn)
-            case Notice(text, warning):
-                self._say(logging.WARNING if warning else logging.INFO, text, None)
+            case Notice(text):
+                self._say(logging.WARNING, text, None)
             case _:
                 self._perform_more(effect)
         for event in events:

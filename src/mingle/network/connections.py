@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
-import itertools
 import os
 import selectors
 import socket
@@ -435,11 +434,6 @@ def _endpoint(address: str, port: int, index: int) -> tuple[socket.AddressFamily
     if ":" not in address:
         return socket.AF_INET, (address, port)
     return socket.AF_INET6, (address, port, 0, index if address.startswith("fe80:") else 0)
-
-
-def counter() -> Callable[[], int]:
-    """Return a function that numbers connections."""
-    return itertools.count(1).__next__
 
 
 def bare_address(host: str) -> str:

@@ -150,7 +150,6 @@ class Transport:
         """Datagrams returned by `receive`."""
         self.send_errors: Counter[str] = Counter()
         """By name of the error number."""
-        self.receive_errors: Counter[str] = Counter()
         self._groups = tuple(groups)
         self._interfaces: tuple[Interface, ...] = ()
         self._endpoints: dict[tuple[str, Version], _Endpoint] = {}
@@ -321,7 +320,6 @@ class Transport:
             except OSError as error:
                 if comes_from_a_signal_handler(error):
                     raise
-                self.receive_errors[_error_name(error)] += 1
                 continue
             if received is None:
                 break

@@ -202,8 +202,6 @@ class PingMachine:
         own: Collection[str] = (),
     ) -> None:
         self.peers: dict[bytes, PingPeer] = {}
-        self.echoed: set[str] = set()
-        """The interfaces on which our own multicasts came back: they pass this host's own rules."""
         self.rounds = 0
         self.strangers: dict[str, str] = {}
         """The addresses of pingers with another secret, each with what is known of the pinger."""
@@ -350,8 +348,6 @@ class PingMachine:
             handle: for :class:`Reply`.
         """
         if message.pinger == self._pinger:
-            if isinstance(message, EchoRequest) and message.way == "multicast":
-                self.echoed.add(interface)
             return
         peer = self._known(message, address, interface, now, trusted=trusted)
         if peer is None:

@@ -129,14 +129,6 @@ class Endpoints(Struct, frozen=True, kw_only=True):
     """Whether the user named the interfaces; if so, their order counts."""
 
 
-def _no_limit() -> int:
-    return 1_000_000
-
-
-def _nothing_unsent(_conn: int) -> int:
-    return 0
-
-
 class Context(Struct, frozen=True, kw_only=True):
     """What its driver gives a machine to work with."""
 
@@ -146,9 +138,9 @@ class Context(Struct, frozen=True, kw_only=True):
     rng: random.Random
     timeout: float
     """Seconds until a job that has not formed is an error."""
-    free_files: Callable[[], int] = _no_limit
+    free_files: Callable[[], int] = lambda: 1_000_000
     """Return the number of further connections that this process can hold."""
-    unsent: Callable[[int], int] = _nothing_unsent
+    unsent: Callable[[int], int] = lambda _conn: 0
     """Return the number of unsent bytes of a connection."""
     dials: DialBudget = field(default_factory=DialBudget)
     """The budget for connections to unproved endpoints."""
@@ -294,10 +286,9 @@ class CloseStore(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
-    """Show a text to people."""
+    """Show a warning to people."""
 
     text: str
-    warning: bool = True
 
 
 _StoreEffect: TypeAlias = PrepareStore | OpenStore | ReachStore | ProveStore | FormedStore | CloseStore
