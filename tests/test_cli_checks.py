@@ -102,9 +102,16 @@ def test_a_warning_is_status_0() -> None:
     assert "WARN\tenvironment\tthe environment has MASTER_ADDR=10.9.9.9 already" in result.stdout
 
 
-def test_a_job_id_that_is_no_text_is_wrong_usage_of_doctor() -> None:
-    done = doctor(port=free_udp_port(), MINGLE_JOB_ID="caf\udce9")
-    assert (done.exit_code, "surrogate" in done.stderr) == (2, True)
+@pytest.mark.parametrize(
+    ("job_id", "problem"), [("caf\udce9", "surrogate"), (257 * "x", "257 bytes"), ("", "is empty")]
+)
+def test_doctor_names_a_job_id_that_cannot_be_one_beside_all_else(job_id: str, problem: str) -> None:
+    done = doctor(port=free_udp_port(), MINGLE_JOB_ID=job_id)
+    assert done.exit_code == 1
+    (line,) = [each for each in done.stdout.splitlines() if each.startswith("FAIL")]
+    assert line.split("\t")[1] == "environment"
+    assert problem in line
+    assert "PASS\tinterfaces" in done.stdout
 
 
 def test_a_peer_that_serves() -> None:

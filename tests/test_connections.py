@@ -209,6 +209,14 @@ def test_a_sandbox_without_ipv6_does_not_stop_ipv4(loop: Loop, monkeypatch: pyte
     assert loop.connections.listen(addresses) == {("127.0.0.1", LO.index)}
 
 
+def test_a_sandbox_without_the_only_family_is_an_error_at_once(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy_address(monkeypatch, "::1", times=100, problem=errno.EAFNOSUPPORT)
+    started = time.monotonic()
+    with pytest.raises(InterfaceError, match="not supported"):
+        loop.connections.listen([("::1", LO.index)])
+    assert time.monotonic() - started < 1
+
+
 def test_a_duplicate_check_that_does_not_end_is_not_waited_for(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "DUPLICATE_CHECK_SECONDS", 0.0)
     with pytest.raises(InterfaceError, match="no address is ready") as caught:

@@ -509,6 +509,13 @@ def test_the_status_of_an_earlier_session_explains_nothing() -> None:
     alone.answer(conn, 4.0, frames.Joined(session=OTHER), session=OTHER, port=4001)
     assert alone.step() is Step.SEATED
     assert alone.joiner.status is None
+    alone.hear(conn, 5.0, frames.Status(joined=1, world_size=2, missing=(0,)))
+    alone.joiner.disconnected(conn, "reset", 6.0)
+    alone.joiner.handle_timer(6.0 + RETRY_SECONDS)
+    alone.joiner.heard(offer(OTHER, port=4001), HERE, 7.0)
+    (conn,) = alone.dialed()
+    alone.answer(conn, 7.0, frames.Joined(session=OTHER), session=OTHER, port=4001)
+    assert alone.joiner.status is not None
 
 
 def test_who_leaves_before_go_says_no_ready() -> None:

@@ -344,6 +344,24 @@ def test_an_exception_in_the_block_waits_for_no_backend(monkeypatch: pytest.Monk
     until(lambda: not dist.is_initialized())
 
 
+def test_an_abandoned_group_is_destroyed_in_its_thread_to_the_last_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The destructor of Gloo's group waits for its operations, perhaps for minutes."""
+
+    class Group:
+        pass
+
+    held, gone = [Group()], list[bool]()
+
+    def end() -> None:
+        group = weakref.ref(held.pop())
+        gone.append(group() is None)
+
+    monkeypatch.setattr(process_group, "current", lambda: held[0] if held else None)
+    monkeypatch.setattr(process_group, "_end", end)
+    process_group.abandon()
+    assert gone == [True]
+
+
 def test_closing_while_an_exception_is_on_its_way_waits_for_no_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     release, destroy = threading.Event(), dist.destroy_process_group
 

@@ -237,6 +237,15 @@ def test_a_refusal_is_forgotten_when_the_rank_comes_with_the_right_settings() ->
     assert refused.startswith("rank 2 on ")
 
 
+def test_who_claimed_the_rank_of_another_one_is_not_forgotten_when_that_one_comes_back() -> None:
+    registrar = at(Phase.OPEN)
+    registrar.join(7, member(7), join(1), 2.0)
+    registrar.pong(1)
+    registrar.lost(1, 3.0)
+    registrar.join(8, member(1), join(1), 4.0)
+    assert "rank taken" in registrar.status().refused[0]
+
+
 def test_one_too_many_has_no_wrong_settings() -> None:
     registrar = Opened(2, rank=None)
     registrar.join(1, member(1), join(None, size=2), 1.0)

@@ -86,7 +86,7 @@ def test_who_was_heard_is_said() -> None:
 def test_an_incomplete_job_names_the_ranks() -> None:
     missing = timeout(Diagnostics(), status=Status(joined=6, world_size=8, missing=(2, 5)), connected=True)
     assert "6 of 8 ranks joined, missing ranks: 2, 5" in str(missing)
-    assert "not reached any more" not in str(missing)
+    assert "can no longer be reached" not in str(missing)
     hangs = timeout(Diagnostics(), status=Status(joined=8, world_size=8, phase="confirming", unconfirmed=(4,)))
     assert "no answer while confirming from ranks: 4 (as last reported by rank 0" in str(hangs)
     assert "stopped" in str(hangs.cause)

@@ -258,7 +258,17 @@ def test_read_secret_file(tmp_path: Path, content: bytes, secret: bytes) -> None
     assert values.read_secret_file(str(path), "F") == secret
 
 
-def test_a_secret_pipe_that_nobody_writes_to_does_not_block(tmp_path: Path) -> None:
+def test_a_secret_pipe_whose_writer_comes_late_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Timer(0.1, path.write_bytes, [b"late\n"])
+    writer.start()
+    assert values.read_secret_file(str(path), "F") == b"late"
+    writer.join()
+
+
+def test_a_secret_pipe_that_nobody_writes_to_does_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values, "PIPE_SECONDS", 0.1)
     path = tmp_path / "pipe"
     os.mkfifo(path)
     with pytest.raises(ConfigurationError, match="empty secret"):

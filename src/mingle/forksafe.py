@@ -69,7 +69,7 @@ def register_fd(fd: int) -> None:
     """
     identity = _identity(fd)
     for known, registered in list(_foreign.items()):  # a copy: other threads register while fstat(2) runs
-        if not _is_open_as(known, registered):
+        if not _is_open_as(known, registered) and _foreign.get(known) == registered:
             _foreign.pop(known, None)
     _foreign[fd] = identity
 

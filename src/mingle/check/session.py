@@ -74,7 +74,8 @@ def take_part(
         before: called on rank 0 with the name of each step, before the step.
     """
     started = time.monotonic()
-    control.own_interface = job.interface
+    # Under torchrun the job names no interface, and the store's link-local address has this machine's zone.
+    control.own_interface = job.interface or job.master_addr.partition("%")[2]
     hello: Record = {
         "rank": job.rank,
         "node": job.node_rank,

@@ -86,8 +86,10 @@ def _serve(shared: Shared, network: Network) -> None:
 
 def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], list[dict[str, Any]]]:
     """Return the findings, and the JSON records of the peers."""
-    if job := os.environ.get("MINGLE_JOB_ID", ""):
-        settings.check_job_id(job, "MINGLE_JOB_ID")
+    try:
+        job = settings.check_job_id(os.environ.get("MINGLE_JOB_ID"), "MINGLE_JOB_ID")
+    except ConfigurationError:  # the check of the environment names it, if it is set
+        job = ""
     asked, unresolved = _resolve(network, hosts)
     try:
         with Pinger(

@@ -213,6 +213,7 @@ def _resolve(shared: Shared, environ: Mapping[str, str]) -> tuple[dict[str, Any]
             settings.refuse_backend(resolved["job_id"], "MINGLE_JOB_ID")
         elif resolved["job_id"] is not None:
             settings.check_job_id(resolved["job_id"], f"{resolved['launcher']}'s id")
+    with noting_conflict():
         network = shared.network()
         record = structs.asdict(network)
         same = ("discovery_timeout", "port", "ttl", "family", "advertise", "progress")

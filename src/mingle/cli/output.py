@@ -52,8 +52,9 @@ def say(text: str) -> None:
     for line in text.split("\n"):
         try:
             click.echo(_encodable(printable(line), sys.stderr), err=True)
-        except OSError:
-            _discard(sys.stderr)
+        except OSError as error:  # a full disk or pipe can have room again for the next line
+            if error.errno in (errno.EPIPE, errno.EIO):
+                _discard(sys.stderr)
 
 
 def answer(text: str) -> None:
@@ -123,9 +124,9 @@ def error_record(error: MingleError) -> dict[str, str | None]:
 
 def complain(error: MingleError, command: str, *, as_json: bool) -> None:
     """Print an error on stderr; with JSON also as the answer, since a script reads one stream."""
+    say(f"{command if command.startswith('mingle-') else f'mingle-discover {command}'}: {error}")
     if as_json:
         answer_json(command.removeprefix("mingle-"), {"error": error_record(error)})
-    say(f"{command if command.startswith('mingle-') else f'mingle-discover {command}'}: {error}")
 
 
 def flush() -> None:

@@ -12,6 +12,7 @@ import numbers
 import operator
 import os
 import re
+import select
 import stat
 from collections.abc import Iterable
 from datetime import timedelta
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 MAX_PORT = 65535
 _MAX_SECRET_BYTES = 64 * 1024
+PIPE_SECONDS = 5.0
+"""How long a secret file that is a pipe can have no writer."""
 SAFE_SECRET_CHARACTERS = 16
 """A shorter secret is used with a warning."""
 _MAX_REMARKS = 16
@@ -333,7 +336,7 @@ def read_secret_file(path: str, source: str) -> Secret:
         ConfigurationError: when the file can't be read, is empty, or is too large to be a secret.
     """
     try:
-        with open(path, "rb", opener=_open_now) as file:
+        with open(path, "rb", opener=_open_soon) as file:
             content = Secret(file.read(_MAX_SECRET_BYTES + 1))
             mode = os.fstat(file.fileno()).st_mode
     except (OSError, ValueError) as error:
@@ -357,9 +360,11 @@ def read_secret_file(path: str, source: str) -> Secret:
     return checked_secret(Secret(re.sub(rb"\r?\n\Z", b"", bytes(content))), f"{source}={path!r}")
 
 
-def _open_now(path: str, flags: int) -> int:
-    """Open a file; a pipe to which no process writes is empty, where open(2) would wait for a writer forever."""
+def _open_soon(path: str, flags: int) -> int:
+    """Open a file; a pipe without a writer counts as empty after a while, where open(2) would wait forever."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        select.select([descriptor], [], [], PIPE_SECONDS)
     os.set_blocking(descriptor, True)
     return descriptor
 

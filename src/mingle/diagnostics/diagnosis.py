@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
@@ -264,9 +266,7 @@ def _multicast(facts: Facts) -> Iterator[Finding]:
 def _tcp(facts: Facts) -> Iterator[Finding]:
     if facts.only_loopback:
         return
-    # The other hosts are on this host's network: its own address stands for theirs.
-    another_host = _first(facts.addresses, "")
-    block = blocked(facts.chains, Packet("tcp", ANY_TCP_PORT, "", _first(facts.used_names, ""), another_host))
+    block = blocked(facts.chains, tcp_from_another_host(facts))
     if block is not None:
         yield Finding(
             "tcp",
@@ -276,6 +276,15 @@ def _tcp(facts: Facts) -> Iterator[Finding]:
         )
     elif facts.chains:
         yield Finding("tcp", PASS, "no rule of this host's firewall drops TCP to the ports of ranks")
+
+
+def tcp_from_another_host(facts: Facts) -> Packet:
+    """Return the first packet of a rank's connection from another address of the network in use."""
+    source = ""
+    if facts.networks:
+        nearby = itertools.islice(ipaddress.ip_network(facts.networks[0]).hosts(), len(facts.addresses) + 1)
+        source = next((str(each) for each in nearby if str(each) not in facts.addresses), "")
+    return Packet("tcp", ANY_TCP_PORT, "", _first(facts.used_names, ""), source)
 
 
 def _reverse_path(facts: Facts) -> Iterator[Finding]:

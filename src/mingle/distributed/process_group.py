@@ -127,6 +127,7 @@ def abandon() -> None:
     if (group := current()) is None:
         return
     _abandoned = weakref.ref(group)
+    del group  # the last reference must go in the thread: the destructor of Gloo's group waits for its operations
     thread = threading.Thread(target=_end_quietly, name="mingle-abandoned-destroy", daemon=True)
     detached.start(thread)
     thread.join(DESTROY_SECONDS)

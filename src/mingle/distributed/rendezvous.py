@@ -132,9 +132,13 @@ def _forget(session: Session) -> None:
     """Restore the environment after the end of a session."""
     global _active
     if _active is session:
-        process_environment.restore()
-        _unbind_gloo()
-        _active = None  # last: after an interrupt the next call continues here
+        _active = None  # a signal handler can close the job meanwhile, and must not wait for this thread's lock
+        try:
+            process_environment.restore()
+            _unbind_gloo()
+        except BaseException:
+            _active = session  # the next call continues here
+            raise
 
 
 def tell_group_stands() -> None:
@@ -315,8 +319,8 @@ def _bind_gloo(formation: Formation) -> None:
 
 def _unbind_gloo() -> None:
     global _bound_gloo
-    if _bound_gloo is not None:
-        _bound_gloo()
+    if (undo := _bound_gloo) is not None:
+        undo()
         _bound_gloo = None
 
 

@@ -121,7 +121,7 @@ def closed_here(identity: Identity) -> MingleError:
     """Return the error for gathering in an agent that has closed its part in the job, or in a fork of it."""
     return MingleError.explain(
         f"this agent has closed its part in job {identity.job!r}.",
-        cause="its shutdown() was called, or this process is a fork of the agent",
+        cause="its shutdown() was called, its start was interrupted, or this process is a fork of the agent",
         remedy="start a new agent.",
     )
 

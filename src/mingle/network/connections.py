@@ -146,12 +146,14 @@ class Connections:
 
     def _listen_at(self, addresses: Sequence[tuple[str, int]]) -> None:
         self.port = 0
-        for address, index in addresses:
+        for number, (address, index) in enumerate(addresses, start=1):
             try:
                 listener = self._open_listener(address, index)
             except OSError as error:
-                # ENODEV: its interface has gone. EAFNOSUPPORT: a sandbox without IPv6.
-                if error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV, errno.EAFNOSUPPORT):
+                # A sandbox without IPv6 (EAFNOSUPPORT) is none without IPv4, which comes first.
+                if error.errno == errno.EAFNOSUPPORT and (self._listeners or number < len(addresses)):
+                    continue
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.ENODEV):  # ENODEV: its interface has gone
                     raise
             else:
                 self.port = listener.getsockname()[1]

@@ -25,6 +25,7 @@ from msgspec import structs
 from mingle import detached
 from mingle.config import launchers
 from mingle.config.placement import place
+from mingle.config.settings import check_job_id
 from mingle.diagnostics import firewall
 from mingle.diagnostics.diagnosis import Facts, Holder
 from mingle.diagnostics.firewall import Chain, Manager
@@ -201,14 +202,19 @@ def _master(environ: Mapping[str, str]) -> str:
 def _environment_problems(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     places = ("MINGLE_RANK", "MINGLE_WORLD_SIZE", "RANK", "WORLD_SIZE")
     launched = any(row.is_seen(environ) for row in launchers.LAUNCHERS)
-    # A shell that says nothing of ranks is no conflict: the arguments may say it all.
-    if not launched and not any(environ.get(name, "").strip() for name in places):
-        return []
+    problems = []
     try:
-        place(environ)
+        if "MINGLE_JOB_ID" in environ:
+            check_job_id(environ["MINGLE_JOB_ID"], "MINGLE_JOB_ID")
     except MingleError as error:
-        return [_problem(error)]
-    return []
+        problems.append(_problem(error))
+    try:
+        # A shell that says nothing of ranks is no conflict: the arguments may say it all.
+        if launched or any(environ.get(name, "").strip() for name in places):
+            place(environ)
+    except MingleError as error:
+        problems.append(_problem(error))
+    return problems
 
 
 def _problem(error: MingleError) -> tuple[str, str]:

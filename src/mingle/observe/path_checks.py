@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from mingle.diagnostics import CheckStatus, Finding
-from mingle.diagnostics.diagnosis import ANY_TCP_PORT, FAIL, PASS, WARN, Facts
+from mingle.diagnostics.diagnosis import FAIL, PASS, WARN, Facts, tcp_from_another_host
 from mingle.diagnostics.firewall import Packet, allow_tcp, allow_udp, blocked
 from mingle.observe.ping import Figures, PingMachine, PingPeer
 
@@ -57,8 +57,7 @@ class _Judge:
         interface = facts.used_names[0] if facts.used_names else ""
         udp = Packet("udp", facts.port, facts.group, interface)
         self._udp_block = blocked(facts.chains, udp) if facts.group else None
-        neighbor = facts.addresses[0] if facts.addresses else ""  # an address of the network that the hosts share
-        self._tcp_block = blocked(facts.chains, Packet("tcp", ANY_TCP_PORT, "", interface, neighbor))
+        self._tcp_block = blocked(facts.chains, tcp_from_another_host(facts))
 
     def peer(self, peer: PingPeer) -> list[Finding]:
         """Return the faults of the paths to and from a peer, else one PASS; nothing before the first figures."""

@@ -97,6 +97,9 @@ class Joiner(SessionPolicy[KnownSession]):
         """The place in the job, once it has formed."""
         self.failure: MingleError | None = None
         self.status: frames.Status | None = None
+        """The last status of the job from its host."""
+        self._status_of = b""
+        """The session of that status."""
         self.roster: list[frames.Seat] = []
         """The members of the job, as far as the host has answered."""
         self._roster_wanted = False
@@ -456,7 +459,9 @@ class Joiner(SessionPolicy[KnownSession]):
         """SEEKING -> JOINING: ask the host of a session that has proved itself for a seat."""
         self.current, self._heard_at = session, now
         if self.outcome is None:
-            self.step, self.status = Step.JOINING, None  # the last one can be that of another session
+            self.step = Step.JOINING
+        if session.name != self._status_of:
+            self.status, self._final_ask_done = None, False
         self.send(self._application(session))
 
     def _application(self, session: KnownSession) -> frames.Join:
@@ -483,7 +488,7 @@ class Joiner(SessionPolicy[KnownSession]):
             case frames.Ping():
                 self.send(frames.Pong(number=frame.number))
             case frames.Status():
-                self.status = frame
+                self.status, self._status_of = frame, session.name
             case frames.Roster() if frame.first == len(self.roster) < self.identity.world_size:
                 self.roster += frame.seats
                 self._roster_wanted = len(self.roster) < self.identity.world_size
@@ -687,7 +692,7 @@ class Joiner(SessionPolicy[KnownSession]):
     def give_up(self, facts: NetworkFacts) -> None:
         """End at the deadline with the error that explains it."""
         failure = self.running_check.failure(self._deadline) or self._conflict or self.failure
-        if failure is None and self.status is None and self.current is None:
+        if failure is None and not self.diagnostics.proved:
             failure = reports.authentication(self.identity, self.diagnostics, facts, secured=self._secured)
         self.failure = failure or self._timeout(facts)
 

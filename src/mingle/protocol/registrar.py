@@ -350,11 +350,10 @@ class Registrar:
         if applicant.rank is not None:
             self._ranks[applicant.rank] = member
             self.departed_ranks.discard(applicant.rank)
-            # It was started again with the right settings.
-            mended = f"{applicant.who.unit} {applicant.rank} on "
-            self.refusals = deque(
-                (each for each in self.refusals if not each.startswith(mended)), REMEMBERED_DEPARTURES
-            )
+            # It was started again with the right settings; a process that claimed the rank of another one was not.
+            came = f"{applicant.who.unit} {applicant.rank} on "
+            kept = (each for each in self.refusals if not each.startswith(came) or ": rank taken (" in each)
+            self.refusals = deque(kept, REMEMBERED_DEPARTURES)
         self.admission.came(now)
         self._wait_for_quiet(now)
         self._advance(now)
