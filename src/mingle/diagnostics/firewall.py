@@ -201,19 +201,15 @@ def allow_udp(port: int, *, manager: Manager = "nft", block: Block | None = None
         block: what drops the datagrams, if it is known.
         outgoing: whether they are dropped when they are sent.
     """
-    chain = _place(block, "output" if outgoing else "input")
-    if outgoing:
-        direct = "firewall-cmd --permanent --direct --add-rule ipv4 filter OUTPUT 0"
-        return {
-            "ufw": f"ufw allow out {port}/udp",
-            "firewalld": f"{direct} -p udp --dport {port} -j ACCEPT && firewall-cmd --reload",
-            "iptables": f"iptables -I OUTPUT -p udp --dport {port} -j ACCEPT",
-            "nft": f"nft insert rule {chain} udp dport {port} accept",
-        }[manager]
+    hook, out = ("output", "out ") if outgoing else ("input", "")
+    chain = _place(block, hook)
+    # firewalld has ports for what comes in alone.
+    rule = f"--direct --add-rule ipv4 filter OUTPUT 0 -p udp --dport {port} -j ACCEPT"
+    firewalld = rule if outgoing else f"--add-port={port}/udp"
     return {
-        "ufw": f"ufw allow {port}/udp",
-        "firewalld": f"firewall-cmd --permanent --add-port={port}/udp && firewall-cmd --reload",
-        "iptables": f"iptables -I INPUT -p udp --dport {port} -j ACCEPT",
+        "ufw": f"ufw allow {out}{port}/udp",
+        "firewalld": f"firewall-cmd --permanent {firewalld} && firewall-cmd --reload",
+        "iptables": f"iptables -I {hook.upper()} -p udp --dport {port} -j ACCEPT",
         "nft": f"nft insert rule {chain} udp dport {port} accept",
     }[manager]
 

@@ -170,7 +170,6 @@ class LocalRelay:
         with contextlib.suppress(OSError):  # a sandbox without it: then every message counts as another user's
             # Set the option before bind(2): an earlier message would carry no credentials.
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self.failure = f"all {len(self._names)} names are taken"
         for name in self._names:
             try:
                 opened.bind(name)
@@ -179,8 +178,10 @@ class LocalRelay:
                     continue
                 self.failure = f"no name: {error.strerror}"
                 break
-            self._own, self.failure = name, ""
+            self._own = name
             return opened
+        else:
+            self.failure = f"all {len(self._names)} names are taken"
         opened.close()
         return None
 

@@ -464,7 +464,7 @@ def running(identity: Identity, running: Running, seconds: float) -> MingleError
 
 
 def running_notice(identity: Identity, running: Running, seconds: float) -> str:
-    """Return the line that says, soon, that a job runs already."""
+    """Return the line that says, soon, that a job is already running."""
     return (
         f"job {identity.job!r} has been running for {running.seconds + seconds:.0f} s, hosted by {running.host}; "
         "waiting for it to end. Use another job id if these are two jobs."
