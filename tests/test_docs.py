@@ -171,7 +171,10 @@ def at(rank: int, world_size: int, code: str = Rank.code, **more: str) -> Rank:
 
 # For each quoted message the ranks that provoke it, and a text by which to know the output that is quoted.
 MISTYPED = 'import mingle; mingle.discover("resent")'
-WITHOUT_IMPORT = 'import torch.distributed as dist; dist.init_process_group(init_method="mingle://resnet")'
+# The ranks are forked from a process in which torch has found the entry point.
+WITHOUT_ENTRY_POINT = """import sys, torch.distributed as dist
+sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers.pop("mingle")
+dist.init_process_group(init_method="mingle://resnet")"""
 MESSAGES: dict[str, tuple[str, list[Rank]]] = {
     "missing-rank": ("joined, missing ranks: 2.\n", [at(0, 4, MINGLE_TIMEOUT="4"), at(1, 4), at(3, 4)]),
     "not-found": ("rank 0 was not found", [at(1, 2)]),
@@ -181,7 +184,7 @@ MESSAGES: dict[str, tuple[str, list[Rank]]] = {
     "secret": ("has none", [at(0, 2, MINGLE_SECRET="correct horse"), at(1, 2)]),
     "no-interface": ("eth99", [at(0, 2, MINGLE_INTERFACE="eth99")]),
     "slurm": ("SLURM_PROCID", [Rank({"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "8"})]),
-    "no-handler": ("No rendezvous handler", [at(0, 2, WITHOUT_IMPORT)]),
+    "no-handler": ("No rendezvous handler", [at(0, 2, WITHOUT_ENTRY_POINT)]),
 }  # fmt: skip
 
 

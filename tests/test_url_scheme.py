@@ -1,4 +1,4 @@
-"""``mingle://`` is known to torch whichever of the two is imported first, and nothing stays in the way of imports."""
+"""``mingle://`` is known to torch without ``import mingle``, or in either order; no import breaks because of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ print(json.dumps({
     "source": __import__("inspect").getsource(rendezvous)[:16],
 }))
 """
+# Torch's package has a function of that name.
+REAL_LOOK = LOOK.replace(
+    "from torch.distributed import rendezvous", "rendezvous = sys.modules['torch.distributed.rendezvous']"
+)
 REGISTERED = {
     "mingle": "mingle.distributed.url_scheme.rendezvous_handler",
     "mingle+formed": "mingle.distributed.url_scheme.formed_handler",
@@ -97,16 +102,9 @@ def test_the_scheme_is_known_in_any_order(small_torch: Path, imports: str) -> No
 
 
 def test_it_is_known_with_the_real_torch() -> None:
-    seen = run(
-        "import mingle; import torch.distributed\n"
-        + LOOK.replace(
-            "from torch.distributed import rendezvous",
-            "rendezvous = sys.modules['torch.distributed.rendezvous']",
-        ),
-        None,
-    )
+    seen = run("import mingle; import torch.distributed" + REAL_LOOK, None)
     assert seen["handlers"].keys() >= {"env", "tcp", "file", *REGISTERED}
-    check({**seen, "handlers": {scheme: seen["handlers"][scheme] for scheme in REGISTERED}})
+    assert seen["finders"] == []
 
 
 def test_without_torch_one_finder_waits_and_is_in_nobodys_way(small_torch: Path) -> None:
@@ -157,3 +155,91 @@ def test_a_scheme_that_somebody_else_has_registered_stays_theirs(small_torch: Pa
         "import mingle\n"
     )
     assert run(code + LOOK, small_torch)["handlers"] == {**REGISTERED, "mingle": "__main__.handler"}
+
+
+# --- without `import mingle`: torch calls mingle_autoload ------------------------------------------------------------
+
+
+def with_real_torch(code: str, *path: Path, **environment: str) -> Any:
+    """Run the code beside the installed torch, and return the last line that it printed, as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            "PYTHONPATH": os.pathsep.join(map(str, (*path, SOURCE))),
+            "PATH": os.environ["PATH"],
+            "MINGLE_INTERFACE": "lo",
+            **environment,
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_scheme_works_in_a_program_that_never_imports_mingle() -> None:
+    seen = with_real_torch(
+        "import json, sys, torch.distributed as dist\n"
+        "before = 'mingle' in sys.modules\n"
+        f"dist.init_process_group('gloo', init_method='mingle://autoload-{uuid.uuid4().hex}', rank=0, world_size=1)\n"
+        "print(json.dumps([before, dist.is_initialized(), 'mingle' in sys.modules]))\n"
+        "dist.destroy_process_group()"
+    )
+    assert seen == [False, True, True]
+
+
+def test_broken_mingle_breaks_the_call_and_not_the_import_of_torch(tmp_path: Path) -> None:
+    (tmp_path / "mingle").mkdir()
+    (tmp_path / "mingle/__init__.py").write_text("import a_dependency_that_is_gone")
+    seen = with_real_torch(
+        "import json, torch.distributed as dist\n"
+        "try:\n"
+        "    dist.init_process_group('gloo', init_method='mingle://job', rank=0, world_size=1)\n"
+        "except ModuleNotFoundError as error:\n"
+        "    print(json.dumps(error.name))",
+        tmp_path,
+    )
+    assert seen == "a_dependency_that_is_gone"
+
+
+def test_import_of_mingle_registers_where_autoload_is_off() -> None:
+    seen = with_real_torch("import mingle, torch" + REAL_LOOK, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert seen["handlers"].items() >= REGISTERED.items()
+
+
+@pytest.mark.parametrize(
+    "order", ["mingle_autoload.register(); import mingle", "import mingle; mingle_autoload.register()"]
+)
+def test_hook_and_import_register_side_by_side(small_torch: Path, order: str) -> None:
+    seen = run(f"import torch.distributed, mingle_autoload; {order}" + LOOK, small_torch)
+    assert seen["handlers"].keys() == REGISTERED.keys()
+    assert seen["finders"] == []
+
+
+@pytest.mark.parametrize(
+    "torch",
+    [
+        "",  # not imported, or built without torch.distributed
+        "import torch.distributed; del torch.distributed.rendezvous._rendezvous_handlers; ",
+        "import torch.distributed; torch.distributed.rendezvous.register_rendezvous_handler = None; ",
+    ],
+)
+def test_hook_raises_nothing_whatever_torch_is_like(small_torch: Path, torch: str) -> None:
+    assert (
+        run(f"{torch}import json, mingle_autoload; print(json.dumps(mingle_autoload.register()))", small_torch) is None
+    )
+
+
+def test_hook_imports_only_the_standard_library(small_torch: Path) -> None:
+    seen = run(
+        "from __future__ import annotations\n"
+        "import json, logging, sys, typing, torch.distributed\n"
+        "before = set(sys.modules)\n"
+        "import mingle_autoload; mingle_autoload.register()\n"
+        "print(json.dumps(sorted(set(sys.modules) - before)))",
+        small_torch,
+    )
+    assert seen == ["mingle_autoload"]

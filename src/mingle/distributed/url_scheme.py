@@ -1,8 +1,10 @@
 """``init_method="mingle://JOB"``: the scheme, and its registration with torch, whichever of the two is imported first.
 
-``import mingle`` must not load torch (it takes seconds). So when torch is there already the scheme is registered at
-once, else a finder waits in ``sys.meta_path`` for ``torch.distributed.rendezvous`` to be imported; right after that the
-scheme is registered and the finder gone.
+At ``import torch``, torch calls :mod:`mingle_autoload`, so a script need not import mingle. ``import mingle`` registers
+the scheme as well, for a checkout on ``PYTHONPATH``, which has no entry points, and for
+``TORCH_DEVICE_BACKEND_AUTOLOAD=0``. It must not load torch (that takes seconds). So when torch is there already the
+scheme is registered at once, else a finder waits in ``sys.meta_path`` for ``torch.distributed.rendezvous`` to be
+imported; right after that the scheme is registered and the finder gone.
 
 The handlers give torch the connection over which this rank has proved the store. Torch's own ``env://`` would make
 another one like it: the keys have the same prefix, and this rank is counted among the workers already. So ranks meet in
