@@ -212,7 +212,7 @@ RANKS = (
         observed="ranks are missing, and a job id that resembles ours not at all is heard",
         status=ALONE,
         heard={"other_jobs": OTHER},
-        cause="the missing ranks were never started, or were started under another job id: 'bert'",
+        cause="the missing ranks were never started, or no network leads from them to rank 0",
     ),
     Row(
         observed="ranks are missing, others have joined, and there is no default route",
@@ -296,7 +296,13 @@ RANKS = (
         observed="rank 0 is not heard, other ranks of the job are, and so is another job",
         heard={"seekers": SEEKER, "other_jobs": OTHER},
         machine=NO_ROUTE,
-        cause="rank 0 was not started, or was started under another job id: 'bert'",
+        cause="rank 0 was not started, or runs alone with a world size of 1",
+    ),
+    Row(
+        observed="rank 0 is not heard, a job id that resembles ours not at all is",
+        heard={"other_jobs": OTHER},
+        machine=NO_ROUTE,
+        cause="its multicast does not reach this network (other jobs are heard, so multicast works here)",
     ),
     Row(
         observed="rank 0 is not heard, other ranks of the job are",
@@ -347,6 +353,12 @@ AGENTS = (
         heard={"other_jobs": TYPO},
         machine=NO_ROUTE,
         cause="a mistyped --rdzv-id: 'resent' is on this network",
+    ),
+    Row(
+        observed="a job id that resembles ours not at all is heard",
+        heard={"other_jobs": OTHER},
+        machine=LOOPBACK,
+        cause="the other nodes were not started",
     ),
     Row(
         observed="other nodes have joined, and there is no default route",
@@ -405,7 +417,7 @@ FIND = (
         observed="a job id that resembles it not at all is heard",
         heard={"other": "bert"},
         machine=LOOPBACK,
-        cause="the job does not run, or runs under another id: 'bert' is on this network",
+        cause="the job does not run, or its multicast does not reach this network (other jobs are heard",
     ),
     Row(observed="no process is heard, and only loopback is up", machine=LOOPBACK, cause="only loopback is used"),
     Row(

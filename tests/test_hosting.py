@@ -257,6 +257,17 @@ def test_an_answer_is_built_once_per_change(monkeypatch: pytest.MonkeyPatch) -> 
     assert [frame.missing for frame in asked(alone, 1, "status") if isinstance(frame, frames.Status)] == [()]
 
 
+def test_a_rank_that_has_left_is_missing_to_whoever_asks() -> None:
+    """`list`, `watch` and `find` show RUNNING; members get STATUS."""
+    alone = Alone(size=4)
+    alone.join(1, 1)
+    alone.join(2, 2)
+    alone.say(1, frames.Leave(session=SESSION, reason="it was stopped"))
+    alone.call(7, purpose="probe")
+    (running,) = alone.said[7]
+    assert (running.joined, running.missing) == ((0, 2), (1, 3))
+
+
 def test_a_question_by_multicast_is_answered_to_all_and_one_by_unicast_to_the_asker() -> None:
     alone = Alone()
     alone.host.handle_timer(0.0)

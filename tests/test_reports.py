@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from msgspec import structs
 
 from mingle.diagnostics import CheckStatus, Finding
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, InterfaceError, MingleError
@@ -97,6 +98,40 @@ def test_an_incomplete_job_names_the_ranks() -> None:
     assert "crashed" in str(gone.cause)
     both = timeout(Diagnostics(), status=Status(joined=1, world_size=4, missing=(2,), departed=(1, 3)))
     assert "1 of 4 ranks joined, missing ranks: 2, gone again: ranks 1, 3" in str(both), "the numbers add up"
+
+
+@pytest.mark.parametrize(
+    ("job", "other", "resembles"),
+    [
+        ("resnet", "resent", True),
+        ("resnet", "Resnet", True),
+        ("few", "fwe", True),
+        ("resnet50", "resnet5O", True),
+        ("ada-resnet", "-resnet", True),
+        ("ada-resnet", "resnet", True),
+        ("ada-resnet", "bob-resnet", False),
+        ("ada-llama-finetune", "bob-llama-finetune", False),
+        ("resnet", "bert", False),
+    ],
+)
+def test_only_an_id_that_resembles_ours_is_the_cause(job: str, other: str, resembles: bool) -> None:
+    """Another one is a stranger's job: it is listed, and not blamed."""
+    heard = Diagnostics(other_jobs={other: "host node9 (10.0.0.9), pid 4"})
+    me = structs.replace(ME, job=job)
+    for status in (None, Status(joined=1, world_size=8, missing=(1, 2))):
+        error = reports.timeout(me, heard, NetworkFacts(), seconds=30, status=status, connected=False)
+        assert ("mistyped" in str(error.cause)) == resembles
+        assert resembles or "job id" not in f"{error.cause} {error.remedy}"
+        assert f"other job ids heard on this network: {other!r} by host node9" in error.observation
+
+
+def test_what_several_names_are() -> None:
+    heard = Diagnostics(other_jobs={"resent": "host node9", "resnets": "host node8"})
+    assert timeout(heard, facts=NetworkFacts()).cause == "a mistyped job id: 'resent', 'resnets' are on this network"
+    again = Diagnostics(other_attempts={"2": "10.0.0.3", "3": "10.0.0.4"})
+    assert "the launcher's attempt differs: '2', '3' are on this network" in str(
+        timeout(again, facts=NetworkFacts()).cause
+    )
 
 
 BLOCKED = Finding("multicast", CheckStatus.FAIL, "this host's firewall drops it", "nft insert rule x")

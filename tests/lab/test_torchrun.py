@@ -130,10 +130,10 @@ def test_fewer_nodes_than_wanted_end_with_who_was_there_and_the_mistyped_id(lab:
         assert "2 of 3 nodes were there" in failure.message
         for each in hosts:
             assert f"host {each.name} ({each.address()})" in failure.message
-        assert "another --rdzv-id: 'fwe' is on this network" in failure.message
+        assert "a mistyped --rdzv-id: 'fwe' is on this network" in failure.message
     failure = mistyped.agents[apart].error(SECONDS)
     assert "1 of 3 nodes were there" in failure.message
-    assert "another --rdzv-id: 'few' is on this network" in failure.message
+    assert "a mistyped --rdzv-id: 'few' is on this network" in failure.message
     assert f"interfaces: {apart.interface(network)} " in failure.message
     assert "UDP port 29499" in failure.message
     assert re.search(r"datagrams: [1-9]\d* sent, [1-9]\d* heard, 0 rejected", failure.message)

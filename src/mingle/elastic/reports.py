@@ -13,9 +13,8 @@ _AGENTS = reports.Words(
     unproved="the other nodes",
     unproved_fix="give every node the same secret_file, MINGLE_SECRET_FILE or MINGLE_SECRET; a stranger can be "
     "ignored.",
-    other_id="the other nodes were not started, or were started with another --rdzv-id",
-    other_id_fix=_EVERYWHERE,
     mistyped="a mistyped --rdzv-id",
+    mistyped_fix=_EVERYWHERE,
     otherwise=(
         "the other nodes were not started, or were started with another --rdzv-id, or no network leads from them to "
         "here",

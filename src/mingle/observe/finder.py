@@ -565,12 +565,19 @@ def _why_not_found(job: str, finder: Finder, facts: NetworkFacts) -> reports.Cau
     words = reports.Words(
         unproved="the job's ranks",
         unproved_fix="give the job's secret with --secret-file, MINGLE_SECRET_FILE or MINGLE_SECRET.",
-        other_id="the job does not run, or runs under another id",
-        other_id_fix="give the job id that the ranks were started with; `mingle-discover list` shows all.",
+        mistyped_fix="give the job id that the ranks were started with; `mingle-discover list` shows all.",
         otherwise=(
-            "the job does not run, or this network carries no multicast between the hosts, or a firewall "
-            f"drops UDP port {facts.port}",
-            "start rank 0; without multicast name its host with --peers.",
+            (
+                "the job does not run, or its multicast does not reach this network (other jobs are heard, so "
+                "multicast works here)",
+                "start rank 0; `mingle-discover list` shows all job ids.",
+            )
+            if finder.diagnostics.other_jobs
+            else (
+                "the job does not run, or this network carries no multicast between the hosts, or a firewall "
+                f"drops UDP port {facts.port}",
+                "start rank 0; without multicast name its host with --peers.",
+            )
         ),
     )
     gone = all(each.was_alive for each in sessions)

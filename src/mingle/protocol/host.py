@@ -260,7 +260,7 @@ class Host:
             seconds=max(0.0, now - (self._sealed_since if phase.sealed else self.started)),
             host=self._process(),
             joined=self._description[1],
-            missing=registrar.missing[:4096],
+            missing=registrar.status().awaited[:4096],
             roster=self._description[2],
             store_address=registrar.store_address if store_stands else "",
             store_port=self.store_port if store_stands else 0,

@@ -8,7 +8,7 @@ The texts call a member by its `ProcessInfo.unit`: a rank, or a node where ``min
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -24,7 +24,10 @@ Cause: TypeAlias = tuple[str, str]
 
 _SHOWN = 8
 _RESEMBLING = 0.7
-"""The similarity (difflib's ratio) from which on a job id counts as a misspelling of another one."""
+"""The similarity (difflib's ratio) from which on a job id can be a misspelling of another one."""
+_MISSPELT = 2
+"""The most characters in which it differs then, unless one id contains the other: ada-resnet and bob-resnet are two
+people's."""
 _NO_NETWORK_CAUSE = "the hosts have several networks and share none of them, or a firewall closes the one they share"
 _NO_NETWORK_REMEDY = "name the network they share with MINGLE_INTERFACE on every host, or open TCP between them."
 
@@ -119,10 +122,8 @@ class Words(Struct, frozen=True, kw_only=True):
     unproved: str
     """The processes that can lack our secret."""
     unproved_fix: str
-    other_id: str
-    """The cause if other job ids were heard and none resembles ours."""
-    other_id_fix: str
     mistyped: str = "a mistyped job id"
+    mistyped_fix: str
     otherwise: Cause
     """The cause if nothing was observed."""
 
@@ -131,8 +132,7 @@ def _words(unit: str) -> Words:
     return Words(
         unproved=f"the missing {unit}s",
         unproved_fix=f"give every {unit} the same MINGLE_SECRET or MINGLE_SECRET_FILE; a stranger can be ignored.",
-        other_id=f"the missing {unit}s were never started, or were started under another job id",
-        other_id_fix=f"start every {unit} with the same job id.",
+        mistyped_fix=f"start every {unit} with the same job id.",
         otherwise=(
             f"the missing {unit}s were never started, or no network leads from them to {unit} 0",
             _look(unit),
@@ -172,7 +172,7 @@ def likely_cause(
         incompatible(facts),
         _another_attempt(diagnostics) if diagnostics.other_attempts else None,
         heard,
-        _another_id(job, diagnostics, words) if diagnostics.other_jobs else None,
+        _mistyped_id(job, diagnostics, words),
         suspect(facts, diagnostics) if alone else None,
     )
     return next((rung for rung in rungs if rung is not None), words.otherwise)
@@ -218,19 +218,36 @@ def _another_secret(words: Words) -> Cause:
 def _another_attempt(diagnostics: Diagnostics) -> Cause:
     attempts = few(repr(attempt) for attempt in sorted(diagnostics.other_attempts))
     return (
-        f"the launcher's attempt differs: {attempts} is on this network, so the job was restarted on some nodes "
-        "only, or processes of its last attempt still run",
+        f"the launcher's attempt differs: {attempts} {_is(diagnostics.other_attempts)} on this network, so the job was "
+        "restarted on some nodes only, or processes of its last attempt still run",
         "end what is left of the last attempt, and start the job again on all nodes.",
     )
 
 
-def _another_id(job: str, diagnostics: Diagnostics, words: Words) -> Cause:
-    """Name the other jobs; one of them is a mistyped id only if it resembles ours."""
-    import difflib  # only a process that has failed needs it
+def _mistyped_id(job: str, diagnostics: Diagnostics, words: Words) -> Cause | None:
+    """Return the cause if a job id that resembles ours was heard; any other id only shows that the network works."""
+    near = sorted(other for other in diagnostics.other_jobs if _resembles(job, other))
+    if not near:
+        return None
+    named = few(repr(other) for other in near)
+    return f"{words.mistyped}: {named} {_is(near)} on this network", words.mistyped_fix
 
-    near = difflib.get_close_matches(job, diagnostics.other_jobs, cutoff=_RESEMBLING)
-    named = few(repr(other) for other in sorted(near or diagnostics.other_jobs))
-    return f"{words.mistyped if near else words.other_id}: {named} is on this network", words.other_id_fix
+
+def _resembles(job: str, other: str) -> bool:
+    import difflib  # only a process that waits or has failed needs it
+
+    job, other = job.lower(), other.lower()
+    if sorted(job) == sorted(other):  # two letters changed places
+        return True
+    match = difflib.SequenceMatcher(None, job, other, autojunk=False)
+    if min(match.real_quick_ratio(), match.quick_ratio()) < _RESEMBLING or match.ratio() < _RESEMBLING:
+        return False
+    differs = max(len(job), len(other)) - sum(block.size for block in match.get_matching_blocks())
+    return differs <= _MISSPELT or job in other or other in job
+
+
+def _is(names: Collection[object]) -> str:
+    return "is" if len(names) == 1 else "are"
 
 
 # --- errors --------------------------------------------------------------------------------------------------------
@@ -376,9 +393,10 @@ def _no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, 
 
 def _why_no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, host: str) -> Cause:
     unit = identity.who.unit
+    others = f"{unit}s" if diagnostics.seekers else "jobs"
     unheard = (
         f"{host} was not started, or runs alone with a {_size(unit)} of 1, or its multicast does not reach this "
-        f"network (other {unit}s are heard, so multicast works here)",
+        f"network (other {others} are heard, so multicast works here)",
         f"look at the output and the {_size(unit)} of {host}; `mingle-discover list` on its host shows what it does.",
     )
     silence = (
@@ -388,11 +406,7 @@ def _why_no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFac
         f"check {unit} 0's output; allow UDP port {facts.port}; without multicast set MINGLE_PEERS=<{unit} 0's host>; "
         "`mingle-discover ping` on both hosts shows which.",
     )
-    words = replace(
-        _words(unit),
-        other_id=f"{host} was not started, or was started under another job id",
-        otherwise=unheard if diagnostics.seekers else silence,
-    )
+    words = replace(_words(unit), otherwise=unheard if diagnostics.seekers or diagnostics.other_jobs else silence)
     certain: Cause | None = None
     if diagnostics.hosts:
         certain = unreachable_host(host, gone=diagnostics.hosts.keys() <= diagnostics.proved.keys())
