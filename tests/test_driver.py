@@ -111,6 +111,19 @@ def test_what_is_multicast_comes_back_with_its_source(driver: Noting) -> None:
     assert (source.interface, source.multicast, source.address) == ("lo", True, "127.0.0.1")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not tell a broadcast from a unicast")
+def test_a_broadcast_is_dropped(driver: Noting) -> None:
+    """A unicast of the same bytes is heard."""
+    question = datagrams.padded(List(member=MEMBER), datagrams.MAX_BYTES)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        for destination in ("127.255.255.255", "127.0.0.9"):
+            stranger.sendto(question, (destination, driver.network.port))
+    assert driver.turn_until("heard")[1].member == MEMBER
+    assert [told[0] for told in driver.notes.told].count("heard") == 1
+    assert driver.facts().rejected == {"broadcast": 1}
+
+
 def test_an_offer_names_the_address_of_the_interface_it_leaves_by_first(driver: Noting) -> None:
     addresses = ("192.0.2.1", "127.0.0.1", "192.0.2.2")
     offer = Offer(job="a job", session=SESSION, host=MEMBER, addresses=addresses, port=9, world_size=2)

@@ -267,11 +267,55 @@ def an_ipv6_port_that_is_not_shared() -> None:
                 Transport([interface_of("a")], groups=[GROUP], port=29499, family="6")
 
 
+def a_broadcast_is_told_from_a_unicast() -> None:
+    """The kernel's own routing decides, so an address that came a moment ago, or that a rule translates, is ours."""
+    two_hosts()
+    with between("a") as a, between("b") as b:
+        with inside("a"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            asking.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+            asking.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("10.1.0.1"))
+            asking.bind(("10.1.0.1", 0))
+            for everybody in ("10.1.0.255", "255.255.255.255"):
+                asking.sendto(b"all", (everybody, 29499))
+                (heard,) = gather(b, 1)
+                assert heard.broadcast, everybody
+                assert not heard.multicast
+            asking.sendto(b"all systems (RFC 1112)", ("224.0.0.1", 29499))
+            asking.sendto(b"all nodes of the job", (GROUP.ipv4, 29499))
+            assert [one.data for one in gather(b, 1)] == [b"all nodes of the job"]
+            ip("-n b address add 10.1.0.77/32 dev lo")
+            ip("-n a route add 10.1.0.77 via 10.1.0.2")
+            ip("-n b route add local 10.9.0.0/16 dev lo")  # a whole network whose addresses are all this host's
+            ip("-n a route add 10.9.0.0/16 via 10.1.0.2")
+            with inside("b"):
+                nft("add table ip t")
+                nft("add chain ip t in { type nat hook prerouting priority dstnat; }")
+                nft("add rule ip t in ip daddr 10.1.0.99 dnat to 10.1.0.2")
+            ip("-n a route add 10.1.0.99 via 10.1.0.2")
+            for own in ("10.1.0.2", "10.1.0.77", "10.9.4.255", "10.1.0.99"):
+                asking.sendto(b"who?", (own, 29499))
+                (question,) = gather(b, 1)
+                assert not question.broadcast, own
+                assert b.reply(question, b"me")
+                asking.settimeout(5)
+                assert asking.recvfrom(99) == (b"me", (own, 29499))
+        with inside("b"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as neighbor:
+            neighbor.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+            with contextlib.closing(Transport([interface_of("b")], groups=[GROUP], port=29600)) as third:
+                for own, everybody in (("127.0.0.1", False), ("127.9.9.9", False), ("127.255.255.255", True)):
+                    neighbor.sendto(b"x", (own, 29600))
+                    assert [one.broadcast for one in gather(third, 1)] == [everybody], own
+        assert a.unicast(b"x", ("fd00:1::2", 29499))
+        assert [one.broadcast for one in gather(b, 1)] == [False]
+        assert nothing_more(b)
+
+
 @pytest.mark.lab
 @needs_namespaces
 @pytest.mark.parametrize(
     "scenario",
     [
+        a_broadcast_is_told_from_a_unicast,
         both_families_reach_the_other_host,
         the_families_take_turns,
         unicast_over_ipv6,

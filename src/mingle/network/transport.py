@@ -85,6 +85,8 @@ class Received(Struct):
     """The socket it arrived at; None: another process's."""
     shared: bool = False
     """Whether it is a unicast to the port that all processes of this machine share."""
+    broadcast: bool = False
+    """Whether it was addressed to all machines of a network: every process that shares the port gets a copy."""
 
 
 class Change(NamedTuple):
@@ -580,22 +582,24 @@ def read(opened: socket.socket) -> Received | None:
         data, ancillary, _, source = opened.recvmsg(MAX_DATAGRAM + 1, _ANCILLARY_SIZE)
     except BlockingIOError:
         return None
-    destination, multicast, index = "", False, 0
+    destination, multicast, broadcast, index = "", False, False, 0
     for level, kind, value in ancillary:
         if level == socket.IPPROTO_IP and kind == _IP_PKTINFO:
             index, ours, header = _IN_PKTINFO.unpack(value)
             multicast = header[0] & 0xF0 == 0xE0
-            # The two differ for a group and for a broadcast, which cannot be the source of an answer. Of a datagram
-            # that was queued before the socket asked for them, the kernel reports neither address nor interface.
+            # The two differ for a group and for a broadcast, which cannot be the source of an answer: the kernel has
+            # looked the header's address up in its own routes (fib_compute_spec_dst). Of a datagram that was queued
+            # before the socket asked for them, the kernel reports neither address nor interface.
             if multicast or any(ours):
                 destination = _address(header if multicast else ours)
+                broadcast = not multicast and header != ours
         elif level == socket.IPPROTO_IPV6 and kind == socket.IPV6_PKTINFO:
             header, index = _IN6_PKTINFO.unpack(value)
             multicast = header[0] == 0xFF
             destination = _address(header)
     # Asking the socket for its family takes longer than all the rest of this.
     if len(source) == 2:
-        return Received(data, source, "4", multicast, destination, index, via=opened)
+        return Received(data, source, "4", multicast, destination, index, via=opened, broadcast=broadcast)
     host, port, _flow, scope = source
     return Received(data, (host, port, 0, scope), "6", multicast, destination, index, via=opened)
 
