@@ -24,6 +24,7 @@ import torch
 from rich.pretty import pretty_repr
 
 import mingle
+from mingle.config import placement
 from mingle.config.settings import Settings
 from mingle.distributed import gloo, rendezvous
 from mingle.distributed.environment import process_environment
@@ -42,11 +43,12 @@ from mingle.forksafe import Closable
 from mingle.network import interfaces
 from mingle.network.interfaces import Interface
 from mingle.protocol.machine import Formation
-from mingle.wire.frames import Place
+from mingle.wire.frames import Place, encode_frame
 from tests.bystanders import free_udp_port
 from tests.in_process import discovery_of, settings_of
 from tests.loopback import answers, busy_port, job_name, until
 from tests.test_forksafe import held_by_another_thread, in_child
+from tests.test_frames import read
 
 PLACE = {"job_id": "resnet", "rank": 1, "world_size": 2}
 TORCHRUN = {
@@ -675,6 +677,15 @@ def test_a_member_says_who_it_is_and_has_a_new_name_in_each_call(monkeypatch: py
 def test_the_launchers_word_for_a_node_counts_before_the_machines() -> None:
     assert process_identity(settings_of("x", 1, 2, 1, node="7")).node == "launcher 7"
     assert process_identity(settings_of("x", 1, 2, 1)).node.startswith("boot:" if os.name == "posix" else "")
+
+
+def test_a_host_name_in_another_encoding_can_be_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(placement, "_BOOT_ID", tmp_path / "none")
+    monkeypatch.setattr(socket, "gethostname", lambda: os.fsdecode(b"k\xfcche"))
+    for wanted in settings_of("x", 1, 2, 1), settings_of("x", 1, 2, 1, node=os.fsdecode(b"\xfc" * 300)):
+        identity = process_identity(wanted)
+        join = identity.join(identity.who, ())
+        assert read(encode_frame(join)) == join
 
 
 @pytest.mark.parametrize(("rank", "hosts"), [(0, True), (None, True), (1, False)])

@@ -31,7 +31,7 @@ from mingle.errors import MingleError
 from mingle.protocol.machine import CloseStore, Context, Effect, Formation, Identity, scoped
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import truncate_utf8
-from mingle.wire.frames import ProcessInfo, Unit
+from mingle.wire.frames import MAX_NODE_KEY_BYTES, ProcessInfo, Unit
 
 if sys.platform != "win32":
     import resource
@@ -119,7 +119,7 @@ def process_identity(settings: Settings, *, minimum: int | None = None, unit: Un
         member=os.urandom(16),
         rank=settings.rank,
         world_size=settings.world_size,
-        node=node[:256],
+        node=truncate_utf8(node, MAX_NODE_KEY_BYTES),
         who=ProcessInfo(hostname=truncate_utf8(socket.gethostname()), pid=os.getpid(), rank=settings.rank, unit=unit),
         local_rank=settings.local_rank,
         local_world_size=settings.local_world_size,

@@ -61,7 +61,8 @@ Text: TypeAlias = Annotated[str, Meta(max_length=2048)]
 Epoch: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
 Proof: TypeAlias = Annotated[bytes, Meta(max_length=32)]
 Nonce: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
-NodeKey: TypeAlias = Annotated[str, Meta(max_length=256)]
+MAX_NODE_KEY_BYTES = 256
+NodeKey: TypeAlias = Annotated[str, Meta(max_length=MAX_NODE_KEY_BYTES)]
 Ranks: TypeAlias = Annotated[tuple[Rank, ...], Meta(max_length=4096)]
 Purpose: TypeAlias = Literal["join", "probe", "conflict"]
 
