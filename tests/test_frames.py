@@ -160,6 +160,7 @@ def test_the_longest_application_fits_into_a_frame(letter: str) -> None:
         who=who(letter),
         versions=versions,
         paths=(path,) * 64,
+        addresses=(path.local_address,) * 64,
     )
     assert len(encode_frame(join)) + FRAME_MAC_BYTES <= MAX_FRAME_BYTES
     assert read(encode_frame(join)) == join

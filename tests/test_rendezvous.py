@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from itertools import count
+from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,10 @@ EXAMPLES = settings(derandomize=True, database=None, deadline=None)
 
 def on(node: str, rank: int | None = None, **told: int) -> Join:
     return Join(world_size=1, node=node, rank=rank, **told)
+
+
+def way(host: str, local: str = "", interface: str = "eth0") -> Path:
+    return Path(host_address=host, local_address=local or host, interface=interface)
 
 
 def place(applicants: list[Join]) -> list[Place]:
@@ -176,6 +181,71 @@ def test_node_ranks_are_the_launchers_only_where_they_fit(told: tuple[int | None
     assert [at.node_rank for at in place(applicants)] == expected
 
 
+# --- machines with equal keys -----------------------------------------------------------------------------------------
+
+
+def clone(*used: str, own: tuple[str, ...] = (), **told: int) -> Join:
+    """One rank on a machine whose boot id others have as well: its addresses, and those by which it is on the path."""
+    paths = tuple(way("192.0.2.99", local) for local in used)
+    return Join(world_size=1, node="boot:a", paths=paths, addresses=("127.0.0.1", *used, *own), **told)
+
+
+BRIDGE = "172.17.0.1"
+"""An address that each of these machines has, on a bridge of its own."""
+
+
+@pytest.mark.parametrize(
+    ("applicants", "expected"),
+    [
+        pytest.param([clone("192.0.2.1"), clone("192.0.2.2")], [(0, 0), (0, 1)], id="two machines"),
+        pytest.param(
+            [clone("192.0.2.1", BRIDGE), clone("192.0.2.2", own=(BRIDGE,)), clone("192.0.2.1", own=(BRIDGE,))],
+            [(0, 0), (0, 1), (1, 0)],
+            id="two machines with the same bridge, on which the first one is the host",
+        ),
+        pytest.param(
+            [clone("192.0.2.1", own=("2001:db8::1",)), clone("2001:db8::1", own=("192.0.2.1",))],
+            [(0, 0), (1, 0)],
+            id="one machine, each rank on another interface or family",
+        ),
+        pytest.param([clone("127.0.0.1"), clone("127.0.0.1")], [(0, 0), (1, 0)], id="one machine on lo"),
+        pytest.param(
+            [clone("192.0.2.1"), on("boot:a"), clone("192.0.2.1")],
+            [(0, 0), (1, 0), (2, 0)],
+            id="a rank that says no addresses: the key alone counts",
+        ),
+        pytest.param(
+            [
+                Join(world_size=1, node="boot:a", paths=(way("192.0.2.9", "192.0.2.9"),), addresses=("192.0.2.1",)),
+                clone("192.0.2.9"),
+            ],
+            [(0, 0), (1, 0)],
+            id="an address that is newer than the list counts too",
+        ),
+        pytest.param(
+            [clone("192.0.2.1", local_rank=0), clone("192.0.2.2", local_rank=0)],
+            [(0, 0), (0, 1)],
+            id="two machines, whose launcher counts local ranks",
+        ),
+        pytest.param(
+            [clone("192.0.2.1", local_rank=0, node_rank=0), clone("192.0.2.2", local_rank=1, node_rank=0)],
+            [(0, 0), (1, 0)],
+            id="one node by its launcher's word",
+        ),
+        pytest.param(
+            [on("boot:a", local_rank=0, node_rank=0), on("boot:a", local_rank=0, node_rank=1)],
+            [(0, 0), (0, 1)],
+            id="two nodes by their launcher's word, though no addresses are known",
+        ),
+    ],
+)
+def test_equal_keys_with_disjoint_addresses_are_different_nodes(
+    applicants: list[Join], expected: list[tuple[int, int]]
+) -> None:
+    ranked = [msgspec.structs.replace(each, rank=rank) for rank, each in enumerate(applicants)]
+    assert [(each.local_rank, each.node_rank) for each in place(ranked)] == expected
+
+
 # --- contiguity ---------------------------------------------------------------------------------------------
 
 
@@ -221,10 +291,6 @@ def test_contiguous(nodes: str, expected: bool) -> None:
 
 
 # --- the network for all ------------------------------------------------------------------------------------
-
-
-def way(host: str, local: str = "", interface: str = "eth0") -> Path:
-    return Path(host_address=host, local_address=local or host, interface=interface)
 
 
 LAN, FAST, GLOBAL, LINK = "192.0.2.1", "198.51.100.1", "2001:db8::1", "fe80::1"

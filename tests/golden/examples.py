@@ -77,6 +77,7 @@ _JOIN = frames.Join(
     who=_WHO,
     versions={"mingle": "1.0", "torch": "2.6"},
     paths=_PATHS,
+    addresses=("127.0.0.1", "192.0.2.13"),
 )
 _PRESENT = tuple(msgspec.structs.replace(who, rank=None) for who in (_HOST_WHO, _WHO))
 _AGENT_JOIN = frames.Join(

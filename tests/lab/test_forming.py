@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mingle.config import placement
 from tests.levels import repeated
 
 from . import Host, Lab, Rank
@@ -56,6 +57,23 @@ def test_loss_at_every_receiver(lab: Lab, percent: int, seed: int) -> None:
         host.drop_udp(percent)
     order, gaps = random_start(1000 + seed, 4)
     ranks = start_in_order(hosts, "loss", order, [gap / 3 for gap in gaps])
+    check(results(ranks), hosts, hosts[0])
+
+
+def train_on_a_clone(job_id: str, rank: int, world_size: int) -> dict[str, Any]:
+    """Train on a machine whose boot id and namespaces look like those of every other machine."""
+    placement._NAMESPACES = "/no/such/directory"
+    return train(job_id, rank, world_size)
+
+
+@pytest.mark.quick
+def test_clones_of_one_machine_are_different_nodes(lab: Lab) -> None:
+    network, other = lab.network(), lab.network("10.78.0.0/24")
+    machines = [lab.host(network, other), lab.host(network), lab.host(network, other)]
+    for machine in machines:
+        machine.ip("address add 172.17.0.1/16 dev lo")
+    hosts = [machines[0], machines[1], machines[1], machines[2]]
+    ranks = [host.start(train_on_a_clone, "clones", rank, len(hosts)) for rank, host in enumerate(hosts)]
     check(results(ranks), hosts, hosts[0])
 
 

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -103,13 +103,21 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 # --- what a process brings to its job ------------------------------------------------------------------------------
 
 
-def process_identity(settings: Settings, *, minimum: int | None = None, unit: Unit = "rank") -> Identity:
+def process_identity(
+    settings: Settings,
+    *,
+    minimum: int | None = None,
+    unit: Unit = "rank",
+    addresses: Callable[[], Collection[str]] = tuple,
+) -> Identity:
     """Return this process's identity in its job, with a new member id.
 
     Args:
         settings: how to discover.
         minimum: an agent's: how many nodes there must be. A rank has none.
         unit: what the ranks of the job count.
+        addresses: returns all addresses of this machine, which tell machines with the same key apart. Launchers name
+            nodes on all machines at once, so their keys need none.
     """
     torch = sys.modules.get("torch")
     node = placement.this_node() if settings.node is None else f"launcher {settings.node}"
@@ -130,6 +138,7 @@ def process_identity(settings: Settings, *, minimum: int | None = None, unit: Un
             "torch": str(getattr(torch, "__version__", "not imported"))[:64],
             "python": sys.version.split(maxsplit=1)[0][:64],
         },
+        addresses=addresses if settings.node is None else tuple,
         minimum=minimum,
     )
 
@@ -219,7 +228,7 @@ class Discovery:
 
     def __init__(self, settings: Settings, *, enters: bool = False) -> None:
         self.settings = settings
-        self.identity = identity = process_identity(settings, unit=self.unit)
+        self.identity = identity = process_identity(settings, unit=self.unit, addresses=self._addresses)
         self.watch: Callable[[], float] | None = None
         """Called by the serving thread; returns the seconds until it wants to be called again."""
         self.group_stands = False
@@ -264,6 +273,9 @@ class Discovery:
             # The time to answer begins when the sockets are open: on a starved machine that can take seconds.
             self._drive(self._make_machine(key))
             self._stack = stack.pop_all()
+
+    def _addresses(self) -> Collection[str]:
+        return self.driver.interfaces.addresses()
 
     def _make_machine(self, key: JobKey | None) -> Machine:
         identity, driver, fixed_port = self.identity, self.driver, self.settings.master_port

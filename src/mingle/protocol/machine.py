@@ -13,7 +13,7 @@ import hashlib
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -24,7 +24,7 @@ from mingle.protocol.claims import DialBudget
 from mingle.protocol.handshake import Call
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, Datagram, Kind, List, Offer, Seek, asker_name
-from mingle.wire.frames import Join, Path, Place, ProcessInfo, Purpose, Seat
+from mingle.wire.frames import MAX_OWN_ADDRESSES, Join, Path, Place, ProcessInfo, Purpose, Seat
 
 # Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
 REMEMBERED_PER_KIND = 64
@@ -49,6 +49,8 @@ class Identity(Struct, frozen=True, kw_only=True):
     node_rank: int | None = None
     kind: Kind = "ranks"
     versions: dict[str, str] = field(default_factory=dict)
+    addresses: Callable[[], Collection[str]] = tuple
+    """Returns all addresses of this machine; none where its node key needs no second opinion."""
     minimum: int | None = None
     """Agents only: how many nodes there must be; ``world_size`` is how many there may be."""
 
@@ -78,6 +80,7 @@ class Identity(Struct, frozen=True, kw_only=True):
             who: this process as its host knows it.
             paths: the paths to the host that have been proved.
         """
+        addresses = self.addresses()
         return Join(
             world_size=self.world_size,
             rank=self.rank,
@@ -89,6 +92,8 @@ class Identity(Struct, frozen=True, kw_only=True):
             kind=self.kind,
             versions=self.versions,
             paths=paths,
+            # A part of them could lack those that other processes use.
+            addresses=tuple(sorted(addresses)) if len(addresses) <= MAX_OWN_ADDRESSES else (),
             minimum=self.minimum,
         )
 

@@ -617,7 +617,9 @@ class Registrar:
             return
         members = list(self.seats.values())
         self.phase, self.store_address, self._asked_again = Phase.SEALING, address, False
-        where = place([seat.applicant for seat in members], self.world_size)
+        # The paths of JOIN can be older than a change of the member's addresses.
+        applicants = [msgspec.structs.replace(seat.applicant, paths=seat.paths) for seat in members]
+        where = place(applicants, self.world_size)
         self.places = {seat.member: spot for seat, spot in zip(members, where, strict=True)}
         self._port.open_store(self.epoch, address, now)
 

@@ -1,7 +1,7 @@
 """The members' ranks and nodes once all have joined, and the host's address that all of them reach. Pure.
 
-A *node* is what its members say it is (:mod:`mingle.config.placement`): the same key, the same node. The host is
-always the first applicant.
+A *node* is what its members say it is (:mod:`mingle.config.placement`): the same key, the same node, unless their
+addresses show different machines. The host is always the first applicant.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import ipaddress
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from mingle.protocol.admission import HostSeat
 from mingle.wire.frames import Join, Path, Place
 
 _Subnet: TypeAlias = IPv4Network | IPv6Network
+_Key: TypeAlias = tuple[str, int]
 
 
 def place(applicants: Sequence[Join], world_size: int) -> list[Place]:
@@ -31,9 +32,10 @@ def place(applicants: Sequence[Join], world_size: int) -> list[Place]:
         applicants: the members, the host first.
         world_size: of the job.
     """
-    nodes = _grouped(each.node for each in applicants)
+    keys = _node_keys(applicants)
+    nodes = _grouped(keys)
     if _told_local_ranks(applicants, nodes) is None:
-        told = _grouped(_told_node(each) for each in applicants)
+        told = _grouped(map(_told_node, applicants, keys))
         nodes = nodes if _told_local_ranks(applicants, told) is None else told
     given = [applicant.rank for applicant in applicants if applicant.rank is not None]
     if len(given) == len(applicants):
@@ -60,18 +62,58 @@ def place(applicants: Sequence[Join], world_size: int) -> list[Place]:
     return [places[index] for index in range(len(applicants))]
 
 
-def _grouped(keys: Iterable[str]) -> list[list[int]]:
+class _Addresses(NamedTuple):
+    """What an applicant says about the addresses of its machine."""
+
+    own: frozenset[str]
+    """All of them."""
+    used: frozenset[str]
+    """Those by which it is connected to the host."""
+
+    def show_another_machine(self, other: _Addresses) -> bool:
+        """Return whether one of the two uses only addresses that the other one's machine does not have."""
+        if not (self.own and self.used and other.own and other.used):
+            return False
+        return self.used.isdisjoint(other.own) or other.used.isdisjoint(self.own)
+
+
+def _addresses(applicant: Join) -> _Addresses:
+    used = frozenset(path.local_address for path in applicant.paths)
+    # A list that is older than the connection lacks an address that is new.
+    return _Addresses(used.union(applicant.addresses) if applicant.addresses else frozenset(), used)
+
+
+def _node_keys(applicants: Iterable[Join]) -> list[_Key]:
+    """Return the node of each applicant: its key, and which of the machines with that key it is on.
+
+    Boot ids and machine ids are equal on clones of a virtual machine. All processes of one machine have the same
+    addresses, whatever interfaces and families each of them uses. Addresses that many machines have, such as that of
+    a bridge to containers, tell nothing: so each applicant's connection must come from an address of the other.
+    """
+    machines: dict[str, list[_Addresses]] = {}
+    keys = []
+    for applicant in applicants:
+        addresses, alike = _addresses(applicant), machines.setdefault(applicant.node, [])
+        same = (number for number, each in enumerate(alike) if not addresses.show_another_machine(each))
+        number = next(same, len(alike))
+        if number == len(alike):
+            alike.append(addresses)
+        keys.append((applicant.node, number))
+    return keys
+
+
+def _grouped(keys: Iterable[_Key]) -> list[list[int]]:
     """Return the indices of equal keys, in the order in which each key comes first."""
-    groups: dict[str, list[int]] = {}
+    groups: dict[_Key, list[int]] = {}
     for index, key in enumerate(keys):
         groups.setdefault(key, []).append(index)
     return list(groups.values())
 
 
-def _told_node(applicant: Join) -> str:
+def _told_node(applicant: Join, key: _Key) -> _Key:
     """Return the node by what its launcher says: containers of one machine can share it, with all devices."""
     machine = applicant.node.partition("/net:")[0]
-    return applicant.node if applicant.node_rank is None else f"{machine}/told:{applicant.node_rank}"
+    return key if applicant.node_rank is None else (f"{machine}/told:{applicant.node_rank}", 0)
 
 
 def _told_local_ranks(applicants: Sequence[Join], nodes: Sequence[Sequence[int]]) -> dict[int, int] | None:

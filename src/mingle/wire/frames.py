@@ -85,6 +85,7 @@ class Path(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 Paths: TypeAlias = Annotated[tuple[Path, ...], Meta(max_length=64)]
+MAX_OWN_ADDRESSES = 64
 
 
 Unit: TypeAlias = Literal["rank", "node"]
@@ -176,6 +177,8 @@ class Join(Frame, frozen=True, kw_only=True, tag="join", omit_defaults=True):
     kind: Kind = "ranks"
     versions: Annotated[dict[ShortText, ShortText], Meta(max_length=16)] = {}
     paths: Paths = ()
+    addresses: Annotated[tuple[Address, ...], Meta(max_length=MAX_OWN_ADDRESSES)] = ()
+    """All addresses of the member's machine, whatever interfaces it uses; none if they are not known, or too many."""
     minimum: WorldSize | None = None
     """Agents only: how many nodes there must be; ``world_size`` is how many there may be."""
     generation: Annotated[int, Meta(ge=-1, le=MAX_GENERATION)] = -1
