@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -129,6 +129,7 @@ def test_the_options_that_an_error_lists_are_public() -> None:
         ("gloo,", "torch knows no ''"),
         ("", "torch knows no ''"),
         ("cpu:gloo,cpu:gloo", "Duplicate device type cpu"),
+        ("cpu:gloo,gpu:gloo", "device string: gpu"),
         (5, "backend=5 can't be used: it is not a str"),
         (["gloo"], "it is not a str"),
     ],
@@ -163,10 +164,92 @@ def test_a_backend_that_this_torch_lacks(monkeypatch: pytest.MonkeyPatch, name: 
     refused(f"this build of torch has no {name}", backend=name)
 
 
+def through_the_url(backend: str, job_id: str = "refused") -> None:
+    dist.init_process_group(backend, init_method=f"mingle://{job_id}", rank=0, world_size=2)
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize("backend", ["nccl", "NCCL", "cpu:gloo,cuda:nccl"])
+def test_the_url_is_refused_as_soon_as_init(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    """Torch tells the scheme's handler no backend, and refuses it itself only when all ranks have joined."""
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    with pytest.raises(ConfigurationError, match=f"backend='{backend.lower()}' can't be used: this build of torch"):
+        through_the_url(backend)
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize("name", ["nccl", "nccl2", "nccl-lazy", "cpu:gloo,cuda:nccl"])
+def test_nccl_without_a_gpu(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(dist.Backend, "backend_list", [*dist.Backend.backend_list, "nccl2", "nccl-lazy"])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    remedy = str(refused("NCCL needs a GPU, and torch sees none", backend=name).remedy)
+    assert "backend='gloo'" in remedy
+    with pytest.raises(ConfigurationError, match="NCCL needs a GPU, and torch sees none"):
+        through_the_url(name)
+
+
+def test_nccl_with_a_gpu_initializes_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``is_available`` asks CUDA itself, after which a forked child can't use it; ``device_count`` asks NVML."""
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("CUDA was initialized"))
+    check_options("nccl", {})
+    check_options("cpu:gloo,cuda:nccl", {})
+
+
+def test_a_gpu_that_only_cuda_sees_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    check_options("nccl", {})
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """Registers a third party's backend of the name "ours", which is Gloo's under another name."""
+    registry = dist.Backend
+    for name in ("backend_list", "backend_type_map", "backend_capability", "default_device_backend_map", "_plugins"):
+        monkeypatch.setattr(registry, name, getattr(registry, name).copy())
+
+    def make(prefix: Any, rank: int, size: int, timeout: timedelta) -> Any:
+        return dist.ProcessGroupGloo(prefix, rank, size, timeout)
+
+    yield lambda *_: registry.register_backend("ours", make, devices=["cpu"])
+    if hasattr(registry, "OURS"):
+        del registry.OURS
+
+
+@pytest.mark.parametrize("backend", ["ours", "cpu:ours", "cpu:ours,cuda:gloo"])
+def test_a_backend_of_a_third_party_works(plugin: Callable[..., Any], backend: str) -> None:
+    plugin()
+    with mingle.init(job_name("third party"), rank=0, world_size=1, backend=backend):
+        assert reduced() == 1
+    dist.init_process_group(backend, init_method="mingle://third party", rank=0, world_size=1)
+    assert reduced() == 1
+
+
+def test_a_backend_that_torch_loads_when_it_is_asked_for(
+    plugin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch 2.15 does, by an entry point."""
+    monkeypatch.setattr(dist.Backend, "_ensure_backend_registered", plugin, raising=False)
+    check_options("ours", {})
+
+    def fail(name: str) -> None:
+        raise RuntimeError(f"Failed to load the c10d backend entry point: {name}")
+
+    monkeypatch.setattr(dist.Backend, "_ensure_backend_registered", fail, raising=False)
+    with pytest.raises(ConfigurationError, match="Failed to load the c10d backend entry point: theirs"):
+        check_options("theirs", {})
+
+
 @pytest.mark.parametrize(
     ("backend", "options"),
     [
         (None, {}),
+        ("undefined", {}),
         ("gloo", {"timeout": timedelta(seconds=5), "group_name": "g", "pg_options": None, "device_id": None}),
         ("GLOO", {"device_id": torch.device("cpu")}),
         ("cpu:gloo", {}),
@@ -651,6 +734,71 @@ def test_an_error_of_the_discovery_comes_through_torch_as_it_is(monkeypatch: pyt
     with pytest.raises(ConflictError, match="two rank 0s"):
         dist.init_process_group("gloo", init_method="mingle://conflict", rank=0, world_size=2)
     assert not dist.is_initialized()
+
+
+@pytest.mark.usefixtures("_nothing_is_counted")
+@pytest.mark.parametrize(
+    "cause",
+    [
+        {"timeout": timedelta(seconds=0.2)},
+        {"init_method": "mingle://gloo"},
+        {"init_method": "mingle://why?timeout=3", "rank": -1, "world_size": -1},
+    ],
+    ids=["the others are late", "refused", "a wrong URL"],
+)
+def test_a_rank_that_fails_alone_is_not_counted(monkeypatch: pytest.MonkeyPatch, cause: dict[str, Any]) -> None:
+    """Torch numbers a group before the rendezvous, and the number is in the store's keys: the others would wait."""
+    monkeypatch.setenv("MINGLE_PORT", str(free_udp_port()))
+    arguments = {"init_method": f"mingle://{job_name('alone')}", "rank": 1, "world_size": 2, **cause}
+    with pytest.raises(MingleError):
+        dist.init_process_group("gloo", **arguments)
+    assert count_of_groups() == 0
+
+
+@pytest.mark.usefixtures("_nothing_is_counted")
+def test_a_group_that_torch_can_not_make_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("gloo found no device")
+
+    for call in (
+        lambda: dist.init_process_group("gloo", init_method="mingle://uncounted", rank=0, world_size=1),
+        lambda: mingle.init("uncounted", rank=0, world_size=1, backend="gloo"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(dist.distributed_c10d, "ProcessGroupGloo", fail)
+            with pytest.raises(RuntimeError, match="gloo found no device"):
+                call()
+        assert count_of_groups() == 0
+    with mingle.init("uncounted", rank=0, world_size=1, backend="gloo"):
+        assert reduced() == 1
+        assert count_of_groups() == 1
+
+
+@pytest.mark.usefixtures("_nothing_is_counted")
+def test_only_torchs_count_of_this_very_call_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = dist.distributed_c10d._world
+    with pytest.raises(ConfigurationError):
+        next(torch_rendezvous.rendezvous("mingle://gloo", 0, 1))
+    assert world.group_count == 0, "nothing has been counted"
+
+    def counts(*_: object, **__: object) -> None:
+        world.group_count += 1  # as another thread may
+        raise ConfigurationError("refused")
+
+    monkeypatch.setattr(rendezvous, "resolve", counts)
+    monkeypatch.setattr(world, "group_count", 0)
+    with pytest.raises(ConfigurationError, match="refused"):
+        dist.init_process_group("gloo", init_method="mingle://counted", rank=0, world_size=1)
+    assert world.group_count == 2
+
+
+@pytest.fixture
+def _nothing_is_counted() -> None:
+    dist.distributed_c10d._world.group_count = 0
+
+
+def count_of_groups() -> int:
+    return int(dist.distributed_c10d._world.group_count)
 
 
 def test_a_loss_of_rank_zero_tells_more_than_what_torch_says(monkeypatch: pytest.MonkeyPatch) -> None:

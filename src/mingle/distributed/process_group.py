@@ -28,6 +28,8 @@ DESTROY_SECONDS = 2.0
 _NO_OPTIONS = frozenset({"environ", "arguments"})
 """The parameters that are not options of ``mingle.init``."""
 _OURS = frozenset({"init_method", "store", "rank", "world_size", "backend"})
+_NCCL = frozenset({"nccl", "nccl2", "nccl-legacy", "nccl-lazy"})
+"""Torch's names for NCCL; before 2.15 only the first."""
 
 # The process group that init() made, compared by identity: another one is the user's. By weak reference: a process
 # group holds its store, and a store that outlives its group breaks the next one.
@@ -174,7 +176,7 @@ def check_options(backend: str | None, options: Mapping[str, Any]) -> None:
                 remedy=f"pass such a value, or leave {name}= out.",
             )
     if backend is not None:
-        _check_backend(backend)
+        check_backend(backend)
 
 
 def _check_names(distributed: Any, options: Mapping[str, Any]) -> None:
@@ -200,42 +202,122 @@ def _check_names(distributed: Any, options: Mapping[str, Any]) -> None:
             )
 
 
-def _check_backend(backend: str) -> None:
+def check_backend(backend: str) -> None:
+    """Check, before the first packet, what torch would refuse only when all ranks have joined.
+
+    Raises:
+        ConfigurationError: torch does not know the backend, can't parse its name, or can't use it here.
+    """
     if not isinstance(backend, str):
         raise _no_backend(backend, "it is not a str")
+    c10d = _c10d()
+    if backend.lower() == c10d.Backend.UNDEFINED or getattr(c10d, "_use_torchcomms_enabled", bool)():
+        return  # torch chooses the backend, or TorchComms makes it, which has others
     # Before torch parses the whole: of a name that it does not know it would only warn.
     names = [part.rpartition(":")[2].lower() for part in backend.split(",")]
     for name in names:
-        if name not in backends():
-            meant = values.nearest(name, _available())
-            hint = "" if meant is None else f"; did you mean {meant!r}?"
-            raise _no_backend(backend, f"torch knows no {name!r}{hint}")
-        if name not in _available():
-            raise _no_backend(backend, f"this build of torch has no {name}")
-    distributed = importlib.import_module("torch.distributed")
+        _check_one(backend, name)
     problem = ""
     try:
-        distributed.distributed_c10d.BackendConfig(distributed.Backend(backend))
-    except ValueError as error:
+        devices = c10d.BackendConfig(c10d.Backend(backend)).get_device_backend_map()
+        if not any(map(_is_third_party, names)):
+            for device in devices:
+                sys.modules["torch"].device(device)
+    except (ValueError, RuntimeError) as error:
         problem = " ".join(str(error).split())
     if problem:
         raise _no_backend(backend, problem)
 
 
+def _check_one(backend: str, name: str) -> None:
+    problem = ""
+    try:
+        # From 2.15 on torch loads the package of a third party's backend when it is asked for.
+        getattr(_c10d().Backend, "_ensure_backend_registered", bool)(name)
+    except Exception as error:
+        problem = " ".join(str(error).split())
+    if problem:
+        raise _no_backend(backend, problem)
+    if _is_third_party(name):
+        return
+    if name not in backends():
+        meant = values.nearest(name, _available())
+        hint = "" if meant is None else f"; did you mean {meant!r}?"
+        raise _no_backend(backend, f"torch knows no {name!r}{hint}")
+    if not _is_built_in(name):
+        raise _no_backend(backend, f"this build of torch has no {name}")
+    if name in _NCCL and not _has_gpu():
+        raise _no_backend(
+            backend,
+            "NCCL needs a GPU, and torch sees none",
+            cause="a machine without a GPU, CUDA_VISIBLE_DEVICES, or a driver that is too old for this build of torch",
+            remedy="run it where torch.cuda.is_available(), or pass backend='gloo'.",
+        )
+
+
+def _c10d() -> Any:
+    return importlib.import_module("torch.distributed.distributed_c10d")
+
+
 def backends() -> list[str]:
     """Return the backends that torch knows, available or not."""
-    names = importlib.import_module("torch.distributed").Backend.backend_list
+    names = _c10d().Backend.backend_list
     return [name for name in names if name != "undefined"]
 
 
+def _is_third_party(name: str) -> bool:
+    """Return whether a third party has registered the backend: only its own code can tell whether it works here."""
+    plugin = _c10d().Backend._plugins.get(name.upper())  # from 2.15 on, torch's own are registered in the same way
+    return plugin is not None and getattr(plugin.creator_fn, "__module__", None) != _c10d().__name__
+
+
+def _is_built_in(name: str) -> bool:
+    library = "nccl" if name in _NCCL else name
+    return bool(getattr(importlib.import_module("torch.distributed"), f"is_{library}_available", lambda: True)())
+
+
+def _has_gpu() -> bool:
+    """Return whether torch sees a GPU. Only if NVML sees none is CUDA asked: a forked child can't use it after that."""
+    cuda = sys.modules["torch"].cuda
+    return bool(cuda.device_count() > 0 or cuda.is_available())
+
+
 def _available() -> list[str]:
-    distributed = importlib.import_module("torch.distributed")
-    return [name for name in backends() if getattr(distributed, f"is_{name}_available", lambda: True)()]
+    return [
+        name
+        for name in backends()
+        if _is_third_party(name) or (_is_built_in(name) and (name not in _NCCL or _has_gpu()))
+    ]
 
 
-def _no_backend(backend: object, why: str) -> ConfigurationError:
+def _no_backend(
+    backend: object,
+    why: str,
+    *,
+    cause: str = "a spelling mistake, or a build of torch without it",
+    remedy: str | None = None,
+) -> ConfigurationError:
     return ConfigurationError.explain(
         f"backend={backend!r} can't be used: {why}{'' if why.endswith('?') else '.'}",
-        cause="a spelling mistake, or a build of torch without it",
-        remedy=f"use one of {', '.join(_available())}, or leave backend= out.",
+        cause=cause,
+        remedy=remedy or f"use one of {', '.join(_available())}, or leave backend= out.",
     )
+
+
+# --- torch's own count -----------------------------------------------------------------------------------------------
+
+
+def take_back_count(group_name: object) -> None:
+    """Take back torch's count of a group that could not be made; nothing, if anything else has been counted since.
+
+    Torch numbers a group before the rendezvous, and the number is in the store's keys. A rank whose call failed alone
+    would wait under another number than the other ranks in the next call.
+
+    Args:
+        group_name: the name of the group, which is the count before it.
+    """
+    world = getattr(_c10d(), "_world", None)
+    if world is None or stands() or group_name in world.pg_names.values():
+        return
+    if group_name == str(world.group_count - 1):
+        world.group_count -= 1

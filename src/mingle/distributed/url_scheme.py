@@ -25,13 +25,14 @@ from typing import TYPE_CHECKING, Any, cast
 from mingle.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from datetime import timedelta
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
 SCHEME = "mingle"
 _MODULE = "torch.distributed.rendezvous"
+_C10D = "torch.distributed.distributed_c10d"
 
 
 def install() -> None:
@@ -142,29 +143,23 @@ def _warn_of_address(url: str, job_id: str | None) -> None:
 
 def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
     """Yield store, rank and world size for ``init_method="mingle://JOB"``; torch calls this function."""
-    from mingle.distributed import rendezvous
+    from mingle.distributed import process_group, rendezvous
     from mingle.engine.discovery import collector_paused, resume_collector
 
-    try:
-        job_id, options = parse_url(url)
-        arguments: dict[str, Any] = {name: _integer(name, value) for name, value in options.items()}
-    except UnicodeDecodeError:
-        raise ConfigurationError.explain(
-            f"the job id in {url!r} is not UTF-8 once it is percent-decoded.",
-            cause="a percent sign that stands for itself",
-            remedy="write it as %25.",
-        ) from None
-    _warn_of_address(url, job_id)
     begun = False
     try:
-        with rendezvous.one_call(), collector_paused():
-            wanted = rendezvous.resolve({"job_id": job_id, **arguments}, timeout)
-            begun = True
-            job = rendezvous.form(wanted, enters=True)
-        for entry in _entry(timeout, job.rank, job.world_size):
-            with rendezvous.loss_explained():
-                entry[0].check([])  # what fails later, in torch's own call, can't be told in our words
-            yield entry
+        with _taken_back_on_failure() as call:
+            job_id, arguments = _arguments(url)
+            with rendezvous.one_call(), collector_paused():
+                wanted = rendezvous.resolve({"job_id": job_id, **arguments}, timeout)
+                if (backend := call.get("backend")) is not None:
+                    process_group.check_backend(backend)
+                begun = True
+                job = rendezvous.form(wanted, enters=True)
+            for entry in _entry(timeout, job.rank, job.world_size):
+                with rendezvous.loss_explained():
+                    entry[0].check([])  # what fails later, in torch's own call, can't be told in our words
+                yield entry
     except GeneratorExit:
         raise  # torch takes one store and drops the generator: that is the good end
     except BaseException:
@@ -176,7 +171,51 @@ def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> 
 
 def formed_handler(_url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
     """Yield what `rendezvous_handler` yields, for ``mingle.init``."""
-    return _entry(timeout)
+    with _taken_back_on_failure():
+        yield from _entry(timeout)
+
+
+def _arguments(url: str) -> tuple[str | None, dict[str, int | None]]:
+    try:
+        job_id, options = parse_url(url)
+    except UnicodeDecodeError:
+        raise ConfigurationError.explain(
+            f"the job id in {url!r} is not UTF-8 once it is percent-decoded.",
+            cause="a percent sign that stands for itself",
+            remedy="write it as %25.",
+        ) from None
+    arguments = {name: _integer(name, value) for name, value in options.items()}
+    _warn_of_address(url, job_id)
+    return job_id, arguments
+
+
+@contextlib.contextmanager
+def _taken_back_on_failure() -> Iterator[Mapping[str, Any]]:
+    """Yield the local variables of torch's ``init_process_group``, and take back its count of the group if it fails.
+
+    Torch drops its generator in both cases, and a group stands only in the good one.
+    """
+    from mingle.distributed import process_group
+
+    call = _call_of_torch()
+    try:
+        yield call
+    except BaseException:
+        process_group.take_back_count(call.get("group_name"))
+        raise
+
+
+def _call_of_torch() -> Mapping[str, Any]:
+    """Return the local variables of the ``init_process_group`` that asks; none: another function asks.
+
+    Torch hands a scheme's handler neither the backend nor the group's name.
+    """
+    frame = sys._getframe()
+    while (caller := frame.f_back) is not None:
+        frame = caller
+        if frame.f_code.co_name == "init_process_group" and frame.f_globals.get("__name__") == _C10D:
+            return {name: frame.f_locals.get(name) for name in ("backend", "group_name")}
+    return {}
 
 
 def _entry(timeout: timedelta | None, *place: int) -> Iterator[tuple[Any, int, int]]:
