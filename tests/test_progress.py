@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 from rich.status import Status
@@ -299,6 +302,53 @@ def test_the_kernel_hands_it_on_when_a_speaker_is_killed(job: str) -> None:
         speaker.kill()
     assert show(mine, 39.0)
     mine.close()
+
+
+@contextlib.contextmanager
+def held_by_another_user(*names: str, listens: bool) -> Iterator[None]:
+    """Have a process of another user hold abstract sockets of these names, of every type."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            os.setuid(65534)
+            held = []
+            for name in names:
+                for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
+                    held.append(socket.socket(socket.AF_UNIX, kind))
+                    held[-1].bind(f"\0{name}")
+                    if listens and kind == socket.SOCK_STREAM:
+                        held[-1].listen()
+            theirs.send(b"held")
+            ours.close()
+            theirs.recv(1)
+        os._exit(0)
+    theirs.close()
+    try:
+        with ours:
+            assert ours.recv(4) == b"held"
+            yield
+    finally:
+        os.waitpid(pid, 0)
+
+
+@linux_only
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to become another user")
+@pytest.mark.parametrize("listens", [True, False])
+def test_another_user_silences_nobody(job: str, listens: bool) -> None:
+    digest = hashlib.sha256(f"{os.geteuid()}\0{job}".encode()).hexdigest()
+    name = f"mingle-progress-{digest[:32]}"
+    first, second = (Progress(job, 2, rank, off=False, now=0.0) for rank in (0, 1))
+    with held_by_another_user(name, listens=listens):
+        assert show(first, 9.0)
+        assert not show(second, 9.0), "one process shows the line, as always"
+        first.close()
+        assert show(second, 39.0)
+        second.close()
+    every = Progress(job, 2, 0, off=False, now=0.0)
+    with held_by_another_user(name, *(f"{name}-{number}" for number in range(1, 100)), listens=listens):
+        assert show(every, 9.0)
+    every.close()
 
 
 def test_elsewhere_everybody_speaks(job: str, monkeypatch: pytest.MonkeyPatch) -> None:

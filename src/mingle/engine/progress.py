@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import socket
+import struct
 import sys
 import traceback
 from collections.abc import Mapping
@@ -30,6 +31,10 @@ TERMINAL_AFTER_SECONDS = 2.0
 TERMINAL_EVERY_SECONDS = 0.5
 LOG_AFTER_SECONDS = 10.0
 LOG_EVERY_SECONDS = 30.0
+SPEAKER_NAMES = 8
+"""The number of names of which the process that shows the line holds one."""
+_CREDENTIALS = struct.Struct("3i")
+"""The process, user and group of SO_PEERCRED (unix(7))."""
 
 
 def line(job: str, world_size: int, rank: int | None, snapshot: Snapshot, seconds: float, unit: str = "rank") -> str:
@@ -188,19 +193,50 @@ class Progress:
         self._off = True
 
     def _speaks(self) -> bool:
+        """Return whether this process shows the line of its node.
+
+        Any user can take a name before us. Such a name is passed over, for otherwise the job would be silent; where all
+        are taken, each process shows the line.
+        """
         if self._speaker is not None:
+            _drain(self._speaker)
             return True
         if sys.platform != "linux":
             return True
-        name = hashlib.sha256(f"{os.getuid()}\0{self._job}".encode()).hexdigest()[:32]
-        try:
-            speaker = forksafe.register(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-        except OSError:  # EMFILE: no line is shown until there is a descriptor
-            return False
-        try:
-            speaker.bind(f"\0mingle-progress-{name}")
-        except OSError:
-            speaker.close()
-            return False
-        self._speaker = speaker
+        digest = hashlib.sha256(f"{os.geteuid()}\0{self._job}".encode()).hexdigest()
+        for suffix in ("", *(f"-{number}" for number in range(1, SPEAKER_NAMES))):
+            name = f"\0mingle-progress-{digest[:32]}{suffix}"
+            try:
+                speaker = forksafe.register(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            except OSError:  # EMFILE: no line is shown until there is a descriptor
+                return False
+            speaker.setblocking(False)
+            try:
+                speaker.bind(name)
+                speaker.listen()
+            except OSError:
+                ours = _is_held_by_us(speaker, name)
+                speaker.close()
+                if ours:
+                    return False
+            else:
+                self._speaker = speaker
+                return True
         return True
+
+
+def _drain(speaker: socket.socket) -> None:
+    """Take the calls of the others, of which the kernel keeps a limited number."""
+    with suppressed(OSError):
+        for _ in range(socket.SOMAXCONN):
+            speaker.accept()[0].close()
+
+
+def _is_held_by_us(caller: socket.socket, name: str) -> bool:
+    """Return whether the socket of this name was opened by a process of this user."""
+    try:
+        caller.connect(name)
+        credentials = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:  # it does not listen, or its queue is full
+        return False
+    return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
