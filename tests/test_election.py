@@ -6,10 +6,13 @@ import itertools
 import random
 from typing import Any
 
+import pytest
+from msgspec import structs
+
 from mingle.errors import DiscoveryTimeoutError
 from mingle.protocol.connection_race import ADDRESS_SECONDS
 from mingle.protocol.election import NOTIFY_AGAIN_SECONDS, STAND_SECONDS, Elector
-from mingle.protocol.handshake import HostConversation
+from mingle.protocol.handshake import Call, HostConversation, MemberConversation
 from mingle.protocol.host import Host
 from mingle.protocol.machine import (
     Address,
@@ -218,7 +221,7 @@ class Winner:
         return host, heard, done
 
 
-def test_the_loser_hears_of_the_winner_once_and_is_hung_up_on() -> None:
+def test_the_loser_hears_of_the_winner_again_and_again_on_one_connection() -> None:
     winner = Winner()
     (conn,) = winner.dialed(1.5)
     host, heard, done = winner.answer(conn, 1.6)
@@ -227,8 +230,74 @@ def test_the_loser_hears_of_the_winner_once_and_is_hung_up_on() -> None:
     (said,) = heard
     assert isinstance(said, frames.HostSeen)
     assert (said.offer.host, said.stays) == (LOW, False)
-    assert Hangup(conn) in done
-    assert not winner.machine.owns(conn)
+    assert Hangup(conn) not in done
+    for later, again in ((1.4, False), (1.5, True), (1.6, False), (2.5, True)):
+        winner.machine.heard(offer(HIGH), HERE, later + NOTIFY_AGAIN_SECONDS)
+        written = [each for each in winner.machine.effects() if isinstance(each, Write)]
+        assert [host.receive_data(each.data) for each in written] == [[said]] * again
+
+
+def test_a_host_that_was_given_its_rank_is_hung_up_on() -> None:
+    winner = Winner()
+    winner.machine._candidacy.stand_against(HIGH, 1.5)
+    winner.machine.heard(offer(HIGH, assigned=False), HERE, 1.5)
+    (conn,) = [effect.conn for effect in winner.machine.effects() if isinstance(effect, Dial)]
+    _, heard, done = winner.answer(conn, 1.6)
+    assert [each.stays for each in heard if isinstance(each, frames.HostSeen)] == [True]
+    assert Hangup(conn) in done, "it would take every connection that lasts for a second rank 0"
+
+
+@pytest.mark.parametrize(
+    ("answer", "steps_down"),
+    [
+        pytest.param({"stays": True}, True, id="it stands"),
+        pytest.param({"stays": False}, False, id="it does not"),
+        pytest.param({"stays": True, "session": b"a third session."}, False, id="another session"),
+        pytest.param({"stays": True, "state": "sealed"}, False, id="a sealed one"),
+        pytest.param({"stays": True, "job": "another"}, False, id="another job"),
+    ],
+)
+def test_a_winner_steps_down_for_a_loser_that_answers_that_it_stands(answer: dict[str, Any], steps_down: bool) -> None:
+    winner = Winner()
+    (conn,) = winner.dialed(1.5)
+    host, _, _ = winner.answer(conn, 1.6)
+    stays = answer.pop("stays")
+    host.send(frames.HostSeen(offer=structs.replace(offer(HIGH), **answer), stays=stays))
+    winner.machine.received(conn, host.data_to_send(), 1.7)
+    assert winner.machine.stage().startswith("stepping down") is steps_down
+    effects = winner.machine.effects()
+    assert [each.port for each in effects if isinstance(each, Dial)] == [4001] * steps_down
+    assert (Hangup(conn) in effects) is steps_down
+
+
+@pytest.mark.parametrize(
+    ("caller", "purpose", "answered"), [(LOW, "conflict", True), (LOW, "join", False), (b"m" * 16, "conflict", False)]
+)
+def test_a_host_that_stands_says_so_to_a_host_that_calls(
+    caller: bytes, purpose: frames.Purpose, answered: bool
+) -> None:
+    """Where the other host's firewall drops the calls of this one, no other connection leads there."""
+    machine = elector(HIGH)
+    run(machine, 1.0)
+    assert machine.host is not None
+    machine._candidacy.stand_against(LOW, 1.0)
+    call = Call(job=JOB, member=caller, session=machine.host.session, purpose=purpose)
+    conversation = MemberConversation(call, ("10.0.0.1", 4000))
+    machine.accepted(9, "10.0.0.9", 1.5)
+    heard: list[frames.AnyFrame] = []
+    for step in range(2):
+        if step:
+            conversation.send(frames.HostSeen(offer=offer(LOW)))
+        machine.received(9, conversation.data_to_send(), 1.5)
+        effects = machine.effects()
+        for effect in effects:
+            if isinstance(effect, Write):
+                heard += conversation.receive_data(effect.data)
+    assert [(each.offer.host, each.stays) for each in heard if isinstance(each, frames.HostSeen)] == (
+        [(HIGH, True)] * answered
+    )
+    # A member only reports: the other host itself is told where it listens.
+    assert [each.port for each in effects if isinstance(each, Dial)] == [4001] * (not answered)
 
 
 def test_a_winner_that_steps_down_itself_meanwhile_says_nothing() -> None:

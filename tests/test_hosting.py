@@ -769,7 +769,9 @@ def test_it_asks_on_the_browse_group_only_until_the_job_has_formed(finished: boo
 def test_reports_of_other_hosts_are_handed_out_once_and_bounded() -> None:
     alone = formed()
     alone.say(1, frames.HostSeen(offer=other_offer()), frames.HostSeen(offer=other_offer(host=OWN), stays=True))
-    assert alone.host.take_hosts_seen() == [(other_offer(), False), (other_offer(host=OWN), True)]
+    first, second = alone.host.take_hosts_seen()
+    assert (first.offer, first.stays) == (other_offer(), False)
+    assert (second.offer, second.stays) == (other_offer(host=OWN), True)
     assert alone.host.take_hosts_seen() == []
     alone.say(1, *[frames.HostSeen(offer=other_offer())] * (MAX_HOSTS_SEEN + 1))
     assert len(alone.host.take_hosts_seen()) == MAX_HOSTS_SEEN

@@ -7,10 +7,12 @@ import threading
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+import mingle
 from tests.levels import repeated
 
-from . import UDP, Host, Lab, Rank
+from . import UDP, Host, Lab, Rank, report
 from .scenarios import TIMEOUT, describe, report_log, results, sum_of_ranks, wait_for_log
 from .test_timeouts import failure, timed
 
@@ -44,6 +46,21 @@ def start(hosts: list[Host], job_id: str, seed: int, longest: float = 3.0) -> li
         before = moment
         ranks[index] = hosts[index].start(assigned, job_id, len(hosts))
     return [ranks[index] for index in range(len(hosts))]
+
+
+def found_with_id(job_id: str, world_size: int, member: bytes) -> dict[str, Any]:
+    """Find the others under this member id; the lowest one wins elections."""
+    from mingle.engine import discovery
+
+    made = discovery.process_identity
+    discovery.process_identity = lambda *args, **more: structs.replace(made(*args, **more), member=member)
+    report_log()
+    with mingle.discover(job_id, world_size=world_size, discovery_timeout=TIMEOUT) as job:
+        report("formed", rank=job.rank, master_addr=job.master_addr)
+        result = describe(job)
+        job.members  # noqa: B018 - before the host ends
+        threading.Event().wait(1.0)
+        return result
 
 
 def check(found: list[dict[str, Any]], hosts: list[Host]) -> None:
@@ -117,6 +134,25 @@ def test_one_host_is_not_heard_by_multicast(lab: Lab, direction: str, seed: int)
     hosts = [lab.host(network) for _ in range(4)]
     hosts[0].isolate_one_way("out" if direction == "out" else "in", match=UDP)
     check(results(start(hosts, f"one way {seed}", seed, longest=1)), hosts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_one_host_that_takes_no_connections(lab: Lab, place: int, seed: int) -> None:
+    """By its place in the order of ids: the lowest is the first to host, and no other can call it."""
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(4)]
+    filtered = hosts[place]
+    filtered.drop("tcp flags & (syn | ack) == syn")
+    ids = [bytes([number]) + random.Random(seed).randbytes(15) for number in (0, 80, 160, 240)]
+    ranks = [host.start(found_with_id, f"filtered {seed}", 4, member) for host, member in zip(hosts, ids, strict=True)]
+    found = results(ranks)
+    print(f"GO after {max(result['elapsed'] for result in found):.1f} s")
+    assert sorted(result["rank"] for result in found) == list(range(4))
+    assert len({result["members"] for result in found}) == 1
+    (master,) = {result["master_addr"] for result in found}
+    assert master in {host.address() for host in hosts} - {filtered.address()}
 
 
 @pytest.mark.soak

@@ -1,8 +1,8 @@
 """Random schedules of processes that are given no rank.
 
 A schedule of :mod:`tests.lan.schedules` with electors in place of ranks, and some more bad luck: the network is in
-halves from the start, multicast passes one way only until the end, faults strike while hosts compete, deadlines pass
-in the midst of it, and there may be one process too many.
+halves from the start, multicast passes one way only until the end, a firewall lets no connection in to some machine,
+faults strike while hosts compete, deadlines pass in the midst of it, and there may be one process too many.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from tests.lan.electing import ElectionGathering
 from tests.lan.gathering import Gathering
 from tests.lan.process import Process
 from tests.lan.schedules import HEALED_SECONDS, TIMEOUT_SECONDS, Schedule
+
+FILTERED_SECONDS = 20.0
+"""How much longer a job takes to form where some machine takes no calls: it can be the first to host, and then each of
+the others claims its seat in vain."""
 
 
 class ElectionSchedule(Schedule):
@@ -38,6 +42,8 @@ class ElectionSchedule(Schedule):
         if rng.random() < 0.1:
             self._plan_a_new_crew()
         self.election.disturbed_at = self.healed_at
+        if not self.surplus and not self.one_way and rng.random() < 0.3:
+            self._filter()
         gathering.world.watchers.append(self._end_without_store)
 
     def _gather(self, seed: int, *, tracing: bool) -> Gathering:
@@ -91,6 +97,13 @@ class ElectionSchedule(Schedule):
             if other != one and self.rng.random() < 0.7:
                 self.one_way.add(self.rng.choice(((one, other), (other, one))))
         self.gathering.lan.deaf |= self.one_way
+
+    def _filter(self) -> None:
+        """A firewall lets no connection in to one machine, and never will; its own go out."""
+        names = sorted({process.machine.name for process in self.current.values()})
+        if len(names) > 1:
+            self.gathering.network.machine(self.rng.choice(names)).takes_calls = False
+            self.election.disturbed_at += FILTERED_SECONDS
 
     def _plan_strike_at_competition(self) -> None:
         rng, world = self.rng, self.gathering.world

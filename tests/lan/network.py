@@ -63,6 +63,8 @@ class Machine:
     stores: dict[int, Process] = field(default_factory=dict)
     filtered: set[str] = field(default_factory=set)
     """Own addresses at which connections from outside are dropped without a word."""
+    takes_calls: bool = True
+    """Whether connections from outside come in at all; its own go out in any case."""
     processes: list[Process] = field(default_factory=list)
     rate: float = 0.0
     """How fast its clock runs, where that matters."""

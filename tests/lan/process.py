@@ -600,7 +600,7 @@ class Process:
             if far is not self.machine and route.barrier(self.machine, far) in ("reset", "icmp"):
                 self.tcp_closed(conn, "Connection refused (ECONNREFUSED)")
             return
-        if far is not self.machine and address in far.filtered:
+        if far is not self.machine and (address in far.filtered or not far.takes_calls):
             return
         listener = far.listeners.get(port)
         if listener is None:

@@ -208,6 +208,42 @@ def test_nobody_is_reached_by_all_for_a_while() -> None:
         assert gathering.now - healed_at < 20.0
 
 
+@pytest.mark.parametrize("longest", [0.0, 3.0])
+@pytest.mark.parametrize("places", [(0,), (1,), (3,), (0, 1), (0, 1, 2), (0, 3)])
+def test_those_that_can_not_be_dialed_keep_nobody_out(places: tuple[int, ...], longest: float) -> None:
+    """By their place in the order of ids: the lowest wins elections, and can't be told by a call that it must not."""
+    for seed in SEEDS:
+        gathering = gather(seed, secret=b"secret" if seed % 3 == 0 else None)
+        processes = by_id(everybody(gathering, longest=longest))
+        filtered = [processes[place] for place in places]
+        for process in filtered:
+            process.machine.takes_calls = False
+        gathering.run()
+        gathering.expect_formed(within=20.0)
+        assert outcome_of(processes[0]).store_address not in {each.machine.nics[0].address for each in filtered}
+
+
+def test_several_processes_of_a_machine_that_can_not_be_dialed() -> None:
+    for seed in SEEDS:
+        gathering = gather(seed, 8)
+        processes = everybody(gathering, longest=gathering.rng.choice((0.0, 3.0)), machines=3)
+        by_id(processes)[0].machine.takes_calls = False
+        gathering.run()
+        gathering.expect_formed(within=20.0)
+
+
+def test_two_that_can_not_be_dialed_say_so() -> None:
+    for seed in SEEDS:
+        gathering = gather(seed, 2, timeout=30)
+        gathering.election.disturbed_at = math.inf
+        for process in everybody(gathering):
+            process.machine.takes_calls = False
+        gathering.run()
+        one, other = gathering.processes
+        for process, there in ((one, other), (other, one)):
+            expect(process, DiscoveryTimeoutError, f"host {there.machine.name}", "firewall")
+
+
 def test_a_winner_that_hangs_is_not_waited_for() -> None:
     for seed in SEEDS:
         gathering = gather(seed, 2)

@@ -8,6 +8,8 @@ from mingle.protocol import host as host_module
 from mingle.protocol.election import Elector
 from mingle.protocol.host import Host
 from mingle.protocol.machine import Source
+from mingle.protocol.sessions import KnownSession
+from mingle.wire import frames
 from mingle.wire.datagrams import Offer
 from tests.lan import gathering
 from tests.lan.election_schedules import ElectionSchedule
@@ -47,12 +49,33 @@ class MovesBeforeItHasJoined(Elector):
         host.redirect_members(offer)
 
 
+class HearsNoAnswer(Elector):
+    """Tells another host to step down, and does not read what that one answers."""
+
+    def on_frame(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
+        pass
+
+
+class AnswersWhereItMayNotBeHeard(Elector):
+    """Tells every host that it stands on a connection of its own making."""
+
+    def _compete(self, offer: Offer, source: Source, *, stands: bool, now: float, caller: int | None = None) -> None:
+        super()._compete(offer, source, stands=stands, now=now)
+
+
 @pytest.mark.parametrize(
     ("module", "name", "bug", "finding"),
     [
         (host_module, "Registrar", SealsWithoutConfirm, "has sealed without a word of"),
         (host_module, "Registrar", ReusesVoidedEpochs, "was voided and is used again|an epoch number went back"),
         (gathering, "Elector", MovesBeforeItHasJoined, "sends its members where it has no seat"),
+        (gathering, "Elector", HearsNoAnswer, "no GO 40 s after the end of the chaos|without GO 40 s after"),
+        (
+            gathering,
+            "Elector",
+            AnswersWhereItMayNotBeHeard,
+            "no GO 40 s after the end of the chaos|without GO 40 s after",
+        ),
     ],
 )
 def test_a_planted_bug_is_found(

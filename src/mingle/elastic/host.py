@@ -169,8 +169,8 @@ class ElasticHost(Host):
             self._begin(now)
         self.quorum.note_quorum(now)
         self._tell_members()
-        for offer, _ in self.take_hosts_seen():
-            self._sighted(offer, Source(interface=""), now)
+        for seen in self.take_hosts_seen():
+            self._sighted(seen.offer, Source(interface=""), now)
         self.check(now)
         for offer, running in [] if self.closed else self.conflicts.proved():
             # A host sends RUNNING once on a connection, so a session that was sealed then can be running by now.

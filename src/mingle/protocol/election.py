@@ -12,6 +12,8 @@ be several hosts for a moment, and these rules make them one:
 * A member that cannot reach the winner says so (UNREACHABLE) and stays. Then the loser, unless it has confirmed to the
   winner, leaves it and opens again. For a while that winner does not win: the loser stays a candidate (*stands*), and
   says so when it notifies the winner.
+* A firewall can keep every connection away from the winner. So a host that is called by another one, and stands against
+  it, says so on that connection as well; the caller then steps down.
 
 So a process is never in two sessions that can both seal: its own session confirms nothing while the process has a
 seat elsewhere.
@@ -323,6 +325,7 @@ class Elector(SessionPolicy[KnownSession]):
 
     def effects(self) -> list[Effect]:
         """Return what the driver has to do now, once."""
+        self._notified.flush()
         done, self._effects[:] = list(self._effects), []
         if self.host is not None:
             done += self.host.effects()
@@ -399,8 +402,16 @@ class Elector(SessionPolicy[KnownSession]):
 
     # --- competing -------------------------------------------------------------------------------------------------
 
-    def _compete(self, offer: Offer, source: Source, *, stands: bool, now: float) -> None:
-        """Decide which host steps down, this one or another one of the job that takes members."""
+    def _compete(self, offer: Offer, source: Source, *, stands: bool, now: float, caller: int | None = None) -> None:
+        """Decide which host steps down, this one or another one of the job that takes members.
+
+        Args:
+            offer: of the other host.
+            source: where it was heard.
+            stands: whether that host stays a candidate although its id is the higher one.
+            now: the time.
+            caller: the connection on which the other host has called this one; None: it has not.
+        """
         host = self.host
         if host is None or host.finished:
             return
@@ -411,29 +422,52 @@ class Elector(SessionPolicy[KnownSession]):
             return  # it will be sealed, or open again
         elif self._candidacy.loses_to(offer, stands=stands, now=now):
             self._step_down(host, offer, source, now)
+        elif caller is not None:
+            # Its firewall can let its own calls out and ours not in.
+            host.send(caller, self._claim(offer.host, now))
         else:
             self._notify(offer, source, now)
 
+    def _claim(self, other: bytes, now: float) -> frames.HostSeen:
+        """Return what tells another host that it has to step down for this one."""
+        assert self.host is not None
+        return frames.HostSeen(offer=self.host.offer(), stays=self._candidacy.stands_against(other, now))
+
     def _step_down(self, host: Host, offer: Offer, source: Source, now: float) -> None:
+        self._notified.hang_up()
         self._winner = _Winner(offer.session, offer.host, now + YIELD_SECONDS)
         host.step_down(now)
         self.joiner.make_for(offer, source.interface, now, sender=source.address)
 
     def _notify(self, offer: Offer, source: Source, now: float) -> None:
-        """Call a host that has to step down, unless it was called a moment ago: it may not hear our datagrams."""
+        """Tell a host that it has to step down, unless it was told a moment ago: it may not hear our datagrams.
+
+        The connection stays, so that the other host can answer on it, and serves for the next time as well.
+        """
         targets = named(offer, source.interface, source.address)
         session = remember(self._notified, offer, targets, source.address)
-        if session is None or session.race is not None or now < session.retry_at:
+        if session is None or session.races_to("conflict") or now < session.retry_at:
             return
         session.retry_at = now + NOTIFY_AGAIN_SECONDS
-        self._notified.race(session, self.identity.call(session.name, "conflict"), now)
+        if session.is_proved:
+            session.send(self._claim(offer.host, now))
+        else:
+            self._notified.race(session, self.identity.call(session.name, "conflict"), now)
 
     def on_proved(self, session: KnownSession, now: float) -> None:
-        """Tell another host of this one, and hang up; a host that steps down itself by now says nothing."""
+        """Tell another host of this one; a host that steps down itself by now says nothing."""
         if self.host is not None and self._winner is None:
-            stands = self._candidacy.stands_against(session.offer.host, now)
-            session.send(frames.HostSeen(offer=self.host.offer(), stays=stands))
-        session.hang_up()
+            session.send(self._claim(session.offer.host, now))
+        if not session.offer.assigned:  # it takes every host that stays connected for a second rank 0
+            session.hang_up()
+
+    def on_frame(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
+        """Handle the answer of a host that was told to step down, and stands."""
+        if not isinstance(frame, frames.HostSeen) or frame.offer.session != session.name or session.race is None:
+            return
+        if self._candidacy.competes(frame.offer):
+            path = next(iter(session.race.paths.values()))
+            self._compete(frame.offer, Source(interface=path.interface), stands=frame.stays, now=now)
 
     # --- connections -----------------------------------------------------------------------------------------------
 
@@ -530,9 +564,10 @@ class Elector(SessionPolicy[KnownSession]):
                 self._end_host("it has joined another host")
             return
         if self.host is not None:
-            for offer, stands in self.host.take_hosts_seen():
-                if self._candidacy.competes(offer):
-                    self._compete(offer, Source(interface=""), stands=stands, now=now)
+            for seen in self.host.take_hosts_seen():
+                if self._candidacy.competes(seen.offer):
+                    source = Source(interface="")
+                    self._compete(seen.offer, source, stands=seen.stays, now=now, caller=seen.caller)
         if self._winner is not None:
             self._go_on_stepping_down(self._winner, now)
         self._claims.note(now, pending=self._winner is not None and not self._winner.seated)
@@ -583,6 +618,7 @@ class Elector(SessionPolicy[KnownSession]):
             self.host.close(reason)
             self._effects += self.host.effects()
             self.host = self._winner = None
+            self._notified.hang_up()
 
     def expired(self, now: float) -> bool:
         """Return whether the deadline has passed without an end."""

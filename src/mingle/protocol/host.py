@@ -60,6 +60,16 @@ MAX_HOSTS_SEEN = 64
 """Reports of other hosts between two events; bounded against a member that sends many."""
 
 
+class HostSighting(msgspec.Struct, frozen=True):
+    """A report of another host (HOST_SEEN)."""
+
+    offer: Offer
+    stays: bool
+    """Whether that host stays a candidate although its id is the higher one."""
+    caller: int | None
+    """The connection that the other host has made to say so itself; None: a member says it."""
+
+
 class Host:
     """The machine of the rank that hosts. ``outcome`` or ``failure`` ends the gathering; it serves on until closed."""
 
@@ -98,7 +108,7 @@ class Host:
         self._deadline = started + context.timeout
         self._effects: list[Effect] = []
         self._sealed_since = 0.0
-        self._hosts_seen: list[tuple[Offer, bool]] = []
+        self._hosts_seen: list[HostSighting] = []
         self._description: tuple[tuple[object, ...], tuple[int, ...], str] = ((), (), "")
         """A version of the status, with the ranks and the description of the members at that version."""
         self._announcer = Announcer(started)
@@ -402,7 +412,8 @@ class Host:
             self.registrar.acknowledged(conn, frame.epoch, now)
         elif isinstance(frame, frames.HostSeen):
             if len(self._hosts_seen) < MAX_HOSTS_SEEN:
-                self._hosts_seen.append((frame.offer, frame.stays))
+                itself = caller.hello.purpose == "conflict" and caller.hello.member == frame.offer.host
+                self._hosts_seen.append(HostSighting(frame.offer, frame.stays, conn if itself else None))
         elif isinstance(frame, frames.Unreachable):
             self._redirect_failed(caller.as_seen(caller.hello.who), frame.session)
         elif isinstance(frame, frames.Ready):
@@ -541,8 +552,8 @@ class Host:
         self._announcer.burst(now)
         self._hold(now)
 
-    def take_hosts_seen(self) -> list[tuple[Offer, bool]]:
-        """Return, once, the other hosts that members reported, each with whether it stays a candidate."""
+    def take_hosts_seen(self) -> list[HostSighting]:
+        """Return, once, the other hosts that were reported."""
         seen, self._hosts_seen = self._hosts_seen, []
         return seen
 

@@ -322,7 +322,7 @@ class HostSeen(Frame, frozen=True, kw_only=True, tag="host-seen", omit_defaults=
 
     offer: Offer
     stays: bool = False
-    """Whether that host has the higher id and stays a candidate: one of its members can't reach you."""
+    """Whether that host stays a candidate, whatever its id: it, or one of its members, can't reach you."""
 
 
 class Redirect(Frame, frozen=True, kw_only=True, tag="redirect", omit_defaults=True):
