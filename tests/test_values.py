@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import subprocess
 import threading
 from datetime import timedelta
 from decimal import Decimal
@@ -271,8 +272,37 @@ def test_a_secret_pipe_that_nobody_writes_to_does_not_block(tmp_path: Path, monk
     monkeypatch.setattr(values, "PIPE_SECONDS", 0.1)
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    with pytest.raises(ConfigurationError, match="empty secret"):
+    with pytest.raises(ConfigurationError, match=r"is a pipe that has not ended within 0\.1 s"):
         values.read_secret_file(str(path), "F")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("written", [b"", b"whole secret\n"])
+def test_a_secret_pipe_whose_writer_stays_does_not_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bytes
+) -> None:
+    monkeypatch.setattr(values, "PIPE_SECONDS", 0.1)
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    # Opened for both directions, a FIFO does not wait for a reader.
+    writer = os.open(path, os.O_RDWR)
+    os.write(writer, written)
+    try:
+        with pytest.raises(ConfigurationError, match="its writer does not close it") as error:
+            values.read_secret_file(str(path), "F")
+    finally:
+        os.close(writer)
+    assert "whole secret" not in str(error.value)
+
+
+@pytest.mark.timeout(20)
+def test_a_secret_pipe_that_is_written_without_end_does_not_block(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with subprocess.Popen(["dd", "if=/dev/zero", f"of={path}", "bs=4096"], stderr=subprocess.DEVNULL) as writer:
+        with pytest.raises(ConfigurationError, match="holds more than 65536 bytes"):
+            values.read_secret_file(str(path), "F")
+        writer.wait()
 
 
 def test_a_secret_can_come_from_a_process(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import os
 import re
 import select
 import stat
+import time
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 MAX_PORT = 65535
 _MAX_SECRET_BYTES = 64 * 1024
 PIPE_SECONDS = 5.0
-"""How long a secret file that is a pipe can have no writer."""
+"""How long a secret file that is a pipe can take to reach its end, from its opening on."""
 SAFE_SECRET_CHARACTERS = 16
 """A shorter secret is used with a warning."""
 _MAX_REMARKS = 16
@@ -333,12 +334,13 @@ def read_secret_file(path: str, source: str) -> Secret:
     """Return the content of a secret file without its last line end. At most 64 KiB are read.
 
     Raises:
-        ConfigurationError: when the file can't be read, is empty, or is too large to be a secret.
+        ConfigurationError: when the file can't be read, is empty, or is too large to be a secret, or when it is a pipe
+            that does not end.
     """
     try:
         with open(path, "rb", opener=_open_soon) as file:
-            content = Secret(file.read(_MAX_SECRET_BYTES + 1))
             mode = os.fstat(file.fileno()).st_mode
+            content = _read_pipe(file.fileno()) if stat.S_ISFIFO(mode) else Secret(file.read(_MAX_SECRET_BYTES + 1))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigurationError.explain(
@@ -346,6 +348,12 @@ def read_secret_file(path: str, source: str) -> Secret:
             cause="a wrong path, a secret that is not mounted, or missing permission",
             remedy="name a file that the user of this process can read",
         ) from error
+    if content is None:
+        raise ConfigurationError.explain(
+            f"{source}={path!r} is a pipe that has not ended within {PIPE_SECONDS:g} s",
+            cause="no process writes the secret to it, or its writer does not close it",
+            remedy="have the writer close the pipe after the secret, or name a regular file",
+        )
     if len(content) > _MAX_SECRET_BYTES:
         raise ConfigurationError.explain(
             f"{source}={path!r} holds more than {_MAX_SECRET_BYTES} bytes",
@@ -361,12 +369,24 @@ def read_secret_file(path: str, source: str) -> Secret:
 
 
 def _open_soon(path: str, flags: int) -> int:
-    """Open a file; a pipe without a writer counts as empty after a while, where open(2) would wait forever."""
+    """Open a file; open(2) would wait forever for the writer of a pipe, so a pipe stays in non-blocking mode."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-        select.select([descriptor], [], [], PIPE_SECONDS)
-    os.set_blocking(descriptor, True)
+    os.set_blocking(descriptor, not stat.S_ISFIFO(os.fstat(descriptor).st_mode))
     return descriptor
+
+
+def _read_pipe(descriptor: int) -> Secret | None:
+    """Return what a pipe holds up to its end or the limit; None if neither comes in time."""
+    deadline = time.monotonic() + PIPE_SECONDS
+    content = Secret(b"")
+    while len(content) <= _MAX_SECRET_BYTES:
+        if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return None
+        length = len(content)
+        content = Secret(bytes(content) + os.read(descriptor, _MAX_SECRET_BYTES + 1 - length))
+        if len(content) == length:
+            break
+    return content
 
 
 def _remark(text: str) -> None:
