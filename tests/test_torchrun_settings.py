@@ -106,17 +106,35 @@ def test_an_endpoint_is_refused_with_both_ways_out() -> None:
 
 def test_unknown_keys_are_named_with_those_that_are_known() -> None:
     with pytest.raises(ConfigurationError) as error:
-        resolve(config={"intreface": "eth0", "is_host": "1"})
-    assert error.value.observation == "--rdzv-conf holds intreface, is_host, which mingle does not know."
-    for key in (*agent_settings.OWN_KEYS, *agent_settings.TORCH_KEYS):
+        resolve(config={"intreface": "eth0", "store_type": "file"})
+    assert error.value.observation == "--rdzv-conf holds intreface, store_type, which mingle does not know."
+    for key in (*agent_settings.OWN_KEYS, *agent_settings.TORCH_KEYS, "is_host"):
         assert key in str(error.value.remedy)
+
+
+@pytest.mark.parametrize("value", ["0", "1", "true", "'1'"])
+def test_the_key_by_which_c10d_chooses_the_host_is_accepted_and_not_passed_on(value: str) -> None:
+    found = resolve(config={"is_host": value})
+    assert found == resolve()
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+@pytest.mark.parametrize("text", ["join_timeout=5,last_call_timeout=1,timeout=5", "is_host=1", "interface=eth0;eth1"])
+def test_quotes_that_no_shell_has_removed_are_ignored(text: str, quote: str) -> None:
+    from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
+
+    plain, quoted, inner = (
+        resolve(config=_parse_rendezvous_config(each))
+        for each in (text, f"{quote}{text}{quote}", re.sub(r"=([^,]*)", rf"={quote}\1{quote}", text))
+    )
+    assert plain == quoted == inner
 
 
 def test_the_document_lists_every_key_with_its_meaning() -> None:
     text = (Path(__file__).parents[1] / "docs" / "torchrun.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([a-z_]+)` \| (.+) \|$", text, re.MULTILINE))
     assert rows == agent_settings.OWN_KEYS
-    assert [key for key in agent_settings.TORCH_KEYS if f"`{key}`" not in text] == []
+    assert [key for key in (*agent_settings.TORCH_KEYS, "is_host") if f"`{key}`" not in text] == []
 
 
 @pytest.mark.parametrize(
@@ -128,6 +146,7 @@ def test_the_document_lists_every_key_with_its_meaning() -> None:
         ("discovery_timeout", "5m"),
         ("secret_file", "/nonexistent"),
         ("allow_minority", "perhaps"),
+        ("is_host", "perhaps"),
         ("last_call_timeout", "0"),
         ("join_timeout", "ten"),
         ("keep_alive_interval", "1.5"),

@@ -41,6 +41,8 @@ TORCH_KEYS = (
     "timeout",
 )
 """Torch's keys: whole seconds, or a count. Torch always adds ``timeout``."""
+IS_HOST = "is_host"
+"""A key of c10d: whether a node holds the store. The agents elect that node, so the key has no effect."""
 TORCH_DEFAULTS = {"last_call_timeout": 30, "read_timeout": 60}
 """Torch's own defaults of the keys that are also used here (dynamic_rendezvous.py, c10d_rendezvous_backend.py)."""
 
@@ -90,8 +92,9 @@ def resolve(
         ConfigurationError: one of them can't be used.
     """
     _check_place(run_id, endpoint, minimum, maximum)
-    given = {key: str(value).strip() for key, value in (config or {}).items() if value is not None}
+    given = _unquoted(config or {})
     _check_known(given)
+    _flag(given.get(IS_HOST, "0"), f"{CONF} {IS_HOST}")
     torch = TORCH_DEFAULTS | {
         key: values.parse_whole(given[key], f"{CONF} {key}", minimum=1) for key in TORCH_KEYS if key in given
     }
@@ -130,14 +133,23 @@ def _check_place(run_id: str, endpoint: str | None, minimum: int, maximum: int) 
         )
 
 
+def _unquoted(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keys and values of ``--rdzv-conf`` as text, without quotes around the whole or around a value.
+
+    A program that starts torchrun without a shell passes the quotes of a shell on, and torch splits the text without
+    removing them.
+    """
+    return {key.strip(" '\""): str(value).strip(" '\"") for key, value in config.items() if value is not None}
+
+
 def _check_known(given: Mapping[str, str]) -> None:
-    unknown = sorted(set(given) - OWN_KEYS.keys() - set(TORCH_KEYS))
+    unknown = sorted(set(given) - OWN_KEYS.keys() - {*TORCH_KEYS, IS_HOST})
     if unknown:
         raise ConfigurationError.explain(
             f"--rdzv-conf holds {', '.join(unknown)}, which mingle does not know.",
             cause="a mistyped key, one of another backend, or a list separated by commas: in --rdzv-conf a comma "
             "begins the next key, so lists are separated by semicolons",
-            remedy=f"mingle's keys are {', '.join(OWN_KEYS)}; torch's are {', '.join(TORCH_KEYS)}.",
+            remedy=f"mingle's keys are {', '.join(OWN_KEYS)}; torch's are {', '.join((*TORCH_KEYS, IS_HOST))}.",
         )
 
 
