@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from docs import build_man, build_reference
+from docs import build_man, build_reference, site_hook
 
 import mingle
 from mingle import cli as discover
@@ -302,6 +302,30 @@ def test_the_manual_pages_are_those_of_the_commands(name: str) -> None:
     assert macros == {".TH", ".SH", ".SS", ".B", ".BR", ".PP", ".TP"} - (
         set() if name == "mingle-discover.1" else {".SS"}
     )
+
+
+def test_the_site_has_the_examples_and_nothing_that_they_have_written(tmp_path: Path) -> None:
+    for name in ("train.py", "sub/train.sh"):
+        path = tmp_path / "examples" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    wanted = ["examples/sub/train.sh", "examples/train.py"]
+    assert site_hook.examples(tmp_path) == wanted, "an sdist is no repository"
+    for command in (["init", "--quiet"], ["add", "examples"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    (tmp_path / "examples" / "line-fit.pt").write_bytes(b"PK\xff")
+    assert site_hook.examples(tmp_path) == wanted
+    assert len(site_hook.examples(ROOT)) >= 12
+
+
+def test_git_ignores_what_the_examples_write() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("an sdist is no repository")
+    written = ["line-fit.pt", "examples/digits.snapshot.pt", "checkpoints/step-00000020-0-1/.metadata"]
+    written.append("examples/torchrun/checkpoints/step-00000020-0-1/__0_0.distcp")
+    command = ["git", "check-ignore", *written]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == written
 
 
 def test_the_covered_names_are_the_public_ones() -> None:
