@@ -199,13 +199,11 @@ def test_a_node_that_comes_late_is_waited_for(place: Place, pool: ThreadPoolExec
 
 def test_a_node_that_vanishes_makes_a_new_round_necessary(place: Place, pool: ThreadPoolExecutor) -> None:
     """With torch alone the others' workers would wait in a collective until that times out."""
-    handlers = [make(place, 1, 2)[0] for _ in range(2)]
-    together(pool, handlers)
-    rounds = handlers[1]._rounds
-    assert rounds is not None
-    rounds.end()
-    until(lambda: handlers[0].num_nodes_waiting() == 1)
-    assert handlers[0].next_rendezvous().world_size == 1
+    (first, gathering), (second, lost) = make(place, 1, 2), make(place, 1, 2)
+    together(pool, [first, second])
+    gathering.absent.add(lost.member)
+    until(lambda: first.num_nodes_waiting() == 1)
+    assert first.next_rendezvous().world_size == 1
 
 
 def test_a_node_that_ends_for_good_restarts_nobody(place: Place, pool: ThreadPoolExecutor) -> None:
@@ -253,15 +251,12 @@ def test_the_store_is_lost_while_roles_are_exchanged(place: Place, pool: ThreadP
 
 
 def test_a_node_vanishes_while_roles_are_exchanged(place: Place, pool: ThreadPoolExecutor) -> None:
-    handlers = [make(place, 1, 2)[0] for _ in range(2)]
-    infos = together(pool, handlers)
-    rounds = handlers[1]._rounds
-    assert rounds is not None
-    rounds.end()
-    store, rank = infos[0].store, infos[0].rank
-    store.set(agent_handler.ROLE + str(rank), ROLE)
-    assert json.loads(store.get(agent_handler.RANKS + str(rank))) == [2 * rank, 4] * 2
-    assert handlers[0].num_nodes_waiting() == 1
+    (first, gathering), (second, lost) = make(place, 1, 2), make(place, 1, 2)
+    info = together(pool, [first, second])[0]
+    gathering.absent.add(lost.member)
+    info.store.set(agent_handler.ROLE + str(info.rank), ROLE)
+    assert json.loads(info.store.get(agent_handler.RANKS + str(info.rank))) == [2 * info.rank, 4] * 2
+    assert first.num_nodes_waiting() == 1
 
 
 def test_a_job_that_ends_while_roles_are_exchanged_has_ended(place: Place, pool: ThreadPoolExecutor) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -199,6 +200,26 @@ def test_a_node_that_is_missing_for_a_moment_is_not_lost(pair: list[tuple[Rounds
     assert host.nodes_waiting() == 0
 
 
+def test_healthy_workers_are_not_restarted_because_a_heartbeat_is_late(
+    pair: list[tuple[Rounds, FixedGathering]],
+) -> None:
+    (host, gathering), (other, lost) = pair
+    holder = inner_of(host)._state_holder
+
+    def written() -> bool:
+        for node in holder.state.last_heartbeats:
+            holder.state.last_heartbeats[node] = datetime.now(timezone.utc) - timedelta(hours=1)
+        holder.mark_dirty()
+        return bool(holder.sync())
+
+    with inner_of(host)._heartbeat_lock, inner_of(other)._heartbeat_lock:
+        until(written)
+        threading.Event().wait(5 * agent_rounds.MONITOR_SECONDS)
+        assert [host.nodes_waiting(), other.nodes_waiting()] == [0, 0]
+    gathering.absent.add(lost.member)
+    until(lambda: host.nodes_waiting() == 1)
+
+
 def test_no_node_is_lost_where_the_members_are_not_known(pair: list[tuple[Rounds, FixedGathering]]) -> None:
     (host, gathering), (other, _) = pair
     gathering._hosts = False
@@ -214,6 +235,19 @@ def test_a_node_without_which_the_others_continued_comes_for_the_next_round(
     monitor_of(host).enter_round(host.number - 1, 2)
     until(lambda: host.nodes_waiting() == 1)
     assert other.nodes_waiting() == 0
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_session_that_began_after_a_last_call_makes_no_second_one_before_its_first_round(
+    place: Place, small: bool
+) -> None:
+    made, _ = make(place, last_call_timeout="5")
+    made._small = small
+    began = time.monotonic()
+    assert made.next().world_size == 1
+    assert (time.monotonic() - began < 4.5) is small
+    assert inner_of(made).settings.timeout.last_call == timedelta(seconds=5)
+    made.end()
 
 
 @pytest.mark.parametrize("failure", [RendezvousConnectionError, KeyError])

@@ -12,11 +12,13 @@ import pytest
 from tests.levels import chosen, repeated
 
 from . import Lab
-from .torchrun_jobs import Job, jobs, never_apart
+from .torchrun_jobs import Job, jobs, never_apart, never_back
 
 pytestmark = pytest.mark.timeout(600)
 MakeJob = Callable[..., Job]
 
+HELD_SECONDS = 12.0
+"""Longer than a host that is cut off counts its members."""
 APART_SECONDS = 25.0
 """Longer than every heartbeat and lease."""
 
@@ -115,4 +117,37 @@ def test_a_split_from_the_start_heals_into_one_job(lab: Lab, job: MakeJob, seed:
     healed = time.monotonic()
     whole = made.wait_for_group(hosts, since=healed)
     print(f"two jobs were one {whole - healed:.1f} s after the network was whole")
+    made.finish(*hosts)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize(("interval", "attempts"), chosen([(1, 4)], soak=[(2, 3), (5, 3)]))
+def test_a_host_that_is_cut_off_gets_no_round_once_the_others_started_again_have_theirs(
+    lab: Lab, job: MakeJob, interval: int, attempts: int, seed: int
+) -> None:
+    """The two agents that it counts were killed and started again: they are free, and more than half."""
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    conf = f"last_call_timeout=1,keep_alive_interval={interval},keep_alive_max_attempt={attempts}"
+    made = job(f"again-{interval}-{attempts}-{seed}", "1:3", restarts=9, conf=conf)
+    made.start(*hosts)
+    made.wait_for_group(hosts)
+    holder = made.store_host(hosts)
+    others = [host for host in hosts if host is not holder]
+    holder.cut()
+    at = time.monotonic()
+    threading.Event().wait(0.3)
+    for host in others:
+        host.kill()
+    made.start(*others)
+    again = made.wait_for_group(others, since=at)
+    print(f"the two trained again after {again - at:.1f} s")
+    threading.Event().wait(max(0.0, at + HELD_SECONDS - time.monotonic()))
+    print([(round(when - at, 1), name, session) for when, name, session in made.rounds(since=at)])
+    never_back(made.rounds())
+    holder.heal()
+    healed = time.monotonic()
+    made.wait_for_group(hosts, since=healed)
+    never_back(made.rounds())
     made.finish(*hosts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import re
 import tempfile
 import threading
@@ -13,7 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from . import Host, Rank
+from . import Host, Rank, report
 from .scenarios import report_log
 
 SCRIPT = Path(__file__).with_name("training.py")
@@ -31,8 +33,23 @@ def torchrun(arguments: Sequence[str]) -> None:
     from torch.distributed.run import main
 
     report_log()
+    _report_rounds()
     assert any(point.name == "mingle" for point in entry_points(group="torchrun.handlers")), INSTALLED
     main(list(arguments))
+
+
+def _report_rounds() -> None:
+    """Let the test see which rounds torchrun gets, and of which session."""
+    from mingle.elastic.handler import AgentHandler
+
+    genuine = AgentHandler.next_rendezvous
+
+    def next_rendezvous(handler: AgentHandler) -> Any:
+        joined = genuine(handler)
+        report("round", session=os.environ["MINGLE_GENERATION"], size=joined.world_size)
+        return joined
+
+    AgentHandler.next_rendezvous = next_rendezvous  # type: ignore[method-assign]
 
 
 class Job:
@@ -141,6 +158,11 @@ class Job:
         steps = [step for _, agent in self.past for step in said(agent, "step") if step["at"] > since]
         return sorted((step["at"], frozenset(step["hosts"])) for step in steps)
 
+    def rounds(self, since: float = 0.0) -> list[tuple[float, str, str]]:
+        """Every round that a torchrun got after ``since``, in order: when, on which host, and in which session."""
+        events = [(host, event) for host, agent in self.past for event in agent.events if event.name == "round"]
+        return sorted((event.time, host.name, event["session"]) for host, event in events if event.time > since)
+
     def describe(self) -> str:
         """What was said last, for the message of a failed test."""
         lines = []
@@ -174,3 +196,10 @@ def never_apart(groups: Sequence[tuple[float, frozenset[str]]]) -> None:
         for other, (begin, end) in spans.items():
             if not one & other and first < end and begin < last:
                 raise AssertionError(f"{sorted(one)} and {sorted(other)} trained at the same time: {spans}")
+
+
+def never_back(rounds: Sequence[tuple[float, str, str]]) -> None:
+    """No torchrun gets a round of a session once another session has had one."""
+    order = list(dict.fromkeys(session for _, _, session in rounds))
+    back = [one for one, other in itertools.pairwise(rounds) if order.index(one[2]) > order.index(other[2])]
+    assert not back, f"a round of an earlier session follows {back[0]}: {rounds}"

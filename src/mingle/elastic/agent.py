@@ -161,6 +161,13 @@ class Agent:
         return self.part.generation if isinstance(self.part, AgentMember) else 0
 
     @property
+    def small(self) -> bool:
+        """Whether the session that the agent is in began with few agents, after a last call."""
+        if isinstance(self.part, ElasticHost):
+            return self.part.quorum.small
+        return isinstance(self.part, AgentMember) and self.part.small
+
+    @property
     def held_until(self) -> float:
         """The time at which a silent session is lost; the agent can complete a round only before it."""
         if self.outcome is None:

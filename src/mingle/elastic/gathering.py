@@ -45,10 +45,12 @@ class Gathered:
     Attributes:
         formation: its name, its store, and how the others reach this agent.
         generation: its number, higher than that of any earlier session of its founders.
+        small: whether it began with few agents, after a last call.
     """
 
     formation: Formation
     generation: int
+    small: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +337,7 @@ class Gathering:
         if outcome is None:
             gathered = None
         elif gathered is None or gathered.formation.session != outcome.session:
-            gathered = Gathered(outcome, agent.generation)
+            gathered = Gathered(outcome, agent.generation, agent.small)
         return _State(
             gathered=gathered,
             present=None if hosting is None else frozenset(hosting.registrar.seats),

@@ -163,7 +163,7 @@ class AgentHandler(RendezvousHandler):
             formation.address,
             formation.interface,
         )
-        self._rounds = Rounds(self._wanted, self._gathering, formation)
+        self._rounds = Rounds(self._wanted, self._gathering, formation, small=gathered.small)
         return self._rounds
 
     def _export(self, gathered: Gathered) -> None:

@@ -56,6 +56,11 @@ class AgentMember(Candidate):
         """The number of its session, as its host has said."""
         return 0 if self._members is None else self._members.generation
 
+    @property
+    def small(self) -> bool:
+        """Whether its session has not had its quorum, as its host has said."""
+        return self._members is not None and not self._members.quorum
+
     def check(self, now: float) -> None:
         """Check whether the agent is still bound. Every event does this first."""
         self._checked_at = now

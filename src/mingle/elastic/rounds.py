@@ -11,6 +11,7 @@ connection an agent in torchrun's exit barrier would send no heartbeat and count
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import pickle
 import secrets
@@ -28,7 +29,9 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousSettings,
+    RendezvousTimeout,
     _BackendRendezvousStateHolder,
+    _RendezvousStateHolder,
     create_handler,
 )
 
@@ -60,7 +63,14 @@ MONITOR_SECONDS = 1.0
 """The interval at which the monitor reads the state: the one at which torch reads it."""
 MISSED_LOOKS = 2
 """After so many looks in a row without a node it is dead; a node that lost its connection can return at once."""
-LONG_PAST = datetime(1970, 1, 1, tzinfo=timezone.utc)
+LONG_PAST = datetime.min.replace(tzinfo=timezone.utc)
+"""The heartbeat of a dead node. A machine without a battery can believe that it is 1970."""
+NEVER_SECONDS = 10**9
+"""After so long without a heartbeat torch itself counts a node as dead: never. Its clock says nothing about a node that
+answers its host, while its heartbeat waits for a slow store."""
+FIRST_CALL_SECONDS = 0.5
+"""Torch's last call in the first round of a session that began after one. The members come within moments, and a write
+already waits for them for `LINGER_SECONDS`."""
 
 
 class Rounds:
@@ -68,15 +78,24 @@ class Rounds:
 
     The methods other than `nodes_waiting` and `end` can block; call them through `mingle.detached`.
 
+    Args:
+        wanted: what the user asked for.
+        gathering: this agent's place among the agents.
+        formation: the session.
+        small: whether the session began with few agents, after a last call.
+
     Attributes:
         number: torch's number of the present round.
     """
 
-    def __init__(self, wanted: AgentSettings, gathering: Gathering, formation: Formation) -> None:
+    def __init__(
+        self, wanted: AgentSettings, gathering: Gathering, formation: Formation, *, small: bool = False
+    ) -> None:
         self.number = 0
         self._wanted = wanted
         self._gathering = gathering
         self._formation = formation
+        self._small = small
         self._ended = threading.Event()
         self._opened: tuple[DynamicRendezvousHandler, Monitor] | None = None
         self._server: store.StoreServer | None = None
@@ -130,8 +149,14 @@ class Rounds:
         backend = Backend(heartbeat_client, params.run_id, params.max_nodes)
         inner = create_handler(agent_client, backend, params)
         backend.node = inner._this_node
+        attempts = max(1, NEVER_SECONDS // round(inner.settings.keep_alive_interval.total_seconds()))
+        settings = dataclasses.replace(inner.settings, keep_alive_max_attempt=attempts)
+        inner._state_holder._settings = settings  # type: ignore[attr-defined]
+        if self._small:
+            timeout = FirstCall(settings.timeout, inner._state_holder)
+            inner._op_executor._settings = dataclasses.replace(settings, timeout=timeout)  # type: ignore[attr-defined]
         self._leave_if_ended()
-        return inner, Monitor(heartbeat_client, inner.settings, lambda: self._gathering.present, self._ended)
+        return inner, Monitor(heartbeat_client, settings, lambda: self._gathering.present, self._ended)
 
     def _connect(self) -> TCPStore:
         client = store.connect(self._formation.store_address, self._formation.store_port).hand_over()
@@ -178,6 +203,24 @@ class Rounds:
         if self._ended.is_set():
             self._release()
             raise AbandonedError
+
+
+class FirstCall(RendezvousTimeout):
+    """Torch's timeouts for a session that began after a last call: another one before its first round is too much.
+
+    Args:
+        timeout: the timeouts that the user chose.
+        holder: holds the state of the rendezvous.
+    """
+
+    def __init__(self, timeout: RendezvousTimeout, holder: _RendezvousStateHolder) -> None:
+        super().__init__(timeout.join, timeout.last_call, timeout.close, timeout.heartbeat)
+        self._holder = holder
+
+    @property
+    def last_call(self) -> timedelta:
+        """The last call of the present round."""
+        return timedelta(seconds=FIRST_CALL_SECONDS) if self._holder.state.round == 0 else super().last_call
 
 
 class Backend(C10dRendezvousBackend):
@@ -232,9 +275,9 @@ class Backend(C10dRendezvousBackend):
 class Monitor:
     """Reads the rendezvous' state every second, in a thread of its own.
 
-    Torch takes a node for alive for 15 s after its last heartbeat, and no new round begins before. The host of the
-    session knows better, since its connection to a dead node's agent has closed or been silent for too long. It ages
-    such a node's heartbeat, so that the next reader removes the node as torch would do later.
+    By itself torch counts a node as dead that has sent no heartbeat for 15 s. Only the host of the session knows which
+    nodes are dead: its connection to the node's agent has closed, or been silent for too long. It ages such a node's
+    heartbeat, so that the next reader removes the node. Torch's own clock removes no node (`NEVER_SECONDS`).
 
     Args:
         client: a client of the agents' store.

@@ -45,6 +45,10 @@ IS_HOST = "is_host"
 """A key of c10d: whether a node holds the store. The agents elect that node, so the key has no effect."""
 TORCH_DEFAULTS = {"last_call_timeout": 30, "read_timeout": 60}
 """Torch's own defaults of the keys that are also used here (dynamic_rendezvous.py, c10d_rendezvous_backend.py)."""
+KEEP_ALIVE_DEFAULTS = {"keep_alive_interval": 5, "keep_alive_max_attempt": 3}
+"""Torch's own defaults of the keys that are checked here."""
+LATE_SECONDS = 2
+"""By how much a healthy node's heartbeat can be late."""
 
 CONF = "--rdzv-conf"
 _FLAGS = {**dict.fromkeys(("1", "true", "t", "yes", "y"), True), **dict.fromkeys(("0", "false", "f", "no", "n"), False)}
@@ -98,6 +102,7 @@ def resolve(
     torch = TORCH_DEFAULTS | {
         key: values.parse_whole(given[key], f"{CONF} {key}", minimum=1) for key in TORCH_KEYS if key in given
     }
+    _check_keep_alive(**{key: torch.get(key, default) for key, default in KEEP_ALIVE_DEFAULTS.items()})
     return AgentSettings(
         settings=Settings(
             **structs.asdict(settings.resolve_network(environ, **_network_options(given))),
@@ -150,6 +155,18 @@ def _check_known(given: Mapping[str, str]) -> None:
             cause="a mistyped key, one of another backend, or a list separated by commas: in --rdzv-conf a comma "
             "begins the next key, so lists are separated by semicolons",
             remedy=f"mingle's keys are {', '.join(OWN_KEYS)}; torch's are {', '.join((*TORCH_KEYS, IS_HOST))}.",
+        )
+
+
+def _check_keep_alive(keep_alive_interval: int, keep_alive_max_attempt: int) -> None:
+    interval, seconds = keep_alive_interval, keep_alive_interval * keep_alive_max_attempt
+    if seconds < interval + LATE_SECONDS:
+        least = -(-(interval + LATE_SECONDS) // interval)
+        raise ConfigurationError.explain(
+            f"{CONF} has keep_alive_interval={interval} and keep_alive_max_attempt={keep_alive_max_attempt}: "
+            f"a node would count as dead {seconds} s after its last heartbeat.",
+            cause=f"a heartbeat comes every {interval} s, so one that is late would end a healthy node",
+            remedy=f"give keep_alive_max_attempt={least} or more, or neither key: mingle finds lost nodes by itself.",
         )
 
 
