@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -170,3 +171,18 @@ def test_a_mistake_in_the_line_is_told_before_anything_else(lab: Lab, job: MakeJ
         assert part in failure.message
     with pytest.raises(LabError):
         host.address()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_one_node_of_two_begins_after_one_last_call(lab: Lab, job: MakeJob, seed: int) -> None:
+    host = lab.host(lab.network())
+    last_call = 8
+    made = job(f"one-{seed}", "1:2", conf=f"last_call_timeout={last_call}")
+    at = time.monotonic()
+    made.start(host)
+    made.wait_for_group([host])
+    began = made.rounds()[0][0] - at
+    print(f"its first round began after {began:.1f} s")
+    assert last_call < began < last_call + 5
+    made.finish(host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -183,6 +184,26 @@ def test_a_host_that_ends_for_good_restarts_nobody(lab: Lab, job: MakeJob, how: 
     made.until(lambda: all(made.said(host)[-1]["at"] > at + 20 for host in rest), "the others to go on")
     assert {host: made.said(host, "started") for host in rest} == before
     made.finish(*(rest if how == "fails" else hosts))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_short_keep_alive_values_restart_no_healthy_workers(lab: Lab, job: MakeJob, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    conf = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
+    made = job(f"short-{seed}", "3", script=["--alone"], conf=conf)
+    made.start(*hosts)
+    made.wait_for_group(hosts)
+    holder = made.store_host(hosts)
+    late = made.agents[next(host for host in hosts if host is not holder)]
+    late.stop()
+    threading.Event().wait(5.0)  # longer than three heartbeats, and shorter than a lease
+    late.resume()
+    at = time.monotonic()
+    made.until(lambda: all(made.said(host)[-1]["at"] > at + 10 for host in hosts), "all to go on")
+    assert len(made.rounds()) == len(hosts)
+    made.finish(*hosts)
 
 
 @pytest.mark.soak
