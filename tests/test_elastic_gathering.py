@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import subprocess
 import sys
@@ -237,6 +238,27 @@ def test_closing_ends_a_call_that_waits(job: Job) -> None:
         with pytest.raises(MingleError, match="this agent has closed its part") as refused:
             call.result(timeout=10)
     assert "shutdown" in str(refused.value.cause)
+
+
+def test_an_interrupted_wait_says_how_far_it_has_come(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    """Torchrun's handlers raise an exception of its own in the waiting call."""
+
+    class SignalError(Exception):
+        pass
+
+    def raised(*_: object) -> None:
+        raise SignalError
+
+    before = signal.signal(signal.SIGALRM, raised)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 2.0)
+        with pytest.raises(SignalError):
+            job.agent(2, 2).gather()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    (said,) = [record.getMessage() for record in caplog.records if "interrupted" in record.getMessage()]
+    assert said.startswith(f"job {job.job_id}: interrupted: 1/2 joined · ")
 
 
 def test_an_interrupt_while_the_thread_is_started_leaves_nothing_behind(

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -96,6 +97,41 @@ def refused(kind: type[MingleError], match: str, **arguments: Any) -> MingleErro
     assert caught.value.remedy
     assert dict(os.environ) == before
     return caught.value
+
+
+def frames_of(error: BaseException) -> list[str]:
+    """Return the functions in a traceback, from the test on."""
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize("door", ["init", "discover", "rendezvous_handler"])
+def test_a_traceback_has_no_frames_of_ours_but_the_entry_point(door: str, caplog: pytest.LogCaptureFixture) -> None:
+    calls: dict[str, Callable[[], object]] = {
+        "init": lambda: mingle.init("resnet", rank=2, world_size=2),
+        "discover": lambda: mingle.discover("resnet", rank=2, world_size=2),
+        "rendezvous_handler": lambda: next(rendezvous_handler("mingle://resnet?rank=2&world_size=2")),
+    }
+    with caplog.at_level(logging.DEBUG, "mingle"), pytest.raises(ConfigurationError) as caught:
+        calls[door]()
+    assert frames_of(caught.value)[1:] == ["<lambda>", door]
+    assert "in resolve" in str(caplog.text), "the log has the others"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_control_c_while_waiting_is_one_line_and_a_short_traceback(rank: int, caplog: pytest.LogCaptureFixture) -> None:
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            mingle.init(job_name("stopped"), rank=rank, world_size=2, port=free_udp_port(), interface="lo")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert frames_of(caught.value)[1:] == ["init"]
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    state = ("1/2 joined, waiting for rank 1", "looking for rank 0")[rank]
+    assert said.endswith(f": interrupted: {state} · 0 s")
 
 
 @pytest.mark.usefixtures("no_packet")
@@ -213,8 +249,9 @@ def test_a_mistyped_variable_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> 
 )
 @pytest.mark.parametrize("door", ["discover", "init"])
 def test_a_traceback_that_shows_local_variables_does_not_show_the_secret(
-    door: str, secret: Any, more: dict[str, Any]
+    door: str, secret: Any, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mingle, "without_frames", lambda error: error)  # the log has them at DEBUG
     arguments = {"rank": 1, "world_size": 2, "port": free_udp_port(), **more}
     with pytest.raises(MingleError) as caught:
         getattr(mingle, door)("guarded", secret=secret, **arguments)

@@ -49,6 +49,7 @@ from mingle.errors import (
     LauncherError,
     MingleError,
     opening,
+    without_frames,
 )
 from mingle.job import Job, Member
 
@@ -129,10 +130,13 @@ def init(
     arguments = _masked(locals())
     del secret  # a traceback that shows local variables must not show it
     backend, options = arguments.pop("backend"), arguments.pop("process_group_options")
-    with opening("the modules of mingle"):
-        from mingle.distributed import rendezvous
+    try:
+        with opening("the modules of mingle"):
+            from mingle.distributed import rendezvous
 
-    return rendezvous.init(arguments, backend, options)
+        return rendezvous.init(arguments, backend, options)
+    except (MingleError, KeyboardInterrupt) as error:
+        raise without_frames(error) from error.__cause__
 
 
 def discover(
@@ -160,10 +164,13 @@ def discover(
     """
     arguments = _masked(locals())
     del secret  # as in `init`
-    with opening("the modules of mingle"):
-        from mingle.distributed import rendezvous
+    try:
+        with opening("the modules of mingle"):
+            from mingle.distributed import rendezvous
 
-    return rendezvous.discover(**arguments)
+        return rendezvous.discover(**arguments)
+    except (MingleError, KeyboardInterrupt) as error:
+        raise without_frames(error) from error.__cause__
 
 
 def _masked(arguments: dict[str, Any]) -> dict[str, Any]:

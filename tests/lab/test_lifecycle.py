@@ -67,6 +67,7 @@ def test_control_c(lab: Lab, moment: str) -> None:
         rank.interrupt()
         assert rank.error(2).name == "KeyboardInterrupt"
         left = rank.wait_for("left")
+        wait_for_log(rank, ": interrupted: ")
         assert (left["threads"], left["environment"]) == (1, None)
 
 

@@ -22,7 +22,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
-from mingle.errors import ConfigurationError
+from mingle.errors import ConfigurationError, MingleError, without_frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -143,6 +143,13 @@ def _warn_of_address(url: str, job_id: str | None) -> None:
 
 def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
     """Yield store, rank and world size for ``init_method="mingle://JOB"``; torch calls this function."""
+    try:
+        yield from _rendezvous(url, timeout)
+    except (MingleError, KeyboardInterrupt) as error:
+        raise without_frames(error) from error.__cause__
+
+
+def _rendezvous(url: str, timeout: timedelta | None) -> Iterator[tuple[Any, int, int]]:
     from mingle.distributed import process_group, rendezvous
     from mingle.engine.discovery import collector_paused, resume_collector
 

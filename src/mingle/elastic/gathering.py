@@ -31,6 +31,9 @@ from mingle.protocol.machine import CloseStore, Effect, Formation
 
 logger = logging.getLogger("mingle")
 
+INTERRUPTED_SECONDS = 0.5
+"""How long an interrupted call waits for the agent's thread to say how far it has come."""
+
 
 def boot_time() -> float:
     """Return the seconds since boot, including the time in which the machine was suspended."""
@@ -161,6 +164,15 @@ class Gathering:
             raise driver.failure.copied()
         if not began.is_set():  # the start of the thread was interrupted
             raise elastic_reports.closed_here(self._identity)
+        try:
+            return self._await_session()
+        except MingleError:
+            raise
+        except BaseException:  # a signal handler of torchrun's
+            self._say_interrupted()
+            raise
+
+    def _await_session(self) -> Gathered:
         with self._lock:
             while not self._closed:
                 state = self._state
@@ -172,6 +184,17 @@ class Gathering:
                     raise elastic_reports.ended(self._identity, state.ended)
                 self._lock.wait()
         raise elastic_reports.closed_here(self._identity)
+
+    def _say_interrupted(self) -> None:
+        said = threading.Event()
+
+        def say() -> None:
+            if self._progress is not None:
+                self._progress.interrupted(self._agent, self._driver.clock())
+            said.set()
+
+        self._driver.call(say, lambda _: said.set())
+        said.wait(INTERRUPTED_SECONDS)
 
     def workers_done(self) -> None:
         """Note that this node's workers are done: from now on a loss starts no election and no gathering."""

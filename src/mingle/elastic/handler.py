@@ -109,7 +109,7 @@ class AgentHandler(RendezvousHandler):
             except RendezvousClosedError:
                 raise self._closed_error() from None
             except MingleError as error:
-                raise RendezvousError(str(error)) from error
+                raise RendezvousError(str(error)) from error.__cause__
             except (RendezvousConnectionError, OSError, RuntimeError) as error:
                 broken += 1
                 # Torch's store raises a RuntimeError; torch's rendezvous errors are none.
@@ -147,11 +147,11 @@ class AgentHandler(RendezvousHandler):
         try:
             gathered = self._gathering.gather()
         except DiscoveryTimeoutError as error:
-            raise RendezvousTimeoutError(str(error)) from error
+            raise RendezvousTimeoutError(str(error)) from error.__cause__  # the message says it all
         except MingleError as error:
             if self.is_closed():
                 raise self._closed_error() from error
-            raise RendezvousError(str(error)) from error
+            raise RendezvousError(str(error)) from error.__cause__
         self._export(gathered)
         formation = gathered.formation
         logger.info(

@@ -27,7 +27,7 @@ from mingle.engine import progress, store
 from mingle.engine.driver import Driver, FailedCall
 from mingle.engine.progress import Progress
 from mingle.engine.store import StoreClient, StoreKeeper, StoreServer
-from mingle.errors import MingleError
+from mingle.errors import MingleError, comes_from_a_signal_handler
 from mingle.protocol.machine import CloseStore, Context, Effect, Formation, Identity, scoped
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import truncate_utf8
@@ -326,11 +326,11 @@ class Discovery:
                     self._progress.show(machine, now)
                     if now > paused_until:
                         resume_collector()
-        except KeyboardInterrupt:
-            self.close("interrupted")
-            raise
-        except BaseException:
-            self.close("failed")
+        except BaseException as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            if interrupted or comes_from_a_signal_handler(error):
+                self._progress.interrupted(machine, time.monotonic())
+            self.close("interrupted" if interrupted else "failed")
             raise
         self._progress.close()
         if machine.failure is not None:

@@ -6,6 +6,7 @@ belong to the network namespace, as a node does here, and the kernel frees the n
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -39,21 +40,21 @@ _CREDENTIALS = struct.Struct("3i")
 
 def line(job: str, world_size: int, rank: int | None, snapshot: Snapshot, seconds: float, unit: str = "rank") -> str:
     """Return the progress line, such as ``job resnet: 5/8 joined, waiting for ranks 3, 7 · 12 s``."""
+    return printable(f"job {job}: {_state(world_size, rank, snapshot, unit)} · {seconds:.0f} s")
+
+
+def _state(world_size: int, rank: int | None, snapshot: Snapshot, unit: str) -> str:
     if snapshot.note:
-        state = snapshot.note
-    elif not snapshot.host_found:
-        state = f"looking for {'a host' if rank is None else f'{unit} 0'}"
-    elif snapshot.joined == 0:
-        state = f"{unit} 0 found, joining"
-    elif snapshot.joined < world_size:
-        state = f"{snapshot.joined}/{world_size} joined"
-        if snapshot.missing:
-            state += f", waiting for {_named(unit, snapshot.missing)}"
-    else:
-        state = f"{snapshot.joined}/{world_size} joined, {snapshot.phase}"
-        if snapshot.missing:
-            state += f", no answer yet from {_named(unit, snapshot.missing)}"
-    return printable(f"job {job}: {state} · {seconds:.0f} s")
+        return snapshot.note
+    if not snapshot.host_found:
+        return f"looking for {'a host' if rank is None else f'{unit} 0'}"
+    if snapshot.joined == 0:
+        return f"{unit} 0 found, joining"
+    state = f"{snapshot.joined}/{world_size} joined"
+    if snapshot.joined < world_size:
+        return f"{state}, waiting for {_named(unit, snapshot.missing)}" if snapshot.missing else state
+    state += f", {snapshot.phase}"
+    return f"{state}, no answer yet from {_named(unit, snapshot.missing)}" if snapshot.missing else state
 
 
 def _named(unit: str, ranks: tuple[int, ...]) -> str:
@@ -167,6 +168,15 @@ class Progress:
         """Show a message beside the line; see `say`."""
         say(level, text, quiet=self._quiet, error=error)
 
+    def interrupted(self, machine: Shown, now: float) -> None:
+        """Say how far this discovery has come, since Ctrl-C or a signal handler of the application ends it."""
+        state = "interrupted"
+        # Between two lines a machine can contradict itself, and nothing may take the place of what ends the wait.
+        with contextlib.suppress(Exception):
+            state += f": {_state(self._world_size, self._rank, machine.snapshot(), self._unit)}"
+        self._end_line()
+        self.say(logging.WARNING, f"job {self._job}: {state} · {now - self._started:.0f} s")
+
     def _show(self, text: str) -> None:
         if not self._terminal:
             say(logging.INFO, text)
@@ -181,12 +191,15 @@ class Progress:
                 self._status.start()
             self._status.update(Text(text))
 
-    def close(self) -> None:
-        """Remove the line."""
+    def _end_line(self) -> None:
         if self._status is not None:
             with suppressed(OSError, ValueError):  # as above
                 self._status.stop()
             self._status = None
+
+    def close(self) -> None:
+        """Remove the line."""
+        self._end_line()
         if self._speaker is not None:
             self._speaker.close()
             self._speaker = None
