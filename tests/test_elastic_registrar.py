@@ -407,12 +407,51 @@ def test_an_agent_that_asks_twice_on_its_connection_keeps_one_seat_there() -> No
 def test_the_same_agent_on_another_connection_replaces_the_old_one() -> None:
     registry = Registry(2, 4)
     conns = registry.go("B", "C")
-    again = registry.join("B")
+    again = registry.join("B", token=registry.registrar.seats[member("B")].token)
     assert registry.kinds(again) == [frames.Joined, frames.Confirm]
     assert ("hang_up", conns["B"]) in registry.last
-    third = registry.join("B")
+    third = registry.join("B", token=registry.registrar.latecomers[member("B")].token)
     assert registry.kinds(third) == [frames.Joined, frames.Confirm]
     assert ("hang_up", again) in registry.last
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["member", "latecomer"])
+def test_an_agent_keeps_its_seat_from_who_only_knows_its_id(late: bool) -> None:
+    registry = Registry(2, 4)
+    conns = registry.go("B", "C")
+    name = "D" if late else "B"
+    conn = registry.join("D") if late else conns["B"]
+    registry.port.take()
+    stranger = registry.join(name)
+    assert registry.kinds(conn) == [frames.Ping]
+    registry.wait(5.0)  # a silent agent is lost by its lease alone
+    assert registry.port.take() == []
+    registry.registrar.pong(conn)
+    assert [frame.reason for frame in registry.said()[stranger] if isinstance(frame, frames.Refused)] == ["session"]
+    assert ("hang_up", conn) not in registry.last
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["member", "latecomer"])
+def test_an_agent_that_never_heard_its_token_waits_for_the_end_of_its_old_connection(late: bool) -> None:
+    registry = Registry(2, 4)
+    conns = registry.go("B", "C")
+    name = "D" if late else "B"
+    conn = registry.join("D") if late else conns["B"]
+    again = registry.join(name)
+    registry.port.take()
+    registry.registrar.lost(conn, registry.now, "it has not answered for too long")
+    assert registry.kinds(again) == [frames.Joined, frames.Confirm]
+
+
+def test_who_waits_for_a_seat_does_not_get_it_when_its_holder_moves() -> None:
+    registry = Registry(2, 4)
+    registry.go("B", "C")
+    stranger = registry.join("B")
+    again = registry.join("B", token=registry.registrar.seats[member("B")].token)
+    said = registry.said()
+    assert [type(frame) for frame in said[stranger]] == [frames.Refused]
+    assert registry.registrar.latecomers[member("B")].conn == again
+    assert not registry.registrar.has_seat(stranger)
 
 
 @pytest.mark.parametrize(

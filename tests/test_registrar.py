@@ -59,6 +59,11 @@ def phase_of(registrar: Registrar) -> Phase:
     return registrar.phase
 
 
+def again(registrar: Registrar, number: int) -> frames.Join:
+    """The JOIN of a member that comes back."""
+    return join(number, token=registrar.seats[member(number)].token)
+
+
 def confirm_all(registrar: Registrar, now: float = 2.0) -> None:
     for conn in (1, 2):
         frame = frames.Confirmed(session=SESSION, epoch=registrar.epoch, paths=(path(f"10.0.0.{conn + 1}"),))
@@ -89,7 +94,9 @@ def test_the_way_to_go() -> None:
     registrar = Opened()
     registrar.join(1, member(1), join(1), 1.0)
     assert registrar.missing == (2,)
-    assert told(registrar.port.take(), 1, frames.Joined) == [frames.Joined(session=SESSION, epoch=0)]
+    token = registrar.seats[member(1)].token
+    assert len(token) == 16
+    assert told(registrar.port.take(), 1, frames.Joined) == [frames.Joined(session=SESSION, epoch=0, token=token)]
     registrar.join(2, member(2), join(2), 1.0)
     decided = registrar.port.take()
     assert told(decided, 1, frames.Confirm) == told(decided, 2, frames.Confirm)
@@ -159,7 +166,7 @@ def test_a_member_on_a_new_connection_is_told_there() -> None:
     registrar = at(Phase.OPEN)
     prepared(registrar, 1.5)
     registrar.store_prepared(4000)
-    registrar.join(9, member(1), join(1), 2.0)
+    registrar.join(9, member(1), again(registrar, 1), 2.0)
     assert prepared(registrar, 2.0 + AHEAD_SECONDS)
     registrar.store_prepared(4000)
     assert told(registrar.port.take(), 9, frames.Store)
@@ -295,7 +302,7 @@ def test_a_member_that_comes_back_while_its_rank_is_claimed_keeps_it() -> None:
     registrar = at(Phase.OPEN)
     registrar.join(7, member(7), join(1), 2.0)
     registrar.port.take()
-    registrar.join(3, member(1), join(1), 2.5)
+    registrar.join(3, member(1), again(registrar, 1), 2.5)
     (refused,) = told(registrar.port.take(), 7, frames.Refused)
     assert refused.reason == "rank taken"
     registrar.handle_timer(2.5 + AHEAD_SECONDS)
@@ -346,7 +353,7 @@ def test_a_claim_goes_with_its_connection() -> None:
 def test_a_member_that_comes_back_replaces_its_old_connection() -> None:
     registrar = at(Phase.CONFIRMING)
     registrar.port.take()
-    registrar.join(11, member(1), join(1), 3.0)
+    registrar.join(11, member(1), again(registrar, 1), 3.0)
     decided = registrar.port.take()
     assert ("hang_up", 1) in decided
     assert told(decided, 11, frames.Joined)
@@ -366,7 +373,7 @@ def test_a_member_that_comes_back_is_told_that_the_epoch_it_may_have_acknowledge
     registrar.lost(2, 3.0)
     assert registrar.phase is Phase.OPEN
     registrar.port.take()
-    registrar.join(11, member(1), join(1), 3.1)
+    registrar.join(11, member(1), join(1) if noticed else again(registrar, 1), 3.1)
     said = [call[2] for call in registrar.port.take() if call[:2] == ("send", 11)]
     assert [type(frame) for frame in said] == [frames.Joined, frames.Void]
     assert said[1].epoch == said[0].epoch == 1
@@ -377,7 +384,7 @@ def test_go_is_said_again_to_who_comes_back() -> None:
     registrar.lost(2, 10.0)
     assert registrar.next_timer() == 10.0 + RETURN_SECONDS
     registrar.port.take()
-    registrar.join(12, member(2), join(2), 12.0)
+    registrar.join(12, member(2), again(registrar, 2), 12.0)
     assert told(registrar.port.take(), 12, frames.Go)
     registrar.handle_timer(99.0)
     assert not registrar.port.take()
@@ -540,3 +547,85 @@ def test_the_status_fits_into_a_frame_whatever_members_call_themselves() -> None
     status = registrar.status()
     assert len(status.left) == len(status.refused) == REMEMBERED_DEPARTURES
     assert len(encode_frame(status)) <= MAX_FRAME_BYTES
+
+
+# --- a seat and its token ------------------------------------------------------------------------------------------
+
+STRANGER = 66
+"""The connection of a process that knows a member's id, and not its token."""
+
+
+@pytest.mark.parametrize("token", [b"", b"?" * 16], ids=["none", "another"])
+@pytest.mark.parametrize("phase", [Phase.OPEN, Phase.CONFIRMING])
+def test_a_member_id_without_its_token_takes_no_seat_from_a_living_member(phase: Phase, token: bytes) -> None:
+    registrar = at(phase)
+    epoch = registrar.epoch
+    registrar.port.take()
+    registrar.join(STRANGER, member(1), join(1, token=token), 2.0)
+    assert [call[:2] for call in registrar.port.take()] == [("send", 1)]  # a PING
+    registrar.pong(STRANGER)
+    registrar.left(STRANGER, 2.1, "forged")
+    registrar.join(STRANGER + 1, member(1), join(1, token=token), 2.2)
+    registrar.pong(1)
+    (refused,) = told(registrar.port.take(), STRANGER + 1, frames.Refused)
+    assert refused.reason == "session"
+    assert (registrar.seats[member(1)].conn, registrar.epoch) == (1, epoch)
+
+
+def test_a_member_that_never_heard_its_token_gets_the_seat_of_its_dead_connection() -> None:
+    registrar = at(Phase.CONFIRMING)
+    registrar.join(11, member(1), join(1), 3.0)
+    registrar.port.take()
+    registrar.handle_timer(3.0 + CHALLENGE_SECONDS)
+    decided = registrar.port.take()
+    assert ("hang_up", 1) in decided
+    assert told(decided, 11, frames.Joined)
+    assert registrar.seats[member(1)].conn == 11
+
+
+def test_it_need_not_wait_if_the_end_of_that_connection_is_noticed() -> None:
+    registrar = at(Phase.CONFIRMING)
+    registrar.join(11, member(1), join(1), 3.0)
+    registrar.lost(1, 3.1, "ECONNRESET")
+    assert registrar.seats[member(1)].conn == 11
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["connected", "coming back"])
+def test_after_go_only_the_token_brings_a_member_back(lost: bool) -> None:
+    registrar = at(Phase.RUNNING)
+    if lost:
+        registrar.lost(1, 10.0)
+    registrar.port.take()
+    registrar.join(STRANGER, member(1), join(1), 11.0)
+    (refused,) = told(registrar.port.take(), STRANGER, frames.Refused)
+    assert refused.reason == "running"
+    registrar.left(STRANGER, 11.0, "forged")
+    registrar.ready(STRANGER)
+    registrar.join(12, member(1), again(registrar, 1), 12.0)
+    assert told(registrar.port.take(), 12, frames.Go)
+    assert not registrar.all_ready
+
+
+def test_who_waits_for_a_seat_is_refused_at_go() -> None:
+    registrar = at(Phase.CONFIRMING)
+    registrar.join(STRANGER, member(1), join(1), 2.0)
+    confirm_all(registrar)
+    registrar.store_opened(registrar.epoch, "10.0.0.1", 4000, "token", 2.1)
+    for conn in (1, 2):
+        registrar.acknowledged(conn, registrar.epoch, 2.2)
+    assert registrar.phase is Phase.RUNNING
+    assert told(registrar.port.take(), STRANGER, frames.Refused)[0].reason == "running"
+    registrar.handle_timer(2.0 + CHALLENGE_SECONDS)
+    assert registrar.seats[member(1)].conn == 1
+
+
+def test_every_seat_has_a_token_of_its_own_which_it_keeps() -> None:
+    registrar = at(Phase.CONFIRMING)
+    token = registrar.seats[member(1)].token
+    assert token != registrar.seats[member(2)].token
+    registrar.port.take()
+    registrar.join(11, member(1), again(registrar, 1), 3.0)
+    assert told(registrar.port.take(), 11, frames.Joined)[0].token == token
+    registrar.lost(11, 4.0)
+    registrar.join(12, member(1), join(1, token=token), 5.0)
+    assert registrar.seats[member(1)].token not in (token, b"")

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mingle.wire import datagrams
+from mingle.protocol.handshake import Call, MemberConversation
+from mingle.wire import datagrams, frames
 from mingle.wire.authentication import DATAGRAM_MAC_BYTES
 from mingle.wire.datagrams import BROWSE_GROUP, job_group
 
@@ -284,6 +285,55 @@ def locate(job_id: str, address: str) -> tuple[str, int]:
         report("listening")
         offer = _next_offer(receiver)
         return offer.addresses[0], offer.port
+
+
+def overhear(job_id: str, address: str, count: int) -> list[datagrams.Seek]:
+    """Return the questions of so many processes that look for a job; reports ``listening``."""
+    heard: dict[bytes, datagrams.Seek] = {}
+    with _hearing(job_id, address) as receiver:
+        report("listening")
+        while len(heard) < count:
+            message = datagrams.decode(receiver.recv(2048))
+            if isinstance(message, datagrams.Seek):
+                heard[message.member] = message
+    return list(heard.values())
+
+
+def impersonate(job_id: str, address: str, members: list[datagrams.Seek], times: int) -> int:
+    """Call the host of a job under each member's id, ask for its seat and leave it; return how often that was heard."""
+    heard = 0
+    with _hearing(job_id, address) as receiver:
+        ask = datagrams.Seek(job=job_id, member=os.urandom(16), world_size=2, kind=members[0].kind)
+        receiver.sendto(datagrams.encode(ask), (job_group(job_id).ipv4, PORT))
+        offer = _next_offer(receiver)
+    for _ in range(times):
+        heard += sum(_join_and_leave(offer, seek) for seek in members if seek.member != offer.host)
+        time.sleep(_QUIET_SECONDS)
+    return heard
+
+
+def _join_and_leave(offer: datagrams.Offer, seek: datagrams.Seek) -> bool:
+    """Send all that can end a member's part in the job on one connection; return whether the host took it."""
+    here = offer.addresses[0], offer.port
+    who = frames.ProcessInfo(hostname="attacker", pid=1)
+    call = Call(job=seek.job, attempt=seek.attempt, member=seek.member, session=offer.session, purpose="join", who=who)
+    conversation = MemberConversation(call, here)
+    with contextlib.suppress(OSError), socket.create_connection(here, timeout=2) as caller:
+        caller.sendall(conversation.data_to_send())
+        while conversation.welcome is None:
+            if not (said := caller.recv(65536)):
+                return False
+            conversation.receive_data(said)
+        conversation.send(
+            frames.Join(world_size=seek.world_size, rank=seek.rank, node="attacker", who=who, kind=seek.kind)
+        )
+        conversation.send(frames.Pong())
+        conversation.send(frames.Leave(session=offer.session, reason="its command has failed"))
+        caller.sendall(conversation.data_to_send())
+        while caller.recv(65536):
+            pass
+        return True
+    return False
 
 
 def _next_offer(receiver: socket.socket) -> datagrams.Offer:

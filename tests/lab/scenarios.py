@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -131,6 +132,19 @@ def discover_only(job_id: str, rank: int, world_size: int, **arguments: Any) -> 
     with leak_check(), mingle.discover(job_id, rank=rank, world_size=world_size, **arguments) as job:
         report("formed", elapsed=job.elapsed)
         return describe(job)
+
+
+def hold_back(job_id: str, rank: int, world_size: int, seconds: float) -> dict[str, Any]:
+    """Find the others, and make the process group so much later."""
+    report_log()
+    with leak_check(), mingle.discover(job_id, rank=rank, world_size=world_size, discovery_timeout=TIMEOUT) as job:
+        report("formed")
+        time.sleep(seconds)
+        dist.init_process_group("gloo", init_method="env://")
+        try:
+            return _reduced(job)
+        finally:
+            dist.destroy_process_group()
 
 
 def hold(job_id: str, rank: int, world_size: int, **arguments: Any) -> None:

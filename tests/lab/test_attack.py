@@ -16,10 +16,12 @@ from mingle.wire import datagrams
 from tests.levels import repeated, soaking
 
 from . import Host, Lab, Rank
-from .attacker import aim, attack, bait, record, shout, whisper
-from .scenarios import check, discover_only, results, train, wait_for_log
+from .attacker import aim, attack, bait, impersonate, overhear, record, shout, whisper
+from .scenarios import check, discover_only, hold_back, results, train, wait_for_log
+from .test_agents import Agents
 from .test_election import assigned
 from .test_election import check as check_election
+from .test_run import SECONDS, start
 from .test_timeouts import failure, timed
 
 SECRET = "correct horse battery staple"
@@ -202,3 +204,58 @@ def test_what_was_rejected_is_counted_by_reason(lab: Lab) -> None:
     for reason in ("magic", "signature", "size", "unsigned"):
         assert re.search(rf"\d+ {reason}|{reason}[:\s]+\d+", error.message), error.message
     assert SECRET not in error.message
+
+
+IMPERSONATED_SECONDS = 6.0
+"""For which a job stands while somebody impersonates its members: longer than a lost member can take to come back."""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_an_overheard_member_id_does_not_end_a_command(lab: Lab, seed: int) -> None:
+    network = lab.network()
+    enemy, *hosts = [lab.host(network) for _ in range(4)]
+    spy = enemy.start(overhear, "lab", enemy.address(), 1)
+    spy.wait_for("listening")
+    command = ("sh", "-c", f"echo started; exec sleep {IMPERSONATED_SECONDS:g}")
+    nodes = [start(hosts[node], "--node-rank", str(node), "--", *command) for node in (2, 1)]
+    members = spy.result()
+    nodes.append(start(hosts[0], "--node-rank", "0", "--", *command))
+    for node in nodes:
+        node.wait_for_output("started", SECONDS)
+    assert enemy.start(impersonate, "lab", enemy.address(), members, 3).result() == 3
+    assert [node.wait(SECONDS) for node in nodes] == [0, 0, 0]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_an_overheard_member_id_does_not_cut_the_store_of_a_discovery(lab: Lab, seed: int) -> None:
+    """Between GO and the process group, when the loss of any rank is the loss of the job."""
+    network = lab.network()
+    enemy, *hosts = [lab.host(network) for _ in range(4)]
+    spy = enemy.start(overhear, "overheard", enemy.address(), 1)
+    spy.wait_for("listening")
+    ranks = [hosts[rank].start(hold_back, "overheard", rank, 3, IMPERSONATED_SECONDS) for rank in (2, 1)]
+    members = spy.result()
+    ranks.append(hosts[0].start(hold_back, "overheard", 0, 3, IMPERSONATED_SECONDS))
+    for rank in ranks:
+        rank.wait_for("formed")
+    assert enemy.start(impersonate, "overheard", enemy.address(), members, 3).result() == 3
+    check(list(reversed(results(ranks))), hosts, hosts[0])
+    # A store that is cut is seen by those that use it already; `env://` opens another one.
+    said = [event["text"] for rank in ranks for event in rank.events if event.name == "log"]
+    assert [text for text in said if "its store is closed" in text] == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_an_overheard_member_id_ends_no_elastic_session(lab: Lab, seed: int) -> None:
+    agents = Agents(lab, f"overheard {seed}", 2, 3)
+    enemy = lab.host(agents.network)
+    spy = enemy.start(overhear, f"overheard {seed}", enemy.address(), 2)
+    spy.wait_for("listening")
+    agents.start(*agents.hosts)
+    agents.gather(agents.hosts, within=15.0)
+    assert enemy.start(impersonate, f"overheard {seed}", enemy.address(), spy.result(), 6).result() >= 6
+    time.sleep(IMPERSONATED_SECONDS)
+    assert [event for rank in agents.ranks.values() for event in rank.events if event.name == "session_lost"] == []

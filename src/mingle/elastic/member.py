@@ -120,10 +120,18 @@ class AgentMember(Candidate):
     # --- the steps -------------------------------------------------------------------------------------------------
 
     def _application(self, session: KnownSession) -> frames.Join:
-        memory, join = self._memory, super()._application(session)
+        memory = self._memory
+        name, token = memory.seat
+        if name == session.name:
+            session.token = token  # of a seat that this agent had before it lost the session and heard of it again
+        join = super()._application(session)
         return msgspec.structs.replace(
             join, generation=memory.generation, had_quorum=memory.had_quorum, surplus=memory.surplus
         )
+
+    def _joined(self, session: KnownSession, frame: frames.Joined, now: float) -> None:
+        super()._joined(session, frame, now)
+        self._memory.seat = session.name, frame.token
 
     def _may_confirm(self, session: KnownSession, now: float) -> bool:
         self._checked_at = now  # until GO no event calls `check`

@@ -101,6 +101,8 @@ class Memory:
     """Whether it was in a session that had its quorum; such an agent takes part in no small start."""
     surplus: bool = False
     """Whether a session with MAX answering agents refused it; such an agent counts for no founding until admitted."""
+    seat: tuple[bytes, bytes] = (b"", b"")
+    """The last session in which it had a seat, and the token of that seat."""
     companions: tuple[frames.ProcessInfo, ...] = ()
     """The agents in its last session, for messages."""
     best_status: frames.Status | None = None

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from mingle.wire import frames
+from mingle.wire.authentication import new_token
 from mingle.wire.datagrams import Kind
 
 ACKNOWLEDGE_SECONDS = 10.0
@@ -28,6 +29,8 @@ class Seated(Struct):
     """Its connection; None for the host itself."""
     applicant: frames.Join
     paths: tuple[frames.Path, ...] = ()
+    token: bytes = field(default_factory=new_token)
+    """Only the process that knows it comes back into the seat; the host tells it to the holder in JOINED."""
     acked: int = 0
     """The last epoch in which it has reached the store."""
     done: bool = False
@@ -60,14 +63,50 @@ class HostSeat(Struct, frozen=True, kw_only=True):
         return [path.host_address for path in self.applicant.paths]
 
 
-class Challenge(Struct):
-    """A newcomer that claims a rank, while the member in that seat is asked whether it lives."""
+class Challenge(Struct, frozen=True):
+    """A newcomer that wants a taken seat, while the holder of the seat is asked whether it lives."""
 
     conn: int
     member: bytes
     applicant: frames.Join
-    deadline: float
     seat: bytes
+    """The holder's member id."""
+    deadline: float
+    """When a holder that has not answered loses the seat."""
+
+
+class Challenges:
+    """The newcomers that wait for the answers of such holders."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Challenge] = []
+
+    def add(self, challenge: Challenge) -> None:
+        """Let a newcomer wait."""
+        self._waiting.append(challenge)
+
+    def withdraw(self, conn: int) -> None:
+        """Forget the newcomer on a connection."""
+        self._waiting = [each for each in self._waiting if each.conn != conn]
+
+    def take(self, seat: bytes) -> list[Challenge]:
+        """Return, once, those that wait for a seat, the first first."""
+        taken = [each for each in self._waiting if each.seat == seat]
+        self._waiting = [each for each in self._waiting if each.seat != seat]
+        return taken
+
+    def take_all(self) -> list[Challenge]:
+        """Return all, once."""
+        taken, self._waiting = self._waiting, []
+        return taken
+
+    def unanswered(self, now: float) -> list[bytes]:
+        """Return the holders whose time to answer is over."""
+        return list(dict.fromkeys(each.seat for each in self._waiting if now >= each.deadline))
+
+    def next_timer(self) -> float:
+        """Return when that is the case for the next one; infinity: never."""
+        return min((each.deadline for each in self._waiting), default=float("inf"))
 
 
 class Admission:

@@ -24,7 +24,7 @@ from mingle.protocol.claims import DialBudget
 from mingle.protocol.handshake import Call
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, Datagram, Kind, List, Offer, Seek, asker_name
-from mingle.wire.frames import MAX_OWN_ADDRESSES, Join, Path, Place, ProcessInfo, Purpose, Seat
+from mingle.wire.frames import MAX_OWN_ADDRESSES, AnyFrame, Join, Path, Place, ProcessInfo, Purpose, Seat
 
 # Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
 REMEMBERED_PER_KIND = 64
@@ -73,12 +73,13 @@ class Identity(Struct, frozen=True, kw_only=True):
             job=self.job, attempt=self.attempt, member=self.member, session=session, purpose=purpose, who=self.who
         )
 
-    def join(self, who: ProcessInfo, paths: tuple[Path, ...]) -> Join:
+    def join(self, who: ProcessInfo, paths: tuple[Path, ...], token: bytes = b"") -> Join:
         """Return the JOIN that asks for a seat.
 
         Args:
             who: this process as its host knows it.
             paths: the paths to the host that have been proved.
+            token: the token of the seat, if this process has it already.
         """
         addresses = self.addresses()
         return Join(
@@ -95,6 +96,7 @@ class Identity(Struct, frozen=True, kw_only=True):
             # A part of them could lack those that other processes use.
             addresses=tuple(sorted(addresses)) if len(addresses) <= MAX_OWN_ADDRESSES else (),
             minimum=self.minimum,
+            token=token,
         )
 
     def list(self) -> List:
@@ -345,6 +347,34 @@ class Listening(Protocol):
 
     def readdress(self, addresses: tuple[Address, ...], now: float, /) -> None:
         """Announce these addresses, unless they are announced already."""
+
+
+class RegistrarPort(Protocol):
+    """What a registrar calls: its members' connections, the store, and the host."""
+
+    def send(self, conn: int, frame: AnyFrame) -> None:
+        """Send a frame."""
+
+    def hang_up(self, conn: int) -> None:
+        """Close a connection after what is still to be sent."""
+
+    def prepare_store(self, address: str) -> None:
+        """Open the store on this address already: it will most likely be needed there."""
+
+    def open_store(self, epoch: int, address: str, now: float) -> None:
+        """Open the store and call the registrar's ``store_opened``."""
+
+    def no_common_network(self, matrix: str) -> None:
+        """Fail: no address of the host was reached by every member."""
+
+    def reopened(self, reason: str, now: float) -> None:
+        """Announce that an epoch was voided and the session takes members again."""
+
+    def formed(self) -> None:
+        """Take note of GO."""
+
+    def member_lost(self, who: ProcessInfo, how: str) -> None:
+        """Handle the loss of a member after GO and before its process group existed: the others can't go on."""
 
 
 # --- what reports are made of --------------------------------------------------------------------------------------

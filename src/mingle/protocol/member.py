@@ -465,7 +465,7 @@ class Joiner(SessionPolicy[KnownSession]):
         self.send(self._application(session))
 
     def _application(self, session: KnownSession) -> frames.Join:
-        return self.identity.join(self.identity.who, self._paths(session))
+        return self.identity.join(self.identity.who, self._paths(session), session.token)
 
     def _host_said(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
         """Go from step to step as the host says."""
@@ -495,7 +495,7 @@ class Joiner(SessionPolicy[KnownSession]):
 
     def _joined(self, session: KnownSession, frame: frames.Joined, now: float) -> None:
         """JOINING -> SEATED; or -> ACKED, if the member comes back after its ACK and only GO is lacking."""
-        self._return_to = None
+        self._return_to, session.token = None, frame.token
         if self.outcome is not None:
             self.loss = ""
             if self._ready:

@@ -10,8 +10,10 @@ is the abort. Only this module moves a session through its phases::
 * Before GO every member has said, in this epoch, that it is still there (CONFIRMED) and that it has reached the store
   (ACK). The loss of a member in between voids the epoch, and the number of a voided epoch is never used again.
 * GO is decided once per session. RUNNING is terminal.
-* A member is known by its member id: the same id on another connection replaces the old connection. If another process
-  claims a taken *rank*, the registrar pings the member in that seat, and a member that answers keeps the seat.
+* A member is known by its member id, and proves that it holds its seat by the seat's *token*: with both on another
+  connection, it replaces the old one. If another process claims a taken rank, or a member id without the token, the
+  registrar pings the member in that seat, and a member that answers keeps the seat. Every other frame counts on the
+  connection of the seat only.
 
 An :class:`Admission` decides how many members form the session, and whether it takes *latecomers* after that. A
 latecomer goes through CONFIRM, SEALED, ACK and GO by itself and voids nothing.
@@ -25,18 +27,18 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from typing import Protocol
 
 import msgspec
 
 from mingle.protocol import reports
-from mingle.protocol.admission import Admission, Challenge, HostSeat, Seated
-from mingle.protocol.machine import roster_digest
+from mingle.protocol.admission import Admission, Challenge, Challenges, HostSeat, Seated
+from mingle.protocol.machine import RegistrarPort, roster_digest
 from mingle.protocol.seating import common_address, place, reach_matrix
 from mingle.wire import frames
+from mingle.wire.authentication import same_token
 
 CHALLENGE_SECONDS = 1.0
-"""How long a seated member has to answer when another process claims its rank."""
+"""How long a seated member has to answer when another process claims its seat."""
 RETURN_SECONDS = 5.0
 """How long a member whose connection broke after GO can take to come back."""
 ADMITTED_SECONDS = 30.0
@@ -69,34 +71,6 @@ class Phase(enum.Enum):
         return self in (Phase.SEALING, Phase.SEALED, Phase.RUNNING)
 
 
-class Port(Protocol):
-    """What the registrar calls: its members' connections, the store, and the host."""
-
-    def send(self, conn: int, frame: frames.AnyFrame) -> None:
-        """Send a frame."""
-
-    def hang_up(self, conn: int) -> None:
-        """Close a connection after what is still to be sent."""
-
-    def prepare_store(self, address: str) -> None:
-        """Open the store on this address already: it will most likely be needed there."""
-
-    def open_store(self, epoch: int, address: str, now: float) -> None:
-        """Open the store and call :meth:`Registrar.store_opened`."""
-
-    def no_common_network(self, matrix: str) -> None:
-        """Fail: no address of the host was reached by every member."""
-
-    def reopened(self, reason: str, now: float) -> None:
-        """Announce that an epoch was voided and the session takes members again."""
-
-    def formed(self) -> None:
-        """Take note of GO."""
-
-    def member_lost(self, who: frames.ProcessInfo, how: str) -> None:
-        """Handle the loss of a member after GO and before its process group existed: the others can't go on."""
-
-
 class Registrar:
     """The seats of a session and its phase. The only place that decides about membership.
 
@@ -107,7 +81,7 @@ class Registrar:
         admission: how many members form the session, and which newcomers fit in.
     """
 
-    def __init__(self, session: bytes, host: HostSeat, port: Port, admission: Admission) -> None:
+    def __init__(self, session: bytes, host: HostSeat, port: RegistrarPort, admission: Admission) -> None:
         self.session = session
         self.host = host
         self.admission = admission
@@ -140,7 +114,7 @@ class Registrar:
         """Whether they have been asked again, so that each has proved its paths a second time."""
         self._lost: dict[bytes, tuple[float, str]] = {}
         """When and how members were lost after GO."""
-        self._challenges: list[Challenge] = []
+        self._challenges = Challenges()
         self._store = ("", 0, "")
         """The sealed store's address, port and token."""
         self._prepare_at: float | None = None
@@ -275,36 +249,60 @@ class Registrar:
     def _latecomer_at(self, conn: int) -> Seated | None:
         return self.latecomers.get(self._conns.get(conn, b""))
 
+    def _known(self, member: bytes) -> Seated | None:
+        return self.seats.get(member) or self.latecomers.get(member)
+
     # --- coming ----------------------------------------------------------------------------------------------------
 
     def join(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
         """Handle JOIN: a connection that has proved the session asks for a seat."""
-        self._challenges = [challenge for challenge in self._challenges if challenge.conn != conn]
+        self._challenges.withdraw(conn)
         if member == self.host.member:
             # A forged OFFER can name this session with another host id; the host then joins itself.
             self._port.send(conn, frames.Refused(reason="session", detail="the caller is the host of this session"))
             self._port.hang_up(conn)
             return
-        known = self.seats.get(member) or self.latecomers.get(member)
-        if known is not None and self._keeps_seat(known):
-            self._come_back(known, conn, applicant, now)
-            return
-        if known is not None and known.conn == conn:
-            return  # it has asked already
-        if known is not None and known.conn is not None:
-            self._drop(known.conn, "it came back on another connection", now)
+        known = self._known(member)
+        if known is not None:
+            if known.conn == conn:
+                return  # it has asked already
+            if not same_token(known.token, applicant.token):
+                if self._may_lack_token:
+                    self._challenge(known, conn, member, applicant, now)
+                    return
+            elif self._keeps_seat(known):
+                self._come_back(known, conn, applicant, now)
+                return
+            elif known.conn is not None:
+                self._refuse_challengers(known)  # none of them must get the seat that is free for a moment
+                self._drop(known.conn, "it came back on another connection", now)
         refusal = self._refusal(applicant, now)
         if refusal is not None:
             self._refuse(conn, applicant, refusal)
             return
         holder = self._holder(applicant.rank)
-        if holder is not None and holder.conn is None:
-            self._refuse(conn, applicant, self._taken(holder))
-        elif holder is not None and holder.conn is not None:
-            self._challenges.append(Challenge(conn, member, applicant, now + CHALLENGE_SECONDS, seat=holder.member))
-            self._port.send(holder.conn, frames.Ping())
-        else:
+        if holder is None:
             self._seat(conn, member, applicant, now)
+        elif holder.conn is None:
+            self._refuse(conn, applicant, self._taken(holder))
+        else:
+            self._challenge(holder, conn, member, applicant, now)
+
+    @property
+    def _may_lack_token(self) -> bool:
+        """Whether a member that comes back can lack its token, because JOINED was lost with its first connection.
+
+        All members of a sealed session of ranks have confirmed, and so have heard JOINED.
+        """
+        return not self.phase.sealed or self.admission.takes_latecomers
+
+    def _challenge(self, holder: Seated, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
+        """Ask the holder of a seat whether it lives, because another process wants the seat."""
+        assert holder.conn is not None
+        # In a running session leases decide which member is lost: no caller must be able to shorten them.
+        deadline = float("inf") if self.phase is Phase.RUNNING else now + CHALLENGE_SECONDS
+        self._challenges.add(Challenge(conn, member, applicant, holder.member, deadline))
+        self._port.send(holder.conn, frames.Ping())
 
     def _keeps_seat(self, known: Seated) -> bool:
         """Whether a member that comes back finds its seat again; an agent joins a running session anew."""
@@ -339,7 +337,7 @@ class Registrar:
     def _seat(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
         seat = Seated(member, conn, applicant, applicant.paths)
         self._conns[conn] = member
-        self._send_joined(conn)
+        self._send_joined(seat, conn)
         if self.phase is not Phase.OPEN:
             seat.admit_by = now + ADMITTED_SECONDS
             self.latecomers[member] = seat
@@ -358,8 +356,8 @@ class Registrar:
         self._wait_for_quiet(now)
         self._advance(now)
 
-    def _send_joined(self, conn: int) -> None:
-        self._port.send(conn, frames.Joined(session=self.session, epoch=self.epoch))
+    def _send_joined(self, seat: Seated, conn: int) -> None:
+        self._port.send(conn, frames.Joined(session=self.session, epoch=self.epoch, token=seat.token))
         if self.phase is Phase.OPEN and self.epoch:
             # It may have acknowledged this epoch on a connection that broke before the VOID, and would wait for GO.
             void = frames.Void(session=self.session, epoch=self.epoch, reason="voided before the member came back")
@@ -367,14 +365,14 @@ class Registrar:
 
     def _come_back(self, seat: Seated, conn: int, applicant: frames.Join, now: float) -> None:
         """Move a member to its new connection: its old one is dead, even if no end of it was seen."""
-        if seat.conn is not None and seat.conn != conn:
+        if seat.conn is not None:
             self._conns.pop(seat.conn, None)
             self._port.hang_up(seat.conn)
         seat.conn = conn
         self._lost.pop(seat.member, None)
         self._conns[conn] = seat.member
         self._refuse_challengers(seat)  # the member lives; the PING went to its old connection
-        self._send_joined(conn)
+        self._send_joined(seat, conn)
         if self.phase is Phase.RUNNING:
             # It has acknowledged, so it lacks only this one frame.
             self._port.send(conn, frames.Go(session=self.session, epoch=self.epoch))
@@ -387,33 +385,36 @@ class Registrar:
 
     def lost(self, conn: int, now: float, reason: str = "its connection closed") -> None:
         """Handle the end of a connection."""
-        self._challenges = [challenge for challenge in self._challenges if challenge.conn != conn]
+        self._challenges.withdraw(conn)
         member = self._conns.pop(conn, None)
         if member is None:
             return
         if member in self.latecomers:
             self._forget_latecomer(member)
+        elif not self._give_up_seat(self.seats[member], now, reason):
             return
-        seat = self.seats[member]
+        for challenge in self._challenges.take(member):
+            self.join(challenge.conn, challenge.member, challenge.applicant, now)
+
+    def _give_up_seat(self, seat: Seated, now: float, reason: str) -> bool:
+        """Free the seat of a member that was lost; return False if the seat is kept for a while, or for ever."""
         if self.phase is Phase.RUNNING and not self.admission.takes_latecomers:
             seat.conn = None
             if not seat.done:
-                self._lost[member] = now, reason
-            return
-        self.admission.gone(member)
-        del self.seats[member]
+                self._lost[seat.member] = now, reason
+            return False
+        self.admission.gone(seat.member)
+        del self.seats[seat.member]
         if seat.applicant.rank is not None:
             del self._ranks[seat.applicant.rank]
             self.departed_ranks.add(seat.applicant.rank)
         self.departures.append(f"{seat.who}: {reason}"[:REMEMBERED_TEXT])
         if self.phase is Phase.RUNNING:
-            del self.places[member]
-            return
-        # Before its seat is given to another process: a newcomer never enters an epoch that it has not confirmed.
-        self._void(f"{seat.who} is gone: {reason}", now)
-        for challenge in [each for each in self._challenges if each.seat == member]:
-            self._challenges.remove(challenge)
-            self.join(challenge.conn, challenge.member, challenge.applicant, now)
+            del self.places[seat.member]
+        else:
+            # Before its seat is given to another process: a newcomer never enters an epoch that it has not confirmed.
+            self._void(f"{seat.who} is gone: {reason}", now)
+        return True
 
     def _drop(self, conn: int, reason: str, now: float) -> None:
         self._port.hang_up(conn)
@@ -466,15 +467,19 @@ class Registrar:
         self._awaited.discard(seat.member)
 
     def pong(self, conn: int) -> None:
-        """Handle PONG: the member lives, so another process that claims its rank is refused."""
-        seat = self._seat_at(conn)
+        """Handle PONG: the member lives, so another process that claims its seat is refused."""
+        seat = self._seat_at(conn) or self._latecomer_at(conn)
         if seat is not None:
             self._refuse_challengers(seat)
 
     def _refuse_challengers(self, seat: Seated) -> None:
-        for challenge in [each for each in self._challenges if each.seat == seat.member]:
-            self._challenges.remove(challenge)
-            self._refuse(challenge.conn, challenge.applicant, self._taken(seat))
+        for challenge in self._challenges.take(seat.member):
+            refusal = self._taken(seat)
+            if challenge.member == seat.member:
+                # It looks further, as a member does whose own answer was still on its way.
+                detail = "a live process with this member id has a seat, and its token"
+                refusal = frames.Refused(reason="session", detail=detail, who=seat.who)
+            self._refuse(challenge.conn, challenge.applicant, refusal)
 
     def ready(self, conn: int) -> None:
         """Handle READY: the member's process group stands, so its end is no loss from now on."""
@@ -496,7 +501,7 @@ class Registrar:
         own.applicant, own.paths = host.applicant, host.applicant.paths
 
     def store_prepared(self, port: int) -> None:
-        """Tell the waiting members that the store listens where :meth:`Port.prepare_store` asked for it."""
+        """Tell the waiting members that the store listens where :meth:`RegistrarPort.prepare_store` asked for it."""
         if self.phase is not Phase.OPEN or not self._prepared:
             return
         before = self._told_store
@@ -539,27 +544,28 @@ class Registrar:
 
     def next_timer(self) -> float | None:
         """Return the time of the next call to :meth:`handle_timer`."""
-        times = [challenge.deadline for challenge in self._challenges]
+        times = [self._challenges.next_timer()]
         times += [seat.admit_by for seat in self.latecomers.values()]
         if self.phase is Phase.OPEN:
             times += [due for due in (self._prepare_at, self.admission.due) if due is not None]
         elif self.phase is Phase.CONFIRMING and self._confirm_again_at is not None:
             times.append(self._confirm_again_at)
         elif self.phase is Phase.SEALED or (self.phase is Phase.CONFIRMING and self._awaited):
-            times += [self._phase_ends] if self._phase_ends < float("inf") else []
+            times.append(self._phase_ends)
         elif self.phase is Phase.RUNNING:
             times += [since + RETURN_SECONDS for since, _ in self._lost.values()]
-        return min(times, default=None)
+        due = min(times)
+        return due if due < float("inf") else None
 
     def handle_timer(self, now: float) -> None:
         """Do everything that is due."""
         for seat in [each for each in self.latecomers.values() if now >= each.admit_by and each.conn is not None]:
             assert seat.conn is not None
             self._drop(seat.conn, "it took too long to join", now)
-        for member in dict.fromkeys(each.seat for each in self._challenges if each.deadline <= now):
-            conn = self.seats[member].conn
-            assert conn is not None
-            self._drop(conn, "it did not answer when another process claimed its rank", now)
+        for member in self._challenges.unanswered(now):
+            holder = self._known(member)
+            if holder is not None and holder.conn is not None:
+                self._drop(holder.conn, "it did not answer when another process claimed its seat", now)
         if self.phase is Phase.OPEN and self._prepare_at is not None and now >= self._prepare_at:
             self._prepare_at = None
             if self.held:
@@ -627,8 +633,7 @@ class Registrar:
         self.phase = Phase.RUNNING
         self.admission.formed()
         self._send_all(frames.Go(session=self.session, epoch=self.epoch))
-        challenges, self._challenges = self._challenges, []
-        for challenge in challenges:
+        for challenge in self._challenges.take_all():
             # The member in the seat has acknowledged, which answers the challenge, too.
             self.join(challenge.conn, challenge.member, challenge.applicant, now)
         for latecomer in self.latecomers.values():

@@ -44,6 +44,8 @@ class KnownSession(Struct, eq=False):
     """The address of the first datagram that named the session; empty if a proved connection named it."""
     race: ConnectionRace | None = None
     retry_at: float = 0.0
+    token: bytes = b""
+    """The token of the last seat of this process there."""
     confirmed: bool = False
     """Whether this process has confirmed there: the host may have decided GO with it."""
     said_open: bool = False

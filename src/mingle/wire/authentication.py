@@ -12,12 +12,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import secrets
 from collections.abc import Iterable
 from typing import SupportsBytes
 
 from mingle.errors import ConfigurationError
 
 NONCE_BYTES = 16
+TOKEN_BYTES = 16
 SESSION_HASH_BYTES = 16
 DATAGRAM_MAC_BYTES = 32
 # Frames travel inside an ordered connection whose two ends have already proved themselves, so a truncated MAC
@@ -39,6 +41,16 @@ _memory_key = os.urandom(32)
 def new_nonce() -> bytes:
     """Return fresh randomness that makes a proof worthless in any other connection."""
     return os.urandom(NONCE_BYTES)
+
+
+def new_token() -> bytes:
+    """Return fresh randomness that only its holder knows."""
+    return secrets.token_bytes(TOKEN_BYTES)
+
+
+def same_token(known: bytes, untrusted: bytes) -> bool:
+    """Return, in constant time, whether two tokens are the same."""
+    return hmac.compare_digest(known, untrusted)
 
 
 def session_hash(session: bytes, nonce: bytes) -> bytes:

@@ -61,6 +61,7 @@ Text: TypeAlias = Annotated[str, Meta(max_length=2048)]
 Epoch: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
 Proof: TypeAlias = Annotated[bytes, Meta(max_length=32)]
 Nonce: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Token: TypeAlias = Annotated[bytes, Meta(max_length=16)]
 MAX_NODE_KEY_BYTES = 256
 NodeKey: TypeAlias = Annotated[str, Meta(max_length=MAX_NODE_KEY_BYTES)]
 Ranks: TypeAlias = Annotated[tuple[Rank, ...], Meta(max_length=4096)]
@@ -187,6 +188,8 @@ class Join(Frame, frozen=True, kw_only=True, tag="join", omit_defaults=True):
     """Agents only: whether the agent was in a session that had its quorum."""
     surplus: bool = False
     """Agents only: whether the agent was refused as surplus, and has been in no session since."""
+    token: Token = b""
+    """The token of the member's seat in this session, if it has one: the member comes back on a new connection."""
 
     def __post_init__(self) -> None:
         make_printable(self, "versions")
@@ -197,6 +200,9 @@ class Joined(Frame, frozen=True, kw_only=True, tag="joined", omit_defaults=True)
 
     session: Identifier
     epoch: Epoch = 0
+    token: Token = b""
+    """Random, the same as long as the seat is held: it proves that a caller holds the seat. A member id can be
+    overheard."""
 
 
 RefusalReason: TypeAlias = Literal[
