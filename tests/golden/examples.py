@@ -24,6 +24,7 @@ HOST = bytes(range(0x20, 0x30))
 SESSION = bytes(range(0x30, 0x40))
 MEMBER_NONCE = bytes(range(0x40, 0x50))
 HOST_NONCE = bytes(range(0x50, 0x60))
+TOKEN = bytes(range(0x60, 0x70))
 ADDRESSES = ("192.0.2.10", "2001:db8::a")
 PORT = 40123
 
@@ -135,7 +136,7 @@ STORIES: dict[str, Story] = {
         _call("join"),
         (
             Line("member", "join", "rank 3 asks for its seat", _JOIN),
-            Line("host", "joined", "it has one", frames.Joined(session=SESSION)),
+            Line("host", "joined", "it has one", frames.Joined(session=SESSION, token=TOKEN)),
             Line("host", "ping", "another process claims rank 3: are you alive?", frames.Ping(number=7)),
             Line("member", "pong", "I am", frames.Pong(number=7)),
             Line("member", "ask", "how does it stand?", frames.Ask(what="status")),

@@ -1,8 +1,11 @@
-"""Mistakes to plant in a registrar: what random schedules have to find in it."""
+"""Mistakes to plant in a registrar: what random schedules, some of them with strangers, have to find in it."""
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from mingle.protocol.registrar import Phase, Registrar
+from mingle.wire import frames
 
 
 class SealsWithoutConfirm(Registrar):
@@ -29,3 +32,13 @@ class ReusesVoidedEpochs(Registrar):
             self.voided = False
             self.epoch -= 1
         super()._advance(now)
+
+
+class TrustsMemberIds(Registrar):
+    """Gives a seat to whoever knows the member id of its holder."""
+
+    def join(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
+        known = self._known(member)
+        if known is not None:
+            applicant = structs.replace(applicant, token=known.token)
+        super().join(conn, member, applicant, now)

@@ -163,8 +163,8 @@ class Process:
     @property
     def host(self) -> Host:
         """Its machine, or the part of it, that hosts; there must be one."""
-        host = self.core.host if isinstance(self.core, Elector) else self.core
-        assert isinstance(host, Host)
+        host = None if self.core is None else self.core.hosting
+        assert host is not None
         return host
 
     @property
@@ -177,7 +177,7 @@ class Process:
     @property
     def hosts(self) -> bool:
         """Whether it has a session of its own now."""
-        return isinstance(self.core, Host) or (isinstance(self.core, Elector) and self.core.host is not None)
+        return self.core is not None and self.core.hosting is not None
 
     @property
     def phase(self) -> Phase:

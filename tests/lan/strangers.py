@@ -95,12 +95,8 @@ class Caller:
         core = host.host
         route = network.route(machine, core.endpoints.addresses[0].address)
         assert route is not None
-        self._call = Call(
-            job=core.identity.job,
-            member=member,
-            session=core.session,
-            purpose=self._rng.choice(("join", "join", "probe", "conflict")),
-        )
+        self._member = member
+        self._call = self._hello()
         self._conversation = MemberConversation(self._call, (core.endpoints.addresses[0].address, core.endpoints.port))
         self._near = End(self, self._world.new_id())
         far = End(host, self._world.new_id())
@@ -109,6 +105,11 @@ class Caller:
         self._write()
         for _ in range(FRAMES_EACH):
             self._world.after(self._rng.uniform(0, 0.5), self._babble)
+
+    def _hello(self) -> Call:
+        core = self._host.host
+        purpose = self._rng.choice(("join", "join", "probe", "conflict"))
+        return Call(job=core.identity.job, member=self._member, session=core.session, purpose=purpose)
 
     def _write(self) -> None:
         data = self._conversation.data_to_send()
@@ -136,6 +137,44 @@ class Caller:
 
     def tcp_closed(self, conn: int, reason: str) -> None:
         """Does not care."""
+
+
+class Impostor(Caller):
+    """Calls a host under the id of a process that it has overheard, and plays its part on one connection."""
+
+    def __init__(self, network: Network, machine: Machine, host: Process, victim: Process) -> None:
+        self._victim = victim
+        self._joined = False
+        super().__init__(network, machine, host, victim.identity.member)
+
+    def _hello(self) -> Call:
+        return self._victim.identity.call(self._host.host.session, "join")
+
+    def _babble(self) -> None:
+        host, identity = self._host, self._victim.identity
+        if self._conversation.welcome is None or not host.hosts:
+            return
+        session, epoch = self._call.session, host.host.registrar.epoch
+        seat = host.host.registrar.seats.get(identity.member)
+        paths = () if seat is None else seat.paths
+        if not self._joined:
+            self._joined = True
+            self._conversation.send(
+                identity.join(identity.who, paths, self._rng.choice((b"", self._rng.randbytes(16))))
+            )
+        self._conversation.send(
+            self._rng.choice(
+                (
+                    frames.Confirmed(session=session, epoch=epoch, paths=paths),
+                    frames.Ack(session=session, epoch=epoch),
+                    frames.Pong(number=self._rng.randrange(9)),
+                    frames.Ready(session=session),
+                    frames.Unreachable(session=session),
+                    frames.Leave(session=session, reason="forged"),
+                )
+            )
+        )
+        self._write()
 
 
 class Babbler:
