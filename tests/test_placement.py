@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mingle.config import placement
+from mingle.config.launchers import Placement
 from mingle.config.placement import place
 from mingle.errors import ConfigurationError, LauncherError
 from tests.launcher_environments import PYTORCH_JOB_OF_8_PER_POD as PODS_OF_8
@@ -216,6 +217,32 @@ def test_a_size_by_hand_that_is_the_launchers_leaves_its_nodes() -> None:
 
 def test_torchruns_nodes_count_where_it_is_said_again() -> None:
     assert place({**TORCHRUN_TASK, "MINGLE_RANK": "5"}) == place(TORCHRUN_TASK)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [TORCHRUN_TASK, {**TORCHRUN_TASK, **SRUN_TASK}, {"TORCHELASTIC_RUN_ID": "run-7"}, {**TORCHRUN_TASK, "RANK": "x"}],
+    ids=["torchrun", "torchrun in a step of srun", "a process that a worker started", "a changed environment"],
+)
+def test_a_job_beside_torchruns_knows_only_what_was_passed(environ: dict[str, str]) -> None:
+    assert place(environ, rank=1, world_size=2, beside_torchrun=True) == Placement(rank=1, world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank", "named"),
+    [({"MINGLE_RANK": "0"}, 1, ["rank=1", "MINGLE_RANK='0'"]), ({}, 2, ["rank=2", "world_size=2"])],
+)
+def test_a_job_beside_torchruns_is_checked_too(environ: dict[str, str], rank: int, named: list[str]) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        place({**TORCHRUN_TASK, **environ}, rank=rank, world_size=2, beside_torchrun=True)
+    for text in named:
+        assert text in raised.value.observation
+
+
+def test_a_contradiction_of_torchrun_names_the_way_to_a_job_beside_it() -> None:
+    with pytest.raises(ConfigurationError, match=r"torchrun's RANK=5") as raised:
+        place(TORCHRUN_TASK, rank=1, world_size=2)
+    assert 'init_method="mingle://NAME"' in str(raised.value.remedy)
 
 
 PLAIN = {"RANK": "5", "WORLD_SIZE": "8"}

@@ -695,6 +695,21 @@ def test_under_torchrun_nothing_is_discovered(monkeypatch: pytest.MonkeyPatch, n
         assert dict(os.environ) == before
 
 
+def test_a_url_with_a_place_forms_a_job_beside_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``tcp://`` and ``file://`` do. What torchrun has told this process stays for others, such as its children."""
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    handing_out = rendezvous_handler("mingle://beside?rank=0&world_size=1")
+    store_handed, rank, world_size = next(handing_out)
+    assert (rank, world_size, store_handed.host) == (0, 1, "127.0.0.1")
+    assert store_handed.port != int(TORCHRUN["MASTER_PORT"])
+    told = {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+    assert dict(os.environ) == {**before, **told}
+    rendezvous.end_session()
+    assert dict(os.environ) == before
+
+
 # --- who this process is --------------------------------------------------------------------------------------------
 
 

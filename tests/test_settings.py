@@ -8,6 +8,7 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.pretty import pretty_repr
@@ -366,6 +367,47 @@ def test_torchrun_passes_through_with_everything_filled_in() -> None:
     assert (found.master_addr, found.master_port) == ("10.0.0.1", 29500)
     assert (found.rank, found.world_size, found.local_rank, found.local_world_size) == (5, 8, 1, 4)
     assert (found.node_rank, found.num_nodes, found.attempt) == (1, 2, "2")
+
+
+def beside(environ: dict[str, str] | None = None, **arguments: Any) -> Settings:
+    return resolve(
+        {**TORCHRUN_TASK, **(environ or {})}, **{"rank": 1, "world_size": 2, "may_leave_torchrun": True, **arguments}
+    )
+
+
+@pytest.mark.parametrize("named", [{"job_id": "pair"}, {"environ": {"MINGLE_JOB_ID": "pair"}}])
+def test_a_job_of_another_name_than_torchruns_stands_beside_it(named: dict[str, Any]) -> None:
+    found = beside(**named)
+    assert (found.job_id, found.rank, found.world_size, found.beside_torchrun) == ("pair", 1, 2, True)
+    assert (found.master_addr, found.master_port, found.attempt, found.local_rank) == (None, None, None, None)
+    # Equal to torchrun's by chance: other members of the job may be no workers of this torchrun.
+    assert beside(rank=5, world_size=8, **named).beside_torchrun
+    assert beside(master_port=7, **named).master_port == 7
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"job_id": "run-7"},
+        {"job_id": None},
+        {"job_id": "pair", "world_size": None},
+        {"job_id": "pair", "rank": None},
+        {"job_id": "pair", "may_leave_torchrun": False},
+    ],
+    ids=["torchrun's id", "no id", "a rank alone", "a size alone", "by mingle.init"],
+)
+def test_all_else_must_agree_with_torchrun(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="torchrun's"):
+        beside(**arguments)
+
+
+def test_what_agrees_with_torchrun_under_its_name_passes_through() -> None:
+    found = beside(job_id="run-7", rank=5, world_size=8)
+    assert (found.master_addr, found.beside_torchrun) == ("10.0.0.1", False)
+
+
+def test_without_torchrun_there_is_nothing_to_leave() -> None:
+    assert not resolve({}, job_id="pair", rank=1, world_size=2, may_leave_torchrun=True).beside_torchrun
 
 
 def test_torchruns_port_counts_when_another_was_asked_for() -> None:

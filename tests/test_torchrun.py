@@ -82,6 +82,36 @@ def test_one_node_trains_alone() -> None:
     assert handler.shutdown()
 
 
+GROUPS = """
+import os, sys, mingle, torch, torch.distributed as dist
+rank = int(os.environ["RANK"])
+method = "mingle://pair {}".format(rank // 2) + sys.argv[1]
+dist.init_process_group("gloo", init_method=method, rank=rank % 2, world_size=2)
+numbers = torch.tensor([rank])
+dist.all_reduce(numbers)
+dist.destroy_process_group()
+dist.init_process_group("gloo")  # torchrun's, which its own variables lead to
+dist.barrier()
+os.write(1, b"%d of %d: pair %d\\n" % (dist.get_rank(), dist.get_world_size(), numbers.item()))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_groups_of_two_inside_four_workers() -> None:
+    line = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", "--no-python", sys.executable, "-c"]
+    done = subprocess.run(
+        [sys.executable, *line, GROUPS, str(uuid4())],
+        env={**os.environ, "MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{rank} of 4: pair {1 if rank < 2 else 5}" for rank in range(4)]
+
+
 @pytest.mark.slow
 def test_the_example_trains_on_two_agents_in_fresh_interpreters(tmp_path: Path) -> None:
     script = Path(__file__).parents[1] / "examples" / "torchrun" / "train.py"

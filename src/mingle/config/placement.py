@@ -1,7 +1,8 @@
 """A process's place in its job: which rank it is, of how many, and on which node.
 
 The order: arguments, ``MINGLE_RANK`` and ``MINGLE_WORLD_SIZE``, one launcher's row, ``RANK`` and
-``WORLD_SIZE``. Arguments must not contradict the rest; ``MINGLE_*`` may, because they exist to overrule a launcher.
+``WORLD_SIZE``. Arguments must not contradict the rest; ``MINGLE_*`` may, because they exist to overrule a launcher. The
+place in a job beside torchrun's comes from arguments alone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _NAMESPACES = "/proc/self/ns"
 _MACHINE_ID = "/etc/machine-id"
+_BESIDE_TORCHRUN = (
+    "drop the arguments: torchrun's ranks have met already; for a group of other ranks call init_process_group with "
+    'init_method="mingle://NAME", rank= and world_size=, and another NAME than torchrun\'s id'
+)
 
 
 class _Number(Struct, frozen=True):
@@ -42,7 +47,7 @@ class _Claim(Struct, frozen=True):
         """Return this claim, completed by another one."""
         return _Claim(self.rank or other.rank, self.world_size or other.world_size)
 
-    def check_against(self, other: _Claim) -> None:
+    def check_against(self, other: _Claim, remedy: str = "drop one of the two, or make them agree") -> None:
         """Raise ConfigurationError if both sources say something and it is not the same."""
         for ours, theirs, meaning in (
             (self.rank, other.rank, "rank"),
@@ -52,7 +57,7 @@ class _Claim(Struct, frozen=True):
                 raise ConfigurationError.explain(
                     f"{ours.source} contradicts {theirs.source}: the {meaning} can only be one of them",
                     cause="a value in the code or the environment of an earlier job, or of another launcher",
-                    remedy="drop one of the two, or make them agree",
+                    remedy=remedy,
                 )
 
     def agrees(self, rank: int | None, world_size: int) -> bool:
@@ -62,13 +67,20 @@ class _Claim(Struct, frozen=True):
         )
 
 
-def place(environ: Mapping[str, str], *, rank: int | None = None, world_size: int | None = None) -> Placement:
+def place(
+    environ: Mapping[str, str],
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    beside_torchrun: bool = False,
+) -> Placement:
     """Return this process's place in its job.
 
     Args:
         environ: the environment without what mingle itself has written into it.
         rank: the argument of that name.
         world_size: the argument of that name.
+        beside_torchrun: whether rank and world_size, both given, are those of a job that torchrun knows nothing of.
 
     Raises:
         ConfigurationError: when a number can't be used, sources contradict each other, or there is no size.
@@ -82,8 +94,13 @@ def place(environ: Mapping[str, str], *, rank: int | None = None, world_size: in
         else _Number(check_whole(world_size, "world_size", minimum=1), f"world_size={world_size!r}"),
     )
     own = _claim(environ, "MINGLE_RANK", "MINGLE_WORLD_SIZE")
+    if beside_torchrun:
+        argued.check_against(own)
+        own_rank, own_size = _checked(argued)
+        return Placement(rank=own_rank, world_size=own_size)
     by_hand = argued.over(own)
     launched = _launched(environ, argued, by_hand)
+    under_torchrun = launched is not None and launched.launcher == launchers.TORCHRUN.name
     if launched is None:
         said = _claim(environ, "RANK", "WORLD_SIZE")
     else:
@@ -92,14 +109,27 @@ def place(environ: Mapping[str, str], *, rank: int | None = None, world_size: in
             _Number(launched.rank, f"{launched.launcher}'s {launched.rank_from}={launched.rank}"),
             _Number(launched.world_size, f"{launched.launcher}'s {launched.world_size_from}={launched.world_size}"),
         )
-        if launched.launcher == launchers.TORCHRUN.name:
+        if under_torchrun:
             # torchrun's ranks have found each other already: there is no other job to ask for by MINGLE_*.
             own.check_against(said)
         else:
             _refuse_to_be_alone(environ, launched, by_hand)
     environment = own.over(said)
-    argued.check_against(environment)
-    claim = argued.over(environment)
+    argued.check_against(environment, *([_BESIDE_TORCHRUN] if under_torchrun else []))
+    final_rank, final_size = _checked(argued.over(environment))
+    if launched is not None:
+        if under_torchrun or (own.rank is None and final_size == launched.world_size):
+            return launched
+        # Overruled by MINGLE_*: the launcher's nodes and local ranks are those of another set of processes. Where
+        # MINGLE_RANK only orders them anew, some have the launcher's rank: all must describe their nodes alike.
+        return Placement(rank=final_rank, world_size=final_size, job_id=launched.job_id, launcher=launched.launcher)
+    if final_rank is None or not said.agrees(final_rank, final_size):
+        return Placement(rank=final_rank, world_size=final_size)
+    return _told(environ, final_rank, final_size)
+
+
+def _checked(claim: _Claim) -> tuple[int | None, int]:
+    """Return the rank and the world size of a claim."""
     if claim.world_size is None:
         raise _no_world_size(claim.rank)
     if claim.rank is not None and claim.rank.value >= claim.world_size.value:
@@ -108,16 +138,7 @@ def place(environ: Mapping[str, str], *, rank: int | None = None, world_size: in
             cause="a rank counted from 1, or a size that counts nodes where the rank counts processes",
             remedy=f"give ranks from 0 to {claim.world_size.value - 1}, or a larger world size",
         )
-    final_rank, final_size = None if claim.rank is None else claim.rank.value, claim.world_size.value
-    if launched is not None:
-        if launched.launcher == launchers.TORCHRUN.name or (own.rank is None and final_size == launched.world_size):
-            return launched
-        # Overruled by MINGLE_*: the launcher's nodes and local ranks are those of another set of processes. Where
-        # MINGLE_RANK only orders them anew, some have the launcher's rank: all must describe their nodes alike.
-        return Placement(rank=final_rank, world_size=final_size, job_id=launched.job_id, launcher=launched.launcher)
-    if final_rank is None or not said.agrees(final_rank, final_size):
-        return Placement(rank=final_rank, world_size=final_size)
-    return _told(environ, final_rank, final_size)
+    return None if claim.rank is None else claim.rank.value, claim.world_size.value
 
 
 def _claim(environ: Mapping[str, str], rank_variable: str, size_variable: str) -> _Claim:

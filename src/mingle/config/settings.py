@@ -107,6 +107,7 @@ class Settings(Network, frozen=True, kw_only=True):
         master_port: the TCP port of rank 0's store; None: any free one.
         master_addr: the address of rank 0's store, if torchrun has brought the ranks together already, so that nothing
             is discovered; else None.
+        beside_torchrun: whether torchrun has placed this process in another job than this one.
     """
 
     job_id: str
@@ -120,6 +121,7 @@ class Settings(Network, frozen=True, kw_only=True):
     attempt: str | None = None
     master_port: int | None = None
     master_addr: str | None = None
+    beside_torchrun: bool = False
 
 
 def resolve(
@@ -129,6 +131,7 @@ def resolve(
     rank: int | None = None,
     world_size: int | None = None,
     master_port: int | None = None,
+    may_leave_torchrun: bool = False,
     **arguments: Any,
 ) -> Settings:
     """Return the settings of this process; an argument that is None and a blank variable do not count.
@@ -139,6 +142,8 @@ def resolve(
         rank: this process's.
         world_size: of the job.
         master_port: of rank 0's store.
+        may_leave_torchrun: whether rank and world_size, both given with another job id than torchrun's, form a job
+            beside torchrun's. Such a job may have ranks that are no workers of this torchrun.
         **arguments: those of `resolve_network`.
 
     Raises:
@@ -148,13 +153,20 @@ def resolve(
     if (named := job_id if job_id is not None else environ.get("MINGLE_JOB_ID")) is not None:
         refuse_backend(named, "MINGLE_JOB_ID" if job_id is None else "job_id")
     network = resolve_network(environ, **arguments)
-    placement = place(environ, rank=rank, world_size=world_size)
+    beside_torchrun = (
+        may_leave_torchrun
+        and None not in (named, rank, world_size)
+        and launchers.TORCHRUN.is_seen(environ)
+        and named != environ.get("TORCHELASTIC_RUN_ID")
+    )
+    placement = place(environ, rank=rank, world_size=world_size, beside_torchrun=beside_torchrun)
     own = {name: getattr(placement, name) for name in Settings.__struct_fields__ if hasattr(placement, name)}
     return Settings(
         **structs.asdict(network),
         **own | {"job_id": _job_id(environ, job_id, placement)},
         master_port=store_port(environ, launcher=placement.launcher, master_port=master_port),
         master_addr=environ["MASTER_ADDR"].strip() if placement.launcher == launchers.TORCHRUN.name else None,
+        beside_torchrun=beside_torchrun,
     )
 
 

@@ -5,6 +5,7 @@ The options are checked before the first packet: torch would refuse them only af
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import logging
@@ -12,7 +13,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from mingle.errors import ConfigurationError
 logger = logging.getLogger("mingle")
 
 DESTROY_SECONDS = 2.0
-_NO_OPTIONS = frozenset({"environ", "arguments"})
+_NO_OPTIONS = frozenset({"environ", "arguments", "may_leave_torchrun"})
 """The parameters that are not options of ``mingle.init``."""
 _OURS = frozenset({"init_method", "store", "rank", "world_size", "backend"})
 _NCCL = frozenset({"nccl", "nccl2", "nccl-legacy", "nccl-lazy"})
@@ -307,6 +308,12 @@ def _no_backend(
 # --- torch's own count -----------------------------------------------------------------------------------------------
 
 
+def world() -> Any:
+    """Return torch's own record of its groups; None: a version of torch that keeps another one."""
+    found = getattr(_c10d(), "_world", None)
+    return found if all(hasattr(found, name) for name in ("group_count", "pg_names", "_default_pg")) else None
+
+
 def take_back_count(group_name: object) -> None:
     """Take back torch's count of a group that could not be made; nothing, if anything else has been counted since.
 
@@ -316,8 +323,20 @@ def take_back_count(group_name: object) -> None:
     Args:
         group_name: the name of the group, which is the count before it.
     """
-    world = getattr(_c10d(), "_world", None)
-    if world is None or stands() or group_name in world.pg_names.values():
+    record = world()
+    if record is None or stands() or group_name in record.pg_names.values():
         return
-    if group_name == str(world.group_count - 1):
-        world.group_count -= 1
+    if group_name == str(record.group_count - 1):
+        record.group_count -= 1
+
+
+@contextlib.contextmanager
+def counted_if_made() -> Iterator[None]:
+    """Take back torch's count of the group that is made in the block, if it can't be made."""
+    record = world()
+    group_name = None if record is None else str(record.group_count)
+    try:
+        yield
+    except BaseException:
+        take_back_count(group_name)
+        raise

@@ -82,7 +82,7 @@ def _call(arguments: Mapping[str, Any], group: tuple[str | None, Mapping[str, An
             job = form(wanted, enters=group is not None)
             if group is not None:
                 make = importlib.import_module("torch.distributed").init_process_group
-                with loss_explained():
+                with loss_explained(), process_group.counted_if_made():
                     make(group[0], init_method=f"{FORMED}://", **group[1])
                 job._owns_group(process_group.own(wanted.job_id, _await_members))
                 tell_group_stands()
@@ -304,7 +304,13 @@ def _form_alone(wanted: Settings) -> tuple[Formation, LoneSession]:
 
 
 def _export(wanted: Settings, formation: Formation) -> None:
-    notes = process_environment.export(environment.variables(formation, named=wanted.interface_was_named))
+    named = wanted.interface_was_named
+    if wanted.beside_torchrun:
+        # torchrun's variables stay, for this process's own use and for its children.
+        values = environment.socket_interfaces(formation.interface, named=named)
+    else:
+        values = environment.variables(formation, named=named)
+    notes = process_environment.export(values)
     for note in notes:
         progress.say(logging.WARNING, f"job {wanted.job_id}: {note}", quiet=wanted.progress == "off")
 

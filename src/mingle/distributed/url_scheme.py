@@ -9,7 +9,8 @@ imported; right after that the scheme is registered and the finder gone.
 The handlers give torch the connection over which this rank has proved the store. Torch's own ``env://`` would make
 another one like it: the keys have the same prefix, and this rank is counted among the workers already. So ranks meet in
 the store whichever entry point they use, including plain ``env://`` after ``discover()``. Under torchrun the store is
-torchrun's, and the handlers use ``env://``.
+torchrun's, and the handlers use ``env://``, unless rank, world size and another job id than torchrun's are given: then
+they win, as with ``tcp://`` and ``file://``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 from mingle.errors import ConfigurationError, MingleError, without_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from datetime import timedelta
     from importlib.machinery import ModuleSpec
     from types import ModuleType
@@ -153,23 +154,29 @@ def _rendezvous(url: str, timeout: timedelta | None) -> Iterator[tuple[Any, int,
     from mingle.distributed import process_group, rendezvous
     from mingle.engine.discovery import collector_paused, resume_collector
 
+    backend, group_name = _call_of_torch()
+    world = process_group.world()
     begun = False
     try:
-        with _taken_back_on_failure() as call:
-            job_id, arguments = _arguments(url)
-            with rendezvous.one_call(), collector_paused():
-                wanted = rendezvous.resolve({"job_id": job_id, **arguments}, timeout)
-                if (backend := call.get("backend")) is not None:
-                    process_group.check_backend(backend)
-                begun = True
-                job = rendezvous.form(wanted, enters=True)
-            for entry in _entry(timeout, job.rank, job.world_size):
-                with rendezvous.loss_explained():
-                    entry[0].check([])  # what fails later, in torch's own call, can't be told in our words
-                yield entry
+        job_id, arguments = _arguments(url)
+        with rendezvous.one_call(), collector_paused():
+            wanted = rendezvous.resolve({"job_id": job_id, "may_leave_torchrun": True, **arguments}, timeout)
+            if backend is not None:
+                process_group.check_backend(backend)
+            begun = True
+            job = rendezvous.form(wanted, enters=True)
+        for entry in _entry(timeout, job.rank, job.world_size):
+            with rendezvous.loss_explained():
+                entry[0].check([])  # what fails later, in torch's own call, can't be told in our words
+            yield entry
     except GeneratorExit:
-        raise  # torch takes one store and drops the generator: that is the good end
+        # Torch takes one store, and drops the generator when its call ends. If that is the good end, nothing is called
+        # here: a Ctrl-C during the call would be lost.
+        if world is not None and world._default_pg is None:
+            process_group.take_back_count(group_name)
+        raise
     except BaseException:
+        process_group.take_back_count(group_name)
         resume_collector()
         if begun:
             rendezvous.end_session(failing=True)
@@ -178,8 +185,7 @@ def _rendezvous(url: str, timeout: timedelta | None) -> Iterator[tuple[Any, int,
 
 def formed_handler(_url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
     """Yield what `rendezvous_handler` yields, for ``mingle.init``."""
-    with _taken_back_on_failure():
-        yield from _entry(timeout)
+    return _entry(timeout)
 
 
 def _arguments(url: str) -> tuple[str | None, dict[str, int | None]]:
@@ -196,33 +202,17 @@ def _arguments(url: str) -> tuple[str | None, dict[str, int | None]]:
     return job_id, arguments
 
 
-@contextlib.contextmanager
-def _taken_back_on_failure() -> Iterator[Mapping[str, Any]]:
-    """Yield the local variables of torch's ``init_process_group``, and take back its count of the group if it fails.
+def _call_of_torch() -> tuple[str | None, str | None]:
+    """Return backend and group name of the ``init_process_group`` that asks for a store; None: another function asks.
 
-    Torch drops its generator in both cases, and a group stands only in the good one.
-    """
-    from mingle.distributed import process_group
-
-    call = _call_of_torch()
-    try:
-        yield call
-    except BaseException:
-        process_group.take_back_count(call.get("group_name"))
-        raise
-
-
-def _call_of_torch() -> Mapping[str, Any]:
-    """Return the local variables of the ``init_process_group`` that asks; none: another function asks.
-
-    Torch hands a scheme's handler neither the backend nor the group's name.
+    Torch hands a scheme's handler neither of them.
     """
     frame = sys._getframe()
     while (caller := frame.f_back) is not None:
         frame = caller
         if frame.f_code.co_name == "init_process_group" and frame.f_globals.get("__name__") == _C10D:
-            return {name: frame.f_locals.get(name) for name in ("backend", "group_name")}
-    return {}
+            return frame.f_locals.get("backend"), frame.f_locals.get("group_name")
+    return None, None
 
 
 def _entry(timeout: timedelta | None, *place: int) -> Iterator[tuple[Any, int, int]]:
