@@ -131,6 +131,8 @@ def logged(logger: logging.Logger) -> Collecting:
         (1, Snapshot(True, 5, (3, 7, 8, 9)), "5/10 joined, waiting for ranks 3, 7-9"),
         (1, Snapshot(True, 9, (3,)), "9/10 joined, waiting for rank 3"),
         (None, Snapshot(True, 5, ()), "5/10 joined"),
+        (None, Snapshot(True, 5, (), hosts="node1, node2"), "5/10 joined (node1, node2)"),
+        (1, Snapshot(True, 9, (3,), hosts="node1, node2"), "9/10 joined, waiting for rank 3"),
         (1, Snapshot(True, 10, (), "confirming"), "10/10 joined, confirming"),
         (1, Snapshot(True, 10, (2, 4), "sealing"), "10/10 joined, sealing, no answer yet from ranks 2, 4"),
         (1, Snapshot(True, 10, (4,), "sealing"), "10/10 joined, sealing, no answer yet from rank 4"),

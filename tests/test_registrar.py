@@ -19,7 +19,7 @@ from mingle.protocol.registrar import (
     roster_digest,
 )
 from mingle.wire import frames
-from mingle.wire.frames import MAX_FRAME_BYTES, Path, ProcessInfo, encode_frame
+from mingle.wire.frames import MAX_FRAME_BYTES, Path, ProcessInfo, Unit, encode_frame
 
 from .registrar_port import RecordingPort, of, told
 
@@ -268,6 +268,26 @@ def test_a_session_that_assigns_ranks_is_full_when_it_is_full() -> None:
     (refused,) = told(registrar.port.take(), 2, frames.Refused)
     assert refused.reason == "full"
     assert "host h0" in refused.detail
+
+
+def test_the_status_names_the_hosts_that_are_there_while_others_are_missing() -> None:
+    registrar = Opened(size=128, rank=None)
+    for number in range(1, 127):
+        registrar.join(
+            number, member(number), join(None, size=128, who=ProcessInfo(hostname=f"node{number // 2}")), 1.0
+        )
+    assert registrar.status().hosts == "h0, node0, node1, node2, node3, node4, node5, node6 and 57 more"
+    registrar.join(127, member(127), join(None, size=128), 1.0)
+    assert registrar.status().hosts == ""
+
+
+@pytest.mark.parametrize(("unit", "numbers"), [("rank", "world_size=3"), ("node", "--nnodes=3")])
+def test_a_number_that_differs_is_called_what_its_user_typed(unit: Unit, numbers: str) -> None:
+    registrar = Opened(rank=None)
+    registrar.join(1, member(1), join(None, size=2, who=ProcessInfo(hostname="h1", unit=unit)), 1.0)
+    (refused,) = told(registrar.port.take(), 1, frames.Refused)
+    assert f"the host was started with {numbers}, " in refused.detail
+    assert (": world size (" in registrar.status().refused[0]) is (unit == "rank")
 
 
 @pytest.mark.parametrize("phase", [Phase.SEALING, Phase.SEALED, Phase.RUNNING])

@@ -11,7 +11,8 @@ from mingle.diagnostics import CheckStatus, Finding
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, InterfaceError, MingleError
 from mingle.protocol import reports
 from mingle.protocol.machine import Diagnostics, Identity, NetworkFacts
-from mingle.wire.frames import ProcessInfo, Refused, Running, Status
+from mingle.protocol.reports import LINE_JOB_ID
+from mingle.wire.frames import ProcessInfo, Refused, Running, Status, Unit
 
 ME = Identity(
     job="resnet",
@@ -191,6 +192,30 @@ def test_a_refusal_names_who_is_in_the_way(reason: str) -> None:
     assert "rank 0 on host node0 (10.0.0.1), pid 7" in str(error)
     assert error.cause
     assert error.remedy
+
+
+@pytest.mark.parametrize(("unit", "text"), [("rank", "world size (the detail)"), ("node", "--nnodes (the detail)")])
+def test_a_number_that_differs_is_named_as_it_was_typed(unit: Unit, text: str) -> None:
+    me = structs.replace(ME, rank=None, who=structs.replace(ME.who, unit=unit))
+    error = reports.refused(me, Refused(reason="world size", detail="the detail", who=HOST))
+    assert text in str(error.observation)
+    assert f"the same {'--nnodes' if unit == 'node' else 'world size'}" in str(error.remedy)
+
+
+def test_nodes_that_are_there_are_named_where_no_missing_one_can_be() -> None:
+    me = structs.replace(ME, rank=None, who=structs.replace(ME.who, unit="node"))
+    status = Status(joined=2, world_size=3, hosts="node1, node2")
+    error = reports.timeout(me, Diagnostics(), FACTS, seconds=30, status=status, connected=True)
+    assert "2 of 3 nodes joined (node1, node2)." in str(error)
+
+
+def test_command_lines_that_differ_are_not_blamed_on_a_job_id() -> None:
+    me = structs.replace(ME, job=f"{LINE_JOB_ID}1f2e3d4c", rank=None, who=structs.replace(ME.who, unit="node"))
+    heard = Diagnostics(other_jobs={f"{LINE_JOB_ID}9a8b7c6d": "host node9 (10.0.0.9), pid 4", "bert": "host node8"})
+    error = reports.timeout(me, heard, NetworkFacts(port=29499), seconds=30, status=None, connected=False)
+    assert "the command lines differ: host node9 (10.0.0.9), pid 4 waits with another one" in str(error.cause)
+    assert "the same line" in str(error.remedy)
+    assert "job id" not in f"{error.cause}{error.remedy}"
 
 
 def test_a_running_job_is_named_with_its_age_and_roster() -> None:

@@ -342,6 +342,20 @@ def test_mingle_run_loads_neither_torch_nor_rich() -> None:
     subprocess.run([sys.executable, "-c", code], env=command_environment(29499), check=True, timeout=60)
 
 
+def test_lines_that_differ_are_not_blamed_on_a_job_id_that_nobody_gave() -> None:
+    port = free_udp_port()
+    with subprocess.Popen(
+        [*COMMAND, "--nnodes", "2", "-t", "20", "--", "echo", "one"],
+        env=command_environment(port),
+        stderr=subprocess.DEVNULL,
+    ) as other:
+        done = one("--nnodes", "2", "-t", "3", "--", "echo", "two", MINGLE_PORT=str(port))
+        other.terminate()
+    assert f"the command lines differ: host {socket.gethostname()}" in done.stderr
+    assert "type the same line on every machine" in done.stderr
+    assert "same job id" not in done.stderr
+
+
 # --- several machines --------------------------------------------------------------------------------------------
 
 

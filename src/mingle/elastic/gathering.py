@@ -91,7 +91,7 @@ class Gathering:
         """Set whenever ``lost`` or ``ended`` becomes set; cleared by :meth:`gather`."""
         self._settings = settings
         self._policy = policy
-        self._identity = process_identity(settings, minimum=policy.nodes.minimum)
+        self._identity = process_identity(settings, minimum=policy.nodes.minimum, unit="node")
         self._pid = os.getpid()
         self._quiet = settings.progress == "off"
         self._progress: Progress | None = None

@@ -52,7 +52,9 @@ def _state(world_size: int, rank: int | None, snapshot: Snapshot, unit: str) -> 
         return f"{unit} 0 found, joining"
     state = f"{snapshot.joined}/{world_size} joined"
     if snapshot.joined < world_size:
-        return f"{state}, waiting for {_named(unit, snapshot.missing)}" if snapshot.missing else state
+        if snapshot.missing:
+            return f"{state}, waiting for {_named(unit, snapshot.missing)}"
+        return f"{state} ({snapshot.hosts})" if snapshot.hosts else state
     state += f", {snapshot.phase}"
     return f"{state}, no answer yet from {_named(unit, snapshot.missing)}" if snapshot.missing else state
 

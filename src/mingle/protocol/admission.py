@@ -140,10 +140,8 @@ class Admission:
         """Return why a newcomer's numbers do not fit this session; empty if they do."""
         if applicant.world_size == self.world_size:
             return ""
-        return (
-            f"the host was started with world_size={self.world_size}, "
-            f"the newcomer with world_size={applicant.world_size}"
-        )
+        name = "--nnodes" if applicant.who.unit == "node" else "world_size"
+        return f"the host was started with {name}={self.world_size}, the newcomer with {name}={applicant.world_size}"
 
     def misfit(self, applicant: frames.Join, *, assigned: bool) -> tuple[frames.RefusalReason, str] | None:
         """Return why a newcomer can never be in this session, or None if it can.

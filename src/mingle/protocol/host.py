@@ -176,7 +176,7 @@ class Host:
         status = self.registrar.status()
         running = self.conflicts.running_check.running
         text = f"the job is already running, hosted by {running[0].host}" if running else ""
-        return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, text)
+        return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, text, status.hosts)
 
     def ask_status(self) -> None:
         """Do nothing: the host knows the status."""

@@ -404,6 +404,8 @@ class Snapshot(Struct, frozen=True):
     missing: tuple[int, ...]
     phase: str = "open"
     note: str = ""
+    hosts: str = ""
+    """The machines of those that have joined, if others are missing."""
 
 
 class Diagnostics(Struct):

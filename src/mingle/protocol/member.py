@@ -182,7 +182,7 @@ class Joiner(SessionPolicy[KnownSession]):
         status, found = self.status, self.current is not None
         if status is None or not found:
             return Snapshot(found, 0, (), self.step.value, text)
-        return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, text)
+        return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, text, status.hosts)
 
     def calling(self) -> Datagram | None:
         """The datagram for unicast peers now."""

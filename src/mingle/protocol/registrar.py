@@ -170,7 +170,12 @@ class Registrar:
             unconfirmed=tuple(sorted(rank for rank in waiting if rank is not None))[:4096],
             present=tuple(present),
             lacks=self.admission.lacks(),
+            hosts="" if self.is_full else self._hosts(),
         )
+
+    def _hosts(self) -> str:
+        """Return the host names of the members, in the order in which they came."""
+        return reports.few(dict.fromkeys(seat.applicant.who.hostname or "unknown" for seat in self.seats.values()))
 
     def roster(self) -> list[frames.Seat]:
         """Return the seats of all members, in order of rank. Call it only once the session is sealed."""
@@ -330,7 +335,7 @@ class Registrar:
     def _refuse(self, conn: int, applicant: frames.Join, refusal: frames.Refused) -> None:
         who = msgspec.structs.replace(applicant.who, rank=applicant.rank)
         if refusal.reason not in ("running", "full", "surplus"):  # these only wait: their settings are right
-            self.refusals.append(f"{who}: {refusal.reason} ({refusal.detail})"[:REMEMBERED_TEXT])
+            self.refusals.append(f"{who}: {reports.refusal_text(refusal, who.unit)}"[:REMEMBERED_TEXT])
         self._port.send(conn, refusal)
         self._port.hang_up(conn)
 

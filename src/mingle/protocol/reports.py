@@ -28,6 +28,8 @@ _RESEMBLING = 0.7
 _MISSPELT = 2
 """The most characters in which it differs then, unless one id contains the other: ada-resnet and bob-resnet are two
 people's."""
+LINE_JOB_ID = "mingle-run-line-"
+"""How a job id begins that ``mingle-run`` has made of its command line. Its user has never seen it."""
 _NO_NETWORK_CAUSE = "the hosts have several networks and share none of them, or a firewall closes the one they share"
 _NO_NETWORK_REMEDY = "name the network they share with MINGLE_INTERFACE on every host, or open TCP between them."
 
@@ -226,11 +228,21 @@ def _another_attempt(diagnostics: Diagnostics) -> Cause:
 
 def _mistyped_id(job: str, diagnostics: Diagnostics, words: Words) -> Cause | None:
     """Return the cause if a job id that resembles ours was heard; any other id only shows that the network works."""
+    if job.startswith(LINE_JOB_ID):
+        lines = [who for other, who in sorted(diagnostics.other_jobs.items()) if other.startswith(LINE_JOB_ID)]
+        return _another_line(lines) if lines else None
     near = sorted(other for other in diagnostics.other_jobs if _resembles(job, other))
     if not near:
         return None
     named = few(repr(other) for other in near)
     return f"{words.mistyped}: {named} {_is(near)} on this network", words.mistyped_fix
+
+
+def _another_line(others: Sequence[str]) -> Cause:
+    return (
+        f"the command lines differ: {few(others, '; ')} {'waits' if len(others) == 1 else 'wait'} with another one",
+        "type the same line on every machine, with the same --nnodes; lines that have to differ need one --job-id.",
+    )
 
 
 def _resembles(job: str, other: str) -> bool:
@@ -310,6 +322,8 @@ def _incomplete(
     )
     if status.missing:
         observation += f", missing {unit}s: {ranks_text(status.missing)}"
+    elif status.hosts:
+        observation += f" ({status.hosts})"
     if status.departed:
         observation += f", gone again: {unit}s {ranks_text(status.departed)}"
     if status.unconfirmed and not (status.missing or status.departed):
@@ -437,6 +451,12 @@ def unreachable_host(host: str, *, gone: bool) -> Cause:
     )
 
 
+def refusal_text(refusal: Refused, unit: str) -> str:
+    """Return what a refusal says, with a number that differs named as its user typed it."""
+    reason = "--nnodes" if refusal.reason == "world size" and unit == "node" else refusal.reason
+    return f"{reason} ({refusal.detail})"
+
+
 def refused(identity: Identity, refusal: Refused) -> MingleError:
     """Return the error of a rank that the host proved to have no place for."""
     who = f" by {refusal.who}" if refusal.who is not None else ""
@@ -461,7 +481,7 @@ def refused(identity: Identity, refusal: Refused) -> MingleError:
         ),
     }.get(refusal.reason, ("the host is in another state than this process expects", "start the job again."))
     return ConflictError.explain(
-        f"job {identity.job!r}: {_me(identity)} was refused{who}: {refusal.reason} ({refusal.detail}).",
+        f"job {identity.job!r}: {_me(identity)} was refused{who}: {refusal_text(refusal, unit)}.",
         cause=cause,
         remedy=remedy,
     )

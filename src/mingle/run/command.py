@@ -162,6 +162,7 @@ def _default_job_id(nnodes: int, line: Sequence[str]) -> tuple[str, str]:
     meet.
     """
     from mingle.config import placement, settings
+    from mingle.protocol.reports import LINE_JOB_ID
 
     given, source = os.environ.get("MINGLE_JOB_ID"), "MINGLE_JOB_ID"
     if given == "":
@@ -173,7 +174,7 @@ def _default_job_id(nnodes: int, line: Sequence[str]) -> tuple[str, str]:
     if given:
         return f"{NAME}-{given}", f"{NAME}- with {source}"
     text = "\0".join([str(nnodes), *line])
-    return f"{NAME}-{hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()[:8]}", "the command line"
+    return f"{LINE_JOB_ID}{hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()[:8]}", "the command line"
 
 
 def _meet_and_run(wanted: Settings, program: Program, words: dict[bool, list[str]], *, keep_going: bool) -> int:

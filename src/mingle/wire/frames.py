@@ -90,7 +90,7 @@ MAX_OWN_ADDRESSES = 64
 
 
 Unit: TypeAlias = Literal["rank", "node"]
-"""What the ranks of a job count: ``mingle-run`` numbers nodes."""
+"""What the ranks of a job count: ``mingle-run`` and agents count nodes."""
 
 
 class ProcessInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -411,9 +411,11 @@ class Status(Frame, frozen=True, kw_only=True, tag="status", omit_defaults=True)
     """Agents only: the members."""
     lacks: Text = ""
     """Agents only: what the session lacks before it can be sealed."""
+    hosts: Text = ""
+    """The host names of those that joined, for people; empty once all have."""
 
     def __post_init__(self) -> None:
-        make_printable(self, "left", "refused", "phase", "present", "lacks")
+        make_printable(self, "left", "refused", "phase", "present", "lacks", "hosts")
 
     @property
     def awaited(self) -> Ranks:
