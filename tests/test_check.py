@@ -113,6 +113,7 @@ FAULTS: dict[str, tuple[Callable[[Evidence], None], list[tuple[str, tuple[str, .
     ),
     "rank killed": (set_to("lost", {1: "ended"}), [("rank-ended", ("b",))]),
     "rank stopped": (set_to("lost", {0: "silent"}), [("rank-silent", ("a",))]),
+    "rank without descriptors": (set_to("lost", {2: "descriptors"}), [("rank-descriptors", ("c",))]),
     "rank interrupted": (set_to("lost", {3: "interrupted"}), [("rank-interrupted", ("d",))]),
     "rank 0 cut off": (set_to("lost", {2: "cut"}), [("pair", ("a", "c"))]),
     "machine busy": (busy(1, 0.02), [("cpu-busy", ("b",))]),
@@ -366,7 +367,7 @@ def test_a_rank_that_stopped_before_a_short_deadline_is_silent_and_not_late(monk
 
 def test_ctrl_c_while_other_ranks_are_missing_ends_the_check() -> None:
     here, there = multiprocessing.Pipe()
-    server = SimpleNamespace(controls=queue.SimpleQueue())
+    server = SimpleNamespace(controls=queue.SimpleQueue(), starved=threading.Event())
     job = SimpleNamespace(world_size=3)
     conductor = session.Conductor(job, server, Options(seconds=60), str)  # type: ignore[arg-type]
     options: dict[str, Any] = {}

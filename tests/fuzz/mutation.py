@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -100,6 +101,22 @@ def local_message(seed: bytes, rng: random.Random) -> bytes:
         data, *fields = msgspec.msgpack.decode(seed)
         return msgspec.msgpack.encode([datagram(data, rng), *fields])
     return vary(seed, rng) if rng.random() < 0.7 else damage(seed, rng)
+
+
+def json_text(seed: bytes, rng: random.Random) -> bytes:
+    """Return JSON made of good JSON: a value changed or nested deeply, or bytes that are wrong."""
+    if rng.random() < 0.3:
+        return damage(seed, rng)
+    fields = msgspec.json.decode(seed)
+    where = fields
+    while isinstance(inner := where[key := rng.choice(list(where))], dict) and inner and rng.random() < 0.7:
+        where = inner
+    if rng.random() < 0.01:
+        where[key] = "nested"
+        depth = rng.choice((10, 2_000, 100_000))
+        return json.dumps(fields).replace('"nested"', rng.choice(('{"a":', "[")) * depth).encode()
+    where[key] = rng.choice([each for each in _VALUES if not isinstance(each, bytes)])
+    return json.dumps(fields, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
 
 
 def bodies(stream: bytes) -> list[bytes]:

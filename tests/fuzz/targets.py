@@ -7,9 +7,11 @@ import random
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 import msgspec
 
+from mingle.check import control
 from mingle.network import local_relay, transport
 from mingle.network.transport import Version
 from mingle.protocol.handshake import HandshakeFailed, HostConversation, MemberConversation
@@ -43,6 +45,25 @@ LOCAL_MESSAGES = tuple(
     msgspec.msgpack.encode([data, interface, host, 40000, scope, family, False, destination])
     for data in (*DATAGRAMS, *ECHOES)
     for interface, host, scope, family, destination in _ORIGINS
+)
+
+
+_PEER = {"rank": 1, "address": "192.0.2.7", "port": 4567, "token": "t"}
+_LOCAL = {"interface": "eth0", "address": "192.0.2.7", "network": "192.0.2.0/24", "mtu": 1500}
+_HELLO = {
+    **_PEER,
+    "node": 1,
+    "host": "node-1",
+    "pid": 4711,
+    "interface": "eth0",
+    "networks": [_LOCAL],
+    "gpus": 0,
+    "local_world_size": 1,
+    "options": {"backend": "auto", "max_size": 1 << 26, "seconds": 20.0},
+}
+QUESTIONS = tuple(
+    msgspec.json.encode(each)
+    for each in ({"token": "t"}, {"token": "t", "probe": _PEER}, {"token": "t", "hello": _HELLO})
 )
 
 
@@ -156,6 +177,20 @@ def local_message(untrusted: bytes) -> None:
         (datagrams if received.data[:4] == datagrams.MAGIC else echo).decode(received.data)
 
 
+def check_question(untrusted: bytes) -> None:
+    """What a rank of mingle-check is asked is one exception, or has all that is read of it."""
+    try:
+        question = control.question_of(untrusted)
+    except ValueError:
+        return
+    assert question.token.encode() is not None
+    for who in (question.hello, question.probe):
+        if who is not None:
+            assert who.rank >= 0
+            assert 0 < who.port < 65_536
+            assert not who.address or ip_address(who.address)
+
+
 @dataclass(frozen=True)
 class Target:
     """A target, what is made into its inputs, and how."""
@@ -195,5 +230,6 @@ TARGETS: Mapping[str, Target] = {
     "calling": Target(calling, speaker="host"),
     "json-seen": Target(observers.seen, datagrams=tuple(DATAGRAMS)),
     "json-told": Target(observers.told, speaker="probed"),
+    "check-question": Target(check_question, datagrams=QUESTIONS, mutate=mutation.json_text),
     "json-pinged": Target(observers.pinged, datagrams=_ECHOES),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import typing
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from mingle.check import control
 from mingle.network import local_relay
 from mingle.protocol.registrar import Registrar
 from mingle.wire import frames
@@ -69,9 +71,14 @@ def _hand_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_relay, "_check_unicast", lambda *_: None)
 
 
+def _believe_every_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "question_of", lambda data: msgspec.convert(json.loads(data), control.Question))
+
+
 @pytest.mark.parametrize(
     ("plant", "target"),
     [
+        (_believe_every_question, "check-question"),
         (_decode_everything, "signed-datagram"),
         (_keep_everything, "frames"),
         (_hand_everything_on, "local-message"),
@@ -80,7 +87,7 @@ def _hand_everything_on(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_planted_bug_of_a_decoder_is_found(plant: Any, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    with pytest.raises((AssertionError, ValueError, OSError)):
+    with pytest.raises((AssertionError, ValueError, OSError, RecursionError)):
         fuzzing.decoders(STEPS, random.Random(3), only=target)
 
 

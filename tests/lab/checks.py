@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
+import resource
+import signal
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mingle.check import command
+from mingle.check import command, control
 from mingle.check.session import Options
 from tests.levels import soaking
 
@@ -40,6 +45,12 @@ def check(
             os.read(held, 1)
             os.close(held)
 
+    class Server(control.Server):
+        def __init__(self, rank: int) -> None:
+            super().__init__(rank)
+            report("port", number=self.port)
+
+    control.Server = Server  # type: ignore[misc]
     text = io.StringIO()
     options = Options(**{"seconds": SECONDS, "max_size": 1 << 24, **more})
     given: dict[str, Any] = {"rank": rank, "world_size": size, "discovery_timeout": FORMS}
@@ -101,6 +112,25 @@ def at_step(ranks: Sequence[Rank[Any]], step: str, file: Path, make: Callable[[]
     fifo = os.open(file, os.O_RDWR)
     os.write(fifo, b"\n")
     os.close(fifo)
+
+
+def use_up_descriptors(pid: int) -> None:
+    """Leave a process no file descriptor beyond those that it has."""
+    most = max(int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir())
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most + 1, resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]))
+
+
+def crowd(ports: Sequence[tuple[str, int]], count: int) -> None:
+    """Be so many callers of each port who send what is hostile, or nothing, and stay until the process is killed."""
+    hostile = itertools.cycle(('{"token": "é"}'.encode(), b"[" * 200_000, b"[", b""))
+    callers = []
+    for address, port in itertools.islice(itertools.cycle(ports), count * len(ports)):
+        with contextlib.suppress(ConnectionError):
+            callers.append(socket.create_connection((address, port)))
+            body = next(hostile)
+            callers[-1].sendall(struct.pack("!i", len(body) or 1000) + body)
+    report("crowded")
+    signal.pause()
 
 
 def outcomes(ranks: Sequence[Rank[tuple[int, str]]]) -> list[dict[str, Any]]:

@@ -18,11 +18,13 @@ from .checks import (
     SLOW_SECONDS,
     TIMEOUT,
     at_step,
+    crowd,
     hosts_of,
     note,
     outcomes,
     small_machine,
     start,
+    use_up_descriptors,
     verdicts,
 )
 
@@ -127,6 +129,40 @@ def test_a_rank_that_is_killed_or_stopped_is_named(lab: Lab, tmp_path: Path, how
     reports = outcomes(others)
     note(f"{how} rank {victim}", seed, reports[0])
     assert [verdicts(report) for report in reports] == [[(f"rank-{how}", (f"node{victim}",))]] * 2
+
+
+@soak
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("victim", [2, 0])
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_rank_without_descriptors_is_named(lab: Lab, tmp_path: Path, victim: int, seed: int) -> None:
+    hosts = hosts_of(lab, 3)
+    ranks = start(hosts, hold="right? process group", until=str(tmp_path / "go"))
+    at_step(ranks, "right? process group", tmp_path / "go", lambda: use_up_descriptors(ranks[victim].pid))
+    reports = outcomes(ranks)
+    note(f"descriptors of rank {victim}", seed, reports[0])
+    assert [verdicts(report) for report in reports] == [[("rank-descriptors", (f"node{victim}",))]] * 3
+
+
+@pytest.mark.quick
+@soak
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_strangers_at_the_ports_of_the_ranks_are_no_fault(lab: Lab, tmp_path: Path, seed: int) -> None:
+    *hosts, stranger = hosts_of(lab, 4)
+    ranks = start(hosts, hold="who? round 1", until=str(tmp_path / "go"))
+
+    def come() -> None:
+        ports = [
+            (host.address(), rank.wait_for("port", FORMS)["number"]) for host, rank in zip(hosts, ranks, strict=True)
+        ]
+        stranger.start(crowd, ports, 150).wait_for("crowded", FORMS)
+
+    at_step(ranks, "who? round 1", tmp_path / "go", come)
+    reports = outcomes(ranks)
+    note("strangers", seed, reports[0])
+    assert [verdicts(report) for report in reports] == [[]] * 3
+    assert not any("Traceback" in rank.stderr for rank in ranks)
 
 
 @soak

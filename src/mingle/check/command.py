@@ -221,13 +221,16 @@ def run(
             if nnodes not in (None, job.num_nodes):
                 show(f"warning: --nnodes {nnodes} was given, and the ranks are on {job.num_nodes} machines")
             report = session.take_part(job, server, options, show, before)
+        cut_off = "cut" in report["lost"].values()
+        if not cut_off:
+            server.close()  # a process without a free descriptor needs one in order to print
         # A rank that has lost rank 0 does not rely on it to print.
         if shows or (job.local_rank == 0 and {"0", str(job.rank)} & report["lost"].keys()):
             if as_json:
                 output.answer_json("check", {"job_id": job.job_id, **report})
             else:
                 show_report(report)
-        if "cut" in report["lost"].values():
+        if cut_off:
             time.sleep(control.LINGER_SECONDS)
     return 0 if report["healthy"] else FAILED
 

@@ -7,6 +7,7 @@ heartbeat of rank 0, which the rank echoes. The segments are small, so a network
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import json
 import queue
@@ -16,8 +17,12 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from ipaddress import ip_address
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from mingle import detached, forksafe
 from mingle.protocol.machine import scoped
@@ -31,13 +36,88 @@ PROBE_SECONDS = 3.0
 """The same for a rank that is probed on behalf of another one, which waits for the result."""
 LINGER_SECONDS = SILENCE_SECONDS + CONNECT_SECONDS
 """How long the ranks still answer after a check in which one was cut off from rank 0: that one will ask them."""
+PROBED_SECONDS = 60.0
+"""How long a rank that has proved itself can probe this one over one connection."""
+PAUSE_SECONDS = 0.2
+"""How long no caller is accepted after the system has refused one."""
+STRANGERS, PROBERS = 64, 4096
+"""How many callers are served at once before and after they have proved that they are ranks; then the oldest goes."""
 SEGMENT_BYTES = 500
+QUESTION_LIMIT = 1 << 18
 _MESSAGE_LIMIT = 1 << 24
 _ECHO_LIMIT = 1 << 21
 WITNESSES = 3
 """How many other machines are asked whether they reach a rank."""
+NO_DESCRIPTOR = "descriptors"
+"""How a rank is lost that has no file descriptor left."""
+DEPARTURES = ("interrupted", NO_DESCRIPTOR)
+"""What a rank can say of its own end."""
 
 Record = dict[str, Any]
+_Port = Annotated[int, Meta(ge=1, le=65535)]
+_Count = Annotated[int, Meta(ge=0)]
+
+
+class LocalNetwork(Struct, frozen=True):
+    """An address of a machine, and its network."""
+
+    interface: str
+    address: str
+    network: str
+    mtu: int
+
+
+class ProbedRank(Struct, frozen=True):
+    """A rank, and where its server is reached; empty: the address that the caller has."""
+
+    rank: _Count
+    address: str
+    port: _Port
+    token: str
+
+    def __post_init__(self) -> None:
+        """Reject a text that is no address."""
+        if self.address:
+            ip_address(self.address)
+
+
+class Introduction(ProbedRank, frozen=True):
+    """What a rank says of itself."""
+
+    node: _Count
+    host: str
+    pid: int
+    interface: str
+    networks: list[LocalNetwork]
+    gpus: int
+    local_world_size: int
+    options: dict[str, Any]
+
+
+class Question(Struct, frozen=True):
+    """What a caller says first: ``hello`` to rank 0, ``probe`` if another rank has to be reached, else neither."""
+
+    token: str
+    hello: Introduction | None = None
+    probe: ProbedRank | None = None
+
+
+def question_of(untrusted: bytes) -> Question:
+    """Decode what a caller says first; all untrusted input of the port is decoded here.
+
+    Raises:
+        ValueError: it is no question.
+    """
+    try:
+        return msgspec.json.decode(untrusted, type=Question)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError("no question") from error
+
+
+def is_starved(error: BaseException) -> bool:
+    """Return whether the system refuses a file descriptor to this process."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
 
 own_interface = ""
 """This rank's interface in the network that all ranks share, once the job has formed."""
@@ -92,7 +172,10 @@ def receive(connection: Connection) -> Record:
         OSError: it was reset, or the message does not arrive.
         ValueError: it is not a message.
     """
-    message = json.loads(connection.recv_bytes(_MESSAGE_LIMIT))
+    try:
+        message = json.loads(connection.recv_bytes(_MESSAGE_LIMIT))
+    except RecursionError as error:
+        raise ValueError("no message") from error
     if not isinstance(message, dict):
         raise ValueError(message)
     return message
@@ -111,6 +194,8 @@ def greet(connection: Connection, peer: Record, **question: Record) -> Record:
     """
     send(connection, {"token": peer["token"], **question})
     answer = receive(connection)
+    if answer.get("gone") == NO_DESCRIPTOR:
+        raise OSError(f"rank {peer['rank']} has no file descriptor left")
     if answer.get("rank") != peer["rank"]:
         raise OSError(f"rank {answer.get('rank')} answers there")
     return answer
@@ -134,7 +219,7 @@ def judge_loss(roster: Sequence[Record], own: int, lost: int, how: str) -> str:
             contextlib.suppress(OSError, EOFError, ValueError),
             dial(witness["address"], witness["port"]) as connection,
         ):
-            if greet(connection, witness, probe=peer)["reached"]:
+            if greet(connection, witness, probe=peer).get("reached"):
                 return "cut"
     if how == "silent" and not witnesses and len(nodes) > 1:
         try:
@@ -153,7 +238,10 @@ def exchange(connection: Connection, sent: int, received: int) -> float:
 
 
 class Server:
-    """Answers the probes of the other ranks; that of rank 0 also takes their control connections."""
+    """Answers the probes of the other ranks; that of rank 0 also takes their control connections.
+
+    The first message of a caller has the token of this rank, which only the job's ranks know, and a deadline.
+    """
 
     def __init__(self, rank: int) -> None:
         dual = socket.has_dualstack_ipv6()
@@ -165,40 +253,147 @@ class Server:
         self.token = secrets.token_hex(16)
         self.controls: queue.SimpleQueue[tuple[Connection, Record]] = queue.SimpleQueue()
         """The control connections, with what each rank says of itself."""
+        self.starved = threading.Event()
+        """Set once the process had no file descriptor for a caller."""
+        self._closed = threading.Event()
+        self._spare: socket.socket | None = forksafe.register(socket.socket())
+        # In order of arrival. A value is written and deleted in one step of the interpreter, by the threads that serve.
+        self._strangers: dict[socket.socket, None] = {}
+        self._probers: dict[socket.socket, None] = {}
         self._rank = rank
         start(self._accept)
 
     def close(self) -> None:
         """Stop listening; connections go on until the other end closes them."""
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # ends the thread that waits in accept()
         self._socket.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, address = self._socket.accept()
-                there, here = (end[0].removeprefix("::ffff:") for end in (address, connection.getsockname()))
-                start(self._serve, _framed(connection, CONNECT_SECONDS), there, here)
+        while not self._closed.is_set():
+            try:
+                caller, address = self._next_caller()
+            except OSError:  # there is no descriptor, or a caller's network has failed: see accept(2)
+                self._closed.wait(PAUSE_SECONDS)
+                continue
+            there = address[0].removeprefix("::ffff:")
+            _enter(self._strangers, forksafe.register(caller), STRANGERS)
+            try:
+                start(self._serve, caller, there)
+            except RuntimeError:  # the system allows no more threads
+                self._strangers.pop(caller, None)
+                caller.close()
+        self._release_spare()
 
-    def _serve(self, connection: Connection, there: str, here: str) -> None:
-        with contextlib.suppress(OSError, EOFError, ValueError):
-            question = receive(connection)
-            if not hmac.compare_digest(str(question.get("token")), self.token):
-                connection.close()
-            elif hello := question.get("hello"):
-                self.controls.put((connection, {**hello, "address": hello["address"] or there, "reached": here}))
-            else:
-                with connection:
-                    reached = "probe" in question and reaches(question["probe"])
-                    send(connection, {"rank": self._rank, "reached": reached})
-                    while True:
-                        wanted = int(connection.recv_bytes(_ECHO_LIMIT)[:8])
-                        connection.send_bytes(bytes(min(wanted, _ECHO_LIMIT)))
+    def _next_caller(self) -> tuple[socket.socket, Any]:
+        """Wait for a caller. Without a free descriptor the spare one serves to tell it so.
+
+        Raises:
+            OSError: no caller was accepted, or it was told that there is no descriptor.
+        """
+        try:
+            return self._socket.accept()
+        except OSError as error:
+            if not is_starved(error):
+                raise
+        self.starved.set()
+        self._release_spare()
+        caller, address = self._socket.accept()
+        try:
+            self._spare = forksafe.register(socket.socket())
+        except OSError:
+            with caller, contextlib.suppress(OSError):
+                _write(caller, json.dumps({"gone": NO_DESCRIPTOR}).encode(), time.monotonic() + PAUSE_SECONDS)
+            self._spare = forksafe.register(socket.socket())
+            raise
+        return caller, address
+
+    def _release_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
+
+    def _serve(self, caller: socket.socket, there: str) -> None:
+        until = time.monotonic() + CONNECT_SECONDS
+        with contextlib.suppress(OSError, EOFError, ValueError), caller:
+            try:
+                question = question_of(_read(caller, QUESTION_LIMIT, until))
+            finally:
+                self._strangers.pop(caller, None)
+            if not hmac.compare_digest(question.token.encode(), self.token.encode()):
+                return
+            if question.hello:
+                here = caller.getsockname()[0].removeprefix("::ffff:")
+                hello = msgspec.to_builtins(question.hello)
+                hello |= {"address": hello["address"] or there, "reached": here}
+                self.controls.put((_framed(caller, CONNECT_SECONDS), hello))
+                return
+            _enter(self._probers, caller, PROBERS)
+            try:
+                self._answer(caller, question)
+            finally:
+                self._probers.pop(caller, None)
+
+    def _answer(self, caller: socket.socket, question: Question) -> None:
+        until = time.monotonic() + PROBED_SECONDS
+        caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        reached = question.probe is not None and reaches(msgspec.to_builtins(question.probe))
+        _write(caller, json.dumps({"rank": self._rank, "reached": reached}).encode(), until)
+        while True:
+            wanted = int(_read(caller, _ECHO_LIMIT, until)[:8])
+            _write(caller, bytes(min(wanted, _ECHO_LIMIT)), until)
+
+
+def _enter(callers: dict[socket.socket, None], caller: socket.socket, limit: int) -> None:
+    """Add a caller, and end the oldest ones beyond the limit: the thread that serves one sees that it has ended."""
+    callers[caller] = None
+    for oldest in list(callers)[: max(0, len(callers) - limit)]:
+        callers.pop(oldest, None)
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)
+
+
+def _read(connection: socket.socket, limit: int, until: float) -> bytes:
+    """Return a message as :class:`Connection` sends it.
+
+    Raises:
+        EOFError: the connection has ended.
+        OSError: it was reset, or the message does not arrive before the deadline or makes no progress.
+        ValueError: it is longer than the limit.
+    """
+
+    def exactly(count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            connection.settimeout(_left(until))
+            piece = connection.recv(min(count - len(data), 1 << 16))
+            if not piece:
+                raise EOFError
+            data += piece
+        return bytes(data)
+
+    (size,) = struct.unpack("!i", exactly(4))
+    if not 0 <= size <= limit:
+        raise ValueError(f"{size} bytes")
+    return exactly(size)
+
+
+def _write(connection: socket.socket, message: bytes, until: float) -> None:
+    connection.settimeout(_left(until))
+    connection.sendall(struct.pack("!i", len(message)) + message)
+
+
+def _left(until: float) -> float:
+    """Return the time limit of one call; it is no 0, which would mean a socket that does not wait."""
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return min(left, CONNECT_SECONDS)
 
 
 class LostError(Exception):
-    """Rank 0 has ``ended``, or is ``silent``, before it sent the report."""
+    """Rank 0 has ``ended``, is ``silent``, or has no ``descriptors``, before it sent the report."""
 
     def __init__(self, how: str) -> None:
         super().__init__(how)
@@ -208,8 +403,11 @@ class LostError(Exception):
 class Worker:
     """Does what rank 0 says. Rank 0 keeps the deadlines: the next task supersedes one that hangs."""
 
-    def __init__(self, control: Connection, roster: list[Record], patience: float) -> None:
+    def __init__(
+        self, control: Connection, roster: list[Record], patience: float, starved: threading.Event | None = None
+    ) -> None:
         self._control, self._patience = control, patience
+        self._starved = starved or threading.Event()
         self._roster = roster  # what each rank says of itself; empty until all are there
         self._sending = forksafe.register_lock(threading.Lock())
 
@@ -233,6 +431,8 @@ class Worker:
                 message = receive(self._control)
                 if "report" in message:
                     return dict(message["report"])
+                if message.get("gone") == NO_DESCRIPTOR:
+                    raise LostError(NO_DESCRIPTOR)
                 if "roster" in message:
                     self._roster += message["roster"]
                 elif message:
@@ -241,7 +441,7 @@ class Worker:
                         start(self._do, getattr(tasks, message["do"]), message)
                 else:
                     self._send({})
-        except (EOFError, OSError):
+        except (EOFError, OSError, ValueError):
             raise LostError("ended") from None
         except KeyboardInterrupt:
             self._send({"gone": "interrupted"})
@@ -257,5 +457,6 @@ class Worker:
         self._send({"id": task["id"], **answer})
 
     def _send(self, message: Record) -> None:
+        starved = {"gone": NO_DESCRIPTOR} if self._starved.is_set() else {}
         with self._sending:
-            send(self._control, message)
+            send(self._control, message | starved)

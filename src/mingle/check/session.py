@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
@@ -41,6 +42,7 @@ spend a short time on waking up."""
 END_SECONDS = 2.0
 """How long rank 0 waits for the others to take the report, and any rank for the end of its process group."""
 _KEY = "mingle-check"
+_STARVED = (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE))
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -97,19 +99,21 @@ def take_part(
         try:
             store = _within(patience, lambda: _connect_store(patience))
             if job.rank == 0:
-                conducting = control.start(Conductor(job, server, options, before).run)
+                conducting = control.start(Conductor(job, server, options, before, hello).run)
                 store.set(_KEY, json.dumps([server.port, server.token]))
             port, token = json.loads(_within(patience, lambda: store.get(_KEY)))
         except (detached.AbandonedError, RuntimeError):
             raise control.LostError(_how_store_was_lost(job)) from None
-        line = control.dial(job.master_addr if job.rank else "127.0.0.1", port, segment=control.SEGMENT_BYTES)
-        control.send(line, {"token": token, "hello": hello})
-        worker = control.Worker(line, roster, control.SILENCE_SECONDS if job.rank else math.inf)
+        line = _call_rank_zero(job, server, port, {"token": token, "hello": hello})
+        worker = control.Worker(line, roster, control.SILENCE_SECONDS if job.rank else math.inf, server.starved)
         return worker.run(probes.Probes(job, store, roster), show)
     except control.LostError as error:
-        how = control.judge_loss(roster, job.rank, 0, error.how) if roster else error.how
-    except OSError:  # the store has answered, and the check's own port does not
-        how = "cut"
+        how = error.how
+        if roster and how != control.NO_DESCRIPTOR:
+            how = control.judge_loss(roster, job.rank, 0, how)
+        lost = {job.rank if how == "cut" else 0: how}
+    except OSError as error:  # the store has answered, and the check's own port does not
+        lost = {job.rank: control.NO_DESCRIPTOR if control.is_starved(error) else "cut"}
     finally:
         if conducting:
             conducting.join(2 * END_SECONDS)
@@ -117,7 +121,31 @@ def take_part(
     if not roster:
         host = {"host": job.master_addr, "address": job.master_addr}
         roster = [hello | host | {"rank": 0, "node": 0, "pid": None, "networks": []}, hello] if job.rank else [hello]
-    return report_of(evidence_of(roster, {job.rank if how == "cut" else 0: how}), roster, started)
+    return report_of(evidence_of(roster, lost), roster, started)
+
+
+def _call_rank_zero(job: Job, server: control.Server, port: int, hello: Record) -> Connection:
+    """Return this rank's control connection. Without a descriptor for it, tell rank 0 so in place of the own port.
+
+    Raises:
+        OSError: rank 0 is not reached, or there is no descriptor.
+    """
+
+    def call() -> Connection:
+        line = control.dial(job.master_addr if job.rank else "127.0.0.1", port, segment=control.SEGMENT_BYTES)
+        control.send(line, hello)
+        return line
+
+    try:
+        return call()
+    except OSError as error:
+        if control.is_starved(error):
+            server.starved.set()
+            if job.rank:  # rank 0's own part sees the event, and goes on with its port
+                server.close()
+                with suppress(OSError), call() as line:
+                    control.send(line, {"gone": control.NO_DESCRIPTOR})
+        raise
 
 
 def _connect_store(seconds: float) -> dist.Store:
@@ -133,7 +161,9 @@ def _how_store_was_lost(job: Job) -> str:
         control.dial(job.master_addr, job.master_port).close()
     except ConnectionRefusedError:
         return "ended"
-    except OSError:
+    except OSError as error:
+        if control.is_starved(error):
+            raise
         return "cut"
     return "silent"  # the kernel accepts connections for a process that is stopped
 
@@ -207,8 +237,16 @@ class StopError(Exception):
 class Conductor:
     """Rank 0's part: has the ranks do each step within its deadline, and judges what they answer."""
 
-    def __init__(self, job: Job, server: control.Server, options: Options, before: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        server: control.Server,
+        options: Options,
+        before: Callable[[str], None],
+        hello: Record | None = None,
+    ) -> None:
         self._job, self._server, self._options, self._before = job, server, options, before
+        self._hello = hello and hello | {"reached": ""}
         self._started = time.monotonic()
         self._lines: dict[Connection, int] = {}
         self._roster: list[Record] = []
@@ -245,11 +283,15 @@ class Conductor:
         deadline = time.monotonic() + self._options.patience
         while len(hellos) < self._job.world_size and not lost and time.monotonic() < deadline:
             self._pulse()
-            lost |= {rank: message["gone"] for rank, message in self._received(0) if "gone" in message}
+            lost |= {rank: how for rank, message in self._received(0) if (how := _departure(message))}
             with suppress(queue.Empty):
                 line, hello = self._server.controls.get(timeout=control.PULSE_SECONDS)
-                self._lines[line], hellos[hello["rank"]] = hello["rank"], hello
-        self._roster = [hello for _, hello in sorted(hellos.items())]
+                if hello["rank"] < self._job.world_size:
+                    self._lines[line], hellos[hello["rank"]] = hello["rank"], hello
+            if self._server.starved.is_set():
+                lost[0] = control.NO_DESCRIPTOR
+        own = {0: self._hello} if self._hello else {}  # its connection can be missing as well
+        self._roster = [hello for _, hello in sorted((own | hellos).items())]
         # torchrun does not tell ranks their addresses, and rank 0's own machine sees itself by loopback.
         zero = self._roster[0]["node"]
         reached = next((hello["reached"] for hello in self._roster if hello["node"] != zero), "")
@@ -282,7 +324,7 @@ class Conductor:
 
         def judge() -> dict[int, str]:
             return {
-                rank: how if rank == 0 or how == "interrupted" else control.judge_loss(self._roster, 0, rank, how)
+                rank: how if rank == 0 or how in control.DEPARTURES else control.judge_loss(self._roster, 0, rank, how)
                 for rank, how in self._seen.lost.items()
             }
 
@@ -307,8 +349,8 @@ class Conductor:
         while not lost and (waiting := tasks.keys() - answers.keys()):
             late = time.monotonic() - started > self._options.seconds
             for rank, message in self._received(control.PULSE_SECONDS):
-                if "gone" in message:
-                    lost[rank] = message["gone"]
+                if how := _departure(message):
+                    lost[rank] = how
                 elif message.get("id") == self._asked:
                     answers[rank] = message
             self._pulse()
@@ -446,6 +488,16 @@ class Conductor:
                 self._seen.rates[own, peer] = max(result["rate"], self._seen.rates.get((own, peer), 0.0))
                 self._seen.trips[both] = min(result["rtt"], self._seen.trips.get(both, result["rtt"]))
                 self._seen.others.setdefault(both, []).extend(convert(result["others"], list[verdicts.Other]))
+
+
+def _departure(message: Record) -> str:
+    """Return how a rank is lost that sends this; empty if it is not."""
+    texts = (message.get("error"), found.get("fault") if isinstance(found := message.get("result"), dict) else None)
+    if any(isinstance(text, str) and reason in text for text in texts for reason in _STARVED):
+        return control.NO_DESCRIPTOR
+    if "gone" not in message:
+        return ""
+    return how if (how := message["gone"]) in control.DEPARTURES else "ended"
 
 
 def _task(do: str, **arguments: Any) -> Record:

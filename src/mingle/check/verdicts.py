@@ -72,7 +72,8 @@ class Evidence(Struct, kw_only=True):
     unreached: Mapping[int, str] = field(default_factory=dict)
     """Ranks that found rank 0 and did not reach its check, with their machines."""
     lost: dict[int, str] = field(default_factory=dict)
-    """Ranks that did not see the end: ``ended``, ``silent``, ``interrupted``, or ``cut`` (others still reach it)."""
+    """Ranks that did not see the end: ``ended``, ``silent``, ``interrupted``, out of ``descriptors``, or ``cut`` (other
+    ranks still reach it)."""
     failed: list[str] = field(default_factory=list)
     """Collectives that did not finish or failed, in words."""
     wrong: list[str] = field(default_factory=list)
@@ -124,6 +125,11 @@ _FAULTS = {
         "rank {rank} on {0}: its process does not answer, not even on a connection of its own.",
         "it is stopped (SIGSTOP, a debugger, a frozen container), or its machine has lost power or its network",
         "look for a process in state T on {0.name} (`ps -eo pid,stat,args`), then at the machine itself.",
+    ),
+    "rank-descriptors": (
+        "rank {rank} on {0}: its process has no file descriptor left (too many open files).",
+        "a limit that is too low for a job of this size, or another program or a library that holds many files",
+        "compare `ulimit -n` on {0.name} with the number of files in /proc/PID/fd, and raise the limit.",
     ),
     "rank-interrupted": (
         "rank {rank} on {0}: it was interrupted by Ctrl-C or SIGTERM.",
