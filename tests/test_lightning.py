@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from mingle.distributed import rendezvous
 from mingle.errors import ConfigurationError, LauncherError
 from mingle.job import Job
+from tests.loopback import until
 
 _PACKAGES = ("lightning", "lightning.fabric", "lightning.fabric.plugins", "lightning.fabric.plugins.environments")
 
@@ -48,14 +50,14 @@ def job(**fields: Any) -> Job:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, dict[str, Any]]]:
-    """What the plug-in has asked of `mingle.discover`."""
+    """The jobs that the plug-in has asked for."""
     made: list[tuple[str | None, dict[str, Any]]] = []
 
-    def discover(job_id: str | None = None, **options: Any) -> Job:
+    def join(job_id: str | None = None, **options: Any) -> Job:
         made.append((job_id, options))
         return job()
 
-    monkeypatch.setattr(rendezvous, "discover", discover)
+    monkeypatch.setattr(rendezvous, "join", join)
     return made
 
 
@@ -102,17 +104,133 @@ def test_what_discovery_raises_comes_through_and_is_tried_again(
 ) -> None:
     outcomes: list[LauncherError | Job] = [LauncherError("no rank"), job()]
 
-    def discover(job_id: str | None = None, **options: Any) -> Job:
+    def join(job_id: str | None = None, **options: Any) -> Job:
         outcome = outcomes.pop(0)
         if isinstance(outcome, LauncherError):
             raise outcome
         return outcome
 
-    monkeypatch.setattr(rendezvous, "discover", discover)
+    monkeypatch.setattr(rendezvous, "join", join)
     environment = plugin.MingleEnvironment()
     with pytest.raises(LauncherError, match="no rank"):
         environment.world_size()
     assert environment.world_size() == 8
+
+
+# --- a second Trainer -----------------------------------------------------------------------------------------------
+
+ALONE = {"rank": 0, "world_size": 1}
+
+
+@pytest.fixture
+def make(plugin: ModuleType) -> Iterator[Callable[..., Any]]:
+    """Makes the environment of a Trainer."""
+    yield lambda job_id="again", **options: plugin.MingleEnvironment(job_id, **ALONE | options)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    rendezvous.end_session()
+
+
+def test_a_second_trainer_goes_on_with_the_job_and_its_process_group(make: Callable[..., Any]) -> None:
+    """Lightning keeps the process group from one Trainer to the next, as when a notebook's cell is run again."""
+    first = make().job
+    assert make().job is first, "before there is a group"
+    dist.init_process_group("gloo")
+    assert make().job is first
+    until(lambda: not first._session.server.held)  # it sees now and then that the group stands
+    dist.destroy_process_group()
+    second = make().job
+    assert second is not first
+    second.close()
+    assert make().job is not second
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"job_id": "other"}, "asks for job 'other'"),
+        ({"discovery_timeout": 7}, "asks for it with another discovery_timeout"),
+        ({"secret": "tell nobody", "ttl": 3}, "asks for it with another secret, ttl"),
+    ],
+)
+def test_a_second_trainer_with_another_job_is_refused(
+    make: Callable[..., Any], change: dict[str, Any], words: str
+) -> None:
+    first = make().job
+    dist.init_process_group("gloo")
+    with pytest.raises(ConfigurationError, match="this process is in job 'again'") as raised:
+        _ = make(**change).job
+    assert words in raised.value.observation
+    assert "tell nobody" not in str(raised.value)
+    assert "destroy_process_group()" in str(raised.value.remedy)
+    assert make().job is first
+    until(lambda: not first._session.server.held)
+    dist.destroy_process_group()
+    assert make(**change).job.job_id == change.get("job_id", "again")
+
+
+def test_without_a_process_group_another_job_takes_the_place_of_the_first(make: Callable[..., Any]) -> None:
+    assert make().job.job_id == "again"
+    assert make("other").job.job_id == "other"
+
+
+def test_a_second_trainer_under_torchrun(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    run = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "run-7"}
+    for name, value in (place | run).items():
+        monkeypatch.setenv(name, value)
+    first = make().job
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert make().job is first
+
+
+def test_a_process_group_that_somebody_else_made_first_is_refused_as_by_discover(make: Callable[..., Any]) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with pytest.raises(ConfigurationError, match="has a process group already"):
+        _ = make().job
+
+
+# --- who starts the processes ----------------------------------------------------------------------------------------
+
+
+class Strategy:
+    """As much of Lightning's strategy as asks the plug-in."""
+
+    def __init__(self, environment: Any, start_method: str) -> None:
+        self.cluster_environment = environment
+        self._start_method = start_method
+
+    @property
+    def node_rank(self) -> int:
+        return int(self.cluster_environment.node_rank())
+
+    def set_world_ranks(self) -> None:
+        self.cluster_environment.set_global_rank(self.node_rank * 4 + 1)
+
+    def launch(self) -> int:
+        return int(self.cluster_environment.main_port)
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork", "forkserver"])
+def test_a_strategy_that_starts_the_ranks_itself_is_refused(
+    plugin: ModuleType, calls: list[Any], start_method: str
+) -> None:
+    """It asks for the job in the process that is to start the ranks, and would wait there for them."""
+    strategy = Strategy(plugin.MingleEnvironment(), start_method)
+    with pytest.raises(ConfigurationError, match=f"start_method='{start_method}'") as raised:
+        strategy.set_world_ranks()
+    assert calls == []
+    assert 'strategy="ddp"' in str(raised.value.remedy)
+    assert strategy.cluster_environment.job.rank == 5, "the user asks"
+    for ask in (strategy.set_world_ranks, strategy.launch):
+        with pytest.raises(ConfigurationError, match="starts the ranks itself"):
+            ask()
+
+
+def test_a_strategy_that_starts_no_ranks_is_served(plugin: ModuleType, calls: list[Any]) -> None:
+    strategy = Strategy(plugin.MingleEnvironment(), "popen")
+    strategy.set_world_ranks()
+    assert strategy.launch() == 41137
 
 
 def test_without_lightning_the_way_to_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,13 @@ A Trainer or a Fabric needs only this plug-in and the number of ranks::
     Trainer(plugins=[MingleEnvironment(job_id="resnet")], strategy="ddp", devices=8, num_nodes=4)
 
 The processes are started by hand, or by any launcher: Lightning starts none. Without the plug-in,
-:func:`mingle.discover` before the Trainer does the same.
+:func:`mingle.discover` before the Trainer does the same. Lightning keeps its process group from one Trainer to the next
+in a process, and so the plug-in keeps the job.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from mingle.config.values import Secret
@@ -58,9 +60,13 @@ class MingleEnvironment(ClusterEnvironment):  # type: ignore[misc]
 
     @property
     def job(self) -> Job:
-        """The job. The first one to ask waits until all ranks are there: Lightning, when it makes its Trainer."""
+        """The job. The first one to ask waits until all ranks are there: Lightning, when it makes its Trainer.
+
+        In a process that is in the job already, because of an earlier Trainer, it is that one.
+        """
         if self._job is None:
-            self._job = rendezvous.discover(self._job_id, **self._options)
+            self._refuse_to_be_started()
+            self._job = rendezvous.join(self._job_id, **self._options)
         return self._job
 
     @property
@@ -76,6 +82,7 @@ class MingleEnvironment(ClusterEnvironment):  # type: ignore[misc]
     @property
     def main_port(self) -> int:
         """The TCP port of rank 0's store."""
+        self._refuse_to_be_started()
         return self.job.master_port
 
     @staticmethod
@@ -106,6 +113,7 @@ class MingleEnvironment(ClusterEnvironment):  # type: ignore[misc]
         Raises:
             ConfigurationError: it is not this process's.
         """
+        self._refuse_to_be_started()
         if rank != self.job.rank:
             raise self._miscounted(f"Lightning takes this process for rank {rank}, and it is rank {self.job.rank}")
 
@@ -131,6 +139,24 @@ class MingleEnvironment(ClusterEnvironment):  # type: ignore[misc]
 
     def teardown(self) -> None:
         """Do nothing: a Trainer tears down after each ``fit`` and goes on with its process group."""
+
+    def _refuse_to_be_started(self) -> None:
+        """Refuse a strategy or a launcher of Lightning's that asks for the job where it is to start the ranks.
+
+        It would wait there for ranks that it starts only later.
+        """
+        frame = sys._getframe()
+        while frame.f_locals.get("self") is self and frame.f_back is not None:
+            frame = frame.f_back
+        # Lightning says in no other way who starts the processes.
+        start_method = getattr(frame.f_locals.get("self"), "_start_method", "popen")
+        if start_method in ("spawn", "fork", "forkserver"):
+            raise ConfigurationError.explain(
+                f"this strategy of Lightning starts the ranks itself (start_method={start_method!r}), and "
+                "MingleEnvironment is for ranks that have been started.",
+                cause='strategy="ddp_spawn", "ddp_fork" or "ddp_notebook", which Lightning also chooses in a notebook',
+                remedy='give strategy="ddp", and start one process for each rank, by a launcher or by hand.',
+            )
 
     def _miscounted(self, observation: str) -> ConfigurationError:
         job = self.job

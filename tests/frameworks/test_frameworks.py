@@ -67,6 +67,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
             "plugin, ranks assigned": ranks("lightning_plugin", assigned(2), DEVICES="2"),
             "plugin, two nodes": ranks("lightning_plugin", launched(), DEVICES="2", NODES="2"),
             "plugin, wrong devices": ranks("lightning_plugin", given(2), DEVICES="1"),
+            "plugin, ranks by Lightning": ranks("lightning_plugin", assigned(2)[:1], DEVICES="2", STRATEGY="ddp_spawn"),
             "lightning": ranks("lightning_after_discover", given(2)),
             "accelerate": ranks("accelerate_after_discover", given(2)),
             "fsdp2": ranks("fsdp2_mesh", assigned(4)),
@@ -115,6 +116,13 @@ def test_lightning_with_the_wrong_number_of_devices_says_the_right_one(results: 
         assert status == 1
         assert "ConfigurationError" in output
         assert "give the Trainer devices=2, num_nodes=1" in output
+
+
+def test_lightning_that_is_to_start_the_ranks_says_how_they_start(results: Results) -> None:
+    ((status, output),) = results["plugin, ranks by Lightning"]
+    assert status == 1
+    assert "starts the ranks itself (start_method='spawn')" in output
+    assert 'give strategy="ddp"' in output
 
 
 def test_lightning_after_discover(results: Results) -> None:

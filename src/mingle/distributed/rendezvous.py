@@ -42,6 +42,8 @@ _caller: threading.Thread | None = None
 """The thread that is in a call of mingle's."""
 _changing_caller = forksafe.register_lock(threading.Lock())
 _active: Session | None = None
+_formed: tuple[Settings, Job] | None = None
+"""The job of that session, and the settings with which it has formed."""
 _bound_gloo: Callable[[], None] | None = None
 """Undoes what Gloo was told."""
 
@@ -49,6 +51,17 @@ _bound_gloo: Callable[[], None] | None = None
 def discover(job_id: str | None = None, **arguments: Any) -> Job:
     """Carry out :func:`mingle.discover`, which documents the arguments."""
     return _call({"job_id": job_id, **arguments}, None)
+
+
+def join(job_id: str | None = None, **arguments: Any) -> Job:
+    """Return this process's job if the arguments are those by which it has formed and it goes on; else discover.
+
+    For a framework that keeps its process group: what it starts later in the same process is in the same job.
+
+    Raises:
+        ConfigurationError: the process group stands, and it is that of another job.
+    """
+    return _call({"job_id": job_id, **arguments}, None, joins=True)
 
 
 def init(arguments: Mapping[str, Any], backend: str | None, options: Mapping[str, Any]) -> Job:
@@ -62,8 +75,15 @@ def init(arguments: Mapping[str, Any], backend: str | None, options: Mapping[str
     return _call(arguments, (backend, options))
 
 
-def _call(arguments: Mapping[str, Any], group: tuple[str | None, Mapping[str, Any]] | None) -> Job:
+def _call(
+    arguments: Mapping[str, Any], group: tuple[str | None, Mapping[str, Any]] | None, *, joins: bool = False
+) -> Job:
     """Discover and, if a backend and torch's options are given, make the process group.
+
+    Args:
+        arguments: of `resolve`.
+        group: torch's name of the backend, and the other options of ``init_process_group``.
+        joins: whether this process's present job will do.
 
     Raises:
         MingleError: what discovery raises; or rank 0 was lost while torch made the process group.
@@ -76,6 +96,8 @@ def _call(arguments: Mapping[str, Any], group: tuple[str | None, Mapping[str, An
                 process_group.check_options(*group)
                 if (job_id := arguments.get("job_id")) is not None:
                     settings.refuse_backend(job_id, "job_id", process_group.backends())
+            if joins and (present := _present(wanted)) is not None:
+                return present
             if earlier := process_group.end_earlier():
                 _warn_of_its_end(earlier, wanted)
             begun = True
@@ -97,6 +119,25 @@ def _call(arguments: Mapping[str, Any], group: tuple[str | None, Mapping[str, An
             finally:
                 end_session(failing=True)
         raise
+
+
+def _present(wanted: Settings) -> Job | None:
+    """Return this process's job if it has formed with these settings and goes on."""
+    if _formed is None or _active is None or not _active.goes_on:
+        return None
+    settings, job = _formed
+    if settings == wanted:
+        return job
+    if not process_group.stands():
+        return None  # the new job takes the place of this one
+    differing = [name for name in Settings.__struct_fields__ if getattr(settings, name) != getattr(wanted, name)]
+    asked = f"job {wanted.job_id!r}" if "job_id" in differing else f"it with another {', '.join(differing)}"
+    raise ConfigurationError.explain(
+        f"this process is in job {job.job_id!r}, and its process group stands; this call asks for {asked}.",
+        cause="a second Trainer, or a notebook's cell that was changed: a process is in one process group at a time",
+        remedy="give the same job id and arguments as before, or first call "
+        "torch.distributed.destroy_process_group() on every rank.",
+    )
 
 
 def _warn_of_its_end(earlier: str, wanted: Settings) -> None:
@@ -130,8 +171,9 @@ def _hold(session: Session) -> None:
 
 def _forget(session: Session) -> None:
     """Restore the environment after the end of a session."""
-    global _active
+    global _active, _formed
     if _active is session:
+        _formed = None
         _active = None  # a signal handler can close the job meanwhile, and must not wait for this thread's lock
         try:
             process_environment.restore()
@@ -231,11 +273,16 @@ def form(wanted: Settings, *, enters: bool = False) -> Job:
         wanted: of the call.
         enters: whether `entry` makes a process group from the job.
     """
+    global _formed
     end_session()
     _import_torch()
+    job = _form(wanted, enters=enters) if wanted.master_addr is None else _passed_through(wanted)
+    _formed = wanted, job
+    return job
+
+
+def _form(wanted: Settings, *, enters: bool) -> Job:
     started = time.monotonic()
-    if wanted.master_addr is not None:
-        return _passed_through(wanted)
     try:
         formation, session = _form_alone(wanted) if wanted.world_size == 1 else _discover(wanted, enters=enters)
         _export(wanted, formation)

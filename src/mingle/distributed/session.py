@@ -79,6 +79,11 @@ class Session:
                 self.on_close()
                 self._closed = True
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the process group of this job stands or can still be made."""
+        return True
+
     def _end(self, *, failing: bool) -> None:
         """End the resources behind the session."""
 
@@ -116,6 +121,11 @@ class LoneSession(Session):
         while not self._let_go.wait(WATCH_QUICK_SECONDS):
             if process_group.stands():
                 self.group_stands()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the process group stands, or its store is kept for it."""
+        return not self._let_go.is_set() or process_group.stands()
 
     def roster(self) -> tuple[Member, ...]:
         """Return only this rank."""
@@ -160,6 +170,11 @@ class RunningSession(Session):
         discovery.serve()
 
     # --- the process group -----------------------------------------------------------------------------------------
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the process group stands, or rank 0 is there for it."""
+        return self._host_lost is None and (not self._group_stood or process_group.stands())
 
     def entry(self, seconds: float) -> Entry | None:
         """Return the store for a process group, once; None if no process group was requested.

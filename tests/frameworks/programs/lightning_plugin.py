@@ -28,20 +28,24 @@ class Line(LightningModule):  # type: ignore[misc]
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+def trainer_in(environment: MingleEnvironment, **options: int) -> Trainer:
+    return Trainer(
+        plugins=[environment],
+        strategy=os.environ.get("STRATEGY", "ddp"),
+        accelerator="cpu",
+        devices=int(os.environ["DEVICES"]),
+        num_nodes=int(os.environ.get("NODES", "1")),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tempfile.gettempdir(),
+        **options,
+    )
+
+
 environment = MingleEnvironment(job_id=os.environ["JOB"])
-trainer = Trainer(
-    plugins=[environment],
-    strategy="ddp",
-    accelerator="cpu",
-    devices=int(os.environ["DEVICES"]),
-    num_nodes=int(os.environ.get("NODES", "1")),
-    max_epochs=60,
-    logger=False,
-    enable_checkpointing=False,
-    enable_progress_bar=False,
-    enable_model_summary=False,
-    default_root_dir=tempfile.gettempdir(),
-)
+trainer = trainer_in(environment, max_epochs=60)
 torch.manual_seed(trainer.global_rank)  # DDP starts all ranks from rank 0's weights
 points = torch.linspace(-1, 1, 16).unsqueeze(1)
 model = Line()
@@ -60,4 +64,7 @@ record = {
 print(json.dumps(record), flush=True)
 trainer.fit_loop.max_epochs = 61  # a second fit goes on with the same process group
 trainer.fit(model, DataLoader(TensorDataset(points, 3 * points + 1), batch_size=4))
+again = MingleEnvironment(job_id=os.environ["JOB"])  # and so does a second Trainer, as when a cell is run again
+trainer_in(again, max_epochs=1).fit(model, DataLoader(TensorDataset(points, 3 * points + 1), batch_size=4))
+assert again.job is environment.job
 torch.distributed.destroy_process_group()
