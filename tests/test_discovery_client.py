@@ -9,7 +9,12 @@ import pytest
 
 from mingle.config.values import Secret
 from mingle.protocol.machine import Answer, Context, Diagnostics, Effect, Identity, Multicast, Source
-from mingle.protocol.pacing import UNICAST_ANSWERS_AT_ONCE, DiscoveryClient
+from mingle.protocol.pacing import (
+    LATE_SECONDS,
+    SEEK_INTERVAL_MAX_SECONDS,
+    UNICAST_ANSWERS_AT_ONCE,
+    DiscoveryClient,
+)
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Kind, List, Offer, Seek
 from mingle.wire.frames import ProcessInfo
@@ -108,8 +113,52 @@ def test_it_asks_the_group_and_the_browse_group_when_that_is_due() -> None:
     alone = Alone()
     now = 0.0
     while now < 10.0:
-        now = alone.client.next_timer() or 10.0
+        due = alone.client.next_timer()
+        assert due is not None
+        now = due
         alone.client.handle_timer(now)
     sent = [effect for effect in alone.effects if isinstance(effect, Multicast)]
     assert Multicast(IDENTITY.seek()) in sent
     assert Multicast(IDENTITY.list(), browse=True) in sent
+
+
+BY_UNICAST = Source(interface="eth0", address="10.0.0.9", multicast=False)
+
+
+def late(alone: Alone, now: float = 0.0) -> float:
+    """Let it ask until a question is padded; return when."""
+    while not any(isinstance(effect, Multicast) and effect.padded for effect in alone.effects):
+        due = alone.client.seeker.next_timer()
+        assert due is not None
+        now = max(now, due)
+        alone.client.handle_timer(now)
+    return now
+
+
+def test_it_pads_its_questions_once_it_has_heard_no_host_for_a_while() -> None:
+    alone = Alone()
+    assert LATE_SECONDS <= late(alone) <= LATE_SECONDS + 2 * SEEK_INTERVAL_MAX_SECONDS
+    assert Multicast(IDENTITY.seek()) in alone.effects, "the first ones were short"
+    for now in (6.0, 7.0, 8.0):
+        alone.heard(offer(), HERE, now)
+    alone.effects.clear()
+    assert late(alone, 8.0) >= 8.0 + LATE_SECONDS
+    alone.client.seeker.resume(100.0)
+    alone.effects.clear()
+    assert late(alone, 100.0) >= 100.0 + LATE_SECONDS, "it looks for another host"
+
+
+def test_it_passes_the_answer_to_a_padded_question_on_once() -> None:
+    """The ranks that hear it, and not the host, have kept their questions back."""
+    alone = Alone()
+    assert alone.heard(offer(), BY_UNICAST, 0.1) == offer()
+    assert Multicast(offer()) not in alone.effects, "nothing was padded yet"
+    now = late(alone)
+    for _ in range(3):
+        alone.heard(offer(), BY_UNICAST, now + 0.001)
+    assert alone.effects.count(Multicast(offer())) == 1
+    alone.effects.clear()
+    now = late(alone, now + 0.002)
+    alone.heard(offer(), HERE, now)
+    alone.heard(offer(), BY_UNICAST, now)
+    assert Multicast(offer()) not in alone.effects, "the group has heard the host itself"

@@ -163,6 +163,20 @@ def test_peers_are_asked_with_a_padded_question() -> None:
             driver.notes.told.clear()
 
 
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_question_to_the_group_is_answered_by_unicast_only_if_it_is_long_enough(driver: Noting, padded: bool) -> None:
+    driver.notes.to_do.append(Multicast(SEEK, padded=padded))
+    _, question, source = driver.turn_until("heard")
+    assert source.multicast
+    assert len(question.padding) == (0 if not padded else datagrams.MAX_BYTES - len(datagrams.encode(SEEK)) - 11)
+    driver.notes.told.clear()
+    offer = Offer(job="a job", session=SESSION, host=MEMBER, addresses=("127.0.0.1",), port=9, world_size=2)
+    driver.notes.to_do += [Answer(source, offer), *([] if padded else [Multicast(offer)])]
+    _, answer, source = driver.turn_until("heard")
+    assert (answer, source.multicast) == (offer, not padded)
+    assert driver.facts().rejected["unpadded"] == (not padded)
+
+
 # --- processes that share a port ------------------------------------------------------------------------------------
 
 

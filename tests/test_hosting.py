@@ -33,7 +33,7 @@ from mingle.protocol.machine import (
     Write,
     roster_digest,
 )
-from mingle.protocol.pacing import UNICAST_ANSWERS_AT_ONCE
+from mingle.protocol.pacing import LATE_ANSWERS_AT_ONCE, LATE_ANSWERS_PER_SECOND, UNICAST_ANSWERS_AT_ONCE
 from mingle.protocol.registrar import CONFIRM_AGAIN_SECONDS, RETURN_SECONDS, Phase, Registrar
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
@@ -693,6 +693,17 @@ def test_a_flood_of_questions_to_the_browse_group_by_unicast_is_answered_rarely(
     for _ in range(1000):
         alone.host.heard(List(job="jbo", member=b"M" * 16), BY_UNICAST, 4.0)
     assert alone.done() == [Answer(BY_UNICAST, alone.host.offer())] * int(UNICAST_ANSWERS_AT_ONCE)
+
+
+def test_padded_questions_to_the_group_are_answered_by_unicast_as_well_but_not_each_of_a_flood() -> None:
+    alone = formed()
+    question = Seek(job="job", member=b"M" * 16, world_size=2, padding=bytes(900))
+    for now, answers in ((4.0, LATE_ANSWERS_AT_ONCE), (5.0, LATE_ANSWERS_PER_SECOND)):
+        for _ in range(1000):
+            alone.host.heard(question, HERE, now)
+        answered = [effect for effect in alone.done() if isinstance(effect, Answer)]
+        assert answered == [Answer(HERE, alone.host.offer())] * int(answers)
+        assert due(alone) == [Multicast(alone.host.offer())]
 
 
 def test_its_own_questions_from_before_it_was_a_host_are_no_other_seekers() -> None:

@@ -106,24 +106,27 @@ FAULTS = (
         "unheard",
         "This host's own multicasts do not come back to it, so its own firewall must drop them.",
         {
-            "init": ("likely cause: this host's firewall drops multicast", "udp dport 29499 drop"),
+            "init": ("likely cause: this host's firewall drops multicast", "ct state new meta l4proto udp drop"),
             "doctor": (
                 "FAIL\tmulticast",
-                "udp dport 29499 drop",
+                "ct state new meta l4proto udp drop",
                 "nft insert rule inet lab input udp dport 29499 accept",
             ),
-            "ping": ("multicast from host1 (10.77.0.1) does not arrive here", "this host's firewall"),
+            "ping": ("multicast to host1 (10.77.0.1) is lost, unicast fine", "this host's firewall drops multicast"),
         },
     ),
     Fault(
-        "multicast dropped by the other host's firewall",
+        "UDP dropped by the other host's firewall",
         other_firewall,
         "unheard",
-        "A rank that is heard and does not join does not hear rank 0: the firewall of its host drops the multicasts.",
+        "A rank that is heard and does not join does not hear rank 0: the firewall of its host drops the datagrams. If "
+        "it drops multicasts alone, the job forms, some seconds later: rank 0 answers by unicast as well.",
         {
             "init": ("rank 1 on host host2", "heard, and has not joined", "Its host's firewall"),
-            "doctor --check": ("multicast to host2 (10.77.0.2) is lost, unicast fine: the firewall of host2 drops it",),
-            "ping": ("multicast to host2 (10.77.0.2) is lost, unicast fine",),
+            "doctor --check": (
+                "multicast and unicast UDP to host2 (10.77.0.2) are lost: the firewall of host2 drops UDP port 29499",
+            ),
+            "ping": ("multicast and unicast UDP to host2 (10.77.0.2) are lost",),
         },
     ),
     Fault(

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Mapping
 
-from . import Host, Lab, Rank
+from . import UDP, Host, Lab, Rank
 from .commands import HOLD_PORT, attempt, command, speak_another_version
 from .scenarios import wait_for_log
 
@@ -252,7 +252,7 @@ def peer_without_address(lab: Lab) -> Said:
 
 def own_firewall(lab: Lab) -> Said:
     one, other = two(lab)
-    other.drop("udp dport 29499")
+    other.drop(f"ct state new {UDP}")
     ranks = [try_rank(one, 0), try_rank(other, 1)]
     told = run(other, "doctor")
     pinged = pings(one, other)[1]
@@ -262,7 +262,7 @@ def own_firewall(lab: Lab) -> Said:
 
 def other_firewall(lab: Lab) -> Said:
     one, other = two(lab)
-    other.drop("meta pkttype multicast udp dport 29499")
+    other.drop(f'iifname != "lo" {UDP}')
     ranks = [try_rank(one, 0), try_rank(other, 1)]
     serving = start(other, "doctor --serve --timeout 4")
     told = run(one, f"doctor --check {other.address()}")

@@ -13,7 +13,8 @@ import pytest
 from mingle.config import placement
 from tests.levels import repeated
 
-from . import Host, Lab, Rank
+from . import UDP, Host, Lab, Rank
+from .host import Direction
 from .scenarios import check, results, train
 
 
@@ -64,6 +65,22 @@ def train_on_a_clone(job_id: str, rank: int, world_size: int) -> dict[str, Any]:
     """Train on a machine whose boot id and namespaces look like those of every other machine."""
     placement._NAMESPACES = "/no/such/directory"
     return train(job_id, rank, world_size)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("direction", ["in", "out"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_multicast_that_passes_one_way_only(lab: Lab, victim: int, direction: Direction, seed: int) -> None:
+    """A host that hears none, or that none hears; unicast and TCP pass."""
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(4)]
+    hosts[victim].isolate_one_way(direction, match=f"meta pkttype multicast {UDP}")
+    order, gaps = random_start(2000 + seed, 4)
+    ranks = start_in_order(hosts, f"one way {seed}", order, gaps)
+    found = results(ranks)
+    check(found, hosts, hosts[0])
+    print(f"GO after {min(result['elapsed'] for result in found):.1f} s of the last one's time")
 
 
 @pytest.mark.quick

@@ -23,6 +23,8 @@ the others claims its seat in vain."""
 class ElectionSchedule(Schedule):
     """What one seed makes happen to processes without a rank."""
 
+    mutes = False
+
     def __init__(self, seed: int, *, tracing: bool = False) -> None:
         super().__init__(seed, tracing=tracing)
         gathering, rng = self.gathering, self.rng

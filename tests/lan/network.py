@@ -39,6 +39,8 @@ class Segment:
     """Pairs (from, to) of machines between which nothing passes, and what the sender is told."""
     deaf: set[tuple[str, str]] = field(default_factory=set)
     """Pairs (from, to) between which no datagram passes: a one-way path."""
+    no_multicast: set[tuple[str, str]] = field(default_factory=set)
+    """Pairs (from, to) between which no multicast passes: a switch has lost a membership."""
 
 
 @dataclass(eq=False, slots=True)
@@ -192,7 +194,8 @@ class Network:
         if nic.segment is None or not nic.up or not nic.segment.multicast:
             return
         for other in nic.segment.nics:
-            if other is not nic and self._passes(nic, other):
+            names = nic.machine.name, other.machine.name
+            if other is not nic and self._passes(nic, other) and names not in nic.segment.no_multicast:
                 for process in other.machine.processes:
                     if browse or process.identity.job == job:
                         self._send(sender, nic, process, other, packet, multicast=True)
@@ -292,6 +295,7 @@ class Network:
         for segment in self.segments.values():
             segment.parted.clear()
             segment.deaf.clear()
+            segment.no_multicast.clear()
             segment.loss = segment.duplicates = 0.0
         for machine in self.machines.values():
             for nic in machine.nics:

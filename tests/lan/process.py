@@ -17,8 +17,9 @@ from mingle.protocol.host import Host
 from mingle.protocol.machine import Address, Effect, Formation, Identity, NetworkFacts, Source
 from mingle.protocol.member import Joiner
 from mingle.protocol.registrar import Phase
+from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import Datagram, Offer, Rejected, encode
+from mingle.wire.datagrams import MAX_BYTES, Datagram, List, Offer, Rejected, Seek, encode
 from tests.lan.network import Machine, Network, Nic, Packet
 from tests.lan.processor import START_SECONDS, Processor
 from tests.lan.tcp import RESET, Connection, End
@@ -506,12 +507,12 @@ class Process:
 
     def _do(self, effect: Effect) -> None:
         match effect:
-            case effects.Multicast(message, browse):
-                self._multicast(message, browse)
+            case effects.Multicast(message, browse, _, padded):
+                self._multicast(message, browse, padded=padded)
             case effects.Answer(source, message):
-                assert isinstance(source.reply_to, Process)
                 self.sent += 1
-                self.network.unicast(self, source.reply_to, Packet(encode(message, self.key)))
+                if isinstance(source.reply_to, Process):  # else its question was played again
+                    self.network.unicast(self, source.reply_to, Packet(encode(message, self.key)))
             case effects.Dial(conn, address, port, _):
                 self._dial(conn, address, port)
             case effects.Write(conn, data):
@@ -555,14 +556,17 @@ class Process:
     def _nics(self) -> list[Nic]:
         return [nic for nic in self.machine.nics if self.interfaces is None or nic.name in self.interfaces]
 
-    def _multicast(self, message: Datagram, browse: bool) -> None:
+    def _multicast(self, message: Datagram, browse: bool, *, padded: bool) -> None:
         for nic in self._nics():
             sent = message
             if isinstance(message, Offer) and nic.address in message.addresses:
                 rest = (address for address in message.addresses if address != nic.address)
                 sent = msgspec.structs.replace(message, addresses=(nic.address, *rest))
             self.sent += 1
-            packet = Packet(encode(sent, self.key))
+            if padded and isinstance(sent, Seek | List):
+                packet = Packet(datagrams.padded(sent, MAX_BYTES, self.key))
+            else:
+                packet = Packet(encode(sent, self.key))
             self.network.multicast(self.identity.job, nic, packet, browse=browse, sender=self)
 
     def _ask_peers(self) -> None:

@@ -30,6 +30,8 @@ class Schedule(Strikes):
     """What one seed makes happen."""
 
     gathering: Gathering
+    mutes = True
+    """Whether multicasts can pass one way only, from or to some machine, and go on so when all is healed."""
 
     def __init__(self, seed: int, *, tracing: bool = False) -> None:
         gathering = self.gathering = self._gather(seed, tracing=tracing)
@@ -56,6 +58,9 @@ class Schedule(Strikes):
             self._plan_strike()
         for _ in range(rng.choice((0, 1, 2, 5))):
             self._plan_strike_at_frame()
+        self._one_way_multicast: set[tuple[str, str]] = set()
+        if self.mutes and rng.random() < 0.25:
+            self._mute()
         gathering.world.after(self.chaos, self._heal)
 
     def _gather(self, seed: int, *, tracing: bool) -> Gathering:
@@ -106,6 +111,14 @@ class Schedule(Strikes):
             lambda: world.after(delay, functools.partial(self._unless_healed, strike, rank)),
         )
 
+    def _mute(self) -> None:
+        """Let no multicast out of a machine, or none in; unicast and connections pass."""
+        names = sorted({process.machine.name for process in self.current.values()})
+        one = self.current[0].machine.name if self.rng.random() < 0.5 else self.rng.choice(names)
+        out = self.rng.random() < 0.5
+        self._one_way_multicast = {(one, other) if out else (other, one) for other in names if other != one}
+        self.gathering.lan.no_multicast |= self._one_way_multicast
+
     def _duration(self) -> float:
         return self.rng.choice((self.rng.uniform(0.01, 0.5), self.rng.uniform(0.5, 4), self.rng.uniform(4, 16)))
 
@@ -118,6 +131,7 @@ class Schedule(Strikes):
 
     def _heal(self) -> None:
         self._heal_machines()
+        self.gathering.lan.no_multicast |= self._one_way_multicast
         for rank, process in self.current.items():
             process.cont()
             if process.core is not None and not process.alive and process.failure is None:

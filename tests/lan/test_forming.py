@@ -264,3 +264,31 @@ def test_datagrams_that_pass_one_way_only() -> None:
                 assert all("was not found" in str(failure_of(each)) for each in everybody[1:])
             else:
                 gathering.expect_formed(within=3.0)
+
+
+@pytest.mark.parametrize("late", [0.0, 20.0])
+@pytest.mark.parametrize("secret", [None, b"secret"])
+@pytest.mark.parametrize("size", [2, 4, 30])
+def test_a_host_whose_multicasts_nobody_hears(size: int, secret: bytes | None, late: float) -> None:
+    """The ranks hear each other, so that one's question stands for those of all: its answer must reach them, too."""
+    for seed in SEEDS:
+        gathering = Gathering(seed, size=size, secret=secret)
+        everybody = gathering.everybody([late, *(gathering.rng.uniform(0, 2) for _ in range(size - 1))])
+        mute = everybody[0].machine.name
+        gathering.lan.no_multicast |= {(mute, process.machine.name) for process in everybody[1:]}
+        gathering.run()
+        gathering.expect_formed(within=8.0)
+
+
+@pytest.mark.parametrize("hears", [True, False])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_multicast_that_passes_one_way_only(victim: int, hears: bool) -> None:
+    """To a machine or from it, be it the host's or another one's."""
+    for seed in SEEDS:
+        gathering = Gathering(seed)
+        everybody = gathering.everybody([gathering.rng.uniform(0, 2) for _ in range(4)])
+        one = everybody[victim].machine.name
+        pairs = {(process.machine.name, one) for process in everybody if process.machine.name != one}
+        gathering.lan.no_multicast |= {pair[::-1] for pair in pairs} if hears else pairs
+        gathering.run()
+        gathering.expect_formed(within=8.0)

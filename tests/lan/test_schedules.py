@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mingle.protocol import host as host_module
+from mingle.protocol import pacing
 from tests.lan.planted import ReusesVoidedEpochs, SealsWithoutConfirm
 from tests.lan.schedules import Schedule
 from tests.levels import repeated
@@ -35,14 +36,17 @@ def test_the_same_seed_is_the_same_day() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bug", "finding"),
+    ("module", "name", "bug", "finding"),
     [
-        (SealsWithoutConfirm, "has sealed without a word of|GO, but"),
-        (ReusesVoidedEpochs, "was voided and is used again|an epoch number went back"),
+        (host_module, "Registrar", SealsWithoutConfirm, "has sealed without a word of|GO, but"),
+        (host_module, "Registrar", ReusesVoidedEpochs, "was voided and is used again|an epoch number went back"),
+        (pacing, "LATE_SECONDS", float("inf"), "not formed 40 s after the end of the chaos"),
     ],
 )
-def test_a_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, bug: type, finding: str) -> None:
-    monkeypatch.setattr(host_module, "Registrar", bug)
+def test_a_planted_bug_is_found(
+    monkeypatch: pytest.MonkeyPatch, module: object, name: str, bug: object, finding: str
+) -> None:
+    monkeypatch.setattr(module, name, bug)
 
     def search() -> None:
         for seed in range(SEEDS_PER_TEST):

@@ -483,12 +483,8 @@ class Driver:
         message = self.machine.calling()
         for address in self.peers.turn(silent=message is None, now=now):
             assert message is not None
-            if isinstance(message, Seek | List):
-                data = datagrams.padded(message, UNICAST_QUESTION_BYTES, self._key)
-            else:
-                data = datagrams.encode(message, self._key)
             if self.transport is not None:
-                self.transport.unicast(data, address)
+                self.transport.unicast(self._encoded(message, padded=True), address)
 
     # --- connections -----------------------------------------------------------------------------------------------
 
@@ -549,8 +545,8 @@ class Driver:
     def _perform(self, effect: Effect) -> None:
         events: list[connections.Event] = []
         match effect:
-            case Multicast(message, browse, turn):
-                self._multicast(message, BROWSE_GROUP if browse else self._group, turn)
+            case Multicast(message, browse, turn, padded):
+                self._multicast(message, BROWSE_GROUP if browse else self._group, turn, padded=padded)
             case Answer(source, message):
                 try:
                     self._answer(source, message)
@@ -585,12 +581,18 @@ class Driver:
             return
         self.transport.reply(source.reply_to, data)
 
-    def _multicast(self, message: Datagram, group: Group | None, turn: int | None) -> None:
+    def _multicast(self, message: Datagram, group: Group | None, turn: int | None, *, padded: bool) -> None:
         if self.transport is None or group is None:
             return
         for interface in self.transport.interfaces:
             toward = datagrams.with_first(message, (str(each.ip) for each in interface.addresses))
-            self.transport.multicast(interface.name, datagrams.encode(toward, self._key), group, turn)
+            self.transport.multicast(interface.name, self._encoded(toward, padded=padded), group, turn)
+
+    def _encoded(self, message: Datagram, *, padded: bool) -> bytes:
+        """Return the bytes of a message, as long as the longest answer if it is a question that is to be padded."""
+        if padded and isinstance(message, Seek | List):
+            return datagrams.padded(message, UNICAST_QUESTION_BYTES, self._key)
+        return datagrams.encode(message, self._key)
 
     # --- what a report says ----------------------------------------------------------------------------------------
 

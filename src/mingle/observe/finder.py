@@ -269,7 +269,7 @@ class Finder(SessionPolicy[FoundSession]):
     def handle_timer(self, now: float) -> None:
         """Ask what is due, go on with the tries, and forget what is old."""
         if self.job is not None and self._seeker.should_ask(now):
-            self._effects.append(Multicast(self._seek(self.job)))
+            self._effects.append(Multicast(self._seek(self.job), padded=self._seeker.is_late(now)))
         if now >= self._list_due[0]:
             del self._list_due[0]
             self._list_due = self._list_due or [now + LIST_PERIOD_SECONDS]
@@ -326,6 +326,7 @@ class Finder(SessionPolicy[FoundSession]):
             if source.multicast:
                 self._seeker.heard_seek(now)
         elif isinstance(message, Offer):
+            self._seeker.heard_offer(now)
             self._offered(message, source, now)
         elif isinstance(message, Bye):
             session = self._table.get(message.session)

@@ -47,7 +47,7 @@ from mingle.protocol.machine import (
     roster_digest,
     scoped,
 )
-from mingle.protocol.pacing import Announcer, BrowseGroup
+from mingle.protocol.pacing import LATE_ANSWERS_AT_ONCE, LATE_ANSWERS_PER_SECOND, Announcer, BrowseGroup, Credit
 from mingle.protocol.registrar import Phase, Registrar
 from mingle.protocol.seating import contiguous
 from mingle.wire import frames
@@ -113,6 +113,7 @@ class Host:
         """A version of the status, with the ranks and the description of the members at that version."""
         self._announcer = Announcer(started)
         self._browse_group = BrowseGroup(started, self._deadline, context.rng)
+        self._late_answers = Credit(LATE_ANSWERS_PER_SECOND, LATE_ANSWERS_AT_ONCE, started)
         self.registrar = Registrar(session, self._seat(), self, self._admission())
         self.conflicts = ConflictingHosts(identity, context, self._effects, competes=identity.rank is None)
         self._callers = Callers(
@@ -298,16 +299,16 @@ class Host:
             self._heard_list(message, source, now)
         elif self.diagnostics.concerns(self.identity, message, source, secured=self.secured):
             if isinstance(message, Seek):
-                self._heard_seek(message, source)
+                self._heard_seek(message, source, now)
             elif isinstance(message, Offer) and message.session != self.session:
                 self._heard_offer(message, source, now)
 
-    def _heard_seek(self, message: Seek, source: Source) -> None:
+    def _heard_seek(self, message: Seek, source: Source, now: float) -> None:
         if message.member != self.identity.member:  # else it is our own, from before this process was a host
             self.diagnostics.seeker(message, source)
         if source.multicast:
             self._announcer.asked()
-        else:
+        if not source.multicast or (message.padding and self._late_answers.take(now)):
             self._effects.append(Answer(source, self.offer()))
 
     def _heard_list(self, message: List, source: Source, now: float) -> None:

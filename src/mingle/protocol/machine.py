@@ -211,6 +211,8 @@ class Multicast(Struct, frozen=True):
     browse: bool = False
     turn: int | None = None
     """The number of a datagram that goes out by one IP version, IPv4 and IPv6 in turn; None: by both."""
+    padded: bool = False
+    """Whether to make a question as long as the longest answer, so that it can be answered by unicast."""
 
 
 class Answer(Struct, frozen=True):

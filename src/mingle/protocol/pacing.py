@@ -5,6 +5,9 @@ The rules, and what each is for:
 * A seeker asks, in a large job after a short random delay, then ever more rarely, and in the end by one IP version at
   a time. A question of the same job heard by multicast stands for its own: ten thousand waiting ranks together ask
   about as often as a few.
+* Multicast can pass one way only. So a seeker that hears no host for a while pads its questions, and a host also
+  answers those by unicast. The seeker passes such an answer on to the group, since its question stood for those of
+  others.
 * A host speaks in a burst (single packets get lost), then at a slow period until its session is sealed, so
   that a seeker whose questions are lost still hears it. It answers all questions by one multicast, and no
   faster than a limit, so that the number of datagrams does not grow with the square of the number of ranks.
@@ -39,6 +42,12 @@ SEEK_INTERVAL_MAX_SECONDS = 2.5
 sealed."""
 SEEK_INTERVAL_MAX_SECONDS_PER_RANK = 0.004
 """The longest interval for each rank, if that is more: a host also offers itself unasked, once a second."""
+LATE_SECONDS = 3.0
+"""The time without any OFFER after which a seeker pads its questions."""
+LATE_ANSWERS_PER_SECOND = 10.0
+"""The sustained rate of padded questions to the group that a host answers by unicast."""
+LATE_ANSWERS_AT_ONCE = 20.0
+"""The burst of the same. A seeker without an answer asks again."""
 
 BURST_SECONDS = (0.0, 0.03, 0.1, 0.25, 0.6, 1.2)
 """When a host speaks after its start, without being asked."""
@@ -71,6 +80,30 @@ UNICAST_ANSWERS_AT_ONCE = 8.0
 """The burst of the same. An asker without an answer asks again."""
 
 
+class Credit:
+    """A token bucket: how many answers a process may give.
+
+    Args:
+        per_second: the sustained rate.
+        at_once: the burst.
+        now: the time.
+    """
+
+    def __init__(self, per_second: float, at_once: float, now: float) -> None:
+        self._per_second = per_second
+        self._at_once = self._left = at_once
+        self._counted_at = now
+
+    def take(self, now: float) -> bool:
+        """Return whether to answer now, and count the answer."""
+        earned = max(0.0, now - self._counted_at) * self._per_second
+        self._left, self._counted_at = min(self._at_once, self._left + earned), now
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+
 class Seeker:
     """The times at which a rank asks for its host."""
 
@@ -92,7 +125,7 @@ class Seeker:
     def resume(self, now: float) -> None:
         """Start to ask, or start again, first at short intervals."""
         self._interval = self._shortest
-        self._grows_at = now
+        self._grows_at = self._offered_at = now
         self._next = now + self._rng.uniform(0, self._first)
 
     def hurry(self, now: float) -> None:
@@ -108,6 +141,14 @@ class Seeker:
         """Take note that another rank of the job has asked by multicast, which serves this one as well."""
         if self._next is not None:
             self._schedule(now)
+
+    def heard_offer(self, now: float) -> None:
+        """Take note that a host of the job was heard."""
+        self._offered_at = now
+
+    def is_late(self, now: float) -> bool:
+        """Return whether no host was heard for so long that multicasts from there may be lost."""
+        return now >= self._offered_at + LATE_SECONDS
 
     def should_ask(self, now: float) -> bool:
         """Return whether to ask now; if so, set the next time."""
@@ -203,8 +244,7 @@ class BrowseGroup:
         self._last_due: float | None = last
         self._answer_at: float | None = None
         self._answered_at = float("-inf")
-        self._credit = UNICAST_ANSWERS_AT_ONCE
-        self._credited_at = now
+        self._by_unicast = Credit(UNICAST_ANSWERS_PER_SECOND, UNICAST_ANSWERS_AT_ONCE, now)
 
     def next_timer(self) -> float | None:
         """Return when there is something to do."""
@@ -236,12 +276,7 @@ class BrowseGroup:
 
     def may_answer_by_unicast(self, now: float) -> bool:
         """Return whether to answer a question by unicast, and count the answer."""
-        earned = max(0.0, now - self._credited_at) * UNICAST_ANSWERS_PER_SECOND
-        self._credit, self._credited_at = min(UNICAST_ANSWERS_AT_ONCE, self._credit + earned), now
-        if self._credit < 1.0:
-            return False
-        self._credit -= 1.0
-        return True
+        return self._by_unicast.take(now)
 
     def answered(self) -> None:
         """Cancel the planned answer: another process has named the job already."""
@@ -288,6 +323,8 @@ class DiscoveryClient:
         self._effects = effects
         self._browse = BrowseGroup(now, now + context.timeout, context.rng)
         self.seeker = Seeker(identity.world_size, now, context.rng)
+        self._asked_late = False
+        """Whether the last question was a padded one, and no OFFER has come since."""
 
     def heard(self, message: Datagram, source: Source, now: float, *, seated: bool) -> Offer | None:
         """Handle a valid datagram; return it if it is the OFFER of a host that ranks can join."""
@@ -305,9 +342,17 @@ class DiscoveryClient:
                 self._browse.answered()
                 if message.kind != "announcement":
                     self._browse.found()
+                    self._offered(message, source, now)
                     return message
                 note_name(diagnostics.announcements, message.host_name)
         return None
+
+    def _offered(self, offer: Offer, source: Source, now: float) -> None:
+        self.seeker.heard_offer(now)
+        if self._asked_late and not source.multicast:
+            # Ranks that hear this one and not the host have kept their questions back.
+            self._effects.append(Multicast(offer))
+        self._asked_late = False
 
     def _browsed(self, message: List, source: Source, now: float, *, seated: bool) -> None:
         if self._diagnostics.concerns(self._identity, message, source, secured=self._secured):
@@ -328,7 +373,8 @@ class DiscoveryClient:
     def handle_timer(self, now: float) -> None:
         """Send what is due."""
         if self.seeker.should_ask(now):
-            self._effects.append(Multicast(self._identity.seek(), turn=self.seeker.turn()))
+            self._asked_late = self.seeker.is_late(now)
+            self._effects.append(Multicast(self._identity.seek(), turn=self.seeker.turn(), padded=self._asked_late))
         if self._browse.should_ask(now):
             self._effects.append(Multicast(self._identity.list(), browse=True))
         if self._browse.should_answer(now):
