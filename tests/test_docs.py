@@ -356,7 +356,7 @@ def test_the_versions_are_those_of_the_source() -> None:
 # What the reader starts and the project does not make; their arguments are theirs.
 FOREIGN = {
     *("apt-get", "conda", "docker", "docker-compose", "echo", "eval", "exit", "export", "jupyter", "kubectl"),
-    *("mpiexec", "mpirun", "pip", "sbatch", "srun", "sudo", "systemctl", "umask", "base64"),
+    *("accelerate", "mpiexec", "mpirun", "pip", "sbatch", "srun", "sudo", "systemctl", "umask", "base64"),
 }
 SCRIPTS = {"train.py": "the reader's own", ".venv/bin/python": "made by make"}
 

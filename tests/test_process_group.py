@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -622,6 +623,17 @@ def test_a_wrong_url(url: str, match: str) -> None:
         next(rendezvous_handler(url))
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None or caught.value.__suppress_context__
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize("rank", [-1, 0])
+def test_a_dynamic_group_of_rpc(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """As ``init_rpc`` without a world size asks for its store."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    options = SimpleNamespace(init_method="mingle://rpc")
+    with pytest.raises(ConfigurationError, match="a group without a world size") as caught:
+        torch_rendezvous._create_store_from_options(options, rank)
+    assert "pass world_size= to init_rpc" in str(caught.value.remedy)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,20 @@ def test_an_endpoint_is_refused_with_both_ways_out() -> None:
         resolve(endpoint="node1:29400")
 
 
+def test_an_endpoint_that_accelerate_makes_is_refused_with_the_option_that_it_lacks() -> None:
+    with pytest.raises(ConfigurationError, match="--rdzv-endpoint=None:29500") as error:
+        resolve(endpoint="None:29500")
+    assert error.value.cause == "accelerate launch makes it of --main_process_ip, unless --same_network is given"
+    assert error.value.remedy == "add --same_network to accelerate launch."
+
+
+def test_an_id_that_accelerate_can_not_be_given_is_said_in_its_own_words() -> None:
+    with pytest.raises(ConfigurationError) as error:
+        resolve(run_id="none")
+    assert "PET_RDZV_ID=NAME accelerate launch" in str(error.value.remedy)
+    assert "notebook_launcher(rdzv_id=NAME)" in str(error.value.remedy)
+
+
 def test_unknown_keys_are_named_with_those_that_are_known() -> None:
     with pytest.raises(ConfigurationError) as error:
         resolve(config={"intreface": "eth0", "store_type": "file"})

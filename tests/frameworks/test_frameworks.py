@@ -88,7 +88,7 @@ def records(results: Results, group: str) -> list[dict[str, Any]]:
 
 def test_the_programs_of_the_document_run(results: Results) -> None:
     programs = [name for name in results if name.startswith(_DOCUMENT.name)]
-    assert len(programs) == 4
+    assert len(programs) == 5
     for name in programs:
         assert [status for status, _ in results[name]] == [0, 0], "\n".join(output for _, output in results[name])
 

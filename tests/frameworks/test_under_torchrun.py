@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,12 @@ def run(hosts: list[Host], program: str, workers: int) -> list[dict[str, Any]]:
     agents: list[Rank[None]] = [host.start(torchrun, command, env=settings) for host in hosts]
     for agent in agents:
         agent.result(_SECONDS)
-    lines = [line for agent in agents for line in agent.stdout.splitlines() if line.startswith("{")]
+    return said([agent.stdout for agent in agents], hosts, workers)
+
+
+def said(outputs: list[str], hosts: list[Host], workers: int) -> list[dict[str, Any]]:
+    """Return what each worker says at its end, by rank."""
+    lines = [line for output in outputs for line in output.splitlines() if line.startswith("{")]
     records = sorted((json.loads(line) for line in lines), key=lambda record: int(record["rank"]))
     assert [record["rank"] for record in records] == list(range(len(hosts) * workers))
     assert {record["host"] for record in records} == {host.name for host in hosts}
@@ -51,8 +57,19 @@ def test_plain_lightning_trains(hosts: list[Host]) -> None:
         assert record["weights"] == found[0]["weights"] == pytest.approx([3, 1], abs=0.1)
 
 
-def test_plain_accelerate_trains(hosts: list[Host]) -> None:
-    found = run(hosts, "accelerate_under_torchrun", workers=1)
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate launch"])
+def test_plain_accelerate_trains(hosts: list[Host], launcher: str) -> None:
+    program = "accelerate_under_torchrun"
+    if launcher == "torchrun":
+        found = run(hosts, program, workers=1)
+    else:
+        options = ["--rdzv_backend=mingle", "--same_network", "--multi_gpu", "--machine_rank=0"]
+        line = [*options, "--num_machines=2", "--num_processes=2", str(_PROGRAMS / f"{program}.py")]
+        words = [str(Path(sys.executable).parent / "accelerate"), "launch", *line]
+        settings = {"PET_RDZV_ID": program, "MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1"}
+        agents = [host.run(words, env=settings) for host in hosts]
+        assert [agent.wait(_SECONDS) for agent in agents] == [0, 0]
+        found = said([agent.stdout for agent in agents], hosts, workers=1)
     for record in found:
         assert (record["world_size"], record["type"]) == (2, "DistributedType.MULTI_CPU")
         assert record["batches"] == 2, "of four"

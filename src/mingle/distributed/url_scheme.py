@@ -197,6 +197,13 @@ def _arguments(url: str) -> tuple[str | None, dict[str, int | None]]:
             cause="a percent sign that stands for itself",
             remedy="write it as %25.",
         ) from None
+    if options.get("world_size") == "-1":  # torch appends it in this case alone
+        raise ConfigurationError.explain(
+            f"torch asks for a group without a world size by {url!r}.",
+            cause="init_rpc without world_size= makes a dynamic group, whose members come and go; a job of mingle is "
+            "complete when it forms",
+            remedy="pass world_size= to init_rpc.",
+        )
     arguments = {name: _integer(name, value) for name, value in options.items()}
     _warn_of_address(url, job_id)
     return job_id, arguments
