@@ -49,6 +49,16 @@ def test_all_that_start_come_together(seed: int) -> None:
     assert not any(agent.notices for agent in agents)
 
 
+@pytest.mark.parametrize("nodes", [(2, 4), (4, 4)])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_agent_that_no_other_can_call_keeps_nobody_out(nodes: tuple[int, int], seed: int) -> None:
+    """Its id is the lowest, so it hosts first."""
+    gathering = AgentGathering(seed, nodes)
+    agents = gathering.everybody(4, within=0.0)
+    min(agents, key=lambda agent: agent.identity.member).machine.takes_calls = False
+    gathering.run_until_together(agents, 20.0)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_survivors_of_a_killed_host_go_on_at_once_and_it_comes_back(
     seed: int, monkeypatch: pytest.MonkeyPatch
