@@ -51,8 +51,8 @@ def answer(*arguments: str, **variables: str | None) -> dict[str, Any]:
 def test_every_interface_is_shown_the_used_ones_first_the_others_with_the_reason() -> None:
     rows = [line.split("\t") for line in command("interfaces").stdout.splitlines()]
     assert [row[:2] for row in rows] == [
-        ["eth0", "1."],
-        ["docker0", "2."],
+        ["eth0", "yes, preferred"],
+        ["docker0", "yes, choice 2"],
         ["lo", "no: loopback: used when nothing else is, or when it is named"],
         ["eth1", "no: down"],
     ]

@@ -197,7 +197,8 @@ def test_live_tables_on_a_terminal() -> None:
     shown = on_a_terminal("watch", "-t", "0.5")
     assert re.search(r"JOB.*STATE.*HOST.*ADDRESS.*JOINED.*MISSING.*SEEKING", shown)
     shown = on_a_terminal("ping", "--count", "2", "--interval", "0.1")
-    assert re.search(r"PEER.*WAY.*SENT.*RECEIVED.*LOSS", shown)
+    assert re.search(r"PEER.*WAY.*SENT.*ANSWERED.*LOSS", shown)
+    assert "JOB" not in on_a_terminal("list", "-t", "0.2"), "without a job there is no table"
     shown = on_a_terminal("doctor")
     assert "\x1b[32mPASS" in shown
     assert "\x1b[32m" not in on_a_terminal("doctor", NO_COLOR="1")

@@ -101,8 +101,8 @@ def a_peer(number: int) -> PingPeer:
 @WIDTHS
 def test_pings(width: int) -> None:
     lines = shown(checks.ping_table([a_peer(17), a_peer(118)]), width)
-    whole(lines, "trainer-node-0017 (192.168.100.17)", "trainer-node-0118 (192.168.100.118)", "224.0.0.x", "RECEIVED")
-    whole(lines, "1234.56", "ARRIVED")
+    whole(lines, "trainer-node-0017 (192.168.100.17)", "trainer-node-0118 (192.168.100.118)", "224.0.0.x", "ANSWERED")
+    whole(lines, "1234.56", "FROM PEER")
     assert (
         len([line for line in lines if line.split()[:1] == ["unicast"]])
         + len([line for line in lines if line.split()[2:3] == ["unicast"]])

@@ -17,6 +17,7 @@ from mingle.errors import (
     InterfaceError,
     LauncherError,
     MingleError,
+    counted,
     opening,
 )
 
@@ -104,3 +105,8 @@ def test_another_failure_to_load_a_module_stays_what_it_is() -> None:
         raise OSError("no such library")
     with pytest.raises(MingleError, match="torch can't be opened"), opening("torch"):
         raise OSError(errno.ENFILE, "Too many open files in system")
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 machines"), (1, "1 machine"), (2, "2 machines")])
+def test_a_number_agrees_with_its_noun(count: int, text: str) -> None:
+    assert counted(count, "machine") == text

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.pretty import pretty_repr
 
-from mingle.config import settings
+from mingle.config import settings, values
 from mingle.config.settings import Network, Peer, Settings, resolve, resolve_network
 from mingle.errors import ConfigurationError, LauncherError, MingleError
 
@@ -459,3 +459,14 @@ def test_the_settings_side_loads_no_heavy_module() -> None:
         timeout=60,
     )
     assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("job_id", "side"), [("-resnet", "begins"), ("resnet-", "ends"), ("-", "begins"), ("a-b", ""), ("ada-resnet", "")]
+)
+def test_a_job_id_with_a_variable_that_was_unset_causes_a_warning(job_id: str, side: str) -> None:
+    resolve({}, job_id=job_id, rank=0, world_size=1)
+    remarks = values.remarks(None)
+    assert len(remarks) == bool(side)
+    assert all(f"the job id {job_id!r} {side} with '-'" in each and "unset" in each for each in remarks)
+    assert values.remarks(None) == []

@@ -332,7 +332,7 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     [(None, False), (LONG, False), (b"x" * 16, False), (b"x" * 15, True), ("ж".encode() * 15, True), (b"", True)],
 )
 def test_a_short_secret_is_remarked_on_once(secret: bytes | None, weak: bool) -> None:
-    assert [bool(values.secret_remarks(secret)) for _ in range(2)] == [weak, False]
+    assert [bool(values.remarks(secret)) for _ in range(2)] == [weak, False]
 
 
 @pytest.mark.usefixtures("nothing_said")
@@ -345,14 +345,14 @@ def test_a_secret_file_that_others_can_read_is_remarked_on_once(tmp_path: Path, 
     path.chmod(mode)
     for _ in range(2):
         values.read_secret_file(str(path), "F")
-    remarks = values.secret_remarks(LONG)
+    remarks = values.remarks(LONG)
     assert len(remarks) == weak
     for remark in remarks:
         assert str(path) in remark
         assert f"{mode:04o}" in remark
         assert "chmod 600" in remark
         assert LONG.decode() not in remark
-    assert values.secret_remarks(LONG) == []
+    assert values.remarks(LONG) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\r\n", b"k" * 65537])

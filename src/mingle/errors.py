@@ -183,6 +183,11 @@ def _code(handler: object) -> object:
     return getattr(handler, "__code__", None)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, such as ``1 machine`` or ``2 machines``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """Return a message of ours with every control character but the newline replaced.
 

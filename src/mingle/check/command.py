@@ -20,7 +20,7 @@ from mingle.check.verdicts import SLOW_FACTOR, reference
 from mingle.cli import output
 from mingle.cli.options import FAILED, Shared, shared_options
 from mingle.cli.output import Lines, Table
-from mingle.errors import ConfigurationError, MingleError
+from mingle.errors import ConfigurationError, MingleError, counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,7 +88,7 @@ class _Check(click.Command):
 )
 @click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", help="Backend. Default: auto.")
 @click.option("--max-size", callback=_bytes, default="64M", metavar="SIZE", help="Largest message. Default: 64M.")
-@click.option("--job-id", metavar="ID", help="Job id. Default: MINGLE_JOB_ID, else one of this command's own.")
+@click.option("--job-id", metavar="ID", help="Job id. Default: MINGLE_JOB_ID, else mingle-check-USER.")
 @shared_options(timeout=f"Time limit of each step. Default: {STEP_SECONDS:g}.")
 def check(
     shared: Shared, nnodes: int | None, nproc_per_node: int, backend: str, max_size: int, job_id: str | None
@@ -126,6 +126,8 @@ def check(
             remedy="compare `python -m torch.utils.collect_env` with the other machines, or give --backend gloo.",
         )
     by_hand = "world_size" in place
+    if by_hand and given is None and _LOCAL not in os.environ:
+        output.say(f"mingle-check: the job id is {place['job_id']}; where the users differ, give all the same --job-id")
     further = _start_further(nproc_per_node - 1) if by_hand else []
     try:
         status = run(
@@ -170,15 +172,24 @@ def _place(nnodes: int | None, nproc_per_node: int) -> dict[str, Any]:
     from mingle.config import launchers, placement, values
 
     if launchers.seen(os.environ) is not None or values.text_of(os.environ, "MINGLE_RANK", "RANK") is not None:
-        job_id = placement.place(os.environ).job_id
-        return {"job_id": f"{JOB_ID}-{job_id}" if job_id else JOB_ID}
+        return {"job_id": f"{JOB_ID}-{placement.place(os.environ).job_id or _user()}"}
     if nnodes is None:
         raise ConfigurationError.explain(
             "--nnodes is missing.",
             cause="no launcher says how many ranks there are",
             remedy="type `mingle-check --nnodes N` on each of the N machines.",
         )
-    return {"job_id": JOB_ID, "world_size": nnodes * nproc_per_node}
+    return {"job_id": f"{JOB_ID}-{_user()}", "world_size": nnodes * nproc_per_node}
+
+
+def _user() -> str:
+    """Return the name of this process's user; `USER` is unset in many containers, and that of another user after su."""
+    import pwd  # not on Windows, where nothing runs and everything can be imported
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # as in a container that runs under a number
+        return str(os.geteuid())
 
 
 def _start_further(count: int) -> list[subprocess.Popen[bytes]]:
@@ -217,9 +228,10 @@ def run(
         shows = job.local_rank == 0 and (each_machine or job.rank == 0)
         with contextlib.ExitStack() as live:
             show = live.enter_context(steps(Console(stderr=True, highlight=False))) if shows else lambda _step: None
-            show(f"rank {job.rank} of {job.world_size}: the job has formed on {job.num_nodes} machines")
+            machines = counted(job.num_nodes, "machine")
+            show(f"rank {job.rank} of {job.world_size}: job {job.job_id} has formed on {machines}")
             if nnodes not in (None, job.num_nodes):
-                show(f"warning: --nnodes {nnodes} was given, and the ranks are on {job.num_nodes} machines")
+                show(f"warning: --nnodes {nnodes} was given, and the ranks are on {machines}")
             report = session.take_part(job, server, options, show, before)
         cut_off = "cut" in report["lost"].values()
         if not cut_off:

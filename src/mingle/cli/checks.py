@@ -35,7 +35,7 @@ SHORTEST_INTERVAL_SECONDS = 0.05
 """Peers answer one address at most 40 times a second for each path."""
 
 FINDING_COLUMNS = ("STATUS", "CHECK", "OBSERVATION", "FIX")
-PING_COLUMNS = ("PEER", "WAY", "SENT", "RECEIVED", "LOSS", "MIN ms", "AVG ms", "MAX ms", "ARRIVED")
+PING_COLUMNS = ("PEER", "WAY", "SENT", "ANSWERED", "LOSS", "MIN ms", "AVG ms", "MAX ms", "FROM PEER")
 _FINDING = "OBSERVATION AND FIX"
 _FIX = "→ "
 _STATUS_STYLES = {"PASS": "green", "WARN": "yellow", "FAIL": "bold red"}
@@ -169,8 +169,8 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
 
     Run the same command on every host at the same time, with the same JOB or with none. For each other host it shows
     how many pings were sent, answered and lost, and the round-trip times: by multicast, by the multicast that no switch
-    filters (224.0.0.x), by unicast and by TCP. ARRIVED counts the pings of the other host that arrived here.
-    Conclusions follow below the figures.
+    filters (224.0.0.x), by unicast and by TCP. FROM PEER counts the other host's own pings that arrived here; if
+    it started earlier, they are more than SENT. Conclusions follow below the figures.
 
     It ends after --count rounds, with --timeout, or with Ctrl-C. The exit status is 1 if no host answered or a path is
     broken.

@@ -16,7 +16,7 @@ from mingle.cli import output
 from mingle.cli.options import Shared, fail, job_argument, shared_options
 from mingle.cli.output import Table
 from mingle.config import settings
-from mingle.errors import ConfigurationError
+from mingle.errors import ConfigurationError, counted
 from mingle.observe.announcement import Announcement
 from mingle.observe.finder import (
     Finder,
@@ -171,7 +171,7 @@ def _log_facts(shared: Shared, facts: NetworkFacts) -> None:
     if shared.verbose:
         output.say(
             f"used {', '.join(facts.interfaces)}; groups {', '.join(facts.groups)}, UDP port {facts.port}: "
-            f"{facts.sent} datagrams sent, {facts.received} heard, {facts.rejected.total()} rejected"
+            f"{counted(facts.sent, 'datagram')} sent, {facts.received} heard, {facts.rejected.total()} rejected"
         )
 
 

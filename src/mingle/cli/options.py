@@ -62,11 +62,11 @@ class Shared:
     header: bool = False
 
     def network(self, timeout: float | None = None) -> Network:
-        """Return the network settings, and warn of a weak secret; see :meth:`settings`."""
+        """Return the network settings, and show the warnings about the values; see :meth:`settings`."""
         from mingle.config import values
 
         network = self.settings(timeout)
-        for remark in values.secret_remarks(network.secret):
+        for remark in values.remarks(network.secret):
             output.say(f"warning: {remark}")
         return network
 

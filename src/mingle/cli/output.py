@@ -276,7 +276,8 @@ def show(table: Table, lines: Lines | None = None, *, header: bool = False) -> N
         header: whether a pipe gets the names of the columns first.
     """
     if is_terminal():
-        console().print(table)
+        if table.rows:
+            console().print(table)
         return
     columns, rows = lines or Lines(table.columns, table.rows)
     if header:

@@ -232,6 +232,12 @@ def check_job_id(value: object, source: str) -> str:
     elif len(value.encode()) > MAX_JOB_ID_BYTES:
         problem = f"is {len(value.encode())} bytes long in UTF-8"
     else:
+        if value.startswith("-") or value.endswith("-"):
+            values.remark(
+                f"the job id {value!r} {'begins' if value.startswith('-') else 'ends'} with '-': a variable in it is "
+                "probably unset, as USER is in many containers, and then other users' jobs get the same id; fix: write "
+                "the name itself, or $(id -un)"
+            )
         return value
     raise ConfigurationError.explain(
         f"{source}={value!r:.100} {problem}",

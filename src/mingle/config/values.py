@@ -361,7 +361,7 @@ def read_secret_file(path: str, source: str) -> Secret:
             remedy="name the file that holds the secret alone",
         )
     if mode & stat.S_IROTH:  # not the group: Kubernetes sets it for fsGroup
-        _remark(
+        remark(
             f"the secret file {path} can be read by other users of this machine (mode {stat.S_IMODE(mode):04o}); "
             f"fix: chmod 600 {path} (Kubernetes: defaultMode: 0400)"
         )
@@ -389,15 +389,16 @@ def _read_pipe(descriptor: int) -> Secret | None:
     return content
 
 
-def _remark(text: str) -> None:
+def remark(text: str) -> None:
+    """Keep a warning until the caller of `remarks` shows it."""
     if text not in _remarks and len(_remarks) < _MAX_REMARKS:
         _remarks[text] = True
 
 
-def secret_remarks(secret: Secret | None) -> list[str]:
-    """Return the warnings about a secret and the secret files that were read, each once per process."""
+def remarks(secret: Secret | None) -> list[str]:
+    """Return the warnings about this secret, and about the files and job ids that were read, each once per process."""
     if secret is not None and len(bytes(secret).decode(errors="replace")) < SAFE_SECRET_CHARACTERS:
-        _remark(
+        remark(
             f"the secret has fewer than {SAFE_SECRET_CHARACTERS} characters, so a process that hears one datagram "
             "can guess it; fix: head -c 32 /dev/urandom | base64"
         )

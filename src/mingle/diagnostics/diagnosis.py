@@ -14,6 +14,7 @@ from msgspec import Struct, field
 
 from mingle.diagnostics import CheckStatus, Finding
 from mingle.diagnostics.firewall import Chain, Manager, Packet, allow_tcp, allow_udp, blocked
+from mingle.errors import counted
 
 PASS, WARN, FAIL = CheckStatus
 
@@ -161,7 +162,8 @@ def _routes(facts: Facts) -> Iterator[Finding]:
             "routes",
             # A host can have several addresses, as one of IPv4 and one of IPv6, and need only be reached at one.
             WARN if facts.unicasts_sent else FAIL,
-            f"{facts.send_errors['ENETUNREACH']} datagrams could not be sent: Network is unreachable (ENETUNREACH)",
+            f"{counted(facts.send_errors['ENETUNREACH'], 'datagram')} could not be sent: Network is unreachable "
+            "(ENETUNREACH)",
             f"add a route: ip route add default dev {_first(facts.used_names, 'NAME')}",
             explains_silence=True,
         )
@@ -202,7 +204,7 @@ def _port(facts: Facts) -> Iterator[Finding]:
                 explains_silence=True,
             )
     else:
-        shared = f", shared with {len(facts.holders)} other ranks" if facts.holders else ""
+        shared = f", shared with {counted(len(facts.holders), 'other rank')}" if facts.holders else ""
         yield Finding("port", PASS, f"UDP port {facts.port} can be used{shared}")
     if facts.relay_failure:
         names_taken = facts.relay_failure.endswith("taken")
@@ -241,7 +243,7 @@ def _multicast(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "multicast",
             FAIL,
-            f"this host's firewall refused to send {facts.send_errors['EPERM']} datagrams (EPERM)"
+            f"this host's firewall refused to send {counted(facts.send_errors['EPERM'], 'datagram')} (EPERM)"
             + (f": {block}" if block else ""),
             allow_udp(facts.port, manager=facts.manager, block=block, outgoing=True),
         )
@@ -293,8 +295,8 @@ def _reverse_path(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "rp_filter",
             FAIL,
-            f"the reverse path filter of {', '.join(strict)} has dropped {facts.rp_drops} packets just now: their "
-            "senders' subnet is not routed by the interface on which they came",
+            f"the reverse path filter of {', '.join(strict)} has dropped {counted(facts.rp_drops, 'packet')} just now: "
+            "the senders' subnet is not routed by the interface on which they came",
             # sysctl(8) takes a dot for a slash, so the dot of a VLAN's name, as in eth0.100, is typed as one.
             "; ".join(f"sysctl -w net.ipv4.conf.{name.replace('.', '/')}.rp_filter=2" for name in strict)
             + "; or add a route to that subnet: ip route add SUBNET dev NAME",

@@ -144,8 +144,8 @@ def process_identity(
 
 
 def job_key(settings: Settings) -> JobKey | None:
-    """Return the key of a job's secret, and warn of a weak secret."""
-    for remark in values.secret_remarks(settings.secret):
+    """Return the key of a job's secret, and show the warnings about the secret and the job id."""
+    for remark in values.remarks(settings.secret):
         progress.say(logging.WARNING, remark, quiet=settings.progress == "off")
     return JobKey(settings.secret, settings.job_id) if settings.secret is not None else None
 
