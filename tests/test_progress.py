@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from rich.status import Status
@@ -351,6 +352,50 @@ def test_another_user_silences_nobody(job: str, listens: bool) -> None:
     with held_by_another_user(name, *(f"{name}-{number}" for number in range(1, 100)), listens=listens):
         assert show(every, 9.0)
     every.close()
+
+
+SHOWS = """
+import sys
+from mingle.engine.progress import Progress
+shown = Progress(sys.argv[1], 2, 1, off=False, now=0.0)
+assert shown._speaks()
+print("shows", flush=True)
+sys.stdin.read()
+"""
+
+
+@linux_only
+def test_a_second_terminal_says_once_where_the_line_is(terminal: Terminal, job: str, tmp_path: Path) -> None:
+    log = tmp_path / "stderr"
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(
+            [sys.executable, "-c", SHOWS, job], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
+        ) as other,
+    ):
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"shows\n"
+        with contextlib.redirect_stderr(terminal):
+            second = Progress(job, 2, 1, off=False, now=0.0)
+            for now in (1.0, 2.0, 2.5, 3.0, 3.5):
+                show(second, now)
+                said = terminal.getvalue().count(f"process {other.pid} shows the progress of this node, on {log}")
+                assert said == (now >= 2.0)
+            second.close()
+        other.stdin.close()
+
+
+@linux_only
+def test_the_processes_of_one_terminal_do_not_point_to_each_other(terminal: Terminal, job: str) -> None:
+    with contextlib.redirect_stderr(terminal):
+        first, second = (Progress(job, 2, 1, off=False, now=0.0) for _ in range(2))
+        for now in (1.0, 2.0, 3.0):
+            for shown in (first, second):
+                show(shown, now)
+        assert "process" not in terminal.getvalue()
+        second.close()
+        first.close()
 
 
 def test_elsewhere_everybody_speaks(job: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import struct
 import sys
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mingle import forksafe
@@ -138,6 +139,8 @@ class Progress:
         self._ask_due = self._due - 1.0
         self._stage = ""
         self._speaker: socket.socket | None = None
+        self._shown_by: int | None = None
+        """The process that shows the line in place of this one, until that was said."""
         self._status: Status | None = None
 
     def next_timer(self) -> float | None:
@@ -165,6 +168,18 @@ class Progress:
                 seconds = now - self._started
                 text = line(self._job, self._world_size, self._rank, machine.snapshot(), seconds, self._unit)
                 self._show(text)
+            elif self._terminal and self._shown_by:
+                self._point_to(self._shown_by)
+
+    def _point_to(self, process: int) -> None:
+        """Say once which process shows the line, unless that is on the same terminal."""
+        self._shown_by = 0
+        with contextlib.suppress(OSError):  # the process has ended, or is in another pid namespace
+            where = Path(f"/proc/{process}/fd/2").readlink()
+            if where != Path("/proc/self/fd/2").readlink():
+                self.say(
+                    logging.INFO, f"job {self._job}: process {process} shows the progress of this node, on {where}"
+                )
 
     def say(self, level: int, text: str, error: BaseException | None = None) -> None:
         """Show a message beside the line; see `say`."""
@@ -230,9 +245,10 @@ class Progress:
                 speaker.bind(name)
                 speaker.listen()
             except OSError:
-                ours = _is_held_by_us(speaker, name)
+                holder = _our_holder(speaker, name)
                 speaker.close()
-                if ours:
+                if holder is not None:
+                    self._shown_by = holder if self._shown_by is None else self._shown_by
                     return False
             else:
                 self._speaker = speaker
@@ -247,11 +263,12 @@ def _drain(speaker: socket.socket) -> None:
             speaker.accept()[0].close()
 
 
-def _is_held_by_us(caller: socket.socket, name: str) -> bool:
-    """Return whether the socket of this name was opened by a process of this user."""
+def _our_holder(caller: socket.socket, name: str) -> int | None:
+    """Return the process of this user that opened the socket of this name; None if another user's did."""
     try:
         caller.connect(name)
         credentials = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except OSError:  # it does not listen, or its queue is full
-        return False
-    return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
+        return None
+    process, user, _ = _CREDENTIALS.unpack(credentials)
+    return process if user == os.geteuid() else None
