@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -15,6 +16,7 @@ from mingle.distributed import rendezvous
 from mingle.errors import ConfigurationError, LauncherError
 from mingle.job import Job
 from tests.loopback import until
+from tests.test_forksafe import in_child
 
 _PACKAGES = ("lightning", "lightning.fabric", "lightning.fabric.plugins", "lightning.fabric.plugins.environments")
 
@@ -167,6 +169,19 @@ def test_a_second_trainer_with_another_job_is_refused(
     until(lambda: not first._session.server.held)
     dist.destroy_process_group()
     assert make(**change).job.job_id == change.get("job_id", "again")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_trainer_in_a_forked_child_is_not_in_the_job_of_its_parent(make: Callable[..., Any]) -> None:
+    first = make().job
+
+    def child() -> str:
+        with make().job as own:
+            return str(own is not first and own.master_port != first.master_port)
+
+    assert in_child(child) == "True"
+    assert make().job is first
 
 
 def test_without_a_process_group_another_job_takes_the_place_of_the_first(make: Callable[..., Any]) -> None:

@@ -96,6 +96,7 @@ def place(
     own = _claim(environ, "MINGLE_RANK", "MINGLE_WORLD_SIZE")
     if beside_torchrun:
         argued.check_against(own)
+        # Not even its count of restarts: each agent counts those of its own workers.
         own_rank, own_size = _checked(argued)
         return Placement(rank=own_rank, world_size=own_size)
     by_hand = argued.over(own)

@@ -81,8 +81,8 @@ class Session:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the process group of this job stands or can still be made."""
-        return True
+        """Whether the process group of this job stands or can still be made, in this process."""
+        return os.getpid() == self._pid
 
     def _end(self, *, failing: bool) -> None:
         """End the resources behind the session."""
@@ -125,7 +125,7 @@ class LoneSession(Session):
     @property
     def goes_on(self) -> bool:
         """Whether the process group stands, or its store is kept for it."""
-        return not self._let_go.is_set() or process_group.stands()
+        return super().goes_on and (not self._let_go.is_set() or process_group.stands())
 
     def roster(self) -> tuple[Member, ...]:
         """Return only this rank."""
@@ -174,7 +174,8 @@ class RunningSession(Session):
     @property
     def goes_on(self) -> bool:
         """Whether the process group stands, or rank 0 is there for it."""
-        return self._host_lost is None and (not self._group_stood or process_group.stands())
+        lost = self._host_lost is not None
+        return super().goes_on and not lost and (not self._group_stood or process_group.stands())
 
     def entry(self, seconds: float) -> Entry | None:
         """Return the store for a process group, once; None if no process group was requested.
