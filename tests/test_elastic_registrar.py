@@ -198,12 +198,35 @@ def test_who_is_in_is_told_before_the_seal() -> None:
     assert registry.quorum.had_quorum
 
 
-def test_a_generation_that_a_stranger_has_made_up_does_not_break_what_the_members_are_told() -> None:
-    registry = Registry(2, 3)
-    conn = registry.join("B", generation=frames.MAX_GENERATION)
+DAY = 86_400
+NOW = 1_700_000_000
+
+
+@pytest.mark.parametrize(
+    ("clocks", "known", "number"),
+    [
+        ((NOW, NOW + 3), (-1, -1), NOW + 3),  # all agents are new
+        ((NOW + 3, NOW), (-1, -1), NOW + 3),
+        ((NOW, NOW), (NOW - 5, -1), NOW),  # one was started again
+        ((NOW, NOW), (NOW, NOW - 9), NOW + 1),  # two sessions in one second
+        ((NOW - 3600, NOW - 3600), (NOW, NOW), NOW + 1),  # the clocks were set back
+        ((NOW, NOW), (NOW + DAY, NOW), NOW + DAY + 1),
+        ((NOW, NOW), (NOW + DAY + 1, NOW), NOW + 1),  # a clock that was wrong is right again
+        ((NOW, NOW), (-1, frames.MAX_GENERATION), NOW),  # forged
+        ((NOW, NOW), (frames.MAX_GENERATION, -1), NOW),
+        ((NOW + 365 * DAY, NOW), (NOW, NOW), NOW + 365 * DAY),
+        ((NOW, frames.MAX_GENERATION), (-1, frames.MAX_GENERATION), frames.MAX_GENERATION),
+        ((2 * frames.MAX_GENERATION, 0), (-1, -1), frames.MAX_GENERATION),
+        ((-5, 0), (-1, -1), 0),
+        ((0, 0), (4, 6), 7),
+    ],
+)
+def test_the_number_of_a_session_sorts_by_time(clocks: tuple[int, int], known: tuple[int, int], number: int) -> None:
+    registry = Registry(2, 3, generation=known[0], wall_clock=lambda: clocks[0] + 0.5)
+    conn = registry.join("B", generation=known[1], clock=clocks[1])
     registry.confirm(conn, "B")
     registry.open_store()
-    assert registry.quorum.members().generation == frames.MAX_GENERATION
+    assert registry.quorum.members().generation == number
 
 
 def test_go_takes_a_valid_lease_of_the_whole_quorum() -> None:

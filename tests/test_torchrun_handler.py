@@ -138,7 +138,7 @@ def test_a_round_counts_only_while_the_lease_is_valid(place: Place, pool: Thread
     place.lose("its lease has ended")
     waiting.result(SECONDS)
     assert gathering.gathered == 2
-    assert os.environ["MINGLE_GENERATION"].startswith("000001-")
+    assert os.environ["MINGLE_GENERATION"].startswith("0000000001-")
 
 
 def test_a_job_that_an_agent_has_ended_begins_no_round(place: Place) -> None:

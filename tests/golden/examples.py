@@ -88,7 +88,8 @@ _AGENT_JOIN = frames.Join(
     kind="agents",
     paths=_PATHS,
     minimum=2,
-    generation=0,
+    generation=1_700_000_000,
+    clock=1_700_000_100,
     had_quorum=True,
 )
 _SEALED = frames.Sealed(
@@ -226,12 +227,17 @@ STORIES: dict[str, Story] = {
         _call("join"),
         (
             Line("member", "join", "an agent that has lost its host asks", _AGENT_JOIN),
-            Line("host", "members", "who is in, before SEALED", frames.Members(generation=1, present=_PRESENT)),
+            Line(
+                "host",
+                "members",
+                "who is in, before SEALED",
+                frames.Members(generation=1_700_000_100, present=_PRESENT),
+            ),
             Line(
                 "host",
                 "members quorum",
                 "who is in, after GO",
-                frames.Members(generation=1, quorum=True, present=_PRESENT),
+                frames.Members(generation=1_700_000_100, quorum=True, present=_PRESENT),
             ),
             Line("host", "ping", "are you alive?", frames.Ping(number=1)),
             Line(

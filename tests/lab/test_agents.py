@@ -90,13 +90,14 @@ def test_the_survivors_of_a_killed_host_go_on_and_it_comes_back(lab: Lab, seed: 
     agents.gather(agents.hosts, within=15.0)
     host = agents.chosen
     rest = agents.without(host)
+    first = agents.latest[host]["generation"]
     host.kill()
     del agents.latest[host]
     agents.lose(rest, within=3.0)
     # At once after an orderly end. A kernel that had bytes unread for the killed process sends a reset in its place,
     # which a firewall could have sent, too: then those that were told so are bound for BINDING_SECONDS.
     agents.gather(rest, within=5.0 + BINDING_SECONDS)
-    assert {agents.latest[each]["generation"] for each in rest} == {1}
+    assert {agents.latest[each]["generation"] > first for each in rest} == {True}
     agents.start(host)
     agents.gather([host], within=10.0)
     assert agents.latest[host]["session"] == agents.latest[rest[0]]["session"]

@@ -25,6 +25,8 @@ LAST_CALL_SECONDS = 5.0
 TIMEOUT_SECONDS = 400.0
 CLOCK_ERROR = 0.01
 """How much faster or slower than the truth a clock may run."""
+STARTED_AT = 1_700_000_000
+"""What wall clocks show when the world begins."""
 UNREAD = 0.15
 """How often a process that is killed has not read everything: its kernel then ends its connections by resets."""
 
@@ -144,6 +146,8 @@ class AgentInvariants:
         self.policy = policy
         self.sessions: dict[bytes, ElasticHost] = {}
         """Every session that has formed."""
+        self.clocks_are_right = True
+        """Whether all wall clocks are, so that the generations of sessions never go back in time."""
         self.rounds: list[bytes] = []
         """The sessions that have completed rounds, in order, each once for as long as no other one did."""
         world.watchers.append(self.check)
@@ -175,6 +179,7 @@ class AgentInvariants:
         assert not process.alive or not process.agent.deadline_passed(process.now - 1.0), "it waits beyond its timeout"
         # A host that was killed while it sent GO has decided it.
         if isinstance(part, ElasticHost) and part.outcome is not None and part.session not in self.sessions:
+            self._check_generation(part)
             self.sessions[part.session] = part
             nodes = part.quorum.policy.nodes
             assert nodes.minimum <= len(part.registrar.seats) <= nodes.maximum
@@ -187,6 +192,14 @@ class AgentInvariants:
         if self.world.rng.random() < 0.2:
             for holder in self.holders():
                 self._try_round(holder)
+
+    def _check_generation(self, formed: ElasticHost) -> None:
+        """A session sorts after all earlier ones, whoever was started again in between."""
+        if self.policy.allow_minority or not self.clocks_are_right or len(self.agents()) > self.policy.nodes.maximum:
+            return
+        earlier = [each.quorum.generation for each in self.sessions.values() if each.quorum.had_quorum]
+        if formed.quorum.had_quorum and earlier:
+            assert formed.quorum.generation >= max(earlier), "a session with a quorum sorts before an earlier one"
 
     def _try_round(self, holder: AgentProcess) -> None:
         """A round completes when all that are in the session take part, each with a valid lease."""
@@ -224,6 +237,8 @@ class AgentGathering:
         self.policy = Policy(nodes=numbers, last_call=last_call, allow_minority=allow_minority)
         self.timeout = timeout
         self.secret = secret
+        self.clock_errors: dict[str, float] = {}
+        """By how many seconds the wall clock of a machine is ahead of the truth; any other machine's is right."""
         self.uneven_clocks = False
         """Whether clocks run up to a hundredth faster or slower than the truth."""
         self.invariants = AgentInvariants(self.world, self.policy)
@@ -265,6 +280,7 @@ class AgentGathering:
                 Context(key=key, new_id=self.world.new_id, rng=dice, timeout=self.timeout),
                 now,
                 policy=policy,
+                wall_clock=lambda: STARTED_AT + self.world.now + self.clock_errors.get(machine, 0.0),
                 new_session=self.world.identifier,
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from mingle.elastic.host import STORE_GONE_SECONDS, ElasticHost
 from mingle.elastic.leases import LEASE_SECONDS
 from mingle.elastic.member import AgentMember
-from mingle.elastic.quorum import Nodes, Quorum
+from mingle.elastic.quorum import Memory, Nodes, Quorum
 from mingle.errors import ConflictError, DiscoveryTimeoutError
 from mingle.protocol.election import Elector
 from mingle.protocol.machine import Address
@@ -18,7 +19,7 @@ from mingle.protocol.member import Step
 from mingle.protocol.registrar import Phase
 from mingle.wire import frames
 from mingle.wire.datagrams import MAX_ADDRESSES
-from tests.lan.agents import AgentGathering, AgentProcess
+from tests.lan.agents import STARTED_AT, AgentGathering, AgentProcess
 from tests.lan.network import Barrier
 from tests.levels import repeated
 
@@ -45,7 +46,8 @@ def test_all_that_start_come_together(seed: int) -> None:
     gathering = AgentGathering(seed, (2, 4))
     agents = gathering.everybody(4)
     gathering.run_until_together(agents, 5.0)
-    assert {agent.agent.memory.generation for agent in agents} == {0}
+    (generation,) = {agent.agent.memory.generation for agent in agents}
+    assert STARTED_AT < generation <= STARTED_AT + gathering.world.now
     assert not any(agent.notices for agent in agents)
 
 
@@ -67,13 +69,130 @@ def test_the_survivors_of_a_killed_host_go_on_at_once_and_it_comes_back(
     gathering = AgentGathering(seed, (2, 3))
     agents = running(gathering, 3)
     host = gathering.host_of(agents)
+    first = host.agent.generation
     host.kill()
     rest = without(agents, host)
     gathering.world.run(2.5)
     assert gathering.together(rest)
-    assert {agent.agent.memory.generation for agent in rest} == {1}
+    (second,) = {agent.agent.memory.generation for agent in rest}
+    assert second > first
     gathering.run_until_together([*rest, gathering.start(host.machine.name)], 3.0)
     assert {agent.agent.losses for agent in rest} == {1}
+
+
+# --- the order of sessions --------------------------------------------------------------------------------------------
+
+
+def generations_over_restarts(seed: int, losses: int) -> list[int]:
+    """The numbers of the sessions of a job that is killed and started again as a whole, and loses its host at times."""
+    gathering, found = AgentGathering(seed, (2, 3)), []
+    for start in range(6):
+        agents = running(gathering, 3)
+        found.append(agents[0].agent.generation)
+        for _ in range(losses if start in (2, 4) else 0):
+            host = gathering.host_of(agents)
+            host.kill()
+            agents = [*without(agents, host), gathering.start(host.machine.name, at=1.0)]
+            gathering.run_until_together(agents, 30.0)
+            found.append(agents[0].agent.generation)
+        for agent in agents:
+            agent.kill()
+        gathering.world.run(0.5)
+    return found
+
+
+@pytest.mark.parametrize("losses", [0, 1, 4])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_session_sorts_after_the_earlier_ones_also_after_a_restart_of_all_agents(seed: int, losses: int) -> None:
+    found = generations_over_restarts(seed, losses)
+    assert len(found) == 6 + 2 * losses
+    assert sorted(set(found)) == found
+    assert {len(f"{number:010d}") for number in found} == {10}
+
+
+def test_numbers_that_follow_no_clock_begin_again_with_each_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Memory, "clock", 0)
+    with pytest.raises(AssertionError, match="sorts before an earlier one"):
+        generations_over_restarts(0, 4)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_clocks_that_are_set_back_while_the_job_runs_change_no_order(seed: int) -> None:
+    gathering = AgentGathering(seed, (2, 3))
+    agents = running(gathering, 3)
+    host = gathering.host_of(agents)
+    first = host.agent.generation
+    gathering.clock_errors = {agent.machine.name: -3600.0 for agent in agents}
+    host.kill()
+    gathering.world.run(0.5)
+    rest = without(agents, host)
+    gathering.run_until_together(rest, NOTICED_SECONDS + 6.0)
+    assert gathering.host_of(rest).agent.generation == first + 1
+
+
+def clock_warnings(agents: Sequence[AgentProcess]) -> list[str]:
+    return [notice for agent in agents for notice in agent.notices if "the clock of host" in notice]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("error", [-3700.0, -50.0, 0.0, 50.0, 3700.0])
+def test_clocks_that_are_far_apart_are_a_warning_that_names_the_nodes(seed: int, error: float) -> None:
+    gathering = AgentGathering(seed, (2, 3))
+    gathering.clock_errors = {"m1": error}
+    agents = running(gathering, 3)
+    warned = clock_warnings(agents)
+    assert len(warned) == (abs(error) > 60)
+    for text in warned:
+        ahead, behind = re.findall(r"host (m\d) \(", text)
+        assert (ahead if error > 0 else behind) == "m1"
+        assert re.search(r" is 1:01:(39|40|41) ahead of ", text)
+        assert "fix: set the clocks of all nodes by NTP" in text
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_clock_of_a_latecomer_changes_no_number_before_the_next_session(seed: int) -> None:
+    gathering = AgentGathering(seed, (1, 3))
+    gathering.clock_errors = {"m2": 3700.0}
+    agents = running(gathering, 2)
+    host = gathering.host_of(agents)
+    first = host.agent.generation
+    assert not clock_warnings(agents)
+    agents.append(gathering.start("m2"))
+    gathering.run_until_together(agents, 5.0)
+    gathering.world.run(1.0)
+    assert {agent.agent.memory.generation for agent in agents} == {first}
+    assert len(clock_warnings(agents)) == 1
+    host.kill()
+    gathering.world.run(0.5)
+    rest = without(agents, host)
+    gathering.run_until_together(rest, NOTICED_SECONDS + 6.0)
+    second = gathering.host_of(rest).agent.generation
+    assert second >= first + 3600
+    for agent in rest:
+        agent.kill()
+    rest = [gathering.start(agent.machine.name) for agent in rest]
+    gathering.run_until_together(rest, NOTICED_SECONDS + 6.0)
+    assert gathering.host_of(rest).agent.generation > second
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_clock_that_was_a_year_ahead_spoils_no_number_once_it_is_right(seed: int) -> None:
+    gathering = AgentGathering(seed, (3, 3))
+    gathering.invariants.clocks_are_right = False
+    gathering.clock_errors = {"m2": 365 * 86_400.0}
+    agents = running(gathering, 3)
+    found = [gathering.host_of(agents).agent.generation]
+    gathering.clock_errors = {}
+    for _ in range(3):
+        host = gathering.host_of(agents)
+        host.kill()
+        agents = [*without(agents, host), gathering.start(host.machine.name, at=1.0)]
+        gathering.run_until_together(agents, 40.0)
+        found.append(gathering.host_of(agents).agent.generation)
+    first, *rest = found
+    assert first >= STARTED_AT + 365 * 86_400
+    assert sorted(set(rest)) == rest
+    assert rest[-1] < STARTED_AT + gathering.world.now
 
 
 @pytest.mark.parametrize("nodes", [(2, 2), (1, 2)])

@@ -60,6 +60,7 @@ class Agent:
     Args:
         identity: of the agent; its world size is the greatest number of nodes.
         policy: how many agents found and keep a session.
+        wall_clock: returns the seconds since 1970; see :class:`mingle.elastic.quorum.Memory`.
         new_session: makes the id of a session that the agent hosts.
     """
 
@@ -71,11 +72,12 @@ class Agent:
         now: float,
         *,
         policy: Policy,
+        wall_clock: Callable[[], float],
         new_session: Callable[[], bytes] | None = None,
     ) -> None:
         self.identity = identity
         self.endpoints = endpoints
-        self.memory = Memory(policy)
+        self.memory = Memory(policy, wall_clock)
         self.outcome: Formation | None = None
         self.lost: str | None = None
         self.losses = 0

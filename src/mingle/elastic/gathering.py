@@ -47,7 +47,8 @@ class Gathered:
 
     Attributes:
         formation: its name, its store, and how the others reach this agent.
-        generation: its number, higher than that of any earlier session of its founders.
+        generation: its number, higher than that of any earlier session of its founders. It is a time in seconds since
+            1970, or slightly more, so that it is also higher after a restart of all agents.
         small: whether it began with few agents, after a last call.
     """
 
@@ -266,7 +267,14 @@ class Gathering:
             )
             self._stores = StoreKeeper(driver, worker.run, port=settings.master_port)
             context = machine_context(settings, key, driver)
-            self._agent = Agent(self._identity, driver.listen(), context, driver.clock(), policy=self._policy)
+            self._agent = Agent(
+                self._identity,
+                driver.listen(),
+                context,
+                driver.clock(),
+                policy=self._policy,
+                wall_clock=time.time,
+            )
             driver.drive(self._agent, unverified=self._agent.heard_unverified)
             self._stack = stack.pop_all()
 

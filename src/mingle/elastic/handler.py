@@ -175,7 +175,7 @@ class AgentHandler(RendezvousHandler):
             **environment.socket_interfaces(interface, named=named),
             # Torch 2.13 would keep the workers' store of the first round for all later ones.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            GENERATION: f"{gathered.generation:06d}-{formation.session.hex()[:8]}",
+            GENERATION: f"{gathered.generation:010d}-{formation.session.hex()[:8]}",
         }
         # The user's own value takes precedence.
         if gloo.misses(interface, formation.address, {gloo.VARIABLE: before.get(gloo.VARIABLE) or interface}):

@@ -32,6 +32,8 @@ from mingle.wire.datagrams import Datagram, Offer
 
 LOOK_AROUND_SECONDS = 3.0
 """How often a running host asks the network for other sessions of its job, give or take a third."""
+CLOCKS_APART_SECONDS = 60.0
+"""Wall clocks that are further apart cause a warning; a node with NTP is right to a fraction of a second."""
 STORE_GONE_SECONDS = 5.0
 """How long the address of the store can be gone. A DHCP client takes one away and gives it back, and TCP connections
 survive that."""
@@ -63,6 +65,7 @@ class ElasticHost(Host):
         self._memory = memory
         self._told: frames.Members | None = None
         self._ping_at = self._look_at = float("inf")
+        self._clocks_warned = False
         self._store_gone_at: float | None = None
         """When the address of the store was first seen to be gone, if it is."""
         super().__init__(identity, session, endpoints, context, started, diagnostics=diagnostics)
@@ -138,6 +141,11 @@ class ElasticHost(Host):
         if isinstance(frame, frames.Pong) and seat is not None and seat.conn == conn:
             self.quorum.leases.answered(seat.member, frame.number)
         super()._frame(conn, caller, frame, now)
+        if isinstance(frame, frames.Join) and frame.clock:
+            member = caller.hello.member
+            seat = self.registrar.seats.get(member) or self.registrar.latecomers.get(member)
+            if seat is not None and seat.conn == conn:
+                seat.ahead = frame.clock - self._memory.clock
 
     def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
         """Take note that the store listens."""
@@ -196,6 +204,16 @@ class ElasticHost(Host):
         memory.had_quorum |= members.quorum
         for conn in self.registrar.member_connections():
             self._callers.send(conn, members)
+        self._compare_clocks()
+
+    def _compare_clocks(self) -> None:
+        """Warn, once in a session, of clocks that are too far apart to order the sessions of the job."""
+        seats = sorted(self.registrar.seats.values(), key=lambda seat: seat.ahead)
+        apart = seats[-1].ahead - seats[0].ahead
+        if apart > CLOCKS_APART_SECONDS and not self._clocks_warned:
+            self._clocks_warned = True
+            text = elastic_reports.clocks_apart(self.identity, seats[0].who, seats[-1].who, apart)
+            self._effects.append(Notice(text))
 
     def _members(self) -> list[tuple[bytes, int]]:
         """Return the members other than this agent, each with its connection."""

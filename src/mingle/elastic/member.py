@@ -126,7 +126,11 @@ class AgentMember(Candidate):
             session.token = token  # of a seat that this agent had before it lost the session and heard of it again
         join = super()._application(session)
         return msgspec.structs.replace(
-            join, generation=memory.generation, had_quorum=memory.had_quorum, surplus=memory.surplus
+            join,
+            generation=memory.generation,
+            clock=memory.clock,
+            had_quorum=memory.had_quorum,
+            surplus=memory.surplus,
         )
 
     def _joined(self, session: KnownSession, frame: frames.Joined, now: float) -> None:

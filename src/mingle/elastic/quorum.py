@@ -8,7 +8,7 @@ allows it only one of the two. So the protocol never has to decide that an agent
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -23,6 +23,8 @@ ACKNOWLEDGE_SECONDS = 8.0
 """How long after SEALED the last ACK can come: less than a lease, which begins with SEALED."""
 CONFIRM_SECONDS = 12.0
 """How long after CONFIRM the last CONFIRMED can come: a member can be bound to another session meanwhile."""
+CLOCK_ERROR_SECONDS = 86_400.0
+"""A generation that is further ahead of all clocks than this is forged, or stems from a clock that was wrong."""
 ANSWERS_SECONDS = 3.0
 """A member that has answered a PING within this time is alive, so its seat will not be free soon."""
 
@@ -94,6 +96,8 @@ class Memory:
     """What one agent knows across its sessions. A restarted agent is a new one and knows nothing."""
 
     policy: Policy
+    wall_clock: Callable[[], float] = lambda: 0.0
+    """Returns the seconds since 1970. A clock can be wrong, so it orders generations and nothing else."""
     binding: Binding = field(default_factory=Binding)
     generation: int = -1
     """The highest generation of the sessions that it was in; -1 before the first."""
@@ -108,6 +112,11 @@ class Memory:
     best_status: frames.Status | None = None
     """The status of the present gathering when most agents were there. Deadlines pass one after another, and the last
     agent names the others, too."""
+
+    @property
+    def clock(self) -> int:
+        """The time by the wall clock, as JOIN has it."""
+        return min(max(0, int(self.wall_clock())), frames.MAX_GENERATION)
 
     def missed(self, present: Iterable[frames.ProcessInfo]) -> list[str]:
         """Return the agents of the last session that are not here."""
@@ -153,7 +162,7 @@ class Quorum(Admission):
         self.ending = False
         """Whether a member has ended the job for all; no round begins after that, so no quorum is needed."""
         self.generation = 0
-        """One more than the highest generation that any agent of the session knows; fixed at the seal."""
+        """The number of the session, fixed at the seal."""
         self._session = session
         self._memory = memory
         self._newcomer_at = now
@@ -247,9 +256,14 @@ class Quorum(Admission):
         return now >= last_call_ends
 
     def seal(self) -> None:
-        """Fix the generation."""
-        known = max(self._past(seat).generation for seat in self.seats.values())
-        self.generation = min(known + 1, frames.MAX_GENERATION)  # a stranger can have named any number
+        """Fix the generation: higher than any that a founder knows, and no earlier than the founders' clocks.
+
+        Agents that were all started again know no generation. Their clocks order the session after the earlier ones.
+        """
+        pasts = [self._past(seat) for seat in self.seats.values()]
+        clock = max(past.clock for past in pasts)
+        known = max((past.generation for past in pasts if past.generation <= clock + CLOCK_ERROR_SECONDS), default=-1)
+        self.generation = min(max(known + 1, clock), frames.MAX_GENERATION)
 
     def sealed(self, member: bytes, now: float) -> None:
         """Start a member's lease."""

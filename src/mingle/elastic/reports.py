@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from mingle.elastic.quorum import Memory, Policy
 from mingle.errors import DiscoveryTimeoutError, MingleError
 from mingle.protocol import reports
 from mingle.protocol.machine import Diagnostics, Identity, NetworkFacts
-from mingle.wire.frames import Status
+from mingle.wire.frames import ProcessInfo, Status
 
 _EVERYWHERE = "run the same line on every node; `mingle-discover list` shows which jobs the network knows."
 _AGENTS = reports.Words(
@@ -95,6 +97,16 @@ def small(identity: Identity, policy: Policy, joined: int) -> str:
         f"job {identity.job!r} starts with {joined} of {nodes.maximum} nodes, since no other node came. In another "
         "part of a split network it could start a second time; the two would become one as soon as they meet."
         f"{prevented}"
+    )
+
+
+def clocks_apart(identity: Identity, behind: ProcessInfo, ahead: ProcessInfo, seconds: int) -> str:
+    """Return the warning that the clocks of two nodes differ by more than a restart takes."""
+    return (
+        f"job {identity.job!r}: the clock of host {ahead.hostname} ({ahead.address}) is {timedelta(seconds=seconds)} "
+        f"ahead of that of host {behind.hostname} ({behind.address}). MINGLE_GENERATION follows the highest clock, so "
+        "after a restart without that node a newer session can have a lower number. fix: set the clocks of all nodes "
+        "by NTP (`timedatectl` shows whether that works)"
     )
 
 

@@ -37,6 +37,8 @@ class Seated(Struct):
     """Whether it has sent READY or LEAVE: the end of its connection is no loss from then on."""
     admit_by: float = float("inf")
     """When a latecomer that has not acknowledged is dropped."""
+    ahead: int = 0
+    """Agents only: by how many seconds its wall clock is ahead of the host's, as far as it is known."""
 
     @property
     def who(self) -> frames.ProcessInfo:

@@ -55,7 +55,8 @@ MAX_NODES = 1024
 # Three decades: JSON has no infinity, and `list --json` prints this number.
 MAX_SECONDS = 1e9
 MAX_PRESENT = 64
-MAX_GENERATION = 2**31 - 1
+# The greatest integer that every language reads exactly. A generation is a time in seconds, or slightly more.
+MAX_GENERATION = 2**53
 
 Text: TypeAlias = Annotated[str, Meta(max_length=2048)]
 Epoch: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -184,6 +185,8 @@ class Join(Frame, frozen=True, kw_only=True, tag="join", omit_defaults=True):
     """Agents only: how many nodes there must be; ``world_size`` is how many there may be."""
     generation: Annotated[int, Meta(ge=-1, le=MAX_GENERATION)] = -1
     """Agents only: the highest generation of the sessions that the agent was in; -1 before the first."""
+    clock: Annotated[int, Meta(ge=0, le=MAX_GENERATION)] = 0
+    """Agents only: the time by the agent's wall clock, in seconds since 1970; 0: not known."""
     had_quorum: bool = False
     """Agents only: whether the agent was in a session that had its quorum."""
     surplus: bool = False
@@ -379,7 +382,7 @@ class Members(Frame, frozen=True, kw_only=True, tag="members", omit_defaults=Tru
     """Host to member, before SEALED and whenever it changes: the members of this session of agents."""
 
     generation: Annotated[int, Meta(ge=0, le=MAX_GENERATION)]
-    """Higher than that of any earlier session of its founders."""
+    """Higher than that of any earlier session of its founders, and no earlier than their clocks at its start."""
     quorum: bool = False
     """Whether the session has had its quorum."""
     present: Annotated[tuple[ProcessInfo, ...], Meta(max_length=MAX_PRESENT)] = ()
