@@ -321,7 +321,12 @@ def test_the_site_has_the_examples_and_nothing_that_they_have_written(tmp_path: 
 def test_git_ignores_what_the_examples_write() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("an sdist is no repository")
-    written = ["line-fit.pt", "examples/digits.snapshot.pt", "checkpoints/step-00000020-0-1/.metadata"]
+    written = [
+        "line-fit/step-00000020-0.pt",
+        "line-fit/unfinished-node-7",
+        "examples/digits.snapshot.pt",
+        "checkpoints/step-00000020-0-1/.metadata",
+    ]
     written.append("examples/torchrun/checkpoints/step-00000020-0-1/__0_0.distcp")
     command = ["git", "check-ignore", *written]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -118,7 +118,7 @@ def test_the_example_trains_on_two_agents_in_fresh_interpreters(tmp_path: Path) 
     line = ["-m", "torch.distributed.run", "--rdzv-backend=mingle", f"--rdzv-id={uuid4()}", "--nnodes=2"]
     agents = [
         subprocess.Popen(
-            [sys.executable, *line, "--nproc-per-node=1", script, f"--checkpoint={tmp_path / name}"],
+            [sys.executable, *line, "--nproc-per-node=1", script, f"--checkpoints={tmp_path / name}"],
             env={**os.environ, "MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -4,7 +4,7 @@ The same line on every machine, in any order:
 
     torchrun --rdzv-backend=mingle --rdzv-id=line-fit --nnodes=2:4 --nproc-per-node=2 --max-restarts=3 train.py
 
-It fits a line to points, and keeps a checkpoint that a restart goes on from, as an elastic job must.
+It fits a line to points, and keeps checkpoints on each machine, from which a restart continues, as an elastic job must.
 """
 
 from __future__ import annotations
@@ -18,10 +18,27 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 
+def newest(checkpoints: Path) -> Path | None:
+    """Return the checkpoint of the last step: names begin with the step."""
+    return max(checkpoints.glob("step-*.pt"), default=None)
+
+
+def save(checkpoints: Path, step: int, state: object) -> None:
+    """Save a checkpoint, whole or not at all; keep the two newest."""
+    # A worker of a lost session can still run: the generation gives each session files of its own.
+    generation = os.environ.get("MINGLE_GENERATION", "0")
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    unfinished = checkpoints / f"unfinished-{os.uname().nodename}-{os.getpid()}"
+    torch.save(state, unfinished)
+    unfinished.replace(checkpoints / f"step-{step:08d}-{generation}.pt")
+    for old in sorted(checkpoints.glob("step-*.pt"))[:-2]:
+        old.unlink(missing_ok=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fit a line on all ranks.")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--checkpoint", type=Path, default=Path("line-fit.pt"))
+    parser.add_argument("--checkpoints", type=Path, default=Path("line-fit"), help="a directory, shared or not")
     arguments = parser.parse_args()
 
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -29,8 +46,9 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
     model = torch.nn.Linear(1, 1).to(device)
     done = 0
-    if arguments.checkpoint.exists():
-        saved = torch.load(arguments.checkpoint, map_location=device, weights_only=True)
+    checkpoint = newest(arguments.checkpoints)
+    if checkpoint is not None:
+        saved = torch.load(checkpoint, map_location=device, weights_only=True)
         model.load_state_dict(saved["model"])
         done = saved["done"]
     # Every rank begins where the one that has come furthest stood: a new machine has no checkpoint.
@@ -51,7 +69,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if int(os.environ["LOCAL_RANK"]) == 0 and step % 10 == 9:
-            torch.save({"model": model.state_dict(), "done": step + 1}, arguments.checkpoint)
+            save(arguments.checkpoints, step + 1, {"model": model.state_dict(), "done": step + 1})
     slope, offset = (parameter.item() for parameter in model.parameters())
     print(f"rank {rank} of {size} at {os.environ['MASTER_ADDR']}: slope {slope:.2f}, offset {offset:.2f}")
     dist.destroy_process_group()

@@ -98,7 +98,7 @@ def complete(checkpoints: Path) -> list[Path]:
 def save(checkpoints: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Save every rank's shards; keep the two newest checkpoints."""
     # A worker of a lost session can still run: the generation gives each session directories of its own.
-    generation = os.environ.get("MINGLE_GENERATION", "000000")
+    generation = os.environ.get("MINGLE_GENERATION", "0")
     model_state, optimizer_state = get_state_dict(model, optimizer)
     state = {"model": model_state, "optimizer": optimizer_state, "step": step}
     dcp.save(state, checkpoint_id=checkpoints / f"step-{step:08d}-{generation}")

@@ -1,0 +1,144 @@
+"""The checkpoints of docs/torchrun.md: a job that is restarted, or loses its host, or both, loses none of its steps.
+
+The workers run the code of that page, as it stands there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.levels import repeated
+from tests.test_docs import ROOT, named
+
+from . import Host, Lab, Rank
+from .torchrun_jobs import SECONDS, SOURCES, torchrun
+
+pytestmark = pytest.mark.timeout(900)
+
+STARTS, STEPS = 8, 10
+"""How often the line is started, and how many further steps each start makes."""
+TRAINING = """
+import sys, time
+
+dist.init_process_group("gloo")
+target, pause = int(sys.argv[1]), float(sys.argv[2])
+state = load() or {"step": 0, "sum": torch.zeros(1)}
+if dist.get_rank() == 0:
+    print(f"generation {generation} begins at {state['step']}", flush=True)
+for step in range(state["step"] + 1, target + 1):
+    time.sleep(pause)
+    part = torch.ones(1) / dist.get_world_size()
+    dist.all_reduce(part)
+    state = {"step": step, "sum": state["sum"] + part}
+    save(step, state)
+    if dist.get_rank() == 0:
+        print(f"step {step}, sum {state['sum'].item():.1f}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def torchrun_in(directory: str, line: Sequence[str]) -> None:
+    """What the command does in a directory."""
+    os.chdir(directory)
+    torchrun(line)
+
+
+class Restarted:
+    """A job whose line is started again and again on the hosts that are left."""
+
+    def __init__(self, directory: Path, hosts: list[Host]) -> None:
+        self.script = directory / "train.py"
+        self.script.write_text(named(ROOT / "docs" / "torchrun.md", "checkpoints").text + TRAINING)
+        self.directory = directory
+        self.hosts = hosts
+        self.agents: dict[Host, Rank[None]] = {}
+        self.every: list[Rank[None]] = []
+
+    def start(self, target: int, *hosts: Host, pause: float = 0.0) -> None:
+        """Run the line on these hosts, up to a step."""
+        line = ["--rdzv-backend=mingle", "--rdzv-id=restarted", "--nnodes=2:3", "--nproc-per-node=1"]
+        line += ["--max-restarts=3", f"--rdzv-conf=discovery_timeout={SECONDS:g},last_call_timeout=3"]
+        env = {"MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCES)}
+        for host in hosts:
+            arguments = [*line, str(self.script), str(target), str(pause)]
+            self.agents[host] = host.start(torchrun_in, str(self.directory), arguments, env=env)
+            self.every.append(self.agents[host])
+
+    def found(self, pattern: str) -> list[str]:
+        """What the workers have printed in all starts, in the order of the starts."""
+        return [match for agent in self.every for match in re.findall(pattern, agent.stdout, re.MULTILINE)]
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, "\n".join(agent.stdout for agent in self.every)
+            threading.Event().wait(0.1)  # a file gives no notice
+
+    def steps(self) -> int:
+        return max(map(int, self.found(r"^step (\d+),")), default=0)
+
+    def until_step(self, step: int) -> None:
+        self.until(lambda: self.steps() >= step)
+
+    def end(self, hosts: Sequence[Host]) -> None:
+        for host in hosts:
+            self.agents.pop(host).result(SECONDS)
+
+    def store_host(self) -> Host:
+        said = r"the agents' store is at (\S+):\d+,"
+        stores = [
+            match[1]
+            for agent in self.agents.values()
+            for event in agent.events
+            if event.name == "log" and (match := re.search(said, event["text"]))
+        ]
+        return next(host for host in self.agents if host.address() == stores[-1])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+@pytest.mark.parametrize("lost", ["nothing", "host", "host and all"])
+def test_eight_starts_of_ten_steps_reach_step_eighty(lab: Lab, tmp_path: Path, lost: str, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    job = Restarted(tmp_path, hosts)
+    for number in range(1, STARTS + 1):
+        target = number * STEPS
+        if number != 4 or lost == "nothing":
+            job.start(target, *hosts)
+            job.end(hosts)
+            continue
+        job.start(target, *hosts, pause=0.5)
+        job.until_step(33)
+        store = job.store_host()
+        rest = [host for host in hosts if host is not store]
+        store.kill()
+        del job.agents[store]
+        if lost == "host and all":
+            job.until(lambda: len(job.found(r"begins at 3[1-9]$")) > 0)
+            job.until_step(job.steps() + 1)
+            for host in rest:
+                host.kill()
+                del job.agents[host]
+            job.start(target, *rest)
+        job.end(rest)
+    begins = [int(step) for step in job.found(r"begins at (\d+)$")]
+    regular = [number * STEPS for number in range(STARTS)]
+    assert sorted(begins) == sorted({*begins, *regular}), "no start begins again where an earlier one did"
+    assert len(begins) == STARTS + {"nothing": 0, "host": 1, "host and all": 2}[lost]
+    assert all(30 <= step <= 40 for step in set(begins) - set(regular))
+    total = STARTS * STEPS
+    assert job.found(rf"^step {total}, sum (\S+)$") == [f"{total}.0"], "each step counts once"
+    generations = job.found(r"generation (\S+) begins")
+    assert len(set(generations)) == len(begins)
+    assert all(re.fullmatch(r"\d{10}-[0-9a-f]{8}", generation) for generation in generations)
+    by_start = [generation for _, generation in sorted(zip(begins, generations, strict=True))]
+    assert by_start == sorted(by_start), "generations sort by time"
+    assert len(list((tmp_path / "checkpoints").glob("step-*.pt"))) == 2
