@@ -87,10 +87,10 @@ def test_it_looks_around_now_and_then(gathering: AgentGathering, monkeypatch: py
     process, host, _ = started(gathering)
     original = AgentProcess._multicast
 
-    def count(self: AgentProcess, message: object, browse: bool) -> None:
+    def count(self: AgentProcess, message: object, browse: bool, *, padded: bool) -> None:
         if isinstance(message, Seek) and self is process:
             asked.append(gathering.world.now)
-        original(self, message, browse)  # type: ignore[arg-type]
+        original(self, message, browse, padded=padded)  # type: ignore[arg-type]
 
     monkeypatch.setattr(AgentProcess, "_multicast", count)
     gathering.world.run(10 * LOOK_AROUND_SECONDS)
