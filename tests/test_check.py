@@ -425,6 +425,31 @@ def test_the_pairs_are_tried_also_when_the_first_step_fails(monkeypatch: pytest.
     assert [task for task in told if task["do"] == "pair"]
 
 
+def test_the_machines_are_in_the_order_of_their_names() -> None:
+    """Ranks are assigned: node10 can have rank 0."""
+    hello = {"networks": [], "interface": "eth0", "address": "", "pid": 1}
+    hosts = ["node10", "node9", "node9", "node1"]
+    roster = [
+        {**hello, "rank": rank, "node": max(0, rank - (rank > 1)), "host": host} for rank, host in enumerate(hosts)
+    ]
+    seen = session.evidence_of(roster)
+    assert [(place.name, place.rank) for place in seen.places] == [("node1", 3), ("node9", 1), ("node10", 0)]
+    assert seen.place_of == {0: 2, 1: 1, 2: 1, 3: 0}
+
+
+def test_a_terminal_gets_the_tables_under_their_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = healthy()
+    seen.all_reduce = [{"device": "cpu", "size": 4, "seconds": 1e-4, "algbw": 4e4, "busbw": 6e4}]
+    monkeypatch.setattr(command.output, "is_terminal", lambda: True)
+    command.show_report(session.report_of(seen, [], 0.0))
+    shown = capsys.readouterr().out
+    parts = ("bandwidth of all_reduce", "BUSBW MB/s", "links between the machines", "MB/s from", "healthy: ")
+    places = [shown.index(part) for part in parts]
+    assert places == sorted(places)
+
+
 def test_a_terminal_gets_a_matrix_in_color() -> None:
     seen = healthy()
     slow((3, 1))(seen)
@@ -573,8 +598,8 @@ def last_lines(steps: list[str]) -> list[str]:
 
 
 def test_a_terminal_gets_a_line_for_each_step_with_its_time() -> None:
-    steps = ["right? broadcast on cpu", "fast? all_reduce on cpu: 4 B", "fast? all_reduce on cpu: 16 B"]
-    assert last_lines(steps) == ["right? broadcast on cpu", "fast? all_reduce on cpu: 16 B"]
+    steps = ["correctness: broadcast on cpu", "bandwidth: all_reduce on cpu: 4 B", "bandwidth: all_reduce on cpu: 16 B"]
+    assert last_lines(steps) == ["correctness: broadcast on cpu", "bandwidth: all_reduce on cpu: 16 B"]
 
 
 def test_a_terminal_keeps_each_warning() -> None:

@@ -102,9 +102,12 @@ def test_lost_jumbo_frames_are_named(lab: Lab, seed: int) -> None:
 def test_a_filter_after_the_job_has_formed_is_named(lab: Lab, tmp_path: Path, pair: tuple[int, int], seed: int) -> None:
     hosts = hosts_of(lab, 3)
     one, other = (hosts[each] for each in pair)
-    ranks = start(hosts, hold="right? broadcast", until=str(tmp_path / "go"))
+    ranks = start(hosts, hold="correctness: broadcast", until=str(tmp_path / "go"))
     at_step(
-        ranks, "right? broadcast", tmp_path / "go", lambda: other.drop(f"ip saddr {one.address()} meta l4proto tcp")
+        ranks,
+        "correctness: broadcast",
+        tmp_path / "go",
+        lambda: other.drop(f"ip saddr {one.address()} meta l4proto tcp"),
     )
     reports = outcomes(ranks)
     note(f"filter {pair}", seed, reports[0])
@@ -118,10 +121,10 @@ def test_a_filter_after_the_job_has_formed_is_named(lab: Lab, tmp_path: Path, pa
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_rank_that_is_killed_or_stopped_is_named(lab: Lab, tmp_path: Path, how: str, victim: int, seed: int) -> None:
     hosts = hosts_of(lab, 3)
-    ranks = start(hosts, hold="fast? all_reduce on cpu: 1024 B", until=str(tmp_path / "go"))
+    ranks = start(hosts, hold="bandwidth: all_reduce on cpu: 1024 B", until=str(tmp_path / "go"))
     at_step(
         ranks,
-        "fast? all_reduce on cpu: 1024 B",
+        "bandwidth: all_reduce on cpu: 1024 B",
         tmp_path / "go",
         ranks[victim].kill if how == "ended" else ranks[victim].stop,
     )
@@ -137,8 +140,8 @@ def test_a_rank_that_is_killed_or_stopped_is_named(lab: Lab, tmp_path: Path, how
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_a_rank_without_descriptors_is_named(lab: Lab, tmp_path: Path, victim: int, seed: int) -> None:
     hosts = hosts_of(lab, 3)
-    ranks = start(hosts, hold="right? process group", until=str(tmp_path / "go"))
-    at_step(ranks, "right? process group", tmp_path / "go", lambda: use_up_descriptors(ranks[victim].pid))
+    ranks = start(hosts, hold="correctness: process group", until=str(tmp_path / "go"))
+    at_step(ranks, "correctness: process group", tmp_path / "go", lambda: use_up_descriptors(ranks[victim].pid))
     reports = outcomes(ranks)
     note(f"descriptors of rank {victim}", seed, reports[0])
     assert [verdicts(report) for report in reports] == [[("rank-descriptors", (f"node{victim}",))]] * 3
@@ -150,7 +153,7 @@ def test_a_rank_without_descriptors_is_named(lab: Lab, tmp_path: Path, victim: i
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_strangers_at_the_ports_of_the_ranks_are_no_fault(lab: Lab, tmp_path: Path, seed: int) -> None:
     *hosts, stranger = hosts_of(lab, 4)
-    ranks = start(hosts, hold="who? round 1", until=str(tmp_path / "go"))
+    ranks = start(hosts, hold="links: round 1", until=str(tmp_path / "go"))
 
     def come() -> None:
         ports = [
@@ -158,7 +161,7 @@ def test_strangers_at_the_ports_of_the_ranks_are_no_fault(lab: Lab, tmp_path: Pa
         ]
         stranger.start(crowd, ports, 150).wait_for("crowded", FORMS)
 
-    at_step(ranks, "who? round 1", tmp_path / "go", come)
+    at_step(ranks, "links: round 1", tmp_path / "go", come)
     reports = outcomes(ranks)
     note("strangers", seed, reports[0])
     assert [verdicts(report) for report in reports] == [[]] * 3
@@ -217,9 +220,9 @@ def test_torchrun_on_two_hosts(lab: Lab) -> None:
 @pytest.mark.timeout(240)
 def test_a_filtered_pair_is_named_with_a_short_deadline(lab: Lab, tmp_path: Path) -> None:
     hosts = hosts_of(lab, 3)
-    ranks = start(hosts, hold="right? broadcast", until=str(tmp_path / "go"), seconds=5.0)
+    ranks = start(hosts, hold="correctness: broadcast", until=str(tmp_path / "go"), seconds=5.0)
     filtered = f"ip saddr {hosts[1].address()} meta l4proto tcp"
-    at_step(ranks, "right? broadcast", tmp_path / "go", lambda: hosts[2].drop(filtered))
+    at_step(ranks, "correctness: broadcast", tmp_path / "go", lambda: hosts[2].drop(filtered))
     reports = outcomes(ranks)
     assert [verdicts(report) for report in reports] == [[("pair", ("node1", "node2"))]] * 3
     assert "no TCP connection" in reports[0]["verdicts"][0]["observation"]
@@ -230,7 +233,7 @@ def test_sigterm_ends_the_processes_of_all_machines(lab: Lab) -> None:
     hosts = hosts_of(lab, 2)
     line = [sys.executable, "-m", "mingle.check.command", "--nnodes=2", "--nproc-per-node=2", "--json"]
     ranks = [host.run(line, env={"MINGLE_TIMEOUT": str(FORMS)}) for host in hosts]
-    ranks[1].wait_for_output("right? ", FORMS)
+    ranks[1].wait_for_output("correctness: ", FORMS)
     ranks[1].send_signal(signal.SIGTERM)
     assert [rank.wait(60) for rank in ranks] == [1, 128 + signal.SIGTERM]
     assert {kind for kind, _ in verdicts(json.loads(ranks[0].stdout))} == {"rank-interrupted"}
@@ -241,8 +244,8 @@ def test_sigterm_ends_the_processes_of_all_machines(lab: Lab) -> None:
 @pytest.mark.timeout(240)
 def test_ctrl_c_ends_all(lab: Lab, tmp_path: Path) -> None:
     hosts = hosts_of(lab, 3)
-    ranks = start(hosts, hold="right? broadcast", until=str(tmp_path / "go"))
-    at_step(ranks, "right? broadcast", tmp_path / "go", ranks[1].interrupt)
+    ranks = start(hosts, hold="correctness: broadcast", until=str(tmp_path / "go"))
+    at_step(ranks, "correctness: broadcast", tmp_path / "go", ranks[1].interrupt)
     assert ranks[1].error(60).name == "KeyboardInterrupt"
     reports = outcomes([ranks[0], ranks[2]])
     assert [verdicts(report) for report in reports] == [[("rank-interrupted", ("node1",))]] * 2

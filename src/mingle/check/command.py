@@ -254,7 +254,7 @@ def run(
 def steps(console: Console) -> Iterator[Callable[[str], None]]:
     """Yield the function that shows the name of the step that begins: on a terminal a line with a clock that runs.
 
-    A colon in a name separates what replaces the last line from what both have in common. A warning replaces nothing.
+    A second colon in a name separates what replaces the last line from what both have in common.
     """
     if not console.is_terminal:
         yield output.say
@@ -270,8 +270,8 @@ def steps(console: Console) -> Iterator[Callable[[str], None]]:
 
         def show(step: str) -> None:
             last = progress.tasks[-1] if progress.tasks else None
-            what, colon, _ = step.partition(":")
-            if last is not None and colon and what != "warning" and last.description.partition(":")[0] == what:
+            what = step.rpartition(": ")[0]
+            if last is not None and ": " in what and last.description.rpartition(": ")[0] == what:
                 progress.update(last.id, description=step)
             else:
                 end()
@@ -285,9 +285,9 @@ def sizes(report: Report) -> Table:
     """Return a row for each size of all_reduce, by the terms of nccl-tests."""
     rows = []
     for each in report["all_reduce"]:
-        figures = (f"{each['seconds'] * 1e6:.0f}", f"{each['algbw'] / 1e9:.3f}", f"{each['busbw'] / 1e9:.3f}")
+        figures = (f"{each['seconds'] * 1e6:.0f}", f"{each['algbw'] / 1e6:.2f}", f"{each['busbw'] / 1e6:.2f}")
         rows.append(("all_reduce", each["device"], str(each["size"]), *figures))
-    return Table(("COLLECTIVE", "DEVICE", "BYTES", "TIME us", "ALGBW GB/s", "BUSBW GB/s"), rows)
+    return Table(("COLLECTIVE", "DEVICE", "BYTES", "TIME us", "ALGBW MB/s", "BUSBW MB/s"), rows)
 
 
 def pair_lines(report: Report) -> Lines:
@@ -328,11 +328,15 @@ def verdict_lines(report: Report) -> Iterator[str]:
 
 
 def show_report(report: Report) -> None:
-    """Print the report on stdout: tables on a terminal, else lines with tabs."""
-    if report["all_reduce"]:
-        output.show(sizes(report))
-    if report["pairs"]:
-        output.show(matrix(report), pair_lines(report))
+    """Print the report on stdout: tables with headings on a terminal, else lines with tabs."""
+    for heading, table, lines in (
+        ("bandwidth of all_reduce", sizes(report), None),
+        ("links between the machines", matrix(report), pair_lines(report)),
+    ):
+        if table.rows:
+            if output.is_terminal():
+                output.answer(heading)
+            output.show(table, lines)
     for line in verdict_lines(report):
         output.answer(line)
 

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import queue
+import re
 import socket
 import time
 from collections import Counter
@@ -181,18 +182,26 @@ def _destroy_group() -> None:
 
 
 def evidence_of(roster: Sequence[Record], lost: Mapping[int, str] | None = None) -> Evidence:
-    """Return the places of these ranks: machines, or, where all ranks are on one machine, the ranks."""
-    nodes = sorted({hello["node"] for hello in roster})
-    alone = len(nodes) == 1
-    numbers = {hello["rank"]: at if alone else nodes.index(hello["node"]) for at, hello in enumerate(roster)}
+    """Return the places of these ranks: machines by name, or, where all ranks are on one machine, the ranks."""
+    speakers: dict[int, Record] = {}
+    for hello in reversed(roster):
+        speakers[hello["node"]] = hello  # the first rank of its machine speaks for it
+    alone = len(speakers) == 1
+    shown = roster if alone else sorted(speakers.values(), key=lambda each: (_by_number(each["host"]), each["rank"]))
+    place_of_node = {hello["node"]: at for at, hello in enumerate(shown)}
+    numbers = {hello["rank"]: at if alone else place_of_node[hello["node"]] for at, hello in enumerate(roster)}
     places: list[CheckedRank] = []
-    for hello in roster:
-        if numbers[hello["rank"]] == len(places):  # the first rank of its machine speaks for it
-            own: Record = next((each for each in hello["networks"] if each["address"] == hello["address"]), {})
-            name = f"{hello['host']} rank {hello['rank']}" if alone else hello["host"]
-            interface = str(own.get("interface", hello["interface"]))
-            places.append(CheckedRank(name, hello["rank"], hello["address"], interface, own.get("mtu", 0)))
+    for hello in shown:
+        own: Record = next((each for each in hello["networks"] if each["address"] == hello["address"]), {})
+        name = f"{hello['host']} rank {hello['rank']}" if alone else hello["host"]
+        interface = str(own.get("interface", hello["interface"]))
+        places.append(CheckedRank(name, hello["rank"], hello["address"], interface, own.get("mtu", 0)))
     return Evidence(places=places, place_of=numbers, lost=dict(lost or {}))
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Return what sorts node9 before node10."""
+    return [(int(number or 0), text) for text, number in re.findall(r"(\D+)|(\d+)", name)]
 
 
 def report_of(seen: Evidence, roster: Sequence[Record], started: float) -> Record:
@@ -402,14 +411,14 @@ class Conductor:
             for _ in self._received(left):
                 pass
 
-    # --- right and fast ---
+    # --- correctness and bandwidth ---
 
     def _host_times(self) -> None:
         """Measure each rank's CPU before a collective makes the ranks wait for each other."""
         seconds = min(WORK_SECONDS, self._options.seconds / 4)
         for attempt in range(1 + CONFIRMATIONS):
             if not attempt or verdicts.busy_ranks(self._seen):
-                for rank, times in self._all("who? host time", "work", seconds=seconds).items():
+                for rank, times in self._all("cpu: host time", "work", seconds=seconds).items():
                     self._seen.work[rank] = min(self._seen.work.get(rank, times), times)
 
     def _choose_backend(self) -> None:
@@ -420,10 +429,10 @@ class Conductor:
 
     def _collectives(self) -> None:
         backend = self._seen.backend
-        self._all(f"right? process group of {backend}", "group", backend=backend, seconds=self._options.seconds)
+        self._all(f"correctness: process group of {backend}", "group", backend=backend, seconds=self._options.seconds)
         for device in self._devices():
             for name in COLLECTIVES:
-                results = self._all(f"right? {name} on {device}", "right", collective=name, device=device)
+                results = self._all(f"correctness: {name} on {device}", "right", collective=name, device=device)
                 wrong = {rank: words for rank, words in results.items() if words}
                 self._seen.wrong += [f"{name} on {device}, rank {rank}: {words}" for rank, words in wrong.items()]
             self._all_reduce(device)
@@ -434,7 +443,7 @@ class Conductor:
     def _all_reduce(self, device: str) -> None:
         size, count, world = 4, MAX_REPEATS, len(self._roster)
         while True:
-            name = f"fast? all_reduce on {device}: {size} B"
+            name = f"bandwidth: all_reduce on {device}: {size} B"
             results = self._all(name, "fast", size=size, count=count, device=device)
             took = max(results.values())
             busbw = size / took * 2 * (world - 1) / world
@@ -448,18 +457,18 @@ class Conductor:
             count = max(2, min(MAX_REPEATS, int(REPEAT_SECONDS / (took * larger / size))))
             size = larger
 
-    # --- who ---
+    # --- links ---
 
     def _pairs(self) -> None:
         schedule = list(verdicts.rounds(len(self._seen.places)))
         for number, pairs in enumerate(schedule, 1):
-            self._round(f"who? round {number} of {len(schedule)}", pairs)
+            self._round(f"links: round {number} of {len(schedule)}", pairs)
         for attempt in range(1, CONFIRMATIONS + 1):
             doubtful = {verdicts.undirected(*pair) for pair in verdicts.slow_links(self._seen.rates)}
             for number, pairs in enumerate(schedule, 1):
                 again = [pair for pair in pairs if pair in doubtful]
                 if again:
-                    self._round(f"who? slow pairs, {attempt}: round {number}", again, attempt)
+                    self._round(f"links: slow pairs, {attempt}: round {number}", again, attempt)
 
     def _round(self, name: str, pairs: Iterable[Pair], attempt: int = 0) -> None:
         """Have pairs of places that have no place in common exchange messages."""
