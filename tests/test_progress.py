@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import logging
 import os
 import signal
@@ -12,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from rich.status import Status
 
 from mingle.engine import progress
 from mingle.engine.progress import Progress, line, say
-from mingle.protocol.machine import Snapshot
+from mingle.protocol.machine import NetworkFacts, Snapshot
 from tests.loopback import job_name
 
 SEEKING = Snapshot(host_found=False, joined=0, missing=())
@@ -29,8 +30,9 @@ SEEKING = Snapshot(host_found=False, joined=0, missing=())
 class Waiting:
     """A machine that waits, and counts how often it is asked to ask its host."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, cause: str = "") -> None:
         self._snapshot = snapshot
+        self._cause = cause
         self.asked = 0
 
     def stage(self) -> str:
@@ -39,14 +41,18 @@ class Waiting:
     def snapshot(self) -> Snapshot:
         return self._snapshot
 
+    def cause(self, facts: NetworkFacts, now: float) -> tuple[str, str] | None:
+        return (self._cause, "do something.") if self._cause else None
+
     def ask_status(self) -> None:
         self.asked += 1
 
 
-def show(shown: Progress, now: float, snapshot: Snapshot = SEEKING) -> bool:
+def show(shown: Progress, now: float, snapshot: Snapshot = SEEKING, *, cause: str = "") -> bool:
     """Show how a machine stands; return whether its host was asked."""
-    machine = Waiting(snapshot)
-    shown.show(machine, now)
+    machine = Waiting(snapshot, cause)
+    shown.show(machine, now, NetworkFacts)
+    assert machine.asked <= 1
     return machine.asked == 1
 
 
@@ -191,7 +197,7 @@ def test_a_process_without_stderr_says_nothing(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "stderr", None)
     say(logging.WARNING, "one thing")
     shown = Progress("x", 2, 1, off=False, now=0.0)
-    assert shown.next_timer() == 9.0
+    assert shown.next_timer() == 3.5
 
 
 # --- when -----------------------------------------------------------------------------------------------------------
@@ -244,14 +250,15 @@ def test_off_is_off(terminal: Terminal, job: str) -> None:
     assert terminal.getvalue() == ""
 
 
-def test_in_a_log_the_host_is_asked_once_shortly_before_each_line(job: str) -> None:
+def test_in_a_log_the_host_is_asked_for_each_look_and_shortly_before_each_line(job: str) -> None:
     shown = Progress(job, 2, 1, off=False, now=0.0)
-    asked = [step / 20 for step in range(101 * 20) if show(shown, step / 20)]
-    assert asked == [9.0, 39.0, 69.0, 99.0]
+    asked = [step / 20 for step in range(111 * 20) if show(shown, step / 20)]
+    looks = [*(3.5 + 3 * number for number in range(20)), *(70.5 + 10 * number for number in range(5))]
+    assert asked == sorted({*looks, 9, 39, 69, 99})
     assert show(shown, 150.0), "the process was stopped"
     timers = [shown.next_timer()]
     show(shown, 179.0)
-    assert [*timers, shown.next_timer()] == [179.0, 180.0]
+    assert [*timers, shown.next_timer()] == [160.0, 180.0]
     shown.close()
     assert not show(shown, 190.0)
 
@@ -262,6 +269,98 @@ def test_on_a_terminal_the_host_is_asked_once_a_second(terminal: Terminal, job: 
         asked = [step / 20 for step in range(100) if show(shown, step / 20)]
         shown.close()
     assert asked == [1.0, 2.0, 3.0, 4.0]
+
+
+# --- why ------------------------------------------------------------------------------------------------------------
+
+
+def lines_of(
+    job: str, capsys: pytest.CaptureFixture[str], causes: Callable[[float], str], seconds: int = 101
+) -> dict[float, str]:
+    """Return the lines of a log, by time, if a look at each time finds such a cause: what follows the seconds."""
+    shown, lines = Progress(job, 2, 1, off=False, now=0.0), {}
+    for step in range(seconds * 20):
+        show(shown, step / 20, cause=causes(step / 20))
+        if text := said(capsys):
+            lines[step / 20] = text.rstrip().partition(" s")[2].removeprefix(" · ")
+    shown.close()
+    return lines
+
+
+def test_a_cause_is_named_from_ten_seconds_on(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = "likely cause: a typo; fix: do something"
+    assert lines_of(job, capsys, lambda _: "a typo") == {10.0: told, 40.0: told, 70.0: told, 100.0: told}
+
+
+def test_a_cause_that_comes_later_has_a_line_of_its_own(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(job, capsys, lambda now: "a typo" if now > 14 else "", 60)
+    assert [(at, bool(text)) for at, text in lines.items()] == [(10.0, False), (18.5, True), (48.5, True)]
+
+
+def test_a_cause_that_one_look_alone_finds_is_none(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(job, capsys, lambda now: "a typo" if 15 < now < 18 else "", 60)
+    assert set(lines.values()) == {""}
+
+
+def test_a_cause_that_is_mended_is_named_no_more(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(job, capsys, lambda now: "a typo" if now < 38 else "", 60)
+    assert [bool(text) for text in lines.values()] == [True, False]
+
+
+def test_causes_that_take_turns_do_not_fill_a_log(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(job, capsys, lambda now: ("a typo", "a secret")[int(now / 7) % 2], 301)
+    assert len(lines) <= 12
+    assert {text.split()[3].rstrip(";") for text in lines.values()} == {"typo", "secret"}
+    assert min(after - before for before, after in itertools.pairwise(lines)) >= 10
+
+
+def test_a_count_that_grows_is_no_new_cause(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(job, capsys, lambda now: f"{now:.0f} datagrams could not be sent", 60)
+    assert list(lines) == [10.0, 40.0]
+    assert all("datagrams could not be sent" in text for text in lines.values())
+
+
+def test_on_a_terminal_the_living_line_names_the_cause(terminal: Terminal, job: str) -> None:
+    with contextlib.redirect_stderr(terminal):
+        shown = Progress(job, 2, 1, off=False, now=0.0)
+        for step in range(int(9.9 * 20)):
+            show(shown, step / 20, cause="a typo")
+        assert terminal.shows("looking for rank 0 · 10 s"), "it is 9.5 s"
+        assert "likely cause" not in terminal.getvalue()
+        for now in (10.0, 10.5):
+            show(shown, now, cause="a typo")
+        assert terminal.shows("10 s · likely cause: a typo; fix: do something")
+        shown.close()
+
+
+def test_who_finds_a_host_or_loses_it_begins_to_look_for_causes_anew(
+    job: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = Progress(job, 2, 1, off=False, now=0.0)
+    for now in (4.0, 7.0, 9.5):
+        show(shown, now, cause="rank 0 can't be reached")
+    show(shown, 10.0, Snapshot(True, 1, (0,)), cause="rank 0 can't be reached")
+    assert "cause" not in said(capsys)
+    shown.close()
+
+
+@linux_only
+def test_a_process_without_a_host_speaks_beside_one_that_has_a_host(
+    job: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others do not know what keeps it out: another secret, in the second terminal of one machine."""
+    seated, kept_out, another = (Progress(job, 3, rank, off=False, now=0.0) for rank in (0, 1, 2))
+    show(seated, 10.0, Snapshot(True, 1, (1, 2)))
+    assert "1/3 joined" in said(capsys)
+    show(kept_out, 10.0)
+    show(another, 10.0)
+    assert said(capsys) == f"mingle: job {job}: looking for rank 0 · 10 s\n"
+    show(kept_out, 40.0, Snapshot(True, 2, (2,)))
+    assert said(capsys) == "", "the line of those that have a host is shown already"
+    show(another, 40.0)
+    assert "looking for rank 0" in said(capsys)
+    for each in (seated, kept_out, another):
+        each.close()
 
 
 # --- who ------------------------------------------------------------------------------------------------------------
@@ -339,7 +438,7 @@ def held_by_another_user(*names: str, listens: bool) -> Iterator[None]:
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to become another user")
 @pytest.mark.parametrize("listens", [True, False])
 def test_another_user_silences_nobody(job: str, listens: bool) -> None:
-    digest = hashlib.sha256(f"{os.geteuid()}\0{job}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{os.geteuid()}\0{job}\0False".encode()).hexdigest()
     name = f"mingle-progress-{digest[:32]}"
     first, second = (Progress(job, 2, rank, off=False, now=0.0) for rank in (0, 1))
     with held_by_another_user(name, listens=listens):

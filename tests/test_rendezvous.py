@@ -44,7 +44,7 @@ from mingle.errors import (
 from mingle.forksafe import Closable
 from mingle.network import interfaces
 from mingle.network.interfaces import Interface
-from mingle.protocol.machine import Formation
+from mingle.protocol.machine import Formation, NetworkFacts
 from mingle.wire.frames import Place, encode_frame
 from tests.bystanders import free_udp_port
 from tests.in_process import discovery_of, settings_of
@@ -405,8 +405,8 @@ def test_a_rank_that_waits_collects_garbage_meanwhile(monkeypatch: pytest.Monkey
     collects = threading.Event()
 
     class Progress(progress.Progress):
-        def show(self, machine: progress.Shown, now: float) -> None:
-            super().show(machine, now)
+        def show(self, machine: progress.Shown, now: float, facts: Callable[[], NetworkFacts]) -> None:
+            super().show(machine, now, facts)
             if gc.isenabled():
                 collects.set()
 

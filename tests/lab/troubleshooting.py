@@ -35,7 +35,8 @@ mingle-discover doctor        # what is wrong with this machine (root sees more)
 mingle-discover ping          # on every host at the same time: which hosts reach each other, and over which paths
 ```
 
-The likely cause in an error of the library comes from the same checks as `doctor`.
+The likely cause in an error of the library comes from the same checks as `doctor`. Ranks that wait name it from 10 s
+on, in their [progress line](settings.md#logs).
 """
 
 

@@ -35,6 +35,7 @@ from mingle.protocol.machine import (
     Snapshot,
     Source,
 )
+from mingle.protocol.reports import Cause
 from mingle.wire.datagrams import Datagram, Offer
 
 
@@ -194,6 +195,10 @@ class Agent:
     def snapshot(self) -> Snapshot:
         """Return the state for the progress line."""
         return self.part.snapshot() if self.part is not None else Snapshot(False, 0, (), "at rest")
+
+    def cause(self, facts: NetworkFacts, now: float) -> Cause | None:
+        """Return the best cause so far why this agent waits, for the progress line."""
+        return self.part.cause(facts, now) if isinstance(self.part, Elector) else None
 
     def ask_status(self) -> None:
         """Ask the host for the job's status."""

@@ -313,7 +313,7 @@ class Gathering:
         if self._progress is None:
             nodes = self._policy.nodes.maximum
             self._progress = Progress(self._settings.job_id, nodes, None, off=self._quiet, now=now)
-        self._progress.show(self._agent, now)
+        self._progress.show(self._agent, now, self._driver.facts_so_far)
 
     def _end_progress(self) -> None:
         if self._progress is not None:

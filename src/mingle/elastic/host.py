@@ -12,6 +12,7 @@ from mingle.elastic import reports as elastic_reports
 from mingle.elastic.leases import PING_SECONDS
 from mingle.elastic.quorum import Memory, Quorum
 from mingle.errors import MingleError
+from mingle.protocol import reports
 from mingle.protocol.callers import Caller
 from mingle.protocol.connection_race import named
 from mingle.protocol.host import Host
@@ -90,6 +91,9 @@ class ElasticHost(Host):
             if self._store_gone_at is not None:
                 times.append(self._store_gone_at + STORE_GONE_SECONDS)
         return min((time for time in times if time is not None), default=None)
+
+    def _why_waiting(self, heard: Diagnostics, facts: NetworkFacts) -> reports.Cause | None:
+        return elastic_reports.waiting(self.identity, self._memory, self.registrar.status(), heard, facts)
 
     def calling(self) -> Datagram | None:
         """The datagram for unicast peers now; a running host looks for other sessions of its job."""

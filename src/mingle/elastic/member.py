@@ -13,8 +13,9 @@ from mingle.elastic.leases import BINDING_SECONDS
 from mingle.elastic.quorum import Memory
 from mingle.errors import MingleError
 from mingle.network.connections import CLOSED_BY_PEER
+from mingle.protocol import reports as protocol_reports
 from mingle.protocol.election import Candidate
-from mingle.protocol.machine import Context, Identity, NetworkFacts, Source
+from mingle.protocol.machine import Context, Diagnostics, Identity, NetworkFacts, Source
 from mingle.protocol.member import HOST_SEEN_SECONDS, Step
 from mingle.protocol.sessions import KnownSession
 from mingle.wire import frames
@@ -73,6 +74,11 @@ class AgentMember(Candidate):
         if not (self.running or (self.can_confirm and binding.holds(self._checked_at))):
             return due
         return binding.until if due is None else min(due, binding.until)
+
+    def _why_waiting(self, heard: Diagnostics, facts: NetworkFacts) -> protocol_reports.Cause | None:
+        if self.current is None or self.status is None:
+            return super()._why_waiting(heard, facts)
+        return reports.waiting(self.identity, self._memory, self.status, heard, facts)
 
     # --- what is heard ---------------------------------------------------------------------------------------------
 

@@ -17,11 +17,10 @@ _AGENTS = reports.Words(
     "ignored.",
     mistyped="a mistyped --rdzv-id",
     mistyped_fix=_EVERYWHERE,
-    otherwise=(
-        "the other nodes were not started, or were started with another --rdzv-id, or no network leads from them to "
-        "here",
-        _EVERYWHERE,
-    ),
+)
+_OTHERWISE = (
+    "the other nodes were not started, or were started with another --rdzv-id, or no network leads from them to here",
+    _EVERYWHERE,
 )
 _NOT_JOINED = (
     "some nodes were heard looking for the job and have not joined it. Their firewall drops what comes from here, "
@@ -46,7 +45,9 @@ def incomplete(
     observation += f", and it lacks {status.lacks}." if status.lacks else f", {status.phase}."
     observation += _wanted(memory, status)
     observation += reports.history(status, diagnostics)
-    cause, remedy = _why_incomplete(identity.job, memory, status, most, diagnostics, facts)
+    alone = most.joined <= 1 and not status.left
+    why = _why_incomplete(identity.job, memory, status, most, diagnostics, facts, alone=alone)
+    cause, remedy = why or _OTHERWISE
     return DiscoveryTimeoutError.explain(
         f"{observation}\n{reports.heard(diagnostics)}\n{reports.tried(facts)}", cause=cause, remedy=remedy
     )
@@ -64,9 +65,25 @@ def _wanted(memory: Memory, status: Status) -> str:
     return f"{text}\n  missed since the last session: {reports.few(missed, '; ')}" if missed else text
 
 
+def waiting(
+    identity: Identity, memory: Memory, status: Status, diagnostics: Diagnostics, facts: NetworkFacts
+) -> reports.Cause | None:
+    """Return the best cause so far why an agent waits, for the progress line; None if nothing was observed."""
+    if not (status.lacks or status.refused):
+        return None
+    return _why_incomplete(identity.job, memory, status, status, diagnostics, facts, alone=False)
+
+
 def _why_incomplete(
-    job: str, memory: Memory, status: Status, most: Status, diagnostics: Diagnostics, facts: NetworkFacts
-) -> reports.Cause:
+    job: str,
+    memory: Memory,
+    status: Status,
+    most: Status,
+    diagnostics: Diagnostics,
+    facts: NetworkFacts,
+    *,
+    alone: bool,
+) -> reports.Cause | None:
     certain: reports.Cause | None = None
     if memory.had_quorum and status.joined < memory.policy.nodes.founders:
         certain = (
@@ -75,7 +92,7 @@ def _why_incomplete(
             "every node --rdzv-conf allow_minority=1.",
         )
     elif status.refused:
-        certain = "a node was started with settings that contradict the others (see what was refused)", _EVERYWHERE
+        certain = f"a node was started with settings that contradict the others: {status.refused[-1]}", _EVERYWHERE
     # All nodes that were there, but this one, can be among those heard: of this many at least one was not.
     outside = len(diagnostics.seekers) >= most.joined and not status.left
     return reports.likely_cause(
@@ -83,7 +100,7 @@ def _why_incomplete(
         diagnostics,
         facts,
         _AGENTS,
-        alone=most.joined <= 1 and not status.left,
+        alone=alone,
         certain=certain,
         heard=_NOT_JOINED if outside else None,
     )

@@ -323,7 +323,7 @@ class Discovery:
                         break
                     driver.turn(self._progress.next_timer())
                     now = time.monotonic()
-                    self._progress.show(machine, now)
+                    self._progress.show(machine, now, driver.facts_so_far)
                     if now > paused_until:
                         resume_collector()
         except BaseException as error:

@@ -138,6 +138,7 @@ class Driver:
         self._settled = False
         self._rp_drops: int | None = None
         self._faults: set[tuple[str, int]] = set()
+        self._errors_said: Counter[str] = Counter()
         self._dialed: dict[int, Dial] = {}
         self._calls: deque[tuple[Callable[[], None], FailedCall | None]] = deque()
         try:
@@ -617,11 +618,18 @@ class Driver:
         }
         return inspection.gather(network.port, environ=environ, **known | observed)
 
-    def facts(self, *, diagnosed: bool = False) -> NetworkFacts:
+    def facts_so_far(self) -> NetworkFacts:
+        """Return what the progress line says of the network: only what the sockets have shown since the last call."""
+        errors = Counter() if self.transport is None else self.transport.send_errors
+        recent, self._errors_said = errors - self._errors_said, Counter(errors)
+        return self.facts(diagnosed=True, brief=True, send_errors=dict(recent))
+
+    def facts(self, *, diagnosed: bool = False, **observed: Any) -> NetworkFacts:
         """Return what a report says of the network.
 
         Args:
             diagnosed: whether to examine this machine as well, which takes a moment.
+            **observed: more arguments of `inspection.gather`.
         """
         network, transport, group = self.network, self.transport, self._group or BROWSE_GROUP
         groups = [] if network.family == "6" else [group.ipv4]
@@ -635,7 +643,7 @@ class Driver:
             with contextlib.suppress(OSError, ImportError):  # EMFILE: without a descriptor no module can be loaded
                 from mingle.diagnostics import diagnosis  # only a rank that has failed needs it
 
-                findings = diagnosis.troubles(self.inspect())
+                findings = diagnosis.troubles(self.inspect(**observed))
         return NetworkFacts(
             interfaces=[str(each) for each in self.interfaces.usable],
             groups=groups,

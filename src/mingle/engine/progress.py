@@ -10,19 +10,20 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import socket
 import struct
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mingle import forksafe
 from mingle.config import settings
 from mingle.errors import printable, suppressed
-from mingle.protocol.machine import Snapshot
-from mingle.protocol.reports import ranks_text
+from mingle.protocol.machine import NetworkFacts, Snapshot
+from mingle.protocol.reports import Cause, brief, ranks_text
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -33,6 +34,18 @@ TERMINAL_AFTER_SECONDS = 2.0
 TERMINAL_EVERY_SECONDS = 0.5
 LOG_AFTER_SECONDS = 10.0
 LOG_EVERY_SECONDS = 30.0
+CAUSE_AFTER_SECONDS = 10.0
+"""When the line names the best cause so far: before that, ranks that come late and slow machines look like faults."""
+LOOK_SECONDS = 3.0
+"""How often a cause is looked for. It is named when two looks find the same one: the status of the job and the packets
+of a rank that is just joining contradict each other for a moment."""
+LOOK_OFTEN_SECONDS = 60.0
+LATER_LOOK_SECONDS = 10.0
+"""The same after a minute: a large job has many nodes, and each look asks the host."""
+CHANGE_GAP_SECONDS = 10.0
+"""The least time between two causes in a log. A cause that was named before waits for the next regular line."""
+NAMED_CAUSES = 64
+"""How many causes are remembered as named; bounded against a stranger who invents some."""
 SPEAKER_NAMES = 8
 """The number of names of which the process that shows the line holds one."""
 _CREDENTIALS = struct.Struct("3i")
@@ -108,6 +121,11 @@ def _stderr_is_terminal() -> bool:
         return False
 
 
+def _without_figures(cause: str) -> str:
+    """Return a cause without the counts in it, which change while it stays the same."""
+    return re.sub(r"[0-9]+ (datagrams|packets)", r"\1", cause)
+
+
 class Shown(Protocol):
     """A machine whose progress is shown."""
 
@@ -119,6 +137,9 @@ class Shown(Protocol):
 
     def snapshot(self) -> Snapshot:
         """Return the job's status as this machine knows it."""
+
+    def cause(self, facts: NetworkFacts, now: float) -> Cause | None:
+        """Return the best cause so far why this machine waits; None if nothing was observed."""
 
 
 class Progress:
@@ -137,37 +158,58 @@ class Progress:
         self._terminal = not off and _stderr_is_terminal()
         self._due = now + (TERMINAL_AFTER_SECONDS if self._terminal else LOG_AFTER_SECONDS)
         self._ask_due = self._due - 1.0
+        self._look_due = now + CAUSE_AFTER_SECONDS - 2 * LOOK_SECONDS - 0.5  # the third one is in time for the line
+        self._seen = self._cause = ""
+        """The cause that the last look has found, and the one that two looks have found."""
+        self._named: set[str] = set()
+        """The causes that a line of the log has named, without their figures."""
+        self._named_at = float("-inf")
         self._stage = ""
         self._speaker: socket.socket | None = None
         self._shown_by: int | None = None
         """The process that shows the line in place of this one, until that was said."""
+        self._found = False
+        """Whether this process has a host."""
         self._status: Status | None = None
 
     def next_timer(self) -> float | None:
         """Return when to call :meth:`show`."""
-        return None if self._off else min(self._due, self._ask_due)
+        return None if self._off else min(self._due, self._ask_due, self._look_due)
 
-    def show(self, machine: Shown, now: float) -> None:
+    def show(self, machine: Shown, now: float, facts: Callable[[], NetworkFacts]) -> None:
         """Show the state of a machine, when that is due.
 
-        The process that shows the line asks its host before: once a second for a terminal, once for each line of a log.
+        The process that shows the line asks its host before: once a second for a terminal, else for each look and line.
+
+        Args:
+            machine: the machine.
+            now: the time.
+            facts: returns what the sockets have shown, for a cause.
         """
         stage = machine.stage()
         if stage != self._stage:
             self._stage = stage
             logger.debug("job %s: %s", self._job, stage)
-        if self._off:
+        if self._off or now < min(self._due, self._ask_due, self._look_due):
             return
-        if now >= self._ask_due:
+        snapshot = machine.snapshot()
+        if snapshot.host_found != self._found:
+            self._found, self._seen, self._cause = snapshot.host_found, "", ""
+            self._stop_speaking()
+        speaks = self._speaks()
+        looks, asks = now >= self._look_due, now >= self._ask_due
+        if looks:
+            self._look_due = now + (LOOK_SECONDS if now - self._started < LOOK_OFTEN_SECONDS else LATER_LOOK_SECONDS)
+            if speaks:
+                self._look(machine.cause(facts(), now), now)
+        if asks:
             self._ask_due = now + 1.0 if self._terminal else max(now, self._due) + LOG_EVERY_SECONDS - 1.0
-            if self._speaks():
-                machine.ask_status()
+        if speaks and (asks or (looks and not self._terminal)):
+            machine.ask_status()  # the answer is here when it is needed
         if now >= self._due:
             self._due = now + (TERMINAL_EVERY_SECONDS if self._terminal else LOG_EVERY_SECONDS)
-            if self._speaks():
-                seconds = now - self._started
-                text = line(self._job, self._world_size, self._rank, machine.snapshot(), seconds, self._unit)
-                self._show(text)
+            if speaks:
+                self._show(self._line(snapshot, now))
             elif self._terminal and self._shown_by:
                 self._point_to(self._shown_by)
 
@@ -181,6 +223,26 @@ class Progress:
                     logging.INFO, f"job {self._job}: process {process} shows the progress of this node, on {where}"
                 )
 
+    def _look(self, cause: Cause | None, now: float) -> None:
+        """Take note of what a look has found; a new cause has the log's next line come sooner."""
+        before, self._seen = self._seen, "" if cause is None else brief(cause)
+        if self._seen and _without_figures(self._seen) != _without_figures(before):
+            return
+        self._cause = self._seen
+        new = self._cause and _without_figures(self._cause) not in self._named and len(self._named) < NAMED_CAUSES
+        if new and not self._terminal:
+            soonest = max(self._started + CAUSE_AFTER_SECONDS, self._named_at + CHANGE_GAP_SECONDS)
+            self._due = min(self._due, max(now, soonest))
+
+    def _line(self, snapshot: Snapshot, now: float) -> str:
+        seconds = now - self._started
+        text = line(self._job, self._world_size, self._rank, snapshot, seconds, self._unit)
+        if not self._cause or snapshot.note or seconds < CAUSE_AFTER_SECONDS:
+            return text
+        self._named.add(_without_figures(self._cause))
+        self._named_at = now
+        return printable(f"{text} · likely cause: {self._cause}")
+
     def say(self, level: int, text: str, error: BaseException | None = None) -> None:
         """Show a message beside the line; see `say`."""
         say(level, text, quiet=self._quiet, error=error)
@@ -192,7 +254,8 @@ class Progress:
         with contextlib.suppress(Exception):
             state += f": {_state(self._world_size, self._rank, machine.snapshot(), self._unit)}"
         self._end_line()
-        self.say(logging.WARNING, f"job {self._job}: {state} · {now - self._started:.0f} s")
+        cause = f" · likely cause: {self._cause}" if self._cause else ""
+        self.say(logging.WARNING, f"job {self._job}: {state} · {now - self._started:.0f} s{cause}")
 
     def _show(self, text: str) -> None:
         if not self._terminal:
@@ -216,24 +279,28 @@ class Progress:
 
     def close(self) -> None:
         """Remove the line."""
+        self._stop_speaking()
+        self._off = True
+
+    def _stop_speaking(self) -> None:
         self._end_line()
         if self._speaker is not None:
             self._speaker.close()
             self._speaker = None
-        self._off = True
 
     def _speaks(self) -> bool:
         """Return whether this process shows the line of its node.
 
-        Any user can take a name before us. Such a name is passed over, for otherwise the job would be silent; where all
-        are taken, each process shows the line.
+        A process without a host does not know what the others wait for, nor do they know what keeps it out: one of
+        these shows a line as well. Any user can take a name before us. Such a name is passed over, for otherwise the
+        job would be silent; where all are taken, each process shows the line.
         """
         if self._speaker is not None:
             _drain(self._speaker)
             return True
         if sys.platform != "linux":
             return True
-        digest = hashlib.sha256(f"{os.geteuid()}\0{self._job}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{os.geteuid()}\0{self._job}\0{self._found}".encode()).hexdigest()
         for suffix in ("", *(f"-{number}" for number in range(1, SPEAKER_NAMES))):
             name = f"\0mingle-progress-{digest[:32]}{suffix}"
             try:

@@ -52,6 +52,7 @@ def gather(
     interface_problem: MingleError | None = None,
     rp_drops_before: int | None = None,
     environ: Mapping[str, str] | None = None,
+    brief: bool = False,
     **observed: Any,
 ) -> Facts:
     """Return the facts about this machine.
@@ -63,6 +64,7 @@ def gather(
         interface_problem: why no interface can be used.
         rp_drops_before: the counter of the reverse path filter when the discovery began.
         environ: the environment to examine, and with it this host's own name; None: neither matters.
+        brief: whether to leave out what takes long: the processes that hold the port, and the rules of the firewall.
         **observed: further facts, which the sockets have shown.
     """
     names = [each.name for each in used]
@@ -77,7 +79,7 @@ def gather(
         networks=[str(address.network) for address in routable],
         unused=[str(each) for each in found if _could_be_meant(each, names)],
         only_loopback=bool(used) and all(each.loopback for each in used),
-        holders=holders(port),
+        holders=() if brief else holders(port),
         default_route=default_route(),
         memberships=membership_limit(),
         rp_filter=_reverse_path_filters(names),
@@ -87,7 +89,7 @@ def gather(
         hostname_problem=why,
         master="" if environ is None else _master(environ),
         environment_problems=[] if environ is None else _environment_problems(environ),
-        chains=firewall_chains(),
+        chains=[] if brief else firewall_chains(),
         manager=firewall_manager(),
         **observed,
     )

@@ -315,7 +315,7 @@ class Finder(SessionPolicy[FoundSession]):
         if isinstance(message, List | Seek) and message.member == self._member:
             return
         if self.job is not None and message.job != self.job:
-            self.diagnostics.other(message, source)
+            self.diagnostics.other(message, source, now)
         elif isinstance(message, Seek):
             if message.kind == "announcement":
                 return
@@ -567,22 +567,19 @@ def _why_not_found(job: str, finder: Finder, facts: NetworkFacts) -> reports.Cau
         unproved="the job's ranks",
         unproved_fix="give the job's secret with --secret-file, MINGLE_SECRET_FILE or MINGLE_SECRET.",
         mistyped_fix="give the job id that the ranks were started with; `mingle-discover list` shows all.",
-        otherwise=(
-            (
-                "the job does not run, or its multicast does not reach this network (other jobs are heard, so "
-                "multicast works here)",
-                "start rank 0; `mingle-discover list` shows all job ids.",
-            )
-            if finder.diagnostics.other_jobs
-            else (
-                "the job does not run, or this network carries no multicast between the hosts, or a firewall "
-                f"drops UDP port {facts.port}",
-                "start rank 0; without multicast name its host with --peers.",
-            )
-        ),
+    )
+    heard = (
+        "the job does not run, or its multicast does not reach this network (other jobs are heard, so multicast works "
+        "here)",
+        "start rank 0; `mingle-discover list` shows all job ids.",
+    )
+    silence = (
+        "the job does not run, or this network carries no multicast between the hosts, or a firewall drops UDP port "
+        f"{facts.port}",
+        "start rank 0; without multicast name its host with --peers.",
     )
     gone = all(each.was_alive for each in sessions)
-    return reports.likely_cause(
+    cause = reports.likely_cause(
         job,
         finder.diagnostics,
         facts,
@@ -591,6 +588,7 @@ def _why_not_found(job: str, finder: Finder, facts: NetworkFacts) -> reports.Cau
         certain=reports.unreachable_host("its host", gone=gone) if sessions else None,
         heard=searched if finder.seekers else None,
     )
+    return cause or (heard if finder.diagnostics.other_jobs else silence)
 
 
 def _heard(finder: Finder) -> str:

@@ -46,6 +46,7 @@ from mingle.protocol.machine import (
 )
 from mingle.protocol.member import RETURN_SECONDS, Joiner
 from mingle.protocol.registrar import Phase
+from mingle.protocol.reports import Cause
 from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable, remember
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
@@ -359,6 +360,10 @@ class Elector(SessionPolicy[KnownSession]):
     def snapshot(self) -> Snapshot:
         """Return the state for the progress line."""
         return self.acting.snapshot()
+
+    def cause(self, facts: NetworkFacts, now: float) -> Cause | None:
+        """Return the best cause so far why this process waits, for the progress line."""
+        return self.acting.cause(facts, now)
 
     def ask_status(self) -> None:
         """Ask the host for the job's status."""

@@ -179,6 +179,15 @@ class Host:
         text = f"the job is already running, hosted by {running[0].host}" if running else ""
         return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, text, status.hosts)
 
+    def cause(self, facts: NetworkFacts, now: float) -> reports.Cause | None:
+        """Return the best cause so far why the job does not form, for the progress line."""
+        heard = self.diagnostics.lately(now)
+        apart = None if self.had_members else reports.kept_apart(self.identity, heard, secured=self.secured)
+        return apart or self._why_waiting(heard, facts)
+
+    def _why_waiting(self, heard: Diagnostics, facts: NetworkFacts) -> reports.Cause | None:
+        return reports.waiting(self.identity, heard, facts, status=self.registrar.status(), connected=True)
+
     def ask_status(self) -> None:
         """Do nothing: the host knows the status."""
 
@@ -297,7 +306,7 @@ class Host:
             return
         if isinstance(message, List):
             self._heard_list(message, source, now)
-        elif self.diagnostics.concerns(self.identity, message, source, secured=self.secured):
+        elif self.diagnostics.concerns(self.identity, message, source, now, secured=self.secured):
             if isinstance(message, Seek):
                 self._heard_seek(message, source, now)
             elif isinstance(message, Offer) and message.session != self.session:
@@ -305,7 +314,7 @@ class Host:
 
     def _heard_seek(self, message: Seek, source: Source, now: float) -> None:
         if message.member != self.identity.member:  # else it is our own, from before this process was a host
-            self.diagnostics.seeker(message, source)
+            self.diagnostics.seeker(message, source, now)
         if source.multicast:
             self._announcer.asked()
         if not source.multicast or (message.padding and self._late_answers.take(now)):
@@ -314,8 +323,8 @@ class Host:
     def _heard_list(self, message: List, source: Source, now: float) -> None:
         if message.member == self.identity.member:
             return
-        if self.diagnostics.concerns(self.identity, message, source, secured=self.secured):
-            self.diagnostics.seeker(message, source)
+        if self.diagnostics.concerns(self.identity, message, source, now, secured=self.secured):
+            self.diagnostics.seeker(message, source, now)
         if source.multicast:
             self._browse_group.asked(now)
         elif self._browse_group.may_answer_by_unicast(now):
@@ -433,7 +442,7 @@ class Host:
                 self._callers.answer(conn, "status", self.registrar.status_version(), self._status)
 
     def _join(self, conn: int, caller: Caller, join: frames.Join, now: float) -> None:
-        self.diagnostics.seekers.pop(caller.hello.member, None)
+        self.diagnostics.joined(caller.hello.member)
         self.registrar.join(conn, caller.hello.member, msgspec.structs.replace(join, who=caller.as_seen(join.who)), now)
         if self.redirect is not None:
             self._callers.send(conn, self.redirect)

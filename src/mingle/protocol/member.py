@@ -184,6 +184,18 @@ class Joiner(SessionPolicy[KnownSession]):
             return Snapshot(found, 0, (), self.step.value, text)
         return Snapshot(True, status.joined, status.awaited or status.unconfirmed, status.phase, text, status.hosts)
 
+    def cause(self, facts: NetworkFacts, now: float) -> reports.Cause | None:
+        """Return the best cause so far why this member waits, for the progress line."""
+        heard = self.diagnostics.lately(now)
+        proved = bool(self.diagnostics.proved)
+        apart = None if proved else reports.kept_apart(self.identity, heard, secured=self._secured)
+        return apart or self._why_waiting(heard, facts)
+
+    def _why_waiting(self, heard: Diagnostics, facts: NetworkFacts) -> reports.Cause | None:
+        connected = self.current is not None
+        status = self.status if connected else None
+        return reports.waiting(self.identity, heard, facts, status=status, connected=connected)
+
     def calling(self) -> Datagram | None:
         """The datagram for unicast peers now."""
         return self.identity.seek() if self.current is None and not self.finished else None

@@ -66,6 +66,8 @@ SEALED_ANSWER_CREDIT = 3
 
 EARLY_ASK_SECONDS = 3.0
 """The time after which a rank asks on the browse group first: one that waits longer may wait for the wrong job."""
+ASK_AGAIN_SECONDS = 30.0
+"""The time after which it asks again: a question can be lost, and what was mistyped can have been mended."""
 LAST_ASK_SECONDS = 2.0
 """The time before its deadline at which it asks for the last time."""
 ASK_JITTER_SECONDS = 0.5
@@ -226,11 +228,11 @@ class Announcer:
 class BrowseGroup:
     """The times at which a process asks on the browse group, and answers there.
 
-    The browse group is a well-known group on which no process speaks unless one asks. A rank that is about to fail
-    asks there for other processes, so that a mistyped job id, the commonest mistake, can be named; ``mingle-discover
-    list`` asks there, too. Of each job the host and one seeker answer: a seeker that hears an answer for its own job
-    keeps its own back. Of the ranks with a seat about one asks: all of them hear the answers, and if a thousand asked,
-    each of them would have to read a thousand questions.
+    The browse group is a well-known group on which no process speaks unless one asks. A rank that waits asks there for
+    other processes, so that a mistyped job id, the commonest mistake, can be named; ``mingle-discover list`` asks
+    there, too. Of each job the host and one seeker answer: a seeker that hears an answer for its own job keeps its own
+    back. Of the ranks with a seat about one asks: all of them hear the answers, and if a thousand asked, each of them
+    would have to read a thousand questions.
 
     Where there is no multicast, the same question comes by unicast. Every process of the machine answers it then, so
     one question can have many answers, and its source can be forged: that is why each process answers rarely.
@@ -239,16 +241,21 @@ class BrowseGroup:
     def __init__(self, now: float, deadline: float, rng: random.Random) -> None:
         self._rng = rng
         last = max(now, deadline - LAST_ASK_SECONDS - rng.uniform(0, ASK_JITTER_SECONDS))
-        early = now + EARLY_ASK_SECONDS + rng.uniform(0, ASK_JITTER_SECONDS)
-        self._early: float | None = early if early < last else None
         self._last_due: float | None = last
+        self._next_due: float | None = None
+        """When to ask before that."""
+        self._ask_after(EARLY_ASK_SECONDS, now)
         self._answer_at: float | None = None
         self._answered_at = float("-inf")
         self._by_unicast = Credit(UNICAST_ANSWERS_PER_SECOND, UNICAST_ANSWERS_AT_ONCE, now)
 
+    def _ask_after(self, seconds: float, now: float) -> None:
+        due = now + seconds + self._rng.uniform(0, ASK_JITTER_SECONDS)
+        self._next_due = due if self._last_due is not None and due < self._last_due else None
+
     def next_timer(self) -> float | None:
         """Return when there is something to do."""
-        times = [time for time in (self._early, self._last_due, self._answer_at) if time is not None]
+        times = [time for time in (self._next_due, self._last_due, self._answer_at) if time is not None]
         return min(times, default=None)
 
     def answer_timer(self) -> float | None:
@@ -257,14 +264,15 @@ class BrowseGroup:
 
     def found(self) -> None:
         """Take note that a host of the same job spoke, so the job id is not mistyped."""
-        self._early = None
+        self._next_due = None
 
     def overheard(self, now: float, *, seated: bool) -> None:
         """Take note that another process of the job has asked: this one hears the answers, too.
 
         A rank that has no seat still asks before its deadline. Otherwise the other waiting ranks would not learn of it.
         """
-        self._early = None
+        if self._next_due is not None:
+            self._ask_after(ASK_AGAIN_SECONDS, now)
         if seated and self._last_due is not None and now >= self._last_due - OVERHEARD_SECONDS:
             self._last_due = None
 
@@ -284,8 +292,8 @@ class BrowseGroup:
 
     def should_ask(self, now: float) -> bool:
         """Return whether to ask now."""
-        if self._early is not None and now >= self._early:
-            self._early = None
+        if self._next_due is not None and now >= self._next_due:
+            self._ask_after(ASK_AGAIN_SECONDS, now)
             return True
         if self._last_due is not None and now >= self._last_due:
             self._last_due = None
@@ -332,9 +340,9 @@ class DiscoveryClient:
         if isinstance(message, List):
             if message.member != identity.member:
                 self._browsed(message, source, now, seated=seated)
-        elif diagnostics.concerns(identity, message, source, secured=self._secured):
+        elif diagnostics.concerns(identity, message, source, now, secured=self._secured):
             if isinstance(message, Seek) and message.member != identity.member:
-                diagnostics.seeker(message, source)
+                diagnostics.seeker(message, source, now)
                 self._browse.answered()
                 if source.multicast:
                     self.seeker.heard_seek(now)
@@ -355,8 +363,8 @@ class DiscoveryClient:
         self._asked_late = False
 
     def _browsed(self, message: List, source: Source, now: float, *, seated: bool) -> None:
-        if self._diagnostics.concerns(self._identity, message, source, secured=self._secured):
-            self._diagnostics.seeker(message, source)
+        if self._diagnostics.concerns(self._identity, message, source, now, secured=self._secured):
+            self._diagnostics.seeker(message, source, now)
             self._browse.overheard(now, seated=seated)
         if seated:
             return  # the host speaks for its members

@@ -34,6 +34,14 @@ _NO_NETWORK_CAUSE = "the hosts have several networks and share none of them, or 
 _NO_NETWORK_REMEDY = "name the network they share with MINGLE_INTERFACE on every host, or open TCP between them."
 
 
+_SILENT: Cause = (
+    "the host's process is stopped or hangs, or its network was cut",
+    "look at the output of the host; end it if it hangs, and start the job again.",
+)
+_SHORT_FIX = 100
+"""The longest fix that stands in the progress line, in characters."""
+
+
 def few(names: Iterable[object], separator: str = ", ") -> str:
     """Return the first few of these names, and how many more there are."""
     every = [str(name) for name in names]
@@ -126,8 +134,6 @@ class Words(Struct, frozen=True, kw_only=True):
     unproved_fix: str
     mistyped: str = "a mistyped job id"
     mistyped_fix: str
-    otherwise: Cause
-    """The cause if nothing was observed."""
 
 
 def _words(unit: str) -> Words:
@@ -135,10 +141,6 @@ def _words(unit: str) -> Words:
         unproved=f"the missing {unit}s",
         unproved_fix=f"give every {unit} the same MINGLE_SECRET or MINGLE_SECRET_FILE; a stranger can be ignored.",
         mistyped_fix=f"start every {unit} with the same job id.",
-        otherwise=(
-            f"the missing {unit}s were never started, or no network leads from them to {unit} 0",
-            _look(unit),
-        ),
     )
 
 
@@ -151,8 +153,8 @@ def likely_cause(
     alone: bool,
     certain: Cause | None = None,
     heard: Cause | None = None,
-) -> Cause:
-    """Return the likely cause and the fix: the first rung of the ladder that applies.
+) -> Cause | None:
+    """Return the likely cause and the fix: the first rung of the ladder that applies; None if nothing was observed.
 
     A check of this machine that fails is certain to break things. A check that only warns is named last, and only if no
     process was heard. docs/troubleshooting.md has the table.
@@ -166,18 +168,17 @@ def likely_cause(
         certain: the cause that the host or its connection has shown.
         heard: the cause if processes that look for the job were heard and have not joined it.
     """
-    secret = diagnostics.secret_failures or diagnostics.secret_signs
     rungs = (
         certain,
         failing(facts),
-        _another_secret(words) if secret else None,
+        _another_secret(diagnostics, words),
         incompatible(facts),
         _another_attempt(diagnostics) if diagnostics.other_attempts else None,
         heard,
         _mistyped_id(job, diagnostics, words),
         suspect(facts, diagnostics) if alone else None,
     )
-    return next((rung for rung in rungs if rung is not None), words.otherwise)
+    return next((rung for rung in rungs if rung is not None), None)
 
 
 def failing(facts: NetworkFacts) -> Cause | None:
@@ -209,12 +210,14 @@ def incompatible(facts: NetworkFacts) -> Cause | None:
     )
 
 
-def _another_secret(words: Words) -> Cause:
-    return (
-        f"{words.unproved} were started without a secret or with another one (a process that lacks our secret speaks "
-        "of this job), or were never started",
-        words.unproved_fix,
-    )
+def _another_secret(diagnostics: Diagnostics, words: Words) -> Cause | None:
+    if diagnostics.secret_failures or diagnostics.secret_signs:
+        how = "without a secret or with another one (a process that lacks our secret speaks of this job)"
+    elif diagnostics.signed_without_secret:
+        how = "with a secret, and this process has none"
+    else:
+        return None
+    return f"{words.unproved} were started {how}, or were never started", words.unproved_fix
 
 
 def _another_attempt(diagnostics: Diagnostics) -> Cause:
@@ -228,14 +231,22 @@ def _another_attempt(diagnostics: Diagnostics) -> Cause:
 
 def _mistyped_id(job: str, diagnostics: Diagnostics, words: Words) -> Cause | None:
     """Return the cause if a job id that resembles ours was heard; any other id only shows that the network works."""
+    formed = [other for other, takes_members in diagnostics.other_hosts.items() if not takes_members]
+    others = sorted(other for other in diagnostics.other_jobs if other not in formed)
     if job.startswith(LINE_JOB_ID):
-        lines = [who for other, who in sorted(diagnostics.other_jobs.items()) if other.startswith(LINE_JOB_ID)]
+        lines = [diagnostics.other_jobs[other] for other in others if other.startswith(LINE_JOB_ID)]
         return _another_line(lines) if lines else None
-    near = sorted(other for other in diagnostics.other_jobs if _resembles(job, other))
+    near = [other for other in others if _resembles(job, other)]
     if not near:
         return None
     named = few(repr(other) for other in near)
-    return f"{words.mistyped}: {named} {_is(near)} on this network", words.mistyped_fix
+    seekers = [member for other in near for member in diagnostics.other_seekers.get(other, ())]
+    if not seekers or any(other in diagnostics.other_hosts for other in near):
+        return f"{words.mistyped}: {named} {_is(near)} on this network", words.mistyped_fix
+    who = (
+        f"{len(seekers)} process{'' if len(seekers) == 1 else 'es'} with job id{'' if len(near) == 1 else 's'} {named}"
+    )
+    return f"{words.mistyped}: {who} {_is(seekers)} looking for a host", words.mistyped_fix
 
 
 def _another_line(others: Sequence[str]) -> Cause:
@@ -269,9 +280,8 @@ def authentication(
     identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, *, secured: bool
 ) -> MingleError | None:
     """Return the error for a job kept apart by its secret, or None where there is no sign of that."""
-    if not (diagnostics.signed_without_secret or diagnostics.secret_failures or diagnostics.secret_signs):
+    if (apart := kept_apart(identity, diagnostics, secured=secured)) is None:
         return None
-    unit = identity.who.unit
     if secured:
         observation = (
             f"job {identity.job!r}: {diagnostics.secret_signs} of its datagrams were rejected because their "
@@ -279,17 +289,24 @@ def authentication(
         )
         if diagnostics.secret_failures:
             observation += f"; {few(diagnostics.secret_failures, '; ')}"
-        cause = f"the other {unit}s were started without a secret or with another one"
     else:
         addresses = few(failure.partition(": ")[0] for failure in diagnostics.secret_failures)
         hosted = f"hosted with a secret at {addresses}" if addresses else "hosted with a secret"
         observation = f"job {identity.job!r} is {hosted}, and {_me(identity)} has none"
+    cause, remedy = apart
+    return AuthenticationError.explain(f"{observation}.\n{tried(facts)}", cause=cause, remedy=remedy)
+
+
+def kept_apart(identity: Identity, diagnostics: Diagnostics, *, secured: bool) -> Cause | None:
+    """Return the cause if other processes of this job have another secret, or none, or this one has none."""
+    if not (diagnostics.signed_without_secret or diagnostics.secret_failures or diagnostics.secret_signs):
+        return None
+    unit = identity.who.unit
+    if secured:
+        cause = f"the other {unit}s were started without a secret or with another one"
+    else:
         cause = f"MINGLE_SECRET or MINGLE_SECRET_FILE is set for the other {unit}s only"
-    return AuthenticationError.explain(
-        f"{observation}.\n{tried(facts)}",
-        cause=cause,
-        remedy=f"give every {unit} the same MINGLE_SECRET or MINGLE_SECRET_FILE, or give none of them one.",
-    )
+    return cause, f"give every {unit} the same MINGLE_SECRET or MINGLE_SECRET_FILE, or give none of them one."
 
 
 def timeout(
@@ -332,7 +349,9 @@ def _incomplete(
         observation += f" (as last reported by {unit} 0, which can no longer be reached)"
     observation += "."
     observation += history(status, diagnostics)
-    return observation, *_why_incomplete(identity, diagnostics, facts, status)
+    alone = status.joined <= 1 and not status.left
+    otherwise = f"the missing {unit}s were never started, or no network leads from them to {unit} 0", _look(unit)
+    return observation, *(_why_incomplete(identity, diagnostics, facts, status, alone=alone) or otherwise)
 
 
 def history(status: Status, diagnostics: Diagnostics) -> str:
@@ -345,7 +364,9 @@ def history(status: Status, diagnostics: Diagnostics) -> str:
     return "".join(f"\n  {what}: {few(names, '; ')}" for what, names in lines if names)
 
 
-def _why_incomplete(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, status: Status) -> Cause:
+def _why_incomplete(
+    identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, status: Status, *, alone: bool
+) -> Cause | None:
     outside = _outside(identity, diagnostics, status)
     not_joined = (
         f"{few(outside, '; ')}: heard, and has not joined. Its host's firewall drops what comes from here, or "
@@ -357,7 +378,7 @@ def _why_incomplete(identity: Identity, diagnostics: Diagnostics, facts: Network
         diagnostics,
         facts,
         _words(identity.who.unit),
-        alone=status.joined <= 1 and not status.left,
+        alone=alone,
         certain=_as_the_host_says(identity, diagnostics, status),
         heard=not_joined if outside else None,
     )
@@ -366,7 +387,7 @@ def _why_incomplete(identity: Identity, diagnostics: Diagnostics, facts: Network
 def _as_the_host_says(identity: Identity, diagnostics: Diagnostics, status: Status) -> Cause | None:
     unit = identity.who.unit
     if status.refused and status.joined < status.world_size:
-        return f"a {unit} was started with settings that contradict the others (see what was refused)", _look(unit)
+        return f"a {unit} was started with settings that contradict the others: {status.refused[-1]}", _look(unit)
     if status.left and not status.missing and status.joined < status.world_size:
         return f"a {unit} crashed or was stopped while it waited for the others", _look(unit)
     if status.unconfirmed and diagnostics.store_failures and identity.rank in (None, *status.unconfirmed):
@@ -394,19 +415,13 @@ def _silent_host(identity: Identity, seconds: float) -> tuple[str, str, str]:
     return (
         f"job {identity.job!r} did not form within {seconds:g} s: its host accepted the connection of {_me(identity)} "
         "and does not answer.",
-        "the host's process is stopped or hangs, or its network was cut",
-        "look at the output of the host; end it if it hangs, and start the job again.",
+        *_SILENT,
     )
 
 
 def _no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, seconds: float) -> tuple[str, str, str]:
-    host = "a host" if identity.rank is None else f"{identity.who.unit} 0"
+    unit, host = identity.who.unit, _host(identity)
     observation = f"job {identity.job!r}: {host} was not found within {seconds:g} s by {_me(identity)}."
-    return observation, *_why_no_host(identity, diagnostics, facts, host)
-
-
-def _why_no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, host: str) -> Cause:
-    unit = identity.who.unit
     others = f"{unit}s" if diagnostics.seekers else "jobs"
     unheard = (
         f"{host} was not started, or runs alone with a {_size(unit)} of 1, or its multicast does not reach this "
@@ -420,7 +435,16 @@ def _why_no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFac
         f"check {unit} 0's output; allow UDP port {facts.port}; without multicast set MINGLE_PEERS=<{unit} 0's host>; "
         "`mingle-discover ping` on both hosts shows which.",
     )
-    words = replace(_words(unit), otherwise=unheard if diagnostics.seekers or diagnostics.other_jobs else silence)
+    otherwise = unheard if diagnostics.seekers or diagnostics.other_jobs else silence
+    return observation, *(_why_no_host(identity, diagnostics, facts, alone=True) or otherwise)
+
+
+def _host(identity: Identity) -> str:
+    return "a host" if identity.rank is None else f"{identity.who.unit} 0"
+
+
+def _why_no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, *, alone: bool) -> Cause | None:
+    host = _host(identity)
     certain: Cause | None = None
     if diagnostics.hosts:
         certain = unreachable_host(host, gone=diagnostics.hosts.keys() <= diagnostics.proved.keys())
@@ -429,7 +453,8 @@ def _why_no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFac
             f"the job is only announced by `mingle-discover announce`, which cannot be joined; {host} was not started",
             f"start {host}, or connect to the announced address without mingle.",
         )
-    return likely_cause(identity.job, diagnostics, facts, words, alone=True, certain=certain)
+    words = _words(identity.who.unit)
+    return likely_cause(identity.job, diagnostics, facts, words, alone=alone, certain=certain)
 
 
 def unreachable_host(host: str, *, gone: bool) -> Cause:
@@ -455,6 +480,43 @@ def refusal_text(refusal: Refused, unit: str) -> str:
     """Return what a refusal says, with a number that differs named as its user typed it."""
     reason = "--nnodes" if refusal.reason == "world size" and unit == "node" else refusal.reason
     return f"{reason} ({refusal.detail})"
+
+
+def waiting(
+    identity: Identity,
+    diagnostics: Diagnostics,
+    facts: NetworkFacts,
+    *,
+    status: Status | None,
+    connected: bool,
+) -> Cause | None:
+    """Return the best cause so far why a rank waits, for the progress line; None if nothing was observed.
+
+    The ladder is that of the timeout, without the rungs that only the deadline justifies: ranks that do not answer yet,
+    and warnings of the local checks.
+
+    Args:
+        identity: of the rank.
+        diagnostics: what was heard lately.
+        facts: what was tried.
+        status: the status of the job, if its host has told it.
+        connected: whether the rank is connected to the host, or is the host.
+    """
+    if not connected:
+        return _why_no_host(identity, diagnostics, facts, alone=False)
+    if status is None:
+        return _SILENT
+    if not diagnostics.store_failures:
+        status = replace(status, unconfirmed=())
+    if status.joined >= status.world_size:
+        return _as_the_host_says(identity, diagnostics, status)
+    return _why_incomplete(identity, diagnostics, facts, replace(status, unconfirmed=()), alone=False)
+
+
+def brief(cause: Cause) -> str:
+    """Return a cause on one line, with its fix if that is short."""
+    what, fix = one_line(cause[0]), one_line(cause[1]).removesuffix(".")
+    return f"{what}; fix: {fix}" if len(fix) <= _SHORT_FIX else what
 
 
 def refused(identity: Identity, refusal: Refused) -> MingleError:

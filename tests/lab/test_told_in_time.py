@@ -1,0 +1,184 @@
+"""What keeps a job from forming is said while its ranks wait, on both sides, on a terminal and in a log."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import mingle
+from mingle.config.settings import Settings
+from mingle.config.values import Secret
+from mingle.elastic.gathering import Gathering
+from mingle.elastic.quorum import Nodes, Policy
+from mingle.engine.progress import CAUSE_AFTER_SECONDS
+from tests.levels import chosen, repeated
+
+from . import Host, Lab, Rank, report
+
+TOLD_SECONDS = CAUSE_AFTER_SECONDS + 4.0
+"""By when the line must name the cause: two looks after the first seconds."""
+WAIT_SECONDS = 25.0
+WIDE = {"COLUMNS": "400", "TERM": "xterm"}
+
+
+def wait_in_vain(job_id: str, rank: int | None, world_size: int, door: str, terminal: bool, **arguments: Any) -> None:
+    """Look for a job that does not form; what a terminal shows goes to stdout."""
+    if terminal:
+        ours, theirs = os.openpty()
+        sys.stderr = os.fdopen(theirs, "w")
+        threading.Thread(target=copy, args=(ours,), daemon=True).start()
+    report("started")
+    if door == "agents":
+        policy = Policy(nodes=Nodes(minimum=world_size, maximum=world_size), last_call=1.0)
+        secret = Secret.of(arguments.get("secret"))
+        settings = Settings(
+            job_id=job_id, rank=None, world_size=world_size, discovery_timeout=WAIT_SECONDS, secret=secret
+        )
+        gathering = Gathering(settings, policy)
+        try:
+            gathering.gather()
+        finally:
+            gathering.close("the test is over")
+    elif door == "url":
+        os.environ["MINGLE_TIMEOUT"] = str(WAIT_SECONDS)
+        if "secret" in arguments:
+            os.environ["MINGLE_SECRET"] = arguments["secret"]
+        dist.init_process_group("gloo", init_method=f"mingle://{job_id}", rank=rank, world_size=world_size)
+    else:
+        mingle.discover(job_id, rank=rank, world_size=world_size, discovery_timeout=WAIT_SECONDS, **arguments)
+
+
+def copy(terminal: int) -> None:
+    """Write to stdout what a terminal gets."""
+    while data := os.read(terminal, 65536):
+        os.write(1, data)
+
+
+def start(host: Host, *arguments: Any, **more: Any) -> Rank[Any]:
+    return host.start(wait_in_vain, *arguments, env=WIDE, **more)
+
+
+def seconds_until(rank: Rank[Any], words: str) -> float:
+    """Return how long after its start a rank said this on its progress line."""
+    rank.wait_for_output(words, WAIT_SECONDS)
+    seconds = time.monotonic() - rank.events[0].time
+    before, _, _ = rank.output.partition(words)
+    assert "likely cause: " in before
+    return seconds
+
+
+def assert_told(rank: Rank[Any], words: str) -> None:
+    seconds = seconds_until(rank, words)
+    print(f"{seconds:.1f} s: {words}")
+    assert seconds <= TOLD_SECONDS
+
+
+def two(lab: Lab) -> list[Host]:
+    network = lab.network()
+    return [lab.host(network) for _ in range(2)]
+
+
+DOORS = chosen(["given", "assigned", "agents"], soak=["url"])
+SCREENS = pytest.mark.parametrize("terminal", [False, True], ids=["log", "terminal"])
+
+
+def ranks_of(door: str) -> tuple[int | None, int | None]:
+    return (0, 1) if door in ("given", "url") else (None, None)
+
+
+@pytest.mark.soak
+@SCREENS
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_mistyped_id_is_named_by_both_sides(lab: Lab, door: str, terminal: bool, seed: int) -> None:
+    one, other = ranks_of(door)
+    hosts = two(lab)
+    right = start(hosts[0], f"resnet {seed}", one, 2, door, terminal)
+    wrong = start(hosts[1], f"resent {seed}", other, 2, door, terminal)
+    mistyped = "a mistyped --rdzv-id: " if door == "agents" else "a mistyped job id: "
+    assert_told(wrong, f"{mistyped}'resnet {seed}' is on this network; fix: ")
+    if other is None:  # each process hosts its own job
+        assert_told(right, f"{mistyped}'resent {seed}' is on this network; fix: ")
+    else:
+        assert_told(right, f"{mistyped}1 process with job id 'resent {seed}' is looking for a host; fix: ")
+
+
+@pytest.mark.soak
+@SCREENS
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("secrets", [("s3cret", "another"), ("s3cret", None)], ids=["differ", "one-side"])
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_secret_that_differs_is_named_by_both_sides(
+    lab: Lab, secrets: tuple[str, str | None], door: str, terminal: bool, seed: int
+) -> None:
+    ranks = [
+        start(host, f"secret {seed}", rank, 2, door, terminal, **({"secret": secret} if secret else {}))
+        for host, rank, secret in zip(two(lab), ranks_of(door), secrets, strict=True)
+    ]
+    for rank, secret in zip(ranks, secrets, strict=True):
+        assert_told(
+            rank,
+            "s were started without a secret or with another one; fix: "
+            if secret
+            else "MINGLE_SECRET or MINGLE_SECRET_FILE is set for the other ranks only; fix: ",
+        )
+
+
+@pytest.mark.soak
+@SCREENS
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_rank_that_was_refused_is_named_by_those_that_wait(lab: Lab, door: str, terminal: bool, seed: int) -> None:
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(3)]
+    one, other = ranks_of(door)
+    ranks = [
+        start(host, f"size {seed}", rank, 3, door, terminal) for host, rank in zip(hosts[:2], (one, other), strict=True)
+    ]
+    for rank in ranks:
+        rank.wait_for("started")
+    time.sleep(2)  # the one that is refused finds a host
+    refused = start(hosts[2], f"size {seed}", None if one is None else 2, 4, door, terminal)
+    assert "world size" in refused.error(10).message
+    for rank in ranks:
+        assert_told(rank, f"s that contradict the others: {'' if one is None else 'rank 2 on '}host {hosts[2].name} ")
+        assert "world size (" in rank.output
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_peer_that_does_not_resolve_is_named(lab: Lab, seed: int) -> None:
+    host, _ = two(lab)
+    rank = start(host, f"peer {seed}", 1, 2, "given", False, peers=["nosuch.example"])
+    assert_told(rank, "'nosuch.example' in MINGLE_PEERS does not resolve")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_rank_that_is_heard_and_does_not_come_is_named(lab: Lab, seed: int) -> None:
+    """Its packets arrive, and it hears nothing of rank 0."""
+    hosts = two(lab)
+    hosts[1].isolate_one_way("in")
+    right = start(hosts[0], f"deaf {seed}", 0, 2, "given", False)
+    start(hosts[1], f"deaf {seed}", 1, 2, "given", False)
+    assert_told(right, f"rank 1 on host {hosts[1].name} ")
+    assert "heard, and has not joined" in right.output
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_rank_that_just_comes_late_is_no_fault(lab: Lab, seed: int) -> None:
+    hosts = two(lab)
+    first = start(hosts[0], f"late {seed}", 0, 3, "given", True)
+    second = start(hosts[1], f"late {seed}", 1, 3, "given", True)
+    stranger = start(hosts[1], f"another job {seed}", 1, 3, "given", True)
+    for rank in (first, second, stranger):
+        rank.wait_for("started")
+    first.wait_for_output(" · 15 s", WAIT_SECONDS)
+    assert [rank for rank in (first, second, stranger) if "likely cause" in rank.output] == []
