@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mingle.errors import ConflictError
-from mingle.protocol.claims import SILENT_SECONDS
+from mingle.protocol.claims import SILENT_SECONDS, ClaimBudget
 from mingle.protocol.connection_race import ADDRESS_SECONDS, DialTarget
 from mingle.protocol.handshake import Call
 from mingle.protocol.machine import Context, Dial, Effect, Hangup, Identity, Notice
@@ -161,7 +161,12 @@ class Blocked:
         self.table = Table()
         self.freed: list[float] = []
         self.check = RunningCheck(
-            IDENTITY, self.table.sessions, self.table.effects, patience=patience, freed=self.freed.append
+            IDENTITY,
+            self.table.sessions,
+            self.table.effects,
+            claims=ClaimBudget(),
+            patience=patience,
+            freed=self.freed.append,
         )
         self.one, self.other = self.table.added(1, "sealed"), self.table.added(2, "sealed")
 

@@ -16,8 +16,20 @@ from mingle.wire import datagrams
 from tests.levels import repeated, soaking
 
 from . import Host, Lab, Rank
-from .attacker import aim, attack, bait, impersonate, overhear, record, shout, whisper
-from .scenarios import check, discover_only, hold_back, results, train, wait_for_log
+from .attacker import (
+    aim,
+    attack,
+    bait,
+    contradict,
+    impersonate,
+    overhear,
+    record,
+    record_offers,
+    replay,
+    shout,
+    whisper,
+)
+from .scenarios import check, discover_only, hold, hold_back, results, train, wait_for_log
 from .test_agents import Agents
 from .test_election import assigned
 from .test_election import check as check_election
@@ -123,6 +135,56 @@ def test_invented_sessions_hold_nobody_up_for_long_without_a_secret_either(lab: 
     check(found, hosts, hosts[0])
     print(f"GO after {disturbed:.3f} s")
     assert disturbed < SILENT_SECONDS + SLOWER
+
+
+APART_SECONDS = 2.5
+"""How long the same is claimed before the contrary: longer than a race for a session that does not answer."""
+
+
+def form_under_claims(hosts: list[Host], job_id: str, *, given: bool, **arguments: Any) -> float:
+    """Return how long the slowest rank took."""
+    if given:
+        found, elapsed = form(hosts, job_id, **arguments)
+        check(found, hosts, hosts[0])
+    else:
+        found = results([host.start(assigned, job_id, len(hosts), **arguments) for host in hosts])
+        check_election(found, hosts)
+        elapsed = max(result["elapsed"] for result in found)
+    print(f"GO after {elapsed:.3f} s")
+    return elapsed
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_run_that_is_played_again_holds_nobody_up_for_long(lab: Lab, given: bool, seed: int) -> None:
+    """What was signed with the job's secret, while the port of the earlier host drops what comes."""
+    network = lab.network()
+    enemy, *hosts = [lab.host(network) for _ in range(4)]
+    spy = enemy.start(record_offers, "again", enemy.address())
+    spy.wait_for("listening")
+    earlier = [host.start(hold, "again", rank if given else None, 3, secret=SECRET) for rank, host in enumerate(hosts)]
+    recorded = spy.result()
+    for rank in earlier:
+        rank.kill()
+    offer = datagrams.decode(recorded[0])
+    assert isinstance(offer, datagrams.Offer)
+    (gone,) = (host for host in hosts if host.address() in offer.addresses)
+    gone.drop(f"tcp dport {offer.port}")
+    enemy.start(replay, "again", enemy.address(), recorded, APART_SECONDS).wait_for("replaying")
+    assert form_under_claims(hosts, "again", given=given, secret=SECRET) < SILENT_SECONDS + SLOWER
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_session_that_is_now_open_and_now_sealed_holds_nobody_up_for_long(lab: Lab, given: bool, seed: int) -> None:
+    network = lab.network()
+    enemy, *hosts = [lab.host(network) for _ in range(4)]
+    enemy.drop("tcp dport != 0")
+    forged = contradict("both", enemy.address(), assigned=not given)
+    enemy.start(replay, "both", enemy.address(), forged, APART_SECONDS).wait_for("replaying")
+    assert form_under_claims(hosts, "both", given=given) < SILENT_SECONDS + SLOWER
 
 
 @pytest.mark.soak

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -262,7 +263,46 @@ def test_sessions_that_somebody_invents_hold_nobody_up_for_long(state: State, si
             for number, at in enumerate(starts):
                 gathering.elector(f"m{number}", at=at)
         gathering.run()
-        gathering.expect_formed(within=(1 if given else 2) * SILENT_SECONDS + 3)
+        gathering.expect_formed(within=SILENT_SECONDS + 3)
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])
+@pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
+@pytest.mark.parametrize("apart", [0.02, 0.4, 1.5, 3.0])
+def test_a_session_that_is_said_to_be_now_open_and_now_sealed_holds_nobody_up_for_long(
+    apart: float, silent: bool, given: bool
+) -> None:
+    """What is recorded of an earlier run and played again says both, too."""
+    gathering = Gathering(1, timeout=120)
+    (nic,) = gathering.machine("m9").nics
+    if silent:
+        nic.machine.filtered.add(nic.address)
+    offer = Offer(
+        job="job",
+        session=gathering.world.identifier(),
+        host=bytes(16),
+        addresses=(nic.address,),
+        port=4321,
+        world_size=4,
+        assigned=not given,
+        hostname="m9",
+    )
+    sealed = structs.replace(offer, state="sealed", joined=4)
+
+    def alternate(now: Offer, then: Offer) -> None:
+        for tick in range(math.ceil(apart * CLAIMS_PER_SECOND)):
+            gathering.world.after(tick / CLAIMS_PER_SECOND, functools.partial(gathering.say, "m9", now))
+        gathering.world.after(apart, functools.partial(alternate, then, now))
+
+    alternate(offer, sealed)
+    starts = [gathering.rng.uniform(0, 3) for _ in range(4)]
+    if given:
+        gathering.everybody(starts)
+    else:
+        for number, at in enumerate(starts):
+            gathering.elector(f"m{number}", at=at)
+    gathering.run()
+    gathering.expect_formed(within=SILENT_SECONDS + 3)
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["given", "assigned"])

@@ -20,6 +20,7 @@ from mingle.elastic.host import ElasticHost
 from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Memory, Policy
 from mingle.errors import MingleError
+from mingle.protocol.claims import ClaimBudget
 from mingle.protocol.election import Candidacy, Elector
 from mingle.protocol.host import Host
 from mingle.protocol.machine import (
@@ -104,7 +105,7 @@ class Agent:
         self.part = Elector(
             self.identity,
             self.endpoints,
-            self._context,
+            structs.replace(self._context, claims=ClaimBudget()),
             now,
             new_session=self._new_session,
             make_joiner=functools.partial(AgentMember, memory=self.memory),

@@ -57,8 +57,13 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
         self._identity = identity
         self._competes = competes
         self._table = SessionTable(self, context, effects, patience=address_seconds(identity.world_size))
+        self._claims = context.claims
         self.running_check = RunningCheck(
-            identity, self._table, effects, patience=min(RUNNING_PATIENCE_SECONDS, context.timeout)
+            identity,
+            self._table,
+            effects,
+            claims=context.claims,
+            patience=min(RUNNING_PATIENCE_SECONDS, context.timeout),
         )
         self.owns = self._table.owns
         self.connected = self._table.connected
@@ -136,6 +141,7 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
         for session in self._table:
             self._table.remove(session)
         self._callers.clear()
+        self._claims.withdraw(self.running_check)
 
     # --- what becomes of a session ---------------------------------------------------------------------------------
 

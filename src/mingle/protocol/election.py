@@ -29,7 +29,6 @@ from typing import TypeGuard
 from msgspec import Struct, structs
 
 from mingle.errors import MingleError
-from mingle.protocol.claims import ClaimBudget
 from mingle.protocol.connection_race import address_seconds, named
 from mingle.protocol.host import Host
 from mingle.protocol.machine import (
@@ -127,8 +126,7 @@ class Candidate(Joiner):
         super().__init__(identity, context, now)
         self._redirected_to: bytes | None = None
         self._redirected_until = 0.0
-        self._claims = ClaimBudget()
-        """The budget for hosts that have not proved themselves yet."""
+        self._claims = context.claims
 
     # --- where to look ---------------------------------------------------------------------------------------------
 
@@ -139,7 +137,7 @@ class Candidate(Joiner):
 
     def expects_host(self, now: float) -> bool:
         """Return whether there is a host in sight; hosts that are only claimed count for a limited time."""
-        self._claims.note(now, pending=self._races)
+        self._claims.note(now, self, pending=self._races)
         return self._has_host or (self._races and not self._claims.spent)
 
     @property
@@ -159,7 +157,7 @@ class Candidate(Joiner):
         if self.current is not None:
             self.send(frames.Leave(session=self.current.name, reason=reason))
         self._table.hang_up()
-        self._claims = ClaimBudget()
+        self._claims.withdraw(self, self.running_check)
         for session in self._table:
             session.forget_life()
         self._let_go()
@@ -232,7 +230,7 @@ class Candidate(Joiner):
         return min((time for time in times if time is not None), default=None)
 
     def _gather(self, now: float) -> None:
-        self._claims.note(now, pending=self._races)
+        self._claims.note(now, self, pending=self._races)
         if self._redirected_to is not None and now >= self._redirected_until:
             self._redirect_failed(self._redirected_to, now)
         super()._gather(now)
@@ -291,8 +289,7 @@ class Elector(SessionPolicy[KnownSession]):
         self._candidacy = candidacy or Candidacy(identity)
         self._elect_at: float | None = now + self._candidacy.patience()
         self._winner: _Winner | None = None
-        self._claims = ClaimBudget()
-        """The budget for winners in which this process gets no seat."""
+        self._claims = context.claims
         self._notified = SessionTable(self, context, self._effects, patience=address_seconds(identity.world_size))
         """The hosts that have to step down, while they are told."""
 
@@ -575,7 +572,7 @@ class Elector(SessionPolicy[KnownSession]):
                     self._compete(seen.offer, source, stands=seen.stays, now=now, caller=seen.caller)
         if self._winner is not None:
             self._go_on_stepping_down(self._winner, now)
-        self._claims.note(now, pending=self._winner is not None and not self._winner.seated)
+        self._claims.note(now, self, pending=self._winner is not None and not self._winner.seated)
         if self.host is not None or self.joiner.expects_host(now) or self.joiner.running_check.may_run():
             self._elect_at = None
         elif self._elect_at is None:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct, field
 
 from mingle.diagnostics import Finding
-from mingle.protocol.claims import DialBudget
+from mingle.protocol.claims import ClaimBudget, DialBudget
 from mingle.protocol.handshake import Call
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, Datagram, Kind, List, Offer, Seek, asker_name
@@ -157,6 +157,8 @@ class Context(Struct, frozen=True, kw_only=True):
     """Return the number of unsent bytes of a connection."""
     dials: DialBudget = field(default_factory=DialBudget)
     """The budget for connections to unproved endpoints."""
+    claims: ClaimBudget = field(default_factory=ClaimBudget)
+    """The budget of the time to wait for sessions that are only claimed, of one attempt to join."""
 
 
 def scoped(address: str, interface: str) -> str:

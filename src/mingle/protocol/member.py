@@ -114,6 +114,7 @@ class Joiner(SessionPolicy[KnownSession]):
             identity,
             self._table,
             self._effects,
+            claims=context.claims,
             patience=min(RUNNING_PATIENCE_SECONDS, context.timeout),
             freed=self._client.seeker.resume,
         )

@@ -327,6 +327,7 @@ class RunningCheck:
         identity: of this process, for messages.
         table: the sessions that it has heard of.
         effects: the list to which the check adds its notice.
+        claims: the budget for runs that are only claimed.
         patience: the time that a run is waited for, in seconds.
         freed: called when this process no longer waits for the end of a session.
     """
@@ -337,6 +338,7 @@ class RunningCheck:
         table: SessionTable[KnownSession],
         effects: list[Effect],
         *,
+        claims: ClaimBudget,
         patience: float,
         freed: Callable[[float], None] | None = None,
     ) -> None:
@@ -345,7 +347,7 @@ class RunningCheck:
         self._table = table
         self._effects = effects
         self._freed = freed
-        self._budget = ClaimBudget()
+        self._budget = claims
 
     # --- what is known ---------------------------------------------------------------------------------------------
 
@@ -379,7 +381,7 @@ class RunningCheck:
     def weigh(self, now: float) -> None:
         """Take note of how long this process has waited for sealed sessions that are only claimed."""
         claimed = (each.is_asked or (each.alive_since is not None and not each.is_proved) for each in self._table)
-        self._budget.note(now, pending=any(claimed))
+        self._budget.note(now, self, pending=any(claimed))
 
     def proved(self, session: KnownSession, now: float) -> None:
         """Handle a sealed session that has proved itself. It lives; in what state, it is about to say."""
