@@ -212,3 +212,8 @@ def test_options_count_as_they_do_elsewhere() -> None:
         "a:1, b",
     )
     assert resolved["discovery_timeout"] == 9
+
+
+def test_a_timeout_of_whole_seconds_has_no_fraction() -> None:
+    rows = [line.split("\t") for line in command("env").stdout.splitlines()]
+    assert ["Job", "discovery_timeout", "300"] in [row[:3] for row in rows]

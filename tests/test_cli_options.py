@@ -10,6 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from mingle.cli import main
 from mingle.cli.options import Shared, shared_options
 from mingle.config.settings import Network
 from mingle.errors import ConfigurationError, InterfaceError
@@ -160,3 +161,11 @@ def test_a_traceback_that_is_logged_is_shown() -> None:
     lines = CliRunner().invoke(probe).stderr.splitlines()
     assert lines[:2] == ["error: dropped", "Traceback (most recent call last):"]
     assert lines[-1] == r"ZeroDivisionError: a riddle \x1b[2J"
+
+
+@pytest.mark.parametrize(("arguments", "hinted"), [(["find", "-resnet"], True), (["list", "-x"], False)])
+def test_an_option_that_was_meant_as_a_job_id_is_explained(arguments: list[str], hinted: bool) -> None:
+    told = CliRunner().invoke(main, arguments)
+    assert told.exit_code == 2
+    assert "No such option" in told.stderr
+    assert ("a variable is probably unset" in told.stderr) is hinted

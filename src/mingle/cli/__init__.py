@@ -46,6 +46,12 @@ class _Main(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
+        except click.NoSuchOption as error:
+            takes_job = error.ctx is not None and any(each.name == "job" for each in error.ctx.command.params)
+            if takes_job and not error.option_name.startswith("--"):
+                text = "In a job id that begins with '-', a variable is probably unset, as USER in $USER-resnet can be."
+                raise click.UsageError(f"{error.format_message()} {text}", error.ctx) from error
+            raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

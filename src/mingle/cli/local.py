@@ -174,7 +174,8 @@ def env_table(
     }
     for name, (section, meaning) in _RESULTS.items():
         value = resolved.get(name)
-        rows[section].append((section, name, "-" if value is None else str(value), meaning))
+        text = "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+        rows[section].append((section, name, text, meaning))
     for each in variables:
         section = _SECTIONS.get(each["name"], "Network")
         rows[section].append((section, each["name"], each["value"], each["meaning"]))

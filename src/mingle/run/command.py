@@ -165,7 +165,7 @@ def _default_job_id(nnodes: int, line: Sequence[str]) -> tuple[str, str]:
     from mingle.protocol.reports import LINE_JOB_ID
 
     given, source = os.environ.get("MINGLE_JOB_ID"), "MINGLE_JOB_ID"
-    if given == "":
+    if given is not None:
         settings.check_job_id(given, source)
     with contextlib.suppress(MingleError):  # a launcher that says too little for a rank says enough for this
         if not given:
