@@ -567,6 +567,7 @@ def _why_not_found(job: str, finder: Finder, facts: NetworkFacts) -> reports.Cau
         unproved="the job's ranks",
         unproved_fix="give the job's secret with --secret-file, MINGLE_SECRET_FILE or MINGLE_SECRET.",
         mistyped_fix="give the job id that the ranks were started with; `mingle-discover list` shows all.",
+        joins=False,
     )
     heard = (
         "the job does not run, or its multicast does not reach this network (other jobs are heard, so multicast works "

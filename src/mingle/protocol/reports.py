@@ -134,6 +134,8 @@ class Words(Struct, frozen=True, kw_only=True):
     unproved_fix: str
     mistyped: str = "a mistyped job id"
     mistyped_fix: str
+    joins: bool = True
+    """Whether a rank waits, which no formed job takes in: such a job is not the one that was meant."""
 
 
 def _words(unit: str) -> Words:
@@ -231,7 +233,7 @@ def _another_attempt(diagnostics: Diagnostics) -> Cause:
 
 def _mistyped_id(job: str, diagnostics: Diagnostics, words: Words) -> Cause | None:
     """Return the cause if a job id that resembles ours was heard; any other id only shows that the network works."""
-    formed = [other for other, takes_members in diagnostics.other_hosts.items() if not takes_members]
+    formed = [other for other, takes in diagnostics.other_hosts.items() if words.joins and not takes]
     others = sorted(other for other in diagnostics.other_jobs if other not in formed)
     if job.startswith(LINE_JOB_ID):
         lines = [diagnostics.other_jobs[other] for other in others if other.startswith(LINE_JOB_ID)]
