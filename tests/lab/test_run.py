@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -145,6 +147,64 @@ def test_with_keep_going_the_others_run_on(lab: Lab, what: str, victim: int, see
         hosts[number].run(["kill", "-9", str(pids[number])]).wait()
     # Node 0 stays until the commands of all others have ended.
     assert [processes[number].wait(SECONDS) for number in others] == [128 + signal.SIGKILL] * 2
+
+
+def succeed_after(hosts: list[Host], folder: Path, fault: Callable[[], object], pause: float = 0.5) -> list[Process]:
+    """Let programs run on all hosts, by given node ranks, and succeed together a moment after a fault."""
+    until = folder / "until"
+    words = ("sh", "-c", f"echo started as {{node_rank}}; until test -e {until}; do sleep 0.05; done")
+    processes = [start(host, "--node-rank", str(rank), "--", *words) for rank, host in enumerate(hosts)]
+    for rank, process in enumerate(processes):
+        process.wait_for_output(f"started as {rank}", SECONDS)
+    time.sleep(1)  # the programs run for a while
+    fault()
+    time.sleep(pause)
+    until.touch()
+    return processes
+
+
+def succeeded(processes: list[Process]) -> bool:
+    return [process.wait(LOST_SECONDS) for process in processes] == [0] * len(processes)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("when", ["shortly before", "long before"])
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_renumbered_member_ends_well(lab: Lab, tmp_path: Path, when: str, seed: int) -> None:
+    hosts = hosts_of(lab)
+
+    def renumber() -> None:
+        hosts[2].ip(f"address del {hosts[2].address()}/24 dev eth0", "address add 10.77.0.99/24 dev eth0")
+
+    assert succeeded(succeed_after(hosts, tmp_path, renumber, 0.5 if when == "shortly before" else 20))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("which", ["used", "unused"])
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_nic_that_dies_where_there_is_another_one_ends_nothing(
+    lab: Lab, tmp_path: Path, which: str, victim: int, seed: int
+) -> None:
+    networks = lab.network(), lab.network("10.78.0.0/24")
+    hosts = [lab.host(*networks) for _ in range(3)]
+    network = networks[0 if which == "used" else 1]
+    assert succeeded(succeed_after(hosts, tmp_path, lambda: hosts[victim].cut(network)))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("seconds", [2.5, 7.0])
+@pytest.mark.parametrize("before", [0.5, 2.0])
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_cut_shortly_before_the_end_is_waited_for(
+    lab: Lab, tmp_path: Path, before: float, seconds: float, victim: int, seed: int
+) -> None:
+    hosts = hosts_of(lab)
+    processes = succeed_after(hosts, tmp_path, hosts[victim].cut, before)
+    time.sleep(seconds - before)
+    hosts[victim].heal()
+    assert succeeded(processes)
 
 
 REDUCE = """

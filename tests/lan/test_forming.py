@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from mingle.errors import ConflictError
+from mingle.protocol.member import Joiner
 from mingle.protocol.registrar import RETURN_SECONDS, Phase
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Process
@@ -215,6 +216,48 @@ def test_a_member_that_is_lost_after_ready_is_torchs_affair() -> None:
     everybody[3].kill()
     gathering.world.run(20.0)
     assert not everybody[0].closed_stores
+
+
+def say_good_bye(member: Process, *, failed: bool = False) -> Joiner:
+    joiner = member.core
+    assert isinstance(joiner, Joiner)
+    member._event(lambda: joiner.leave("its work is done", member.now, failed=failed))
+    return joiner
+
+
+@pytest.mark.parametrize("failed", [False, True])
+@pytest.mark.parametrize("seconds", [0.0, 2.5, 7.0])
+def test_a_good_bye_that_is_lost_is_said_again(seconds: float, failed: bool) -> None:
+    for seed in SEEDS:
+        gathering = Gathering(seed)
+        host, *_, member = gathering.everybody(ready_after=None)
+        gathering.run()
+        gathering.expect_formed()
+        gathering.network.part(gathering.lan, host.machine, member.machine, parted=seconds > 0)
+        gathering.world.run(gathering.rng.uniform(0, seconds))
+        joiner = say_good_bye(member, failed=failed)
+        assert joiner.leaving
+        gathering.world.run(seconds)
+        gathering.network.part(gathering.lan, host.machine, member.machine, parted=False)
+        gathering.world.run(8.0)
+        assert joiner.close_reason == "it has left"
+        assert not joiner.leaving
+        seat = host.host.registrar.seats[joiner.identity.member]
+        assert seat.done
+        assert seat.conn is None
+        assert ["its work is done" in said for said in host.closed_stores] == [True] * failed
+
+
+def test_a_good_bye_to_a_host_that_is_gone_does_not_take_for_ever() -> None:
+    for seed in SEEDS:
+        gathering = Gathering(seed)
+        host, *_, member = gathering.everybody(ready_after=None)
+        gathering.run()
+        host.kill()
+        joiner = say_good_bye(member)
+        gathering.world.run(RETURN_SECONDS + 3.0)
+        assert not joiner.leaving
+        assert not joiner.close_reason
 
 
 def test_a_member_that_leaves_on_purpose_after_go_is_no_loss() -> None:

@@ -210,7 +210,8 @@ class Discovery:
     """One rank's discovery, from its first datagram to the end of its session.
 
     A class that derives from it can have another kind of store (`keeper`), open and reach it only at the seal
-    (`ahead`), call its ranks nodes (`unit`), and wait for the end in its own way.
+    (`ahead`), call its ranks nodes (`unit`), go on scanning a member's interfaces after GO (`scans_on`), and wait for
+    the end in its own way.
 
     Args:
         settings: of the call.
@@ -224,6 +225,7 @@ class Discovery:
 
     keeper: type[StoreKeeper] = StoreKeeper
     ahead = True
+    scans_on = False
     unit: Unit = "rank"
 
     def __init__(self, settings: Settings, *, enters: bool = False) -> None:
@@ -343,7 +345,9 @@ class Discovery:
             self._elector = None
         if self._machine.hosting is None:
             self.stores.release()  # that of a session that this rank has given up
-        driver.settle()
+        # A host that has lost an address can't be found at another one. Its members notice a broken connection by
+        # TCP's timers, so it must not be quicker than they are.
+        driver.settle(scanning=self.scans_on and self._machine.hosting is None)
         return machine.outcome
 
     def serve(self) -> None:

@@ -135,7 +135,7 @@ class Driver:
         self._key = key
         self._group: Group | None = None if job is None else job_group(job)
         self._perform_more, self._scanned, self._say = perform, scanned, say
-        self._settled = False
+        self._settled, self._scanning = False, True
         self._rp_drops: int | None = None
         self._faults: set[tuple[str, int]] = set()
         self._errors_said: Counter[str] = Counter()
@@ -212,6 +212,8 @@ class Driver:
             self.machine.handle_timer(now)
         if not self._settled and self.transport is not None:
             self._look_for_others(now)
+        if self._scanning and now >= self.interfaces.scan_due:
+            self._rescan(now)
         if self.transport is not None and now >= self._refresh_due:
             self._refresh_due = now + REFRESH_SECONDS
             change = self.transport.refresh()
@@ -225,20 +227,24 @@ class Driver:
             times.append(now + connections.STARVED_SECONDS)
         if self.transport is not None:
             times.append(self._refresh_due)
-            times += [] if self._settled else [self.interfaces.scan_due, self.peers.next_timer(now)]
+            times += [] if self._settled else [self.peers.next_timer(now)]
+        if self._scanning:
+            times.append(self.interfaces.scan_due)
         return max(0.0, min(time for time in times if time is not None) - now)
 
-    def settle(self) -> None:
-        """Stop looking for others: ask no peers any more, and scan no interfaces."""
-        self._settled = True
+    def settle(self, *, scanning: bool) -> None:
+        """Stop looking for others: ask no peers any more.
+
+        Args:
+            scanning: whether to go on scanning the interfaces.
+        """
+        self._settled, self._scanning = True, scanning
         self.peers.stop()
 
     def _look_for_others(self, now: float) -> None:
         self.ask_peers(now)
         if self._rp_drops is None and now >= self._slow_from:
             self._rp_drops = reverse_path_drops()
-        if now >= self.interfaces.scan_due:
-            self._rescan(now)
 
     def call(self, function: Callable[[], None], failed: FailedCall | None = None) -> None:
         """Run a function in the driver's thread; callable from any thread.
@@ -396,10 +402,9 @@ class Driver:
         return tuple(each for each in wanted if (each.address, each.index) in bound)
 
     def _rescan(self, now: float) -> None:
-        if self.transport is None:
-            return
         changed = self.interfaces.rescan(now)
-        if changed or self.transport.failures:  # the end of IPv6's duplicate check changes no address
+        # The end of IPv6's duplicate check changes no address.
+        if self.transport is not None and (changed or self.transport.failures):
             change = self.transport.update(self.interfaces.usable)
             self._change_sockets(change.added, change.removed)
         if changed:

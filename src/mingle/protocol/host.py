@@ -430,6 +430,7 @@ class Host:
             self.registrar.ready(conn)
         elif isinstance(frame, frames.Leave):
             self.registrar.left(conn, now, frame.reason or "it left")
+            self._callers.send(conn, frames.Closed(session=self.session, reason="it has left"))
             self._callers.hang_up(conn)
         elif isinstance(frame, frames.Pong):
             self.registrar.pong(conn)

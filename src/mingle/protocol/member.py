@@ -52,7 +52,8 @@ from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
 
 SUSPECT_SECONDS = 2.0
-"""The time in which a host that has not confirmed must answer once another host offers itself."""
+"""The time in which a host that has not confirmed must answer once another host offers itself, and the time in which it
+must answer a good-bye that is repeated."""
 RETURN_SECONDS = 5.0
 """The time for which a member that lost its connection after CONFIRMED tries the same session first."""
 READY_HEARD_SECONDS = 15.0
@@ -137,7 +138,9 @@ class Joiner(SessionPolicy[KnownSession]):
         self.loss = ""
         """The host that was lost and the reason, if the connection ended after GO and before READY."""
         self.close_reason = ""
-        """Why the host has ended its session after GO, if it has said so."""
+        """Why the host has ended its session, or this member's part in it, after GO, if it has said so."""
+        self._farewell: tuple[str, bool] | None = None
+        """The reason of a good-bye that is repeated until the host answers, and whether this member has failed."""
         self._final_ask_done = False
 
     hosting = None
@@ -165,6 +168,8 @@ class Joiner(SessionPolicy[KnownSession]):
         times = [self._table.next_timer()]
         if self._return_to is not None and self._return_to.race is None:
             times.append(self._return_to.retry_at)
+        if self.leaving and self.connection_stands:
+            times.append(self._heard_at + SUSPECT_SECONDS)
         if self.outcome is None:
             times += [self._deadline, self._store_retry_at, self._suspicion_timer()]
             times += [self._client.next_timer(), self.running_check.next_timer(), self.running_check.verdict_timer()]
@@ -398,7 +403,7 @@ class Joiner(SessionPolicy[KnownSession]):
         failures = "; ".join(f"{address} {reason}" for address, reason in race.failures.items())
         note(self.diagnostics.hosts, session.host_name, f"not reached: {failures}")
         refused = race.state is RaceState.DEAD and not race.may_live
-        if session is self._return_to and refused and self.outcome is None:
+        if session is self._return_to and refused and (self.outcome is None or now >= self._return_until):
             # Refused on every address: its process has ended, and there is nothing to come back to.
             self._return_to = None
         asked_again = self.running_check.unreached(session, race, now) and self._prove(session, now)
@@ -513,6 +518,8 @@ class Joiner(SessionPolicy[KnownSession]):
             self.loss = ""
             if self._ready:
                 self.ready(now)
+            if self._farewell is not None:
+                self._say_farewell(*self._farewell)
             if self._roster_wanted:
                 self.ask_roster()
             return
@@ -647,7 +654,8 @@ class Joiner(SessionPolicy[KnownSession]):
         note(self.diagnostics.hosts, session.host_name, f"connection lost: {reason}")
         if self.outcome is not None:
             # The host counts a member as lost that does not come back and say READY, unless it has said CLOSED.
-            returning = not (self._ready and now >= self._ready_heard_by) and not self.close_reason
+            heard = self._farewell is None and self._ready and now >= self._ready_heard_by
+            returning = not heard and not self.close_reason
             how = f"it ended its session: {self.close_reason}" if self.close_reason else reason
             self.loss = f"{session.host_name}: {how}"
             self.current = self._suspect_until = None
@@ -676,10 +684,12 @@ class Joiner(SessionPolicy[KnownSession]):
         self._table.handle_timer(now)
         returning = self._return_to
         if returning is not None and returning.race is None and now >= returning.retry_at:
-            if now < self._return_until:
+            if now < self._return_until or self._farewell is not None:
                 self._prove(returning, now)
             else:
                 self._return_to = None
+        if self.leaving and self.connection_stands and now >= self._heard_at + SUSPECT_SECONDS:
+            self.drop_host("it did not answer the good-bye", now)
         if self.outcome is None:
             self._gather(now)
 
@@ -742,8 +752,26 @@ class Joiner(SessionPolicy[KnownSession]):
             reason: why.
             failed: whether the host must take this for a loss.
         """
+        if not self.close_reason:
+            self._say_farewell(*(self._farewell or (reason, failed)))
+        self._farewell = None
+        self._table.hang_up()
+
+    def leave(self, reason: str, now: float, *, failed: bool = False) -> None:
+        """Say the same good-byes as `close` after GO, and on each new connection again until the host answers.
+
+        Go on with turns while this member is `leaving`, for as long as the host can be waited for, and close it then.
+        """
+        self._farewell, self._heard_at = (reason, failed), now
+        self._say_farewell(reason, failed)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the host has not answered the good-bye, and can be reached or is looked for."""
+        return self._farewell is not None and not self.close_reason and not self.host_gone
+
+    def _say_farewell(self, reason: str, failed: bool) -> None:
         if self.outcome is not None and not self._ready and not failed:
             self.ready()
         if self.current is not None:
             self.send(frames.Leave(session=self.current.name, reason=reason[:2048]))
-        self._table.hang_up()

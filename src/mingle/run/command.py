@@ -255,6 +255,9 @@ def _attend(program: Program, session: NodeSession | None, *, keep_going: bool) 
 
 def _stay(session: NodeSession, *, keep_going: bool) -> int:
     """Keep the other machines together until all have left; return a failure among them as an exit status."""
+    known = session.trouble is not None
+    if not session.leave() and not known:
+        output.say(f"{NAME}: the command has ended; node 0 does not answer, and can take this node for lost.")
     say_at: float | None = time.monotonic() + SAY_SECONDS
     while not session.others_left:
         try:

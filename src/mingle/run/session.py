@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 COMMAND = "its command"
-"""The subject of the reason that a machine gives whose command has failed."""
+"""The subject of the reason that a machine gives whose command has ended."""
+LEAVE_SECONDS = 20.0
+"""How long a machine tries to tell node 0 of the end of its command. Node 0 gives up an unreachable machine by then."""
 
 
 class NodeSession(Discovery):
@@ -26,6 +28,7 @@ class NodeSession(Discovery):
 
     keeper = PortKeeper
     ahead = False  # there is no store to connect to, only a port, and no torch to connect with
+    scans_on = True
     unit = "node"
 
     def __init__(self, settings: Settings) -> None:
@@ -85,9 +88,24 @@ class NodeSession(Discovery):
 
     @property
     def others_left(self) -> bool:
-        """Whether this machine must no longer stay for the others: it is not the host, or all others have left."""
+        """Whether all other machines have left, as far as this one has to know: it must if it is the host."""
         machine = self._part
         return not isinstance(machine, Host) or machine.registrar.all_left
+
+    def leave(self) -> bool:
+        """As a member, tell node 0 that the command has ended; return whether it has heard of it."""
+        machine = self._part
+        return isinstance(machine, Host) or self._tell(machine, f"{COMMAND} has ended", failed=False)
+
+    def _tell(self, machine: Joiner, reason: str, *, failed: bool) -> bool:
+        """Say good-bye until node 0 answers: the connection can be dead, and the network be cut for a moment."""
+        now = self.driver.clock()
+        machine.leave(reason, now, failed=failed)
+        self.driver.carry_out()
+        until = now + LEAVE_SECONDS
+        while machine.leaving and self.driver.clock() < until:
+            self.turn(until)
+        return bool(machine.close_reason)
 
     def fail(self, how: str) -> None:
         """End the session with a failure of the command, which the other machines hear of."""
@@ -96,6 +114,7 @@ class NodeSession(Discovery):
             farewell = partial(machine.close, f"node 0 on host {self.identity.who.hostname}: {reason}")
         else:
             farewell = partial(machine.close, reason, failed=True)
+            self._tell(machine, reason, failed=True)
         self.driver.part(farewell)
         self._let_go()
 
