@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch.distributed.elastic.rendezvous import RendezvousHandler
@@ -103,6 +105,14 @@ class FixedGathering:
         if not self._hosts:
             return None
         return frozenset(member.member for member in self._place.members) - self.absent
+
+    def await_round(self, is_over: Callable[[], bool], seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not (self.session_lost.is_set() or is_over() or time.monotonic() > deadline):
+            if self.held:
+                return True
+            self.session_lost.wait(0.02)
+        return False
 
     def workers_done(self) -> None:
         self.done = True

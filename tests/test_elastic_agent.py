@@ -79,7 +79,7 @@ def test_from_seeking_to_a_session_and_on_to_the_next(monkeypatch: pytest.Monkey
     host.kill()
     gathering.world.run(0.01)
     assert rest.outcome is None
-    assert rest.agent.held_until == float("-inf")
+    assert rest.agent.hold.until == float("-inf")
     assert isinstance(rest.agent.part, Elector)
     back = gathering.start(host.machine.name)
     gathering.run_until_together([rest, back], 5.0)

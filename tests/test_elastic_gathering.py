@@ -342,8 +342,8 @@ def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(job: Job, part:
 def test_a_lease_that_has_ended_is_noticed_before_the_loop_does(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     several = [job.agent() for _ in range(2)]
     gather(*several)
-    assert all(agent.held for agent in several)
+    assert all(agent.await_round(lambda: False, 10.0) for agent in several)
     later = agents.boot_time() + 20.0
     monkeypatch.setattr(agents, "boot_time", lambda: later)
-    assert not any(agent.held for agent in several)
+    assert not any(agent.await_round(lambda: False, 0.5) for agent in several)
     assert not any(agent.session_lost.is_set() for agent in several)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from mingle.elastic.host import LOOK_AROUND_SECONDS, ElasticHost
-from mingle.elastic.leases import LEASE_SECONDS
+from mingle.elastic.leases import ANSWER_SECONDS, LEASE_SECONDS
 from mingle.protocol.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND
 from mingle.protocol.machine import Dial, Reset, Source
 from mingle.wire import frames
@@ -114,7 +114,7 @@ def test_a_job_that_an_agent_has_ended_keeps_its_store_and_begins_no_round(gathe
     gathering.world.run(2 * LEASE_SECONDS)
     assert process.hosted is host, "its workers go on to their end, and their store stays"
     assert host.quorum.ending
-    assert process.agent.held_until == float("-inf")
+    assert process.agent.hold.until == float("-inf")
 
 
 def test_an_answer_counts_on_the_connection_of_the_seat_only(gathering: AgentGathering) -> None:
@@ -128,6 +128,60 @@ def test_an_answer_counts_on_the_connection_of_the_seat_only(gathering: AgentGat
     assert leases.until(member) < now + LEASE_SECONDS, "a claim to be that member renews no lease"
     host._frame(seat.conn, caller, frames.Pong(number=number), now)
     assert leases.until(member) == now + LEASE_SECONDS
+
+
+def ask_round(agent: AgentProcess) -> float:
+    """Let an agent ask whether its session stands, since a round is complete now; when that is."""
+    made = agent.now
+    agent._event(lambda: agent.agent.ask_round(agent.now))
+    return made
+
+
+def test_a_round_is_proved_by_answers_to_what_was_sent_after_it_for_two_seconds(gathering: AgentGathering) -> None:
+    process, _, others = started(gathering)
+    for agent in (process, others[0]):
+        made = agent.now
+        assert not agent.agent.hold.allows(made, agent.now)
+        ask_round(agent)
+        gathering.world.run(0.1)
+        assert agent.agent.hold.allows(made, agent.now)
+    for other in others:
+        gathering.network.cut(other.machine)
+    gathering.world.run(ANSWER_SECONDS)
+    for agent in (process, others[0]):
+        assert agent.now < agent.agent.hold.until, "the lease is valid"
+        assert not agent.agent.hold.allows(made, agent.now)
+
+
+def test_no_member_is_answered_while_too_few_answer_the_host() -> None:
+    gathering = AgentGathering(7, (1, 5))
+    process, host, others = started(gathering, 5)
+    for other in others[1:]:
+        gathering.network.cut(other.machine)
+    made = [ask_round(agent) for agent in (process, others[0])]
+    gathering.world.run(ANSWER_SECONDS + 1.5)
+    assert not any(agent.agent.hold.allows(at, agent.now) for agent, at in zip((process, others[0]), made, strict=True))
+    asked = [at for questions in host._rounds_asked.values() for at in questions.values()]
+    assert min(asked) > process.now - ANSWER_SECONDS - 1.1, "older questions are forgotten"
+    for other in others[1:]:
+        gathering.network.heal(other.machine)
+    gathering.world.run(1.5)
+    for agent, at in zip((process, others[0]), made, strict=True):
+        ask_round(agent)
+        gathering.world.run(0.1)
+        assert agent.agent.hold.allows(at, agent.now)
+
+
+def test_many_questions_cost_few_pings(gathering: AgentGathering) -> None:
+    process, host, others = started(gathering)
+    numbers = host.quorum.leases._last_number
+    for other in others:
+        for _ in range(4):
+            ask_round(other)
+    gathering.world.run(0.3)
+    assert host.quorum.leases._last_number - numbers <= 5 * len(others)
+    assert all(other.agent.hold.allows(other.now - 0.3, other.now) for other in others)
+    assert process.hosted is host
 
 
 def test_what_one_sender_says_of_other_sessions_costs_its_dial_budget_also_while_the_session_runs(

@@ -64,7 +64,7 @@ def application(process: AgentProcess) -> Join:
     """What an agent that looks for a session would say to its host."""
     assert isinstance(process.agent.part, Elector)
     joiner = process.agent.part.joiner
-    return joiner._application(KnownSession(OTHER, []))
+    return joiner._application(KnownSession(OTHER, []), process.now)
 
 
 def test_it_is_bound_to_a_host_that_it_hears(gathering: AgentGathering, joined: AgentProcess) -> None:
@@ -74,7 +74,7 @@ def test_it_is_bound_to_a_host_that_it_hears(gathering: AgentGathering, joined: 
         assert joined.outcome is not None
         assert binding.session == joined.outcome.session
         gathering.world.run(20.0)
-    assert joined.agent.held_until == binding.until
+    assert joined.agent.hold.until == binding.until
 
 
 def test_a_silent_host_is_lost_when_the_binding_ends(

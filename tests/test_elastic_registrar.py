@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from mingle.elastic.leases import LEASE_SECONDS
+from mingle.elastic.leases import ANSWER_SECONDS, GROWN_SECONDS, LEASE_SECONDS
 from mingle.elastic.quorum import ACKNOWLEDGE_SECONDS, CONFIRM_SECONDS, Memory, Nodes, Policy, Quorum
 from mingle.protocol.admission import HostSeat
 from mingle.protocol.registrar import ADMITTED_SECONDS, Phase, Registrar
@@ -31,6 +32,7 @@ def application(letter: str, **more: Any) -> frames.Join:
         "minimum": 2,
         "node": letter,
         "kind": "agents",
+        "age": 60.0,
         "who": frames.ProcessInfo(hostname=f"node-{letter}", pid=ord(letter), address=address),
         "paths": (frames.Path(host_address=HOST_ADDRESS, local_address=address, interface="eth0"),),
     }
@@ -87,6 +89,13 @@ class Registry:
     def acknowledge(self, conn: int) -> None:
         self.registrar.acknowledged(conn, self.registrar.epoch, self.now)
 
+    def answer(self, *letters: str) -> None:
+        """Let these members, or all, answer a PING that is sent now."""
+        leases = self.quorum.leases
+        for each in map(member, letters) if letters else self.registrar.seats:
+            leases.answered(each, leases.ask(each, self.now))
+        self.registrar.hold(False, self.now)  # as the host does after every event
+
     def open_store(self) -> None:
         self.registrar.store_opened(self.registrar.epoch, HOST_ADDRESS, 5000, "token", self.now)
 
@@ -99,6 +108,7 @@ class Registry:
         for conn in conns.values():
             self.acknowledge(conn)
         assert self.registrar.phase is Phase.RUNNING
+        self.answer()
         self.port.take()
         return conns
 
@@ -304,11 +314,40 @@ def test_a_small_session_is_kept_by_the_least_until_it_has_had_its_quorum() -> N
     assert (registry.quorum.had_quorum, registry.quorum.wanted) == (False, 2)
     registry.quorum.note_quorum(registry.now)
     assert not registry.quorum.had_quorum
+    registry.answer()
     late = registry.join("C")
     registry.confirm(late, "C")
     registry.acknowledge(late)
     registry.quorum.note_quorum(registry.now)
     assert (registry.quorum.members().quorum, registry.quorum.wanted) == (True, 3)
+
+
+# --- who is old enough to found --------------------------------------------------------------------------------------
+
+
+def test_a_young_agent_counts_when_it_is_old_enough_and_no_small_start_comes_before() -> None:
+    registry = Registry(1, 3, began_at=0.0)
+    registry.quorum.policy = replace(registry.quorum.policy, last_call=1.0)
+    registry.join("B", age=1.0)
+    assert registry.registrar.phase is Phase.OPEN
+    registry.wait(GROWN_SECONDS - 0.1)
+    assert registry.registrar.phase is Phase.OPEN
+    registry.wait(0.1)
+    assert (registry.registrar.phase, registry.quorum.small) == (Phase.CONFIRMING, False)
+
+
+def test_all_together_need_not_be_old() -> None:
+    registry = Registry(1, 3, began_at=0.0)
+    registry.join("B", age=0.0)
+    registry.join("C", age=0.0)
+    assert registry.registrar.phase is Phase.CONFIRMING
+
+
+def test_a_surplus_agent_is_not_one_of_all_together() -> None:
+    registry = Registry(1, 3, began_at=0.0)
+    registry.join("B", age=0.0)
+    registry.join("C", age=0.0, surplus=True)
+    assert registry.registrar.phase is Phase.OPEN
 
 
 # --- who may join ---------------------------------------------------------------------------------------------------
@@ -369,7 +408,34 @@ def test_who_comes_while_the_session_is_sealed_waits_for_go() -> None:
     assert late not in registry.said()
     for conn in conns.values():
         registry.acknowledge(conn)
+    assert registry.kinds(late) == []
+    registry.answer("B")
     assert registry.kinds(late) == [frames.Confirm]
+
+
+def test_a_running_session_admits_nobody_while_too_few_have_answered_lately() -> None:
+    registry = Registry(2, 4)
+    registry.go("B", "C")
+    registry.now += ANSWER_SECONDS
+    late = registry.join("D")
+    assert registry.kinds(late) == [frames.Joined]
+    registry.answer("B")
+    assert registry.kinds(late) == [frames.Confirm]
+    registry.now += ANSWER_SECONDS
+    registry.confirm(late, "D")
+    assert registry.kinds(late) == []
+    registry.answer("C")
+    assert registry.kinds(late) == [frames.Confirm]
+    registry.confirm(late, "D")
+    registry.said()
+    registry.now += ANSWER_SECONDS
+    registry.acknowledge(late)
+    assert registry.kinds(late) == []
+    assert member("D") not in registry.registrar.seats
+    registry.answer("C")
+    registry.confirm(late, "D")
+    registry.acknowledge(late)
+    assert member("D") in registry.registrar.seats
 
 
 def test_who_came_late_is_in_the_next_epoch_when_the_first_is_voided() -> None:
@@ -433,6 +499,7 @@ def test_the_same_agent_on_another_connection_replaces_the_old_one() -> None:
     again = registry.join("B", token=registry.registrar.seats[member("B")].token)
     assert registry.kinds(again) == [frames.Joined, frames.Confirm]
     assert ("hang_up", conns["B"]) in registry.last
+    registry.answer()
     third = registry.join("B", token=registry.registrar.latecomers[member("B")].token)
     assert registry.kinds(third) == [frames.Joined, frames.Confirm]
     assert ("hang_up", again) in registry.last
@@ -505,6 +572,7 @@ def test_a_latecomer_whose_acknowledgement_comes_too_late_is_asked_again() -> No
     registry.now += LEASE_SECONDS
     registry.said()
     registry.acknowledge(late)
+    registry.answer("B")
     assert registry.kinds(late) == [frames.Confirm]
     registry.confirm(late, "D")
     registry.said()

@@ -264,7 +264,18 @@ def test_diagram_has_the_states_of_the_code(title: str, states: type[Step | Phas
 
 def test_sequence_says_every_frame_of_joining_and_asking() -> None:
     (diagram,) = re.findall(r"```mermaid\nsequenceDiagram\n(.*?)```", TEXT, re.DOTALL)
-    elsewhere = {"running", "ping", "pong", "void", "host-seen", "redirect", "unreachable", "members"}
+    elsewhere = {
+        "running",
+        "ping",
+        "pong",
+        "void",
+        "host-seen",
+        "redirect",
+        "unreachable",
+        "members",
+        "round",
+        "round-held",
+    }
     tags = {tag_of(kind) for kind in FRAMES}
     said = set(re.findall(r": (?:preface, )?([A-Z]+)", diagram)) - {"SEEK", "OFFER"}
     assert {name.lower() for name in said} == tags - elsewhere

@@ -26,13 +26,14 @@ def test_without_options_everything_is_at_its_default() -> None:
     assert (found.settings.rank, found.settings.world_size) == (None, 4)
     assert (found.policy, found.local_addr) == (Policy(nodes=Nodes(minimum=2, maximum=4), last_call=30), None)
     assert (found.settings.port, found.settings.ttl, found.settings.discovery_timeout) == (29499, 1, 300)
-    assert found.torch == {"last_call_timeout": 30, "read_timeout": 60, "timeout": 900}
+    assert found.torch == {"join_timeout": 600, "last_call_timeout": 30, "read_timeout": 60, "timeout": 900}
 
 
 def test_the_defaults_are_those_of_torch() -> None:
     from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
 
     assert timedelta(seconds=agent_settings.TORCH_DEFAULTS["last_call_timeout"]) == RendezvousTimeout().last_call
+    assert timedelta(seconds=agent_settings.TORCH_DEFAULTS["join_timeout"]) == RendezvousTimeout().join
 
 
 def test_every_key_of_the_rendezvous_configuration(tmp_path: Path) -> None:

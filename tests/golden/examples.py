@@ -91,6 +91,7 @@ _AGENT_JOIN = frames.Join(
     generation=1_700_000_000,
     clock=1_700_000_100,
     had_quorum=True,
+    age=125.0,
 )
 _SEALED = frames.Sealed(
     session=SESSION,
@@ -240,6 +241,8 @@ STORIES: dict[str, Story] = {
                 frames.Members(generation=1_700_000_100, quorum=True, present=_PRESENT),
             ),
             Line("host", "ping", "are you alive?", frames.Ping(number=1)),
+            Line("member", "round", "torch has completed a round: does the session stand?", frames.Round(number=1)),
+            Line("host", "round-held", "it did when you asked", frames.RoundHeld(number=1)),
             Line(
                 "host",
                 "closed",

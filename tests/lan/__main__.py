@@ -10,6 +10,8 @@
     the same for processes without a rank: many schedules, one of them, or a whole job and its figures;
 ``python -m tests.lan agents --seeds 10000 [--first 0]``, ``agents --replay SEED``
     the same for agents: many schedules, or one of them;
+``python -m tests.lan rounds --seeds 10000 [--first 0]``, ``rounds --replay SEED``
+    the same for the rounds of agents;
 ``python -m tests.lan late --ranks 10000 --loss 0.3 --waiting 60``
     all ranks wait so long for rank 0: what that sends, and how soon they know it then;
 ``python -m tests.lan crowd --ranks 1024 --cores 2``, ``crowd --ranks 1024 --loss 0.3``
@@ -29,6 +31,7 @@ from tests.lan.agent_schedules import AgentSchedule
 from tests.lan.crowd import crowd, nodes
 from tests.lan.election_schedules import ElectionSchedule
 from tests.lan.gathering import Gathering
+from tests.lan.round_schedules import RoundSchedule
 from tests.lan.scale import late_host
 from tests.lan.schedules import Schedule
 
@@ -98,11 +101,12 @@ def elect(ranks: int, loss: float, seed: int, spread: float) -> None:
     print(f"  {gathering.world.steps} steps in {time.perf_counter() - began:.1f} s of real time")
 
 
-AnySchedule: TypeAlias = Schedule | AgentSchedule
+AnySchedule: TypeAlias = Schedule | AgentSchedule | RoundSchedule
 COMMANDS: dict[type[AnySchedule], str] = {
     Schedule: "replay",
     ElectionSchedule: "elect --replay",
     AgentSchedule: "agents --replay",
+    RoundSchedule: "rounds --replay",
 }
 
 
@@ -170,11 +174,12 @@ def main() -> int:
     electing.add_argument("--loss", type=float, default=0.0)
     electing.add_argument("--seed", type=int, default=0)
     electing.add_argument("--spread", type=float, default=1.0)
-    gathering = commands.add_parser("agents")
-    which = gathering.add_mutually_exclusive_group(required=True)
-    which.add_argument("--seeds", type=int)
-    which.add_argument("--replay", type=int, metavar="SEED")
-    gathering.add_argument("--first", type=int, default=0)
+    for name in ("agents", "rounds"):
+        gathering = commands.add_parser(name)
+        which = gathering.add_mutually_exclusive_group(required=True)
+        which.add_argument("--seeds", type=int)
+        which.add_argument("--replay", type=int, metavar="SEED")
+        gathering.add_argument("--first", type=int, default=0)
     arguments = parser.parse_args()
     if arguments.command == "start":
         start(arguments.ranks, arguments.loss, arguments.seed, arguments.spread)
@@ -192,10 +197,10 @@ def main() -> int:
         held = replay(Schedule, arguments.seed)
     elif arguments.command == "soak":
         held = soak(Schedule, arguments.first, arguments.seeds)
-    elif arguments.command == "agents" and arguments.replay is not None:
-        held = replay(AgentSchedule, arguments.replay)
-    elif arguments.command == "agents":
-        held = soak(AgentSchedule, arguments.first, arguments.seeds)
+    elif arguments.command in ("agents", "rounds"):
+        kind = AgentSchedule if arguments.command == "agents" else RoundSchedule
+        many = arguments.replay is None
+        held = soak(kind, arguments.first, arguments.seeds) if many else replay(kind, arguments.replay)
     elif arguments.replay is not None:
         held = replay(ElectionSchedule, arguments.replay)
     elif arguments.seeds is not None:

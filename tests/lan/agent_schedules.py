@@ -10,7 +10,6 @@ at a chosen frame. At the end all is healed and as many live as there were. What
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -40,8 +39,7 @@ class AgentSchedule(Strikes):
         rng = self.rng = gathering.rng
         maximum = rng.randint(2, 7)
         nodes = Nodes(minimum=rng.randint(1, maximum), maximum=maximum)
-        gathering.policy = dataclasses.replace(gathering.policy, nodes=nodes)
-        gathering.invariants.policy = gathering.policy
+        gathering.resize(nodes)
         gathering.secret = b"secret" if rng.random() < 0.05 else None
         gathering.uneven_clocks = rng.random() < 0.5
         gathering.lan.loss = rng.choice((0.0, 0.0, 0.1, 0.3))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mingle.elastic.agent import Agent
@@ -27,6 +28,12 @@ CLOCK_ERROR = 0.01
 """How much faster or slower than the truth a clock may run."""
 STARTED_AT = 1_700_000_000
 """What wall clocks show when the world begins."""
+ROUND_SECONDS = (0.1, 1.5)
+"""How long after one another torch completes rounds in a session."""
+SEEN_SECONDS = (0.0, 0.0, 0.05, 1.0, 3.0)
+"""How late a member sees that a round is complete, at most."""
+ASK_SECONDS = 1.0
+"""How often an agent asks again whether its session stands."""
 UNREAD = 0.15
 """How often a process that is killed has not read everything: its kernel then ends its connections by resets."""
 
@@ -40,6 +47,15 @@ class AgentProcess(Process):
     asleep: float = 0.0
     """For how long its machine has been suspended: CLOCK_BOOTTIME goes on then, CLOCK_MONOTONIC does not."""
     _suspended_at: float | None = None
+    _round: tuple[bytes, float] | None = None
+    """The session of a round that torch has completed, and when this agent saw that; until torchrun gets the round."""
+
+    def __init__(
+        self, *arguments: Any, returned: Callable[[AgentProcess, bytes], None] = lambda *_: None, **options: Any
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self._returned = returned
+        """Told of each round that its torchrun gets."""
 
     @property
     def name(self) -> str:
@@ -96,6 +112,41 @@ class AgentProcess(Process):
             self.network.heal(self.machine)
             self.cont()
 
+    # --- its torchrun's rounds -------------------------------------------------------------------------------------
+
+    def see_round(self, session: bytes) -> None:
+        """Torch's state shows it that a round of this session is complete."""
+        if self.alive and not self.stopped and self.outcome is not None and self.outcome.session == session:
+            self._round = session, self.now
+            self._ask_round(self._round)
+
+    def _ask_round(self, asked: tuple[bytes, float]) -> None:
+        if self._round is asked and self.alive:
+            self._event(lambda: self.agent.ask_round(self.now))
+            self.world.after(ASK_SECONDS, functools.partial(self._ask_round, asked))
+
+    def _get_round(self) -> None:
+        """Torchrun's main thread looks whether it can have the round."""
+        if self._round is None or not self.alive or self.stopped:
+            return
+        session, made = self._round
+        if self.outcome is None or self.outcome.session != session:
+            self._round = None
+        elif self.agent.hold.allows(made, self.now):
+            self._round = None
+            self.world.note(f"{self.name} gets a round of {session.hex()[:4]}")
+            self._returned(self, session)
+
+    def cont(self) -> None:
+        """Go on; the main thread can be first, before the one that reads what has come in the meantime."""
+        if self.alive and self.stopped:
+            self.stopped = False
+            self._get_round()
+            self.stopped = True
+        super().cont()
+
+    # --- its driver ------------------------------------------------------------------------------------------------
+
     def _timeout(self) -> float:
         return float("inf")
 
@@ -121,6 +172,7 @@ class AgentProcess(Process):
             self.close()
         for watch in list(self.world.watchers):
             watch(self)
+        self._get_round()
         if self.alive:
             self._set_alarm()
 
@@ -148,9 +200,13 @@ class AgentInvariants:
         """Every session that has formed."""
         self.clocks_are_right = True
         """Whether all wall clocks are, so that the generations of sessions never go back in time."""
-        self.rounds: list[bytes] = []
-        """The sessions that have completed rounds, in order, each once for as long as no other one did."""
+        self.quorate: list[bytes] = []
+        """The sessions that have had their quorum, in that order."""
+        self.latest = -1
+        """The last of them that has had a round."""
+        self._rng = random.Random(world.seed)
         world.watchers.append(self.check)
+        world.after(self._rng.uniform(*ROUND_SECONDS), self._complete_rounds)
 
     def agents(self) -> list[AgentProcess]:
         """Those that live."""
@@ -161,7 +217,7 @@ class AgentInvariants:
         return [
             each
             for each in self.agents()
-            if not each.stopped and each.hosted is not None and each.now < each.agent.held_until
+            if not each.stopped and each.hosted is not None and each.now < each.agent.hold.until
             if each.hosted.quorum.had_quorum and not self.policy.allow_minority
         ]
 
@@ -183,15 +239,15 @@ class AgentInvariants:
             self.sessions[part.session] = part
             nodes = part.quorum.policy.nodes
             assert nodes.minimum <= len(part.registrar.seats) <= nodes.maximum
+        quorate = isinstance(part, ElasticHost) and part.outcome is not None and part.quorum.had_quorum
+        if quorate and part.session not in self.quorate:
+            self.quorate.append(part.session)
         if outcome is not None:
             assert outcome.session in self.sessions, f"{process.name} is in a session that has not formed"
         if len(self.agents()) > self.policy.nodes.maximum:
             return
         held = [each for each in self.holders() if self._truly_held(each)]
         assert len(held) < 2, f"two hosts hold: {', '.join(each.name for each in held)}"
-        if self.world.rng.random() < 0.2:
-            for holder in self.holders():
-                self._try_round(holder)
 
     def _check_generation(self, formed: ElasticHost) -> None:
         """A session sorts after all earlier ones, whoever was started again in between."""
@@ -201,19 +257,28 @@ class AgentInvariants:
         if formed.quorum.had_quorum and earlier:
             assert formed.quorum.generation >= max(earlier), "a session with a quorum sorts before an earlier one"
 
-    def _try_round(self, holder: AgentProcess) -> None:
-        """A round completes when all that are in the session take part, each with a valid lease."""
-        assert holder.hosted is not None
-        session, by_member = holder.hosted.session, {each.identity.member: each for each in self.agents()}
-        seated = [by_member.get(member) for member in holder.hosted.registrar.seats]
-        for each in seated:
-            if each is None or each.stopped or each.outcome is None or each.outcome.session != session:
-                return
-            if each.now >= each.agent.held_until:
-                return
-        if self.rounds[-1:] != [session]:
-            assert session not in self.rounds, f"{holder.name} completes a round after another session has"
-            self.rounds.append(session)
+    def _complete_rounds(self) -> None:
+        """Let torch complete a round in every session, with any of its members: it has a clock of its own."""
+        rng = self._rng
+        self.world.after(rng.uniform(*ROUND_SECONDS), self._complete_rounds)
+        by_member = {each.identity.member: each for each in self.agents()}
+        for holder in [each for each in self.agents() if each.hosted is not None and not each.stopped]:
+            assert holder.hosted is not None
+            late = rng.choice(SEEN_SECONDS)
+            for member in holder.hosted.registrar.seats:
+                if member in by_member and rng.random() < 0.7:
+                    see = functools.partial(by_member[member].see_round, holder.hosted.session)
+                    self.world.after(0.0 if by_member[member] is holder else rng.uniform(0, late), see)
+
+    def returned(self, process: AgentProcess, session: bytes) -> None:
+        """A torchrun has got a round: of no session before the last that had one."""
+        if session not in self.quorate or self.policy.allow_minority:
+            return
+        if len(self.agents()) > self.policy.nodes.maximum:
+            return
+        order = self.quorate.index(session)
+        assert order >= self.latest, f"{process.name} gets a round although a later session has had one"
+        self.latest = order
 
 
 class AgentGathering:
@@ -243,6 +308,10 @@ class AgentGathering:
         """Whether clocks run up to a hundredth faster or slower than the truth."""
         self.invariants = AgentInvariants(self.world, self.policy)
         self._pids = 100
+
+    def resize(self, nodes: Nodes) -> None:
+        """Change how many nodes the job may have, before any agent starts."""
+        self.policy = self.invariants.policy = dataclasses.replace(self.policy, nodes=nodes)
 
     @property
     def rng(self) -> random.Random:
@@ -285,7 +354,15 @@ class AgentGathering:
             )
 
         process = AgentProcess(
-            self.network, where, identity, build, hosting=False, electing=True, key=key, processor=processor
+            self.network,
+            where,
+            identity,
+            build,
+            hosting=False,
+            electing=True,
+            key=key,
+            processor=processor,
+            returned=self.invariants.returned,
         )
         if self.uneven_clocks:
             process.rate = where.rate = where.rate or self.world.rng.uniform(1 - CLOCK_ERROR / 2, 1 + CLOCK_ERROR / 2)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from typing import Protocol
+
 from msgspec import structs
 
 from mingle.protocol.registrar import Phase, Registrar
@@ -42,3 +46,21 @@ class TrustsMemberIds(Registrar):
         if known is not None:
             applicant = structs.replace(applicant, token=known.token)
         super().join(conn, member, applicant, now)
+
+
+class AnySchedule(Protocol):
+    """What one seed makes happen."""
+
+    def run(self) -> None:
+        """Run it and judge the end."""
+
+
+def search(kind: Callable[[int], AnySchedule], schedules: int, finding: str) -> None:
+    """Run schedules until one finds what is looked for, which it raises."""
+    for seed in range(schedules):
+        try:
+            kind(seed).run()
+        except AssertionError as problem:
+            if re.search(finding, str(problem)):
+                print(f"found by schedule {seed}")
+                raise

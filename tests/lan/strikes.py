@@ -17,7 +17,7 @@ _FRAMES = (
 )
 
 
-def _mark(kind: str) -> bytes:
+def mark(kind: str) -> bytes:
     """What the bytes of a frame of this kind contain."""
     return b"\xa4type" + bytes((0xA0 + len(kind),)) + kind.encode()
 
@@ -61,7 +61,7 @@ class Strikes:
     def _plan_strike_at_frame(self) -> None:
         """Strike the sender or the receiver of a frame just before it is written, or a moment after."""
         rng, world = self.rng, self.gathering.world
-        mark, number = _mark(rng.choice(self.frames)), rng.choice((1, 1, 2, 3, rng.randint(1, 20)))
+        marked, number = mark(rng.choice(self.frames)), rng.choice((1, 1, 2, 3, rng.randint(1, 20)))
         delay = rng.choice((None, None, 0.0, rng.uniform(0, 0.01)))
         strikes_sender = rng.random() < 0.6
         strike = rng.choice(
@@ -71,7 +71,7 @@ class Strikes:
 
         def watch(sender: Process, receiver: Endpoint, data: bytes) -> None:
             nonlocal written
-            written += mark in data
+            written += marked in data
             if written < number:
                 return
             world.before_write.remove(watch)

@@ -17,6 +17,7 @@ from typing import TypeGuard
 from msgspec import structs
 
 from mingle.elastic.host import ElasticHost
+from mingle.elastic.leases import Hold
 from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Memory, Policy
 from mingle.errors import MingleError
@@ -79,7 +80,7 @@ class Agent:
     ) -> None:
         self.identity = identity
         self.endpoints = endpoints
-        self.memory = Memory(policy, wall_clock)
+        self.memory = Memory(policy, wall_clock, now)
         self.outcome: Formation | None = None
         self.lost: str | None = None
         self.losses = 0
@@ -123,6 +124,12 @@ class Agent:
         """Handle the same change as a member."""
         if isinstance(self.part, Elector | AgentMember):
             self.part.rewired(now)
+
+    def ask_round(self, now: float) -> None:
+        """Find out whether the session still stands, since torch has completed a round: ``hold`` tells the result."""
+        self.check(now)
+        if isinstance(self.part, ElasticHost | AgentMember):
+            self.part.ask_round(now)
 
     def stop_electing(self) -> None:
         """Look for no other session after the present one: the agent's workers are done."""
@@ -172,13 +179,14 @@ class Agent:
         return isinstance(self.part, AgentMember) and self.part.small
 
     @property
-    def held_until(self) -> float:
-        """The time at which a silent session is lost; the agent can complete a round only before it."""
+    def hold(self) -> Hold:
+        """How firmly the agent knows that its session is the only one; torchrun gets only rounds that this allows."""
         if self.outcome is None:
-            return float("-inf")
+            return Hold()
         if isinstance(self.part, ElasticHost):
-            return float("-inf") if self.part.quorum.ending else self.part.quorum.kept_until()
-        return self.memory.binding.until
+            return self.part.hold
+        assert isinstance(self.part, AgentMember)
+        return Hold(self.memory.binding.until, self.part.proved_at)
 
     def effects(self) -> list[Effect]:
         """Return what the driver has to do now, once."""

@@ -12,7 +12,8 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from mingle import detached, forksafe
 from mingle.config.settings import Settings
@@ -20,6 +21,7 @@ from mingle.detached import PreStartedWorker
 from mingle.elastic import reports as elastic_reports
 from mingle.elastic.agent import Agent
 from mingle.elastic.host import ElasticHost
+from mingle.elastic.leases import Hold
 from mingle.elastic.quorum import Policy
 from mingle.engine import progress
 from mingle.engine.discovery import FILES_PER_NODE, job_key, machine_context, make_room, process_identity
@@ -33,6 +35,10 @@ logger = logging.getLogger("mingle")
 
 INTERRUPTED_SECONDS = 0.5
 """How long an interrupted call waits for the agent's thread to say how far it has come."""
+ASK_SECONDS = 1.0
+"""How often this agent asks whether the session stands, until torchrun gets its round."""
+ROUND_WAIT_SECONDS = 0.1
+"""How often it looks whether the round is given up meanwhile."""
 
 
 def boot_time() -> float:
@@ -64,7 +70,7 @@ class _State:
     gathered: Gathered | None = None
     present: frozenset[bytes] | None = None
     ending: bool = False
-    held_until: float = float("-inf")
+    hold: Hold = field(default_factory=Hold)
     lost: str | None = None
     ended: str | None = None
     failure: MingleError | None = None
@@ -114,12 +120,6 @@ class Gathering:
     def present(self) -> frozenset[bytes] | None:
         """On the host, the member ids of all that are in the session now, its own included; None elsewhere."""
         return self._state.present
-
-    @property
-    def held(self) -> bool:
-        """Return whether this agent can complete a round now: its lease must be valid at this moment."""
-        state = self._state
-        return state.gathered is not None and boot_time() < state.held_until
 
     @property
     def ending(self) -> bool:
@@ -196,6 +196,34 @@ class Gathering:
 
         self._driver.call(say, lambda _: said.set())
         said.wait(INTERRUPTED_SECONDS)
+
+    def await_round(self, is_over: Callable[[], bool], seconds: float) -> bool:
+        """Block until torchrun can get a round that is complete now; a signal handler can raise out of it.
+
+        Return to torchrun at once afterwards: what this agent knows of the others is outdated within 2 s.
+
+        Args:
+            is_over: whether the round is given up.
+            seconds: for how long to wait.
+
+        Returns:
+            Whether it can: False if the session is lost, the job has ended, or the round is given up.
+        """
+        made, asked_at, deadline = boot_time(), float("-inf"), time.monotonic() + seconds
+        while not (self._closed or self.session_lost.is_set() or is_over() or time.monotonic() > deadline):
+            with self._lock:
+                state, now = self._state, boot_time()
+                if state.lost is None and state.hold.allows(made, now):
+                    return True
+                if now < asked_at + ASK_SECONDS:
+                    self._lock.wait(ROUND_WAIT_SECONDS)
+                    continue
+            asked_at = now
+            self._driver.call(self._ask_round)
+        return False
+
+    def _ask_round(self) -> None:
+        self._agent.ask_round(self._driver.clock())
 
     def workers_done(self) -> None:
         """Note that this node's workers are done: from now on a loss starts no election and no gathering."""
@@ -373,7 +401,7 @@ class Gathering:
             gathered=gathered,
             present=None if hosting is None else frozenset(hosting.registrar.seats),
             ending=hosting is not None and hosting.quorum.ending,
-            held_until=agent.held_until,
+            hold=agent.hold,
             lost=lost,
             ended=agent.ended,
             failure=agent.failure,

@@ -121,12 +121,18 @@ class AgentHandler(RendezvousHandler):
                 logger.info("the rendezvous was interrupted: %s", first_line(error))
                 broken = 0
                 continue
-            # The process can have been stopped, or the machine suspended, since the round was complete. Then the lease
-            # has ended, and the gathering notices that soon.
-            if not self._gathering.held:
-                self._gathering.session_lost.wait(agent_rounds.LOSS_SECONDS)
-            if self._gathering.held and not self._gathering.session_lost.is_set():
-                return self._begin(rounds.number, joined)
+            begun = self._begin(rounds.number, joined)
+            if self._gathering.await_round(self.is_closed, self._wanted.torch["join_timeout"]):
+                return begun  # at once: each moment makes the answers of the others older
+            if not self.is_closed() and not self._gathering.session_lost.is_set():
+                raise RendezvousTimeoutError(str(self._unanswered_error()))
+
+    def _unanswered_error(self) -> MingleError:
+        return DiscoveryTimeoutError.explain(
+            f"job {self.get_run_id()!r}: a round was complete, and too few nodes answered within 2 s to begin it.",
+            cause="the network takes seconds to deliver a packet, or the nodes are too busy to answer",
+            remedy="run `mingle-discover ping` on all nodes at once: it shows what is lost and how long packets take.",
+        )
 
     def _closed_error(self) -> RendezvousClosedError:
         ended = self._gathering.ended

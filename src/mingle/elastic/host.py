@@ -9,7 +9,7 @@ for a host again; ``dissolved`` holds the reason.
 from __future__ import annotations
 
 from mingle.elastic import reports as elastic_reports
-from mingle.elastic.leases import PING_SECONDS
+from mingle.elastic.leases import ANSWER_SECONDS, PING_SECONDS, Hold
 from mingle.elastic.quorum import Memory, Quorum
 from mingle.errors import MingleError
 from mingle.protocol import reports
@@ -35,6 +35,11 @@ LOOK_AROUND_SECONDS = 3.0
 """How often a running host asks the network for other sessions of its job, give or take a third."""
 CLOCKS_APART_SECONDS = 60.0
 """Wall clocks that are further apart cause a warning; a node with NTP is right to a fraction of a second."""
+ROUND_PING_SECONDS = 0.01
+ROUND_PING_SECONDS_PER_NODE = 0.0005
+"""The least time between two PINGs for the questions about a round: each member asks, and each answers."""
+QUESTIONS = 4
+"""How many questions about a round are kept of one member: it asks once a second, and the oldest is soon too old."""
 STORE_GONE_SECONDS = 5.0
 """How long the address of the store can be gone. A DHCP client takes one away and gives it back, and TCP connections
 survive that."""
@@ -67,6 +72,9 @@ class ElasticHost(Host):
         self._told: frames.Members | None = None
         self._ping_at = self._look_at = float("inf")
         self._clocks_warned = False
+        self._pinged_at = float("-inf")
+        self._rounds_asked: dict[int, dict[int, float]] = {}
+        """When each question about a round came that is not answered: by the connection, and the question's number."""
         self._store_gone_at: float | None = None
         """When the address of the store was first seen to be gone, if it is."""
         super().__init__(identity, session, endpoints, context, started, diagnostics=diagnostics)
@@ -81,6 +89,13 @@ class ElasticHost(Host):
     def running(self) -> bool:
         """Whether the session has formed and is kept."""
         return self.outcome is not None and not self.closed
+
+    @property
+    def hold(self) -> Hold:
+        """How firmly this agent knows that its session is the only one."""
+        if not self.running or self.quorum.ending:
+            return Hold()
+        return Hold(self.quorum.kept_until(), self.quorum.proved_at())
 
     def next_timer(self) -> float | None:
         """The time of the next call to :meth:`handle_timer`."""
@@ -144,6 +159,11 @@ class ElasticHost(Host):
         seat = self.registrar.seats.get(caller.hello.member)
         if isinstance(frame, frames.Pong) and seat is not None and seat.conn == conn:
             self.quorum.leases.answered(seat.member, frame.number)
+        elif isinstance(frame, frames.Round) and seat is not None and seat.conn == conn and self.running:
+            asked = self._rounds_asked.setdefault(conn, {})
+            if len(asked) < QUESTIONS:
+                asked[frame.number] = now
+                self.ask_round(now)
         super()._frame(conn, caller, frame, now)
         if isinstance(frame, frames.Join) and frame.clock:
             member = caller.hello.member
@@ -161,6 +181,23 @@ class ElasticHost(Host):
         if self.running:
             self._keep_in_touch(now)
         super().handle_timer(now)
+
+    # --- a round ---------------------------------------------------------------------------------------------------
+
+    def ask_round(self, now: float) -> None:
+        """Ask the members whether they are still there, since torch has completed a round."""
+        pause = ROUND_PING_SECONDS + ROUND_PING_SECONDS_PER_NODE * self.quorum.policy.nodes.maximum
+        self._ping_at = min(self._ping_at, max(now, self._pinged_at + pause))
+
+    def _answer_rounds(self, now: float) -> None:
+        hold, waiting = self.hold, dict[int, dict[int, float]]()
+        for conn, asked in self._rounds_asked.items():
+            for number, asked_at in asked.items() if self.registrar.has_seat(conn) else ():
+                if hold.allows(asked_at, now):
+                    self._callers.send(conn, frames.RoundHeld(number=number))
+                elif now < asked_at + ANSWER_SECONDS:
+                    waiting.setdefault(conn, {})[number] = asked_at
+        self._rounds_asked = waiting
 
     # --- after everything that happened ----------------------------------------------------------------------------
 
@@ -189,6 +226,8 @@ class ElasticHost(Host):
             if running.state != "open" and self._comes_first(offer):
                 self._dissolve(elastic_reports.comes_second(self.identity, offer.host_name), offer)
                 break
+        if self._rounds_asked:
+            self._answer_rounds(now)
 
     def _begin(self, now: float) -> None:
         """Act on the decision for GO."""
@@ -234,7 +273,7 @@ class ElasticHost(Host):
             elif now >= self._ping_at:
                 self._callers.send(conn, frames.Ping(number=leases.ask(member, now)))
         if now >= self._ping_at:
-            self._ping_at = now + PING_SECONDS
+            self._pinged_at, self._ping_at = now, now + PING_SECONDS
         if now >= self._look_at:
             self._look_at = now + LOOK_AROUND_SECONDS * self.rng.uniform(0.7, 1.3)
             self._effects.append(Multicast(self.identity.seek()))

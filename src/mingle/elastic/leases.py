@@ -17,6 +17,12 @@ PING_SECONDS = 1.0
 """How often a host asks each of its members."""
 LEASE_SECONDS = 8.5
 """How long a member counts after the host sent the last PING (or SEALED) that the member has answered."""
+ANSWER_SECONDS = 2.0
+"""How old the PINGs can be whose answers allow a round: less than agents that were killed and started again take to
+found a session that has a round."""
+GROWN_SECONDS = 2.1
+"""How old an agent must be to count for a founding without all others. The difference covers clocks that run at
+different rates."""
 BINDING_SECONDS = 10.0
 """How long a member is bound to its host after it has last processed something from it."""
 NUMBERS = 2**31
@@ -32,6 +38,8 @@ class Leases:
     _asked: dict[bytes, dict[int, float]] = field(default_factory=dict)
     """When each unanswered PING was sent, by its number."""
     _until: dict[bytes, float] = field(default_factory=dict)
+    _answered: dict[bytes, float] = field(default_factory=dict)
+    """When the last PING that each member has answered was sent."""
     _last_number: int = 0
 
     def sealed(self, member: bytes, now: float) -> None:
@@ -57,16 +65,39 @@ class Leases:
         if sent_at is None or member not in self._until:
             return
         self._until[member] = max(self._until[member], sent_at + LEASE_SECONDS)
+        self._answered[member] = max(self.answered_at(member), sent_at)
         self._asked[member] = {later: at for later, at in asked.items() if later > number}
 
     def until(self, member: bytes) -> float:
         """Return when a member stops counting."""
         return self._until.get(member, float("-inf"))
 
+    def answered_at(self, member: bytes) -> float:
+        """Return when the last PING that a member has answered was sent."""
+        return self._answered.get(member, float("-inf"))
+
     def forget(self, member: bytes) -> None:
         """End the lease of a member."""
-        for kept in (self._sealed_at, self._asked, self._until):
+        for kept in (self._sealed_at, self._asked, self._until, self._answered):
             kept.pop(member, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """How firmly an agent knows that its session is the only one.
+
+    Attributes:
+        until: when the session is lost if nothing more is heard of it.
+        proved_at: a moment at which no other session had a round. On the host, enough members have answered PINGs that
+            were sent at this moment or later; a member asked its host at this moment, and the host has said so.
+    """
+
+    until: float = float("-inf")
+    proved_at: float = float("-inf")
+
+    def allows(self, made: float, now: float) -> bool:
+        """Return whether torchrun can get a round at ``now`` that was complete at ``made``."""
+        return made <= self.proved_at and now < min(self.until, self.proved_at + ANSWER_SECONDS)
 
 
 @dataclass(slots=True)

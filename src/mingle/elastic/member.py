@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from mingle.elastic import reports
-from mingle.elastic.leases import BINDING_SECONDS
+from mingle.elastic.leases import ANSWER_SECONDS, BINDING_SECONDS
 from mingle.elastic.quorum import Memory
 from mingle.errors import MingleError
 from mingle.network.connections import CLOSED_BY_PEER
@@ -42,6 +42,11 @@ class AgentMember(Candidate):
         self._members: frames.Members | None = None
         self._in_doubt: tuple[bytes, int, bool] | None = None
         """The session whose GO this agent may never hear of; memory's generation and quorum before it."""
+        self.proved_at = float("-inf")
+        """When the last question about a round was asked that the host has answered."""
+        self._rounds_asked: dict[int, float] = {}
+        """When each question about a round was asked, by its number."""
+        self._last_number = 0
         self._report_at = float("-inf")
         self._checked_at = now
         super().__init__(identity, context, now)
@@ -102,6 +107,9 @@ class AgentMember(Candidate):
             case frames.Members() if ours:
                 self._learn(frame)
                 return
+            case frames.RoundHeld() if ours and formed:
+                self.proved_at = max(self.proved_at, self._rounds_asked.pop(frame.number, float("-inf")))
+                return
             case frames.Redirect() if ours and formed:
                 self.moved_to = frame.offer
                 return
@@ -125,18 +133,19 @@ class AgentMember(Candidate):
 
     # --- the steps -------------------------------------------------------------------------------------------------
 
-    def _application(self, session: KnownSession) -> frames.Join:
+    def _application(self, session: KnownSession, now: float) -> frames.Join:
         memory = self._memory
         name, token = memory.seat
         if name == session.name:
             session.token = token  # of a seat that this agent had before it lost the session and heard of it again
-        join = super()._application(session)
+        join = super()._application(session, now)
         return msgspec.structs.replace(
             join,
             generation=memory.generation,
             clock=memory.clock,
             had_quorum=memory.had_quorum,
             surplus=memory.surplus,
+            age=min(max(0.0, now - memory.began_at), frames.MAX_SECONDS),
         )
 
     def _joined(self, session: KnownSession, frame: frames.Joined, now: float) -> None:
@@ -178,6 +187,17 @@ class AgentMember(Candidate):
             memory = self._memory
             memory.generation, memory.companions = max(memory.generation, members.generation), members.present
             memory.had_quorum |= members.quorum
+
+    # --- a round ---------------------------------------------------------------------------------------------------
+
+    def ask_round(self, now: float) -> None:
+        """Ask the host whether the session still stands, since torch has completed a round."""
+        if self.running:
+            self._last_number += 1
+            # An answer to an older question comes too late.
+            asked = {number: at for number, at in self._rounds_asked.items() if now < at + ANSWER_SECONDS}
+            self._rounds_asked = {**asked, self._last_number: now}
+            self.send(frames.Round(number=self._last_number))
 
     # --- the end ---------------------------------------------------------------------------------------------------
 

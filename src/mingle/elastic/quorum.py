@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from mingle.elastic.leases import LEASE_SECONDS, Binding, Leases
+from mingle.elastic.leases import ANSWER_SECONDS, GROWN_SECONDS, LEASE_SECONDS, Binding, Leases
 from mingle.errors import ConfigurationError
 from mingle.protocol import reports
 from mingle.protocol.admission import Admission, Seated
@@ -98,6 +98,8 @@ class Memory:
     policy: Policy
     wall_clock: Callable[[], float] = lambda: 0.0
     """Returns the seconds since 1970. A clock can be wrong, so it orders generations and nothing else."""
+    began_at: float = float("-inf")
+    """When the agent began."""
     binding: Binding = field(default_factory=Binding)
     generation: int = -1
     """The highest generation of the sessions that it was in; -1 before the first."""
@@ -178,9 +180,25 @@ class Quorum(Admission):
         """Return the members whose lease is valid, including the host."""
         return [member for member, seat in self.seats.items() if seat.conn is None or now < self.leases.until(member)]
 
-    def _founding(self) -> list[bytes]:
-        """The agents that count for the founding; surplus agents do not."""
+    def _candidates(self) -> list[bytes]:
+        """The agents that count for the founding once they are old enough; surplus agents do not."""
         return [member for member, seat in self.seats.items() if not self._past(seat).surplus]
+
+    def _grown_at(self, member: bytes) -> float:
+        """Return when an agent is old enough to count for a founding."""
+        seat = self.seats[member]
+        began_at = self._memory.began_at if seat.conn is None else seat.joined_at - seat.applicant.age
+        return began_at + GROWN_SECONDS
+
+    def _founders_among(self, members: list[bytes], now: float) -> list[bytes]:
+        """Return the agents that count: all if they are MAX, else those that are old enough.
+
+        An agent that was killed a moment ago can have answered a PING of its host. The one in its place helps no other
+        session to a round until that answer is too old for a round.
+        """
+        if len(members) == self.policy.nodes.maximum:
+            return members
+        return [member for member in members if now >= self._grown_at(member)]
 
     @property
     def _experienced(self) -> bool:
@@ -199,15 +217,23 @@ class Quorum(Admission):
 
     def kept_until(self) -> float:
         """Return the time at which too few leases will be valid to keep the session."""
-        others = sorted((self.leases.until(member) for member in self._others()), reverse=True)
+        return self._of_enough(map(self.leases.until, self._others()))
+
+    def proved_at(self) -> float:
+        """Return since when PINGs were sent that enough members have answered."""
+        return self._of_enough(map(self.leases.answered_at, self._others()))
+
+    def _of_enough(self, times: Iterable[float]) -> float:
+        """Return the least of the greatest times, one for each member that must count beside the host."""
         needed = self.wanted - 1
         if needed <= 0:
             return float("inf")
-        return others[needed - 1] if needed <= len(others) else float("-inf")
+        ranked = sorted(times, reverse=True)
+        return ranked[needed - 1] if needed <= len(ranked) else float("-inf")
 
     def note_quorum(self, now: float) -> None:
         """Check whether a session that started small now has F members."""
-        self.had_quorum |= len(self.counting(now)) >= self.policy.nodes.founders
+        self.had_quorum |= len(self._founders_among(self.counting(now), now)) >= self.policy.nodes.founders
 
     # --- the newcomers that fit in -----------------------------------------------------------------------------------
 
@@ -232,6 +258,10 @@ class Quorum(Admission):
         alive = all(self.leases.until(member) >= answered for member in self._others())
         return alive and all(newcomer.hostname != seat.applicant.who.hostname for seat in self.seats.values())
 
+    def admits(self, now: float) -> bool:
+        """Return whether enough members have answered lately: no newcomer fills a session that the others have left."""
+        return self.ending or now < self.proved_at() + ANSWER_SECONDS
+
     # --- when to found ---------------------------------------------------------------------------------------------
 
     def came(self, now: float) -> None:
@@ -240,7 +270,8 @@ class Quorum(Admission):
 
     def complete(self, now: float) -> bool:
         """Return whether the present agents can found the session."""
-        nodes, founding = self.policy.nodes, len(self._founding())
+        nodes, candidates = self.policy.nodes, self._candidates()
+        founding = len(self._founders_among(candidates, now))
         self.small, self.due = founding < nodes.founders, None
         self._bound = self._memory.binding.elsewhere(self._session, now)
         if self._bound:
@@ -248,11 +279,13 @@ class Quorum(Admission):
             return False
         if not self.small:
             return True
-        if founding < nodes.minimum or not self.policy.may_start_small(experienced=self._experienced):
+        self.due = min((at for at in map(self._grown_at, candidates) if now < at), default=None)
+        enough_soon = len(candidates) >= nodes.founders
+        if founding < nodes.minimum or enough_soon or not self.policy.may_start_small(experienced=self._experienced):
             return False
         last_call_ends = self._newcomer_at + self.policy.last_call
         if now < last_call_ends:
-            self.due = last_call_ends
+            self.due = last_call_ends if self.due is None else min(self.due, last_call_ends)
         return now >= last_call_ends
 
     def seal(self) -> None:
@@ -289,7 +322,7 @@ class Quorum(Admission):
 
     def can_go(self, now: float) -> bool:
         """Return whether the leases of enough founding agents are valid."""
-        return len(set(self._founding()) & set(self.counting(now))) >= self.wanted
+        return len(set(self._founders_among(self._candidates(), now)) & set(self.counting(now))) >= self.wanted
 
     def formed(self) -> None:
         """Take note of GO."""
@@ -305,7 +338,7 @@ class Quorum(Admission):
 
     def lacks(self) -> str:
         """Return what this gathering lacks before it can be sealed, as text for people; empty if nothing."""
-        nodes, founding = self.policy.nodes, len(self._founding())
+        nodes, founding = self.policy.nodes, len(self._candidates())
         if self._bound:
             return "the end of its lease in the previous session"
         if founding >= nodes.founders:

@@ -43,7 +43,7 @@ TORCH_KEYS = (
 """Torch's keys: whole seconds, or a count. Torch always adds ``timeout``."""
 IS_HOST = "is_host"
 """A key of c10d: whether a node holds the store. The agents elect that node, so the key has no effect."""
-TORCH_DEFAULTS = {"last_call_timeout": 30, "read_timeout": 60}
+TORCH_DEFAULTS = {"join_timeout": 600, "last_call_timeout": 30, "read_timeout": 60}
 """Torch's own defaults of the keys that are also used here (dynamic_rendezvous.py, c10d_rendezvous_backend.py)."""
 KEEP_ALIVE_DEFAULTS = {"keep_alive_interval": 5, "keep_alive_max_attempt": 3}
 """Torch's own defaults of the keys that are checked here."""

@@ -35,6 +35,10 @@ class Seated(Struct):
     """The last epoch in which it has reached the store."""
     done: bool = False
     """Whether it has sent READY or LEAVE: the end of its connection is no loss from then on."""
+    joined_at: float = float("-inf")
+    """When it asked for its seat."""
+    asked: bool = False
+    """Whether a latecomer was asked to confirm."""
     admit_by: float = float("inf")
     """When a latecomer that has not acknowledged is dropped."""
     ahead: int = 0
@@ -170,6 +174,10 @@ class Admission:
 
     def came(self, now: float) -> None:
         """Take note of a new member."""
+
+    def admits(self, now: float) -> bool:
+        """Return whether a running session can take a latecomer now."""
+        return True
 
     def complete(self, now: float) -> bool:
         """Return whether the present members can form the session."""

@@ -480,9 +480,9 @@ class Joiner(SessionPolicy[KnownSession]):
             self.step = Step.JOINING
         if session.name != self._status_of:
             self.status, self._final_ask_done = None, False
-        self.send(self._application(session))
+        self.send(self._application(session, now))
 
-    def _application(self, session: KnownSession) -> frames.Join:
+    def _application(self, session: KnownSession, now: float) -> frames.Join:
         return self.identity.join(self.identity.who, self._paths(session), session.token)
 
     def _host_said(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:

@@ -340,14 +340,13 @@ class Registrar:
         self._port.hang_up(conn)
 
     def _seat(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
-        seat = Seated(member, conn, applicant, applicant.paths)
+        seat = Seated(member, conn, applicant, applicant.paths, joined_at=now)
         self._conns[conn] = member
         self._send_joined(seat, conn)
         if self.phase is not Phase.OPEN:
             seat.admit_by = now + ADMITTED_SECONDS
             self.latecomers[member] = seat
-            if self.phase is Phase.RUNNING:
-                self._port.send(conn, frames.Confirm(session=self.session, epoch=self.epoch))
+            self._advance(now)
             return
         self.seats[member] = seat
         if applicant.rank is not None:
@@ -449,7 +448,10 @@ class Registrar:
         seat, latecomer = self._seat_at(conn), self._latecomer_at(conn)
         if latecomer is not None and self.phase is Phase.RUNNING:
             latecomer.paths = frame.paths
-            self._seal_latecomer(latecomer, conn, now)
+            if self.admission.admits(now):
+                self._seal_latecomer(latecomer, conn, now)
+            else:
+                latecomer.asked = False
         elif seat is not None and self.phase is Phase.CONFIRMING:
             seat.paths = frame.paths
             self._awaited.discard(seat.member)
@@ -609,6 +611,8 @@ class Registrar:
                 self._go(now)
             else:
                 self._void("the acknowledgements came too late", now)
+        if self.phase is Phase.RUNNING:
+            self._ask_latecomers(now)
 
     def _ask_to_confirm(self, now: float) -> None:
         self.phase, self._phase_ends = Phase.CONFIRMING, now + self.admission.confirm_seconds
@@ -641,9 +645,6 @@ class Registrar:
         for challenge in self._challenges.take_all():
             # The member in the seat has acknowledged, which answers the challenge, too.
             self.join(challenge.conn, challenge.member, challenge.applicant, now)
-        for latecomer in self.latecomers.values():
-            assert latecomer.conn is not None
-            self._port.send(latecomer.conn, frames.Confirm(session=self.session, epoch=self.epoch))
         self.seats[self.host.member].done = True
         self._port.formed()
 
@@ -684,6 +685,14 @@ class Registrar:
 
     # --- latecomers ------------------------------------------------------------------------------------------------
 
+    def _ask_latecomers(self, now: float) -> None:
+        """Send CONFIRM to the latecomers that wait for it, once the session can take them."""
+        for latecomer in self.latecomers.values():
+            if not latecomer.asked and self.admission.admits(now):
+                assert latecomer.conn is not None
+                latecomer.asked = True
+                self._port.send(latecomer.conn, frames.Confirm(session=self.session, epoch=self.epoch))
+
     def _seal_latecomer(self, latecomer: Seated, conn: int, now: float) -> None:
         if self.store_address not in {path.host_address for path in latecomer.paths}:
             detail = f"the store listens on {self.store_address}, which the newcomer has not reached"
@@ -712,9 +721,8 @@ class Registrar:
     def _admit(self, latecomer: Seated, conn: int, now: float) -> None:
         if latecomer.member not in self.places:
             return
-        if not self.admission.acknowledged(latecomer.member, now):
-            # Its acknowledgement came too late: ask again.
-            self._port.send(conn, frames.Confirm(session=self.session, epoch=self.epoch))
+        if not self.admission.admits(now) or not self.admission.acknowledged(latecomer.member, now):
+            latecomer.asked = False  # its acknowledgement came too late, or at a bad moment: it is asked again
             return
         latecomer.acked = self.epoch
         self.seats[latecomer.member] = self.latecomers.pop(latecomer.member)

@@ -193,6 +193,8 @@ class Join(Frame, frozen=True, kw_only=True, tag="join", omit_defaults=True):
     """Agents only: whether the agent was refused as surplus, and has been in no session since."""
     token: Token = b""
     """The token of the member's seat in this session, if it has one: the member comes back on a new connection."""
+    age: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 0.0
+    """Agents only: seconds since the agent began."""
 
     def __post_init__(self) -> None:
         make_printable(self, "versions")
@@ -461,12 +463,24 @@ class Pong(Frame, frozen=True, kw_only=True, tag="pong", omit_defaults=True):
     number: Annotated[int, Meta(ge=0, lt=2**31)] = 0
 
 
+class Round(Frame, frozen=True, kw_only=True, tag="round", omit_defaults=True):
+    """Member to host, agents only: torch has completed a round; does the session still stand?"""
+
+    number: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+
+
+class RoundHeld(Frame, frozen=True, kw_only=True, tag="round-held", omit_defaults=True):
+    """Host to member, agents only: it did when you asked, since enough agents have answered a PING sent after that."""
+
+    number: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+
+
 _Handshake: TypeAlias = Hello | Welcome | Prove
 _Joining: TypeAlias = Join | Joined | Refused | Running | Members
 _Forming: TypeAlias = Store | Confirm | Confirmed | Sealed | Ack | Go | Void
 _Moving: TypeAlias = HostSeen | Redirect | Unreachable
 _Ending: TypeAlias = Ready | Leave | Closed
-_Asking: TypeAlias = Ask | Status | Roster | Ping | Pong
+_Asking: TypeAlias = Ask | Status | Roster | Ping | Pong | Round | RoundHeld
 AnyFrame: TypeAlias = _Handshake | _Joining | _Forming | _Moving | _Ending | _Asking
 
 

@@ -1,0 +1,86 @@
+"""Random schedules of rounds. A failing seed is replayed by ``python -m tests.lan rounds --replay SEED``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mingle.elastic import host, leases, member, quorum
+from mingle.elastic.leases import Hold
+from mingle.elastic.member import AgentMember
+from mingle.elastic.quorum import Quorum
+from tests.lan.planted import search
+from tests.lan.round_schedules import RoundSchedule
+from tests.levels import repeated
+
+SEEDS_PER_TEST = 50
+QUICK_SCHEDULES = 100
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("batch", repeated(2, soak=100))
+def test_random_schedules(batch: int) -> None:
+    failed = []
+    for seed in range(batch * SEEDS_PER_TEST, (batch + 1) * SEEDS_PER_TEST):
+        try:
+            RoundSchedule(seed).run()
+        except AssertionError as problem:
+            failed.append(f"python -m tests.lan rounds --replay {seed}: {str(problem).splitlines()[0]}")
+    assert not failed, "\n".join(failed)
+
+
+# --- each rule left out ----------------------------------------------------------------------------------------------
+
+
+def trust_the_lease_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Hold, "allows", lambda hold, made, now: now < hold.until)
+
+
+def take_answers_of_any_age(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Hold, "allows", lambda hold, made, now: made <= hold.proved_at and now < hold.until)
+
+
+def take_answers_of_the_last_five_seconds(patch: pytest.MonkeyPatch) -> None:
+    for module in (leases, quorum, member, host):
+        patch.setattr(module, "ANSWER_SECONDS", 5.0)
+
+
+def admit_latecomers_without_answers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Quorum, "admits", lambda *_: True)
+
+
+def return_rounds_to_members_without_a_question(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(AgentMember, "proved_at", property(lambda _: float("inf"), lambda *_: None), raising=False)
+
+
+def let_the_young_found(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Quorum, "_founders_among", lambda quorum, members, now: members)
+
+
+# Each with three times as many schedules as the search for it took.
+PLANTED = [
+    (trust_the_lease_alone, 12),
+    (take_answers_of_any_age, 132),
+    (take_answers_of_the_last_five_seconds, 126),
+    (admit_latecomers_without_answers, 171),
+    (return_rounds_to_members_without_a_question, 42),
+    (let_the_young_found, 366),
+]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("plant", "schedules"),
+    [
+        pytest.param(*row, id=row[0].__name__, marks=[pytest.mark.slow] if row[1] > QUICK_SCHEDULES else [])
+        for row in PLANTED
+    ],
+)
+def test_a_planted_mistake_is_found(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None], schedules: int
+) -> None:
+    plant(monkeypatch)
+    finding = "gets a round although a later session has had one"
+    with pytest.raises(AssertionError, match=finding):
+        search(RoundSchedule, schedules, finding)
