@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -107,6 +108,25 @@ def test_a_mistyped_id_is_named_by_both_sides(lab: Lab, door: str, terminal: boo
         assert_told(right, f"{mistyped}'resent {seed}' is on this network; fix: ")
     else:
         assert_told(right, f"{mistyped}1 process with job id 'resent {seed}' is looking for a host; fix: ")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("command", ["mingle.run.command", "mingle.check.command"])
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_the_commands_name_it_as_well(lab: Lab, command: str, seed: int) -> None:
+    program = ["--", "true"] if command == "mingle.run.command" else []
+    processes = [
+        host.run(
+            [sys.executable, "-m", command, "--nnodes", "2", "--job-id", f"{job_id} {seed}", *program],
+            env={"MINGLE_TIMEOUT": f"{WAIT_SECONDS:g}"},
+        )
+        for host, job_id in zip(two(lab), ("resnet", "resent"), strict=True)
+    ]
+    for process, other in zip(processes, ("resent", "resnet"), strict=True):
+        process.wait_for_output(f"'{other} {seed}' is on this network; fix: ", WAIT_SECONDS + 10)
+        said = re.search(r"1/2 joined.* · ([0-9]+) s · likely cause: ", process.stderr)
+        assert said is not None
+        assert float(said[1]) <= TOLD_SECONDS
 
 
 @pytest.mark.soak
