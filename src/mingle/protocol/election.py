@@ -185,7 +185,7 @@ class Candidate(Joiner):
                 self.send(frames.Unreachable(session=offer.session))
             return
         self._redirected_to, self._redirected_until = offer.session, now + REDIRECT_SECONDS
-        paths = self._paths(session)
+        paths = session.paths
         self.make_for(offer, paths[0].interface if paths else "", now)
 
     def _bound_elsewhere(self, candidate: KnownSession) -> bool:

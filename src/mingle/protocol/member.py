@@ -63,7 +63,6 @@ STORE_RETRY_SECONDS = 0.5
 HOST_SEEN_SECONDS = 1.0
 """The least time between two reports of the same other host to the own one."""
 STATUS_BEFORE_DEADLINE_SECONDS = 1.0
-MAX_PATHS = 64
 
 
 class Step(enum.Enum):
@@ -483,7 +482,7 @@ class Joiner(SessionPolicy[KnownSession]):
         self.send(self._application(session, now))
 
     def _application(self, session: KnownSession, now: float) -> frames.Join:
-        return self.identity.join(self.identity.who, self._paths(session), session.token)
+        return self.identity.join(self.identity.who, session.paths, session.token)
 
     def _host_said(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
         """Go from step to step as the host says."""
@@ -491,7 +490,7 @@ class Joiner(SessionPolicy[KnownSession]):
             case frames.Joined() if self.step in (Step.JOINING, Step.FORMED):
                 self._joined(session, frame, now)
             case frames.Store() if self.step is Step.SEATED:
-                self._effects.append(ReachStore(self._scoped(session, frame.address), frame.port))
+                self._effects.append(ReachStore(session.scoped(frame.address), frame.port))
             case frames.Confirm() if frame.epoch >= self.epoch and self.outcome is None:
                 self._asked_to_confirm(session, frame, now)
             case frames.Sealed() if frame.epoch == self.epoch and self.step is Step.CONFIRMED:
@@ -553,14 +552,14 @@ class Joiner(SessionPolicy[KnownSession]):
         if session is not None and self.can_confirm and self._may_confirm(session, now):
             self._confirm_due, self.step = False, Step.CONFIRMED
             session.confirmed = True
-            self.send(frames.Confirmed(session=session.name, epoch=self.epoch, paths=self._paths(session)))
+            self.send(frames.Confirmed(session=session.name, epoch=self.epoch, paths=session.paths))
 
     def _may_confirm(self, session: KnownSession, now: float) -> bool:
         return not self.running_check.may_run(session)
 
     def _prove_store(self, session: KnownSession, sealed: frames.Sealed) -> None:
         self._store_retry_at = None
-        address = self._scoped(session, sealed.store_address)
+        address = session.scoped(sealed.store_address)
         self._effects.append(ProveStore(sealed.epoch, address, sealed.store_port, sealed.session, sealed.store_token))
 
     def store_proved(self, session: bytes, epoch: int, now: float) -> None:
@@ -587,7 +586,7 @@ class Joiner(SessionPolicy[KnownSession]):
     def _go(self, session: KnownSession, sealed: frames.Sealed) -> None:
         """ACKED -> FORMED."""
         # The member can have come back over another path than the one that was sealed.
-        path = self._path(session, sealed.store_address) or self._paths(session)[0]
+        path = session.path_to(sealed.store_address) or session.paths[0]
         self.step = Step.FORMED
         self._table.hang_up(but=session)
         self.outcome = Formation(
@@ -599,18 +598,6 @@ class Joiner(SessionPolicy[KnownSession]):
             address=path.local_address,
             roster_digest=sealed.roster_digest,
         )
-
-    @staticmethod
-    def _path(session: KnownSession, address: str) -> frames.Path | None:
-        return None if session.race is None else session.race.paths.get(address)
-
-    @staticmethod
-    def _paths(session: KnownSession) -> tuple[frames.Path, ...]:
-        return () if session.race is None else tuple(session.race.paths.values())[:MAX_PATHS]
-
-    def _scoped(self, session: KnownSession, address: str) -> str:
-        path = self._path(session, address)
-        return address if path is None else scoped(address, path.interface)
 
     # --- loss and time ---------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from mingle.protocol import reports
 from mingle.protocol.claims import SILENT_SECONDS, ClaimBudget
 from mingle.protocol.connection_race import ADDRESS_SECONDS, ConnectionRace, DialTarget, RaceState, merged
 from mingle.protocol.handshake import Call, HandshakeFailed
-from mingle.protocol.machine import Context, Effect, Hangup, Identity, Notice
+from mingle.protocol.machine import Context, Effect, Hangup, Identity, Notice, scoped
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Offer, Rejected
@@ -28,6 +28,7 @@ RETRY_SECONDS = 0.25
 # others without a place.
 REMEMBERED_SESSIONS = 32
 REMEMBERED_BY_SENDER = 8
+MAX_PATHS = 64
 RUNNING_NOTICE_SECONDS = 2.0
 """The time after which people are told that the job is already running."""
 RUNNING_PATIENCE_SECONDS = 30.0
@@ -83,6 +84,20 @@ class KnownSession(Struct, eq=False):
     def is_mute(self) -> bool:
         """Whether its host has proved it and has not said yet in what state it is."""
         return self.alive_since is not None and self.is_proved and self.running is None
+
+    @property
+    def paths(self) -> tuple[frames.Path, ...]:
+        """The paths to its host that have been proved."""
+        return () if self.race is None else tuple(self.race.paths.values())[:MAX_PATHS]
+
+    def path_to(self, address: str) -> frames.Path | None:
+        """Return the path that was proved to one of its host's addresses."""
+        return None if self.race is None else self.race.paths.get(address)
+
+    def scoped(self, address: str) -> str:
+        """Return one of its host's addresses as this process has to dial it."""
+        path = self.path_to(address)
+        return address if path is None else scoped(address, path.interface)
 
     def races_to(self, purpose: frames.Purpose) -> bool:
         """Return whether a race for this purpose is under way."""
