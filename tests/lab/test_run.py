@@ -152,7 +152,11 @@ def test_with_keep_going_the_others_run_on(lab: Lab, what: str, victim: int, see
 def succeed_after(hosts: list[Host], folder: Path, fault: Callable[[], object], pause: float = 0.5) -> list[Process]:
     """Let programs run on all hosts, by given node ranks, and succeed together a moment after a fault."""
     until = folder / "until"
-    words = ("sh", "-c", f"echo started as {{node_rank}}; until test -e {until}; do sleep 0.05; done")
+    words = (
+        "sh",
+        "-c",
+        f"echo started as {{node_rank}} at {{master_addr}}; until test -e {until}; do sleep 0.05; done",
+    )
     processes = [start(host, "--node-rank", str(rank), "--", *words) for rank, host in enumerate(hosts)]
     for rank, process in enumerate(processes):
         process.wait_for_output(f"started as {rank}", SECONDS)
@@ -188,8 +192,13 @@ def test_a_nic_that_dies_where_there_is_another_one_ends_nothing(
 ) -> None:
     networks = lab.network(), lab.network("10.78.0.0/24")
     hosts = [lab.host(*networks) for _ in range(3)]
+    if which == "unused":
+        for host in hosts:  # they hear of each other on eth1 and connect there; the job itself prefers eth0
+            host.drop('iifname "eth0" meta l4proto udp')
     network = networks[0 if which == "used" else 1]
-    assert succeeded(succeed_after(hosts, tmp_path, lambda: hosts[victim].cut(network)))
+    processes = succeed_after(hosts, tmp_path, lambda: hosts[victim].cut(network))
+    assert succeeded(processes)
+    assert [process.stdout.split()[-1] for process in processes] == [hosts[0].address()] * 3
 
 
 @pytest.mark.soak
