@@ -141,12 +141,13 @@ def test_a_secret_that_differs_is_named_by_both_sides(
         start(host, f"secret {seed}", rank, 2, door, terminal, **({"secret": secret} if secret else {}))
         for host, rank, secret in zip(two(lab), ranks_of(door), secrets, strict=True)
     ]
+    units = "nodes" if door == "agents" else "ranks"
     for rank, secret in zip(ranks, secrets, strict=True):
         assert_told(
             rank,
             "s were started without a secret or with another one; fix: "
             if secret
-            else "MINGLE_SECRET or MINGLE_SECRET_FILE is set for the other ranks only; fix: ",
+            else f"MINGLE_SECRET or MINGLE_SECRET_FILE is set for the other {units} only; fix: ",
         )
 
 
@@ -165,10 +166,11 @@ def test_a_rank_that_was_refused_is_named_by_those_that_wait(lab: Lab, door: str
         rank.wait_for("started")
     time.sleep(2)  # the one that is refused finds a host
     refused = start(hosts[2], f"size {seed}", None if one is None else 2, 4, door, terminal)
-    assert "world size" in refused.error(10).message
+    size = "--nnodes (" if door == "agents" else "world size ("
+    assert size in refused.error(10).message
     for rank in ranks:
         assert_told(rank, f"s that contradict the others: {'' if one is None else 'rank 2 on '}host {hosts[2].name} ")
-        assert "world size (" in rank.output
+        assert size in rank.output
 
 
 @pytest.mark.soak
