@@ -384,6 +384,19 @@ def test_one_process_of_a_node_speaks_and_hands_it_on(capsys: pytest.CaptureFixt
 
 
 @linux_only
+def test_one_process_of_a_node_with_many_ranks_speaks(job: str) -> None:
+    """Each of the others calls the speaker, which looks only when it has something to do itself."""
+    speaker = Progress(job, 300, 0, off=False, now=0.0)
+    assert show(speaker, 9.0)
+    others = [Progress(job, 300, rank, off=False, now=0.0) for rank in range(1, 300)]
+    try:
+        assert not any(show(other, 9.0) for other in others)
+    finally:
+        for each in (speaker, *others):
+            each.close()
+
+
+@linux_only
 def test_the_kernel_hands_it_on_when_a_speaker_is_killed(job: str) -> None:
     code = (
         "import sys; from mingle.engine.progress import Progress; from tests.test_progress import show\n"

@@ -310,7 +310,7 @@ class Progress:
             speaker.setblocking(False)
             try:
                 speaker.bind(name)
-                speaker.listen()
+                speaker.listen(socket.SOMAXCONN)  # every other process of the node calls between two turns of this one
             except OSError:
                 holder = _our_holder(speaker, name)
                 speaker.close()
