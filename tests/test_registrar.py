@@ -592,6 +592,27 @@ def test_a_member_id_without_its_token_takes_no_seat_from_a_living_member(phase:
     assert (registrar.seats[member(1)].conn, registrar.epoch) == (1, epoch)
 
 
+def test_a_caller_without_the_token_is_no_rank_with_contradicting_settings() -> None:
+    """Refusals are named as a likely cause, and this one tells nothing of the job's settings."""
+    registrar = at(Phase.OPEN)
+    registrar.join(STRANGER, member(1), join(1), 2.0)
+    registrar.pong(1)
+    assert told(registrar.port.take(), STRANGER, frames.Refused)
+    assert registrar.status().refused == ()
+
+
+def test_a_member_that_comes_back_has_not_left() -> None:
+    """Without ranks none is missing, and a member in this list is named as crashed."""
+    registrar = Opened(rank=None)
+    for conn in (1, 11, 12):
+        registrar.join(conn, member(1), join(None), 1.0)
+        assert registrar.status().left == ()
+        registrar.lost(conn, 2.0)
+        assert len(registrar.status().left) == 1
+    registrar.join(13, member(2), join(None, who=ProcessInfo(hostname="h2", pid=99)), 3.0)
+    assert len(registrar.status().left) == 1
+
+
 def test_a_member_that_never_heard_its_token_gets_the_seat_of_its_dead_connection() -> None:
     registrar = at(Phase.CONFIRMING)
     registrar.join(11, member(1), join(1), 3.0)

@@ -334,7 +334,8 @@ class Registrar:
 
     def _refuse(self, conn: int, applicant: frames.Join, refusal: frames.Refused) -> None:
         who = msgspec.structs.replace(applicant.who, rank=applicant.rank)
-        if refusal.reason not in ("running", "full", "surplus"):  # these only wait: their settings are right
+        # These only wait, or come without their token: their settings are right.
+        if refusal.reason not in ("running", "full", "surplus", "session"):
             self.refusals.append(f"{who}: {reports.refusal_text(refusal, who.unit)}"[:REMEMBERED_TEXT])
         self._port.send(conn, refusal)
         self._port.hang_up(conn)
@@ -349,6 +350,9 @@ class Registrar:
             self._advance(now)
             return
         self.seats[member] = seat
+        came_back = f"{seat.who}: "
+        stay_away = (each for each in self.departures if not each.startswith(came_back))
+        self.departures = deque(stay_away, REMEMBERED_DEPARTURES)
         if applicant.rank is not None:
             self._ranks[applicant.rank] = member
             self.departed_ranks.discard(applicant.rank)
