@@ -147,6 +147,21 @@ def test_a_second_trainer_goes_on_with_the_job_and_its_process_group(make: Calla
     assert make().job is not second
 
 
+def test_a_job_whose_end_was_interrupted_is_not_taken_up_again(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make().job
+    with monkeypatch.context() as patched:
+        patched.setattr(type(first._session), "_end", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            first.close()
+    assert make().job is not first
+
+
+def interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -243,8 +243,9 @@ def test_a_backend_that_torch_loads_when_it_is_asked_for(
         raise RuntimeError(f"Failed to load the c10d backend entry point: {name}")
 
     monkeypatch.setattr(dist.Backend, "_ensure_backend_registered", fail, raising=False)
-    with pytest.raises(ConfigurationError, match="Failed to load the c10d backend entry point: theirs"):
+    with pytest.raises(ConfigurationError, match="Failed to load the c10d backend entry point: theirs") as raised:
         check_options("theirs", {})
+    assert isinstance(raised.value.__cause__, RuntimeError), "its traceback shows why the package fails"
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,28 @@ def test_a_call_without_a_fault_would_send(rank: int | None) -> None:
         mingle.discover("resnet", rank=rank, world_size=2)
 
 
+@pytest.mark.parametrize("door", ["init", "discover", "rendezvous_handler"])
+def test_control_c_during_the_end_of_a_failed_call_keeps_the_failure(
+    door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a defect")
+
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rendezvous, "form", fail)
+    monkeypatch.setattr(rendezvous, "end_session", interrupt)
+    calls: dict[str, Callable[[], object]] = {
+        "init": lambda: mingle.init("resnet", rank=1, world_size=2),
+        "discover": lambda: mingle.discover("resnet", rank=1, world_size=2),
+        "rendezvous_handler": lambda: next(rendezvous_handler("mingle://resnet?rank=1&world_size=2")),
+    }
+    with pytest.raises(KeyboardInterrupt) as caught:
+        calls[door]()
+    assert "RuntimeError: a defect" in "".join(traceback.format_exception(caught.value))
+
+
 # --- refused --------------------------------------------------------------------------------------------------------
 
 
@@ -251,7 +273,7 @@ def test_a_mistyped_variable_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_traceback_that_shows_local_variables_does_not_show_the_secret(
     door: str, secret: Any, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mingle, "without_frames", lambda error: error)  # the log has them at DEBUG
+    monkeypatch.setattr(mingle, "cut_frames", lambda error: None)  # the log has them at DEBUG
     arguments = {"rank": 1, "world_size": 2, "port": free_udp_port(), **more}
     with pytest.raises(MingleError) as caught:
         getattr(mingle, door)("guarded", secret=secret, **arguments)

@@ -459,6 +459,28 @@ def test_a_proof_of_the_store_that_is_not_fresh_any_more_is_looked_at(monkeypatc
             sessions[2].entry(60)
 
 
+# --- whether it goes on --------------------------------------------------------------------------------------------
+
+
+def test_a_job_goes_on_with_its_own_process_group_alone(
+    group: Group, sessions: list[RunningSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, present = sessions[1], Group()
+    monkeypatch.setattr(process_group, "current", lambda: present if group.stands else None)
+    assert mine.goes_on, "a group can still be made"
+    group.stands = True
+    mine.group_stands()
+    until(lambda: mine._group_stood)
+    assert mine.goes_on
+    mine._discovery.call(lambda: 1 // 0)
+    until(lambda: mine._discovery.failure is not None)
+    assert mine.goes_on, "the group stands whatever becomes of the thread"
+    group.stands = False
+    assert not mine.goes_on
+    group.stands, present = True, Group()
+    assert not mine.goes_on, "another group that was made meanwhile"
+
+
 # --- the end --------------------------------------------------------------------------------------------------------
 
 

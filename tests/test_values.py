@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import copy
+import fcntl
 import os
 import pickle
+import resource
 import subprocess
 import threading
 from datetime import timedelta
@@ -293,6 +295,24 @@ def test_a_secret_pipe_whose_writer_stays_does_not_block(
     finally:
         os.close(writer)
     assert "whole secret" not in str(error.value)
+
+
+def test_a_secret_pipe_is_read_where_the_process_has_many_files_open(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)
+    os.write(writer, b"a secret of some length")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(4096, limits[1])), limits[1]))
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    high = fcntl.fcntl(reader, fcntl.F_DUPFD, 1100)
+    os.close(writer)
+    try:
+        assert values._read_pipe(high) == b"a secret of some length"
+    finally:
+        os.close(high)
+        os.close(reader)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.mark.timeout(20)

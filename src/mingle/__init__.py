@@ -48,8 +48,8 @@ from mingle.errors import (
     InterfaceError,
     LauncherError,
     MingleError,
+    cut_frames,
     opening,
-    without_frames,
 )
 from mingle.job import Job, Member
 
@@ -136,7 +136,8 @@ def init(
 
         return rendezvous.init(arguments, backend, options)
     except (MingleError, KeyboardInterrupt) as error:
-        raise without_frames(error) from error.__cause__
+        cut_frames(error)
+        raise error
 
 
 def discover(
@@ -170,7 +171,8 @@ def discover(
 
         return rendezvous.discover(**arguments)
     except (MingleError, KeyboardInterrupt) as error:
-        raise without_frames(error) from error.__cause__
+        cut_frames(error)
+        raise error
 
 
 def _masked(arguments: dict[str, Any]) -> dict[str, Any]:

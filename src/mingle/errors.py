@@ -20,7 +20,7 @@ import contextlib
 import copy
 import errno
 import logging
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,8 +37,6 @@ __all__ = [
     "MingleError",
 ]
 
-
-E = TypeVar("E", bound=BaseException)
 
 NO_DESCRIPTOR = "this process, or the whole system, has no file descriptor left"
 FREE_DESCRIPTORS = "look at `ulimit -n` and at what the process holds in /proc/PID/fd."
@@ -147,8 +145,8 @@ def suppressed(*kinds: type[BaseException]) -> Iterator[None]:
             raise
 
 
-def without_frames(error: E) -> E:
-    """Return an error of ours, or Ctrl-C, without the frames in which it was raised.
+def cut_frames(error: BaseException) -> None:
+    """Remove the frames in which an error of ours, or Ctrl-C, was raised; cause and context stay.
 
     The entry points raise it anew, so that the traceback has the user's own lines and the message. The log has the
     frames at DEBUG. Ctrl-C in a call of torch's keeps them, because they show which call that was.
@@ -158,7 +156,8 @@ def without_frames(error: E) -> E:
     logging.getLogger("mingle").debug("the frames of %s", type(error).__name__, exc_info=error)
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     in_torch = any(str(frame.f_globals.get("__name__")).partition(".")[0] == "torch" for frame in frames)
-    return error if in_torch and isinstance(error, KeyboardInterrupt) else error.with_traceback(None)
+    if not (in_torch and isinstance(error, KeyboardInterrupt)):
+        error.__traceback__ = None
 
 
 def comes_from_a_signal_handler(error: BaseException) -> bool:

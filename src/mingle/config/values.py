@@ -378,9 +378,11 @@ def _open_soon(path: str, flags: int) -> int:
 def _read_pipe(descriptor: int) -> Secret | None:
     """Return what a pipe holds up to its end or the limit; None if neither comes in time."""
     deadline = time.monotonic() + PIPE_SECONDS
+    ready = select.poll()  # select(2) takes no descriptor from 1024 on
+    ready.register(descriptor, select.POLLIN)
     content = Secret(b"")
     while len(content) <= _MAX_SECRET_BYTES:
-        if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not ready.poll(max(0.0, deadline - time.monotonic()) * 1000):
             return None
         length = len(content)
         content = Secret(bytes(content) + os.read(descriptor, _MAX_SECRET_BYTES + 1 - length))

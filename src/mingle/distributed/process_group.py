@@ -21,7 +21,7 @@ from typing import Any
 from mingle import detached
 from mingle.config import settings, values
 from mingle.distributed import gloo
-from mingle.errors import ConfigurationError
+from mingle.errors import ConfigurationError, comes_from_a_signal_handler
 
 logger = logging.getLogger("mingle")
 
@@ -231,14 +231,13 @@ def check_backend(backend: str) -> None:
 
 
 def _check_one(backend: str, name: str) -> None:
-    problem = ""
     try:
         # From 2.15 on torch loads the package of a third party's backend when it is asked for.
         getattr(_c10d().Backend, "_ensure_backend_registered", bool)(name)
     except Exception as error:
-        problem = " ".join(str(error).split())
-    if problem:
-        raise _no_backend(backend, problem)
+        if comes_from_a_signal_handler(error):
+            raise
+        raise _no_backend(backend, " ".join(str(error).split()) or type(error).__name__) from error
     if _is_third_party(name):
         return
     if name not in backends():

@@ -7,10 +7,11 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from msgspec import structs
 
@@ -63,6 +64,7 @@ class Session:
         self.on_close: Callable[[], None] = lambda: None
         self._pid = os.getpid()
         self._closed = False
+        self._closing_begun = False
         # Reentrant: a signal handler may close the job while this thread closes it.
         self._closing = forksafe.register_lock(threading.RLock())
 
@@ -75,6 +77,7 @@ class Session:
             return
         with self._closing:
             if not self._closed:
+                self._closing_begun = True
                 self._end(failing=failing)
                 self.on_close()
                 self._closed = True
@@ -82,7 +85,7 @@ class Session:
     @property
     def goes_on(self) -> bool:
         """Whether the process group of this job stands or can still be made, in this process."""
-        return os.getpid() == self._pid
+        return os.getpid() == self._pid and not self._closing_begun
 
     def _end(self, *, failing: bool) -> None:
         """End the resources behind the session."""
@@ -161,7 +164,8 @@ class RunningSession(Session):
         self._formation = formation
         self._group_stood = False
         self._group_ended = False
-        self._closing_begun = False
+        self._group: Callable[[], Any] = lambda: None
+        """The process group that stood; a weak reference, as in `process_group.own`."""
         self._await_until: float | None = None
         """By when the end of rank 0 has to go on; None before it."""
         self.host_lost: MingleError | None = None
@@ -174,8 +178,11 @@ class RunningSession(Session):
     @property
     def goes_on(self) -> bool:
         """Whether the process group stands, or rank 0 is there for it."""
-        lost = self._host_lost is not None
-        return super().goes_on and not lost and (not self._group_stood or process_group.stands())
+        if not super().goes_on:
+            return False
+        if self._group_stood:  # and no other one that was made since
+            return process_group.stands() and process_group.current() is self._group()
+        return self._host_lost is None
 
     def entry(self, seconds: float) -> Entry | None:
         """Return the store for a process group, once; None if no process group was requested.
@@ -250,6 +257,8 @@ class RunningSession(Session):
         return WATCH_QUICK_SECONDS if time.monotonic() < self._watch_quickly_until else WATCH_SLOW_SECONDS
 
     def _note_group(self) -> None:
+        if (group := process_group.current()) is not None:
+            self._group = weakref.ref(group)
         self._group_stood = self._discovery.group_stands = True
         if self._discovery.store_server is not None:
             self._discovery.store_server.release()
@@ -394,7 +403,6 @@ class RunningSession(Session):
         )
 
     def _end(self, *, failing: bool) -> None:
-        self._closing_begun = True
         if not failing:
             self.await_members()
         self._await_until = 0.0  # a close that continues after an interrupt would ask a loop that has ended

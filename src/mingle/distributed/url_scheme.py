@@ -23,7 +23,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
-from mingle.errors import ConfigurationError, MingleError, without_frames
+from mingle.errors import ConfigurationError, MingleError, cut_frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -147,7 +147,8 @@ def rendezvous_handler(url: str, timeout: timedelta | None = None, **_: Any) -> 
     try:
         yield from _rendezvous(url, timeout)
     except (MingleError, KeyboardInterrupt) as error:
-        raise without_frames(error) from error.__cause__
+        cut_frames(error)
+        raise error
 
 
 def _rendezvous(url: str, timeout: timedelta | None) -> Iterator[tuple[Any, int, int]]:
