@@ -170,6 +170,7 @@ PLANTED = chosen(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)  # hundreds of schedules, on a machine that has other tests to run
 @pytest.mark.parametrize(
     ("plant", "finding", "schedules"),
     [
