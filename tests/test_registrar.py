@@ -601,18 +601,6 @@ def test_a_caller_without_the_token_is_no_rank_with_contradicting_settings() -> 
     assert registrar.status().refused == ()
 
 
-def test_a_member_that_comes_back_has_not_left() -> None:
-    """Without ranks none is missing, and a member in this list is named as crashed."""
-    registrar = Opened(rank=None)
-    for conn in (1, 11, 12):
-        registrar.join(conn, member(1), join(None), 1.0)
-        assert registrar.status().left == ()
-        registrar.lost(conn, 2.0)
-        assert len(registrar.status().left) == 1
-    registrar.join(13, member(2), join(None, who=ProcessInfo(hostname="h2", pid=99)), 3.0)
-    assert len(registrar.status().left) == 1
-
-
 def test_a_member_that_never_heard_its_token_gets_the_seat_of_its_dead_connection() -> None:
     registrar = at(Phase.CONFIRMING)
     registrar.join(11, member(1), join(1), 3.0)

@@ -350,9 +350,6 @@ class Registrar:
             self._advance(now)
             return
         self.seats[member] = seat
-        came_back = f"{seat.who}: "
-        stay_away = (each for each in self.departures if not each.startswith(came_back))
-        self.departures = deque(stay_away, REMEMBERED_DEPARTURES)
         if applicant.rank is not None:
             self._ranks[applicant.rank] = member
             self.departed_ranks.discard(applicant.rank)
