@@ -200,7 +200,8 @@ def test_a_process_without_descriptors_says_so_to_its_callers_and_accepts_again(
         with no_descriptors():
             first.connect(("127.0.0.1", server.port))  # the kernel took a descriptor for it when the wait began
             caller.connect(("127.0.0.1", server.port))
-            assert json.loads(caller.makefile("rb").read()[4:]) == {"gone": "descriptors"}
+            size = int.from_bytes(caller.recv(4, socket.MSG_WAITALL), "big")
+            assert json.loads(caller.recv(size, socket.MSG_WAITALL)) == {"gone": "descriptors"}
     assert server.starved.is_set()
     assert control.reaches(peer_of(server))
 
