@@ -2,16 +2,10 @@
 #
 # No syntax line, no RUN --mount: the builder of Docker 20.10 must do, and no image but the base is pulled.
 
-# Needs Python 3.11 or newer with pip or ensurepip, and apt.
+# Needs Python 3.10 or newer with pip or ensurepip, and no compiler.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
-
-# netifaces comes as source. Debian's own Python, unlike that of the official images, has its headers in a package.
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends gcc libc6-dev \
-        $(python3 -c 'import os, sysconfig as s; os.path.exists(s.get_path("include") + "/Python.h") or print("python3-dev")') \
-    && rm -rf /var/lib/apt/lists/*
 
 ENV PATH=/opt/venv/bin:$PATH \
     PIP_CONSTRAINT=/build/constraints.txt \
@@ -31,21 +25,24 @@ ARG TORCH_BUILD=cpu
 
 # What mingle and the example run on, in a layer that a change of their code leaves alone. Compiled here, on all cores,
 # because the user of the final image may not write beside the sources; some files of torch are for a newer Python and
-# fail, as under pip. wheelhouse/ may be missing, so that it comes together with a file that is there.
+# fail, as under pip. wheelhouse/ may be missing, so that it comes together with a file that is there. Where netifaces cannot
+# be compiled, which multicast_expert requires by name, the requirements have netifaces-plus, with the same module.
 COPY constraints.txt pyproject.toml ./
+COPY tools/preflight.py tools/
 COPY constraints.txt wheelhouse* wheelhouse/
 RUN python3 -m venv /opt/venv \
-    && python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-print(*p["dependencies"], *p["optional-dependencies"]["examples"], sep="\n")' > requirements.txt \
     && torch="$(sed -n '/^torch==/p' constraints.txt)" \
     && { { [ -n "${TORCH_BUILD}" ] && pip install ${PIP_ARGS} --no-compile "${torch}+${TORCH_BUILD}"; } \
         || pip install ${PIP_ARGS} --no-compile "${torch}"; } \
+    && python tools/preflight.py --needs examples > requirements.txt \
     && pip install ${PIP_ARGS} --no-compile --requirement requirements.txt \
+    && pip install ${PIP_ARGS} --no-compile --no-deps multicast_expert \
     && cd /opt/venv/lib/python3*/site-packages \
     && find . -type d -name tests -prune -exec rm -rf {} + \
     && { python -m compileall -qq -j 0 . || true; }
 
-COPY README.md LICENSE hatch_build.py ./
+COPY README.md LICENSE ./
+COPY tools/hatch_build.py tools/
 COPY src/ src/
 RUN pip wheel ${PIP_ARGS} --no-deps --wheel-dir /dist .
 

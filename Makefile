@@ -22,6 +22,21 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN
 WHEELHOUSE := wheelhouse
 INSTALL := $(PIP) install $(if $(wildcard $(WHEELHOUSE)/*.whl),--find-links $(WHEELHOUSE))
 
+comma := ,
+space := $() $()
+# $(call install_mingle,EXTRA …): editable, with what the extras need. Without a compiler netifaces-plus takes the place of
+# netifaces, which is required by name: --no-deps.
+define install_mingle
+	@$(BIN)/python tools/preflight.py --needs $(1) > $(VENV)/needs.txt; \
+	if grep --quiet '^netifaces-plus' $(VENV)/needs.txt; then \
+		echo "netifaces cannot be compiled here: netifaces-plus, which has the same module, takes its place"; \
+		$(INSTALL) --requirement $(VENV)/needs.txt; \
+		$(INSTALL) --no-deps multicast_expert --editable .; \
+	else \
+		$(INSTALL) --editable '.[$(subst $(space),$(comma),$(1))]'; \
+	fi
+endef
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -36,7 +51,7 @@ demo: $(EXAMPLES_READY) ## train on 4 ranks of this machine that were told no ad
 
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10
 
-# tests/levels.py says what runs on which level.
+# tests/support/levels.py says what runs on which level.
 .PHONY: test
 test: $(DEV_READY) ## run the quick tests, in three minutes (those of the lab need root, iproute2 and nftables)
 	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
@@ -72,15 +87,23 @@ test-launchers: $(DEV_READY) ## start the example by mpirun, mpiexec, srun, sbat
 	$(BIN)/python -m pytest tests/launchers --durations=0 $(PYTEST_ARGS)
 
 .PHONY: test-frameworks
-test-frameworks: $(FRAMEWORKS_READY) ## train with Lightning, Accelerate, FSDP2, DeepSpeed and the Trainer on top of mingle; JAX and Ray by mingle-run
+test-frameworks: $(FRAMEWORKS_READY) ## train with Lightning, Accelerate, FSDP2, DeepSpeed and the Trainer on top of mingle; JAX, MLX, Ray and torchft by mingle-run
 	$(BIN)/python -m pytest tests/frameworks --durations=0 $(PYTEST_ARGS)
+
+.PHONY: test-torch-suite
+test-torch-suite: $(FRAMEWORKS_READY) ## run all of torch's own tests of torch.distributed over mingle://, with Gloo; of them 30 are in test-frameworks
+	$(BIN)/python -m tests.frameworks.torch_suite $(SUITE_ARGS)
+
+.PHONY: test-torch-rpc-suite
+test-torch-rpc-suite: $(FRAMEWORKS_READY) ## run all of torch's own tests of its RPC over mingle://, with TensorPipe; of them 12 are in test-frameworks
+	$(BIN)/python -m tests.frameworks.torch_rpc_suite $(SUITE_ARGS)
 
 # Half of the time guided by coverage, where atheris can be installed.
 FUZZ_SECONDS ?= 300
 .PHONY: fuzz
 fuzz: $(DEV_READY) ## give hostile bytes to the decoders and the machines for FUZZ_SECONDS
 	PYTHONPATH=. $(BIN)/python -m tests.fuzz --seconds $$(($(FUZZ_SECONDS) / 2)) --seed $$RANDOM
-	$(INSTALL) --editable '.[fuzz]'
+	$(call install_mingle,fuzz)
 	if $(BIN)/python -c 'import atheris' 2>/dev/null; then for target in plain-datagram signed-datagram echo local-message frames called calling; do \
 		PYTHONPATH=. $(BIN)/python -m tests.fuzz --guided $$target --seconds $$(($(FUZZ_SECONDS) / 14)); done; fi
 
@@ -97,7 +120,7 @@ bench-guard: $(BENCH_READY) ## a minute of it, as CI runs it: is a ratio far bey
 	@PYTHONPATH=src:. $(BIN)/python -m benchmarks --guard
 
 .PHONY: stats
-stats: $(DEV_READY) ## count code lines and files, and measure what importing mingle and one discovery cost
+stats: $(DEV_READY) ## count lines, classes and constants, and measure what importing mingle and one discovery cost
 	@$(BIN)/python benchmarks/stats.py $(STATS_ARGS)
 
 # The oldest that is supported; another one: make test-torch TORCH=2.15.0. What that runs on comes in the versions that it
@@ -111,14 +134,14 @@ test-torch: ## run the tests of all that touches torch on another one: make test
 	sed '/^torch==/d; /^# what torch runs on/,/^$$/d' constraints.txt > $(TORCH_VENV)/constraints.txt
 	PIP_CONSTRAINT=$(TORCH_VENV)/constraints.txt $(TORCH_VENV)/bin/python -m pip install \
 		--disable-pip-version-check --quiet torch==$(TORCH) --editable '.[dev]'
-	$(TORCH_VENV)/bin/python -m pytest -n $(JOBS) tests/test_discovery.py tests/test_gloo.py tests/test_process_group.py \
-		tests/test_rendezvous.py tests/test_session.py tests/test_store.py tests/test_store_keeper.py \
-		tests/test_url_scheme.py tests/lab/test_forming.py tests/lab/test_lifecycle.py \
-		tests/test_torchrun*.py tests/test_elastic*.py tests/lab/test_agents.py tests/lab/test_torchrun.py \
+	$(TORCH_VENV)/bin/python -m pytest -n $(JOBS) tests/unit/distributed tests/unit/elastic tests/unit/engine/test_discovery.py \
+		tests/unit/engine/test_store.py tests/unit/engine/test_store_keeper.py \
+		tests/lab/test_forming.py tests/lab/test_lifecycle.py tests/lab/test_agents.py tests/lab/test_torchrun.py \
 		tests/lab/test_torchrun_faults.py tests/lab/test_torchrun_partitions.py $(PYTEST_ARGS)
 
 .PHONY: wheels
 wheels: | $(BIN)/pip ## make wheels of mingle and its dependencies but torch, for machines without a compiler
+	@$(BIN)/python tools/preflight.py --wheels
 	$(PIP) wheel --no-deps --find-links $(WHEELHOUSE) --wheel-dir $(WHEELHOUSE) . \
 		$$(sed -n -e '/^# what mingle runs on/,/^$$/p' -e '/^typing_extensions==/p' constraints.txt | grep -v -e '^#' -e '^torch==')
 	@echo "on the other machines: pip install --no-index --find-links $(WHEELHOUSE) multinode-mingle"
@@ -130,7 +153,7 @@ docs: $(DOCS_READY) ## make the site of the documents in site/; a broken link is
 
 .PHONY: man
 man: $(EXAMPLES_READY) ## make the manual pages in docs/man from the commands
-	$(BIN)/python docs/build_man.py
+	$(BIN)/python tools/build_man.py
 
 .PHONY: dist
 dist: $(DOCS_READY) $(DEV_READY) ## build the sdist, from it the wheel, and check both: what an index shows, and that no file is missing
@@ -139,8 +162,8 @@ dist: $(DOCS_READY) $(DEV_READY) ## build the sdist, from it the wheel, and chec
 	$(BIN)/python -m twine check --strict dist/*
 	mkdir -p build/sdist
 	tar --extract --gzip --file dist/*.tar.gz --directory build/sdist --strip-components=1
-	cd build/sdist; $(CURDIR)/$(BIN)/python -m pytest -n 2 --quiet tests/test_project.py tests/test_hatch_build.py \
-		tests/test_docs.py -k 'not (demo or ranks or print or message or torchrun)'
+	cd build/sdist; $(CURDIR)/$(BIN)/python -m pytest -n 2 --quiet tests/unit/test_project.py tests/docs/test_docs.py \
+		-k 'not (demo or ranks or print or message or torchrun)'
 
 .PHONY: lint
 lint: $(DEV_READY) ## check style, format and types
@@ -163,27 +186,27 @@ VENV_ARGS ?=
 
 # pip is the last thing that venv installs: an environment without it was left half made.
 $(BIN)/pip:
-	@$(PYTHON) preflight.py $(if $(findstring system-site-packages,$(VENV_ARGS)),,--venv)
+	@$(PYTHON) tools/preflight.py $(if $(findstring system-site-packages,$(VENV_ARGS)),,--venv)
 	@$(PYTHON) -m venv $(VENV_ARGS) $(VENV) || { \
 		echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 
 $(EXAMPLES_READY): pyproject.toml constraints.txt | $(BIN)/pip
-	@echo "installing into $(VENV): the first time this takes a few minutes"
-	$(INSTALL) --editable '.[examples]'
+	@echo "installing into $(VENV): the first time this takes a few minutes, and gigabytes if torch is a build with CUDA"
+	$(call install_mingle,examples)
 	@touch $@
 
 $(DEV_READY): pyproject.toml constraints.txt | $(BIN)/pip
-	@echo "installing into $(VENV): the first time this takes a few minutes"
-	$(INSTALL) --editable '.[dev]'
+	@echo "installing into $(VENV): the first time this takes a few minutes, and gigabytes if torch is a build with CUDA"
+	$(call install_mingle,dev)
 	@touch $@ $(EXAMPLES_READY)
 
 $(FRAMEWORKS_READY): $(DEV_READY)
 	@echo "installing the frameworks into $(VENV)"
-	$(INSTALL) --editable '.[dev,frameworks]'
+	$(call install_mingle,dev frameworks)
 	@touch $@
 
 $(BENCH_READY): $(DEV_READY)
-	$(INSTALL) --editable '.[dev,bench]'
+	$(call install_mingle,dev bench)
 	@touch $@
 
 $(DOCS_READY): constraints.txt | $(BIN)/pip

@@ -81,7 +81,7 @@ GIVEN_UP = 60.0  # seconds: when benchmarks.torchrun_recovery stops waiting
 INTRODUCTION = """\
 # Benchmarks
 
-## What does it cost me?
+## Overhead
 
 Medians; two values joined by "and" are two runs. Every host is a network namespace of one machine with two cores, so
 the figures are mostly CPU time of many processes; on hosts with cores of their own they are smaller.
@@ -221,10 +221,12 @@ def _cost(comparisons: Mapping[str, Comparison]) -> str:
 def _figure(comparison: Comparison, contender: str) -> str:
     """Return the median with its unit; of fewer than five runs each run, since their median would say too much."""
     samples = comparison.samples[contender]
-    if comparison.name == "torchrun_recovery" and len(samples) < FEW:
-        return " and ".join(
-            _shown(value, "s") if value < GIVEN_UP else f"none in {GIVEN_UP:.0f} s" for value in samples
-        )
+    if comparison.name == "torchrun_recovery":
+        none = f"none in {GIVEN_UP:.0f} s"
+        if len(samples) < FEW:
+            return " and ".join(_shown(value, "s") if value < GIVEN_UP else none for value in samples)
+        if given_up := sum(value >= GIVEN_UP for value in samples):
+            return f"{none} in {given_up} of {len(samples)} runs"
     return _shown(median(samples), comparison.unit) + (f" ({len(samples)} runs)" if len(samples) < FEW else "")
 
 

@@ -12,7 +12,7 @@ TEXT = """\
 8 ranks on one machine, each in a fresh interpreter, started anew for each round, which has imported torch and mingle;
 all begin at one moment. The figure is the CPU of a rank from its call of `discover` until GO: what mingle still
 imports, its sockets, the scan of the interfaces, proofs, and the store with its threads. `python benchmarks/stats.py
---against OTHER_ROOT` compares two versions, in turn."""
+--against TREE` compares two versions, in turn."""
 
 
 def run(rounds: int) -> Comparison:

@@ -107,7 +107,7 @@ def _host_many(seconds: float) -> None:
 
 def _thread_of_mingle() -> threading.Thread:
     threading.Event().wait(SETTLE_SECONDS)
-    return next(each for each in threading.enumerate() if each.name in ("mingle-host", "mingle-member"))
+    return next(each for each in threading.enumerate() if each.name == "mingle-rank")
 
 
 def _report_cpu(thread: threading.Thread, seconds: float) -> None:

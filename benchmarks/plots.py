@@ -17,6 +17,7 @@ def draw(comparison: Comparison, folder: Path = PICTURES) -> Path:
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib import ticker
 
     names = list(comparison.samples)
     figure, axes = plt.subplots(figsize=(6.4, 0.7 + 0.42 * len(names)), layout="constrained")
@@ -34,6 +35,9 @@ def draw(comparison: Comparison, folder: Path = PICTURES) -> Path:
     every = [value for values in comparison.samples.values() for value in values]
     if min(every) > 0 and max(every) / min(every) > 20:
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(ticker.NullFormatter())
     else:
         axes.set_xlim(left=0)
     axes.grid(axis="x", alpha=0.3)

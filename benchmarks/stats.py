@@ -1,9 +1,16 @@
-"""``python benchmarks/stats.py [ROOT] [--against OTHER_ROOT]``: how large mingle is, and what one discovery costs.
+"""``python benchmarks/stats.py [--src TREE] [--against TREE]``: how large mingle is, and what one discovery costs.
 
-The way out is the files of mingle in which a function of rank 1 is called with the job id, or with an object that
-directly holds it (as an attribute or an item), before its first datagram leaves; rank 0 starts after that. The way back
-is the files in which a function of rank 1 is called with, or returns, the port of the store (or an object that directly
-holds it), from the first function that handles SEALED until ``MASTER_PORT`` is exported.
+Code lines are the lines of ``src/`` that are neither blank, nor a comment, nor a docstring. The attributes of a class
+are the names that its methods assign on ``self`` and the fields that its body annotates (those of a Struct, a dataclass
+or a NamedTuple); its methods are the functions in its body, properties among them. Both leave out what is inherited. A
+timing constant is a name in capitals, assigned in a module or a class, of which one word is a unit or a kind of time.
+
+The files that the arguments of ``mingle.init`` pass are counted in two directions, on rank 1 of two ranks on loopback.
+On the way in they are the files of mingle in which a function is called with the job id, the UDP port or the timeout of
+the call, or with an object that directly holds one of them (as an attribute or an item), before the first datagram
+leaves; rank 0 starts after that. On the way back they are the files in which a function is called with, or returns, the
+port of the store (or an object that directly holds it), from the first function that handles SEALED until
+``MASTER_PORT`` is exported.
 
 All figures of time are medians of fresh interpreters that have imported torch before. With ``--against`` the runs of
 the two trees alternate, so that their ratio holds also on a machine that is not idle.
@@ -25,7 +32,8 @@ import threading
 import time
 import tokenize
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from types import CodeType, FrameType
@@ -34,7 +42,11 @@ from typing import Any
 RANKS = 4
 ROUNDS = 5
 TIMEOUT = 120.0
+TRACED_TIMEOUT = 119.75
+"""A number that stands for nothing else in the traced process."""
 CPU = "first discover, ms of CPU"
+LARGEST = 10
+_OF_TIME = frozenset({"SECOND", "SECONDS", "MILLISECONDS", "TIMEOUT", "INTERVAL"})
 _NO_CODE = frozenset(
     {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 )
@@ -43,40 +55,55 @@ _NO_CODE = frozenset(
 def main() -> int:
     """Print the figures of one tree, or of two side by side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[1], metavar="ROOT")
-    parser.add_argument("--against", type=Path, metavar="OTHER_ROOT", help="a second tree, measured in turn")
+    parser.add_argument("--src", type=Path, default=Path(__file__).parents[1], metavar="TREE", help="a checkout")
+    parser.add_argument("--against", type=Path, metavar="TREE", help="a second checkout, measured in turn")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"fresh jobs of {RANKS} ranks (default: {ROUNDS})")
-    parser.add_argument("--size", action="store_true", help="only count lines and files")
+    parser.add_argument("--size", action="store_true", help="only count what the source shows")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.rank is not None:
         _be_a_rank(json.loads(chosen.rank))
         return 0
-    roots = [root.resolve() for root in (chosen.root, chosen.against) if root is not None]
+    roots = [root.resolve() for root in (chosen.src, chosen.against) if root is not None]
     for root in roots:
-        rooms = lines_per_room(root / "src" / "mingle")
-        files = sum(count for count, _ in rooms.values())
-        print(f"{root}: {sum(lines for _, lines in rooms.values())} code lines in {files} files")
-        for room, (count, lines) in rooms.items():
-            print(f"  {room:14} {lines:6} lines  {count:3} files")
+        _print_size(root)
     if chosen.size:
         return 0
     for root in roots:
         traced = run_job(root, world_size=2, traced=True)[1]
-        for title, names in (("the job id's way out", traced["out"]), ("the store's way back", traced["back"])):
-            print(f"{root}: {title}, {len(names)} files")
+        ways = (
+            ("the arguments of mingle.init enter", traced["in"]),
+            ("the store's port comes back through", traced["back"]),
+        )
+        for title, names in ways:
+            print(f"{root}: {title} {len(names)} files")
             print("".join(f"  {name}\n" for name in names), end="")
     _compare(roots, chosen.rounds)
     return 0
 
 
-def lines_per_room(package: Path) -> dict[str, tuple[int, int]]:
-    """Return the files and the code lines of each sub-package; modules at the top are the room ``(top)``."""
+def _print_size(root: Path) -> None:
+    source = root / "src"
+    rooms = lines_per_room(source)
+    files = sum(count for count, _ in rooms.values())
+    print(f"{root}: {sum(lines for _, lines in rooms.values())} code lines in {files} files")
+    for room, (count, lines) in rooms.items():
+        print(f"  {room:14} {lines:6} lines  {count:3} files")
+    classes = sizes_of_classes(source)
+    for kind in ("attributes", "methods"):
+        print(f"{root}: the {LARGEST} largest classes by {kind}")
+        for size in sorted(classes, key=lambda each: (-getattr(each, kind), each.name))[:LARGEST]:
+            print(f"  {size.name:24} {size.attributes:3} attributes  {size.methods:3} methods  {size.file}")
+    print(f"{root}: {len(timing_constants(source))} timing constants")
+
+
+def lines_per_room(source: Path) -> dict[str, tuple[int, int]]:
+    """Return the files and the code lines of each sub-package; all other modules are in the room ``(top)``."""
     files: Counter[str] = Counter()
     lines: Counter[str] = Counter()
-    for path in sorted(package.rglob("*.py")):
-        inside = path.relative_to(package)
-        room = inside.parts[0] if len(inside.parts) > 1 else "(top)"
+    for path in sorted(source.rglob("*.py")):
+        inside = path.relative_to(source)
+        room = inside.parts[1] if len(inside.parts) > 2 else "(top)"
         files[room] += 1
         lines[room] += code_lines(path.read_text("utf-8"))
     return {room: (files[room], lines[room]) for room in files}
@@ -93,6 +120,70 @@ def code_lines(source: str) -> int:
         if token.type not in _NO_CODE:
             code.update(range(token.start[0], token.end[0] + 1))
     return len(code - text)
+
+
+@dataclass(frozen=True)
+class ClassSize:
+    """How large a class is, without what it inherits."""
+
+    name: str
+    file: str
+    attributes: int
+    methods: int
+
+
+def sizes_of_classes(source: Path) -> list[ClassSize]:
+    """Return the size of each class below a folder."""
+    return [
+        ClassSize(node.name, str(path.relative_to(source)), len(attributes_of(node)), len(_methods_of(node)))
+        for path in sorted(source.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+
+
+def attributes_of(node: ast.ClassDef) -> set[str]:
+    """Return the names that the methods of a class assign on ``self``, and its annotated fields."""
+    fields = {
+        each.target.id
+        for each in node.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name) and not _is_class_variable(each)
+    }
+    assigned = {
+        inner.attr
+        for method in _methods_of(node)
+        for inner in ast.walk(method)
+        if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store)
+        if isinstance(inner.value, ast.Name) and inner.value.id == "self"
+    }
+    return fields | assigned
+
+
+def _is_class_variable(field: ast.AnnAssign) -> bool:
+    return ast.unparse(field.annotation).startswith(("ClassVar", "Final"))
+
+
+def _methods_of(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [each for each in node.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+
+def timing_constants(source: Path) -> list[str]:
+    """Return the timing constants of all modules and classes below a folder, as ``FILE:NAME``."""
+    return [
+        f"{path.relative_to(source)}:{name}"
+        for path in sorted(source.rglob("*.py"))
+        for body in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(body, (ast.Module, ast.ClassDef))
+        for name in _assigned_in(body)
+        if name.isupper() and not _OF_TIME.isdisjoint(name.split("_"))
+    ]
+
+
+def _assigned_in(body: ast.Module | ast.ClassDef) -> Iterator[str]:
+    for statement in body.body:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
 
 
 def _compare(roots: list[Path], rounds: int) -> None:
@@ -119,13 +210,14 @@ def run_job(root: Path, *, world_size: int, traced: bool = False) -> dict[int, d
     Args:
         root: the repository whose mingle the ranks import.
         world_size: how many ranks.
-        traced: whether the ranks note the files on the two ways, in place of the figures.
+        traced: whether the ranks note the files on both ways, in place of the figures.
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environment |= {"PYTHONPATH": str(root / "src"), "MINGLE_INTERFACE": "lo", "MINGLE_PROGRESS": "off"}
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        store = free.getsockname()[1]
-    about = {"job": f"stats-{secrets.token_hex(6)}", "world_size": world_size, "traced": traced, "store": store}
+    with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as other:
+        store, port = free.getsockname()[1], other.getsockname()[1]
+    job = f"stats-{secrets.token_hex(6)}"
+    about = {"job": job, "world_size": world_size, "traced": traced, "store": store, "port": port}
     ranks = []
     try:
         for rank in range(world_size):
@@ -179,47 +271,62 @@ def _be_a_rank(about: Mapping[str, Any]) -> None:
     figures["import mingle, other modules"] = len(at_import) - _ours(at_import)
     print(flush=True)
     sys.stdin.readline()
-    port = about["store"] if about["traced"] and about["rank"] == 0 else None
-    tracer = None
     if about["traced"]:
-        tracer = Tracer(Path(mingle.__file__).parent, about["job"], about["store"], announces=about["rank"] == 1)
+        print(json.dumps(_traced(about)), flush=True)
+        sys.stdin.readline()
+        return
     spent = time.process_time()
-    with mingle.discover(about["job"], rank=about["rank"], world_size=about["world_size"], master_port=port):
+    with mingle.discover(about["job"], rank=about["rank"], world_size=about["world_size"]):
         figures[CPU] = (time.process_time() - spent) * 1e3
         figures["peak memory over torch's, KiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
         at_discover = set(sys.modules) - before - at_import
         figures["first discover, more modules of mingle"] = _ours(at_discover)
         figures["first discover, more other modules"] = len(at_discover) - _ours(at_discover)
-        if tracer is not None:
-            figures = {"out": list(tracer.way_out), "back": list(tracer.way_back)}
         print(json.dumps(figures), flush=True)
         sys.stdin.readline()
+
+
+def _traced(about: Mapping[str, Any]) -> dict[str, list[str]]:
+    import mingle
+
+    rank, arguments = about["rank"], (about["job"], about["port"], TRACED_TIMEOUT)
+    tracer = Tracer(Path(mingle.__file__).parent, arguments, about["store"], announces=rank == 1)
+    with mingle.init(
+        about["job"],
+        rank=rank,
+        world_size=about["world_size"],
+        backend="gloo",
+        discovery_timeout=TRACED_TIMEOUT,
+        port=about["port"],
+        master_port=None if rank else about["store"],
+    ):
+        return {"in": list(tracer.way_in), "back": list(tracer.way_back)}
 
 
 def _ours(names: set[str]) -> int:
     return sum(name.partition(".")[0] == "mingle" for name in names)
 
 
-# --- the ways ----------------------------------------------------------------------------------------------------
+# --- the files that a call passes ------------------------------------------------------------------------------------
 
 
 class Tracer:
-    """Notes which files of a package the job id passes on its way out, and the store's port on its way back.
+    """Notes which files of a package a call's arguments pass on their way in, and the store's port on its way back.
 
     The audit events of the interpreter mark the ends of both ways: the first datagram, and the export of the port.
 
     Args:
         package: the folder of the package.
-        job: the job id.
+        arguments: values of the call, each unlike any other value in the process.
         port: the store's.
         announces: whether a line on stdout tells of the first datagram.
     """
 
-    def __init__(self, package: Path, job: str, port: int, *, announces: bool) -> None:
+    def __init__(self, package: Path, arguments: Collection[Any], port: int, *, announces: bool) -> None:
         self._announces = announces
-        self.way_out: dict[str, None] = {}
+        self.way_in: dict[str, None] = {}
         self.way_back: dict[str, None] = {}
-        self._package, self._job, self._port = str(package) + os.sep, job, port
+        self._package, self._wanted, self._port = str(package) + os.sep, arguments, port
         self._sent = self._sealed = self._exported = False
         sys.addaudithook(self._audit)
         threading.settrace(self._trace)
@@ -250,10 +357,10 @@ class Tracer:
 
     def _note(self, code: CodeType, values: list[Any], *, returned: bool = False) -> None:
         name = code.co_filename.removeprefix(self._package)
-        if not self._sent and not returned and any(_holds(each, self._job) for each in values):
-            self.way_out.setdefault(name)
+        if not self._sent and not returned and any(_holds(each, self._wanted) for each in values):
+            self.way_in.setdefault(name)
         self._sealed = self._sealed or any(type(each).__name__ == "Sealed" for each in values)
-        if self._sealed and any(_holds(each, self._port) or _holds(each, str(self._port)) for each in values):
+        if self._sealed and any(_holds(each, (self._port, str(self._port))) for each in values):
             self.way_back.setdefault(name)
 
 
@@ -265,12 +372,12 @@ def _arguments(frame: FrameType) -> Iterator[Any]:
             yield frame.f_locals[name]
 
 
-def _holds(value: Any, wanted: str | int) -> bool:
-    return _is(value, wanted) or any(_is(each, wanted) for each in _parts(value))
+def _holds(value: Any, wanted: Collection[Any]) -> bool:
+    return _is_one_of(value, wanted) or any(_is_one_of(each, wanted) for each in _parts(value))
 
 
-def _is(value: Any, wanted: str | int) -> bool:
-    return type(value) is type(wanted) and bool(value == wanted)
+def _is_one_of(value: Any, wanted: Collection[Any]) -> bool:
+    return any(type(value) is type(each) and bool(value == each) for each in wanted)
 
 
 def _parts(value: Any) -> Iterator[Any]:

@@ -22,6 +22,7 @@ import hashlib
 import os
 import socket
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.progress import Progress
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
@@ -58,6 +58,9 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Join the job, train, and report."""
     args = parse_arguments()
+    if find_spec("sklearn") is None:  # said before the others wait for this rank
+        fix = f"{sys.executable} -m pip install scikit-learn"
+        sys.exit(f"ddp_train.py trains on the digits of scikit-learn, which is not installed.\n  fix: {fix}")
     with mingle.init(job_id=args.job_id) as job:
         print_roster(job)
         train(args, job)
@@ -140,6 +143,8 @@ def choose_bf16(wish: str, device: torch.device) -> bool:
 
 def load_data() -> tuple[TensorDataset, TensorDataset]:
     """Return the training and the test set: scanned digits of 8 by 8 pixels, split alike on every rank."""
+    from sklearn.datasets import load_digits  # here, so that --help needs no scikit-learn
+
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16  # values from 0 to 16
     labels = torch.tensor(digits.target)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -51,9 +52,9 @@ def main() -> int:
             settings = {"MINGLE_INTERFACE": "lo", "RANK": str(rank), "WORLD_SIZE": str(RANKS)}
             shown = " ".join(f"{name}={value}" for name, value in settings.items())
             # On the CPU even where there is a GPU: NCCL lets no two ranks share one.
-            arguments = ["--job-id", job_id, "--device", "cpu"]
-            print(f"$ {shown} python {script.name} {' '.join(arguments)}", flush=True)
-            ranks[rank] = subprocess.Popen([sys.executable, str(script), *arguments], env=inherited | settings)
+            line = [near(sys.executable), near(script), "--job-id", job_id, "--device", "cpu"]
+            print(f"$ {shown} {shlex.join(line)}", flush=True)
+            ranks[rank] = subprocess.Popen(line, env=inherited | settings)
         return report(wait(ranks))
     except KeyboardInterrupt:
         return 130
@@ -61,6 +62,12 @@ def main() -> int:
         for process in ranks.values():
             process.kill()
             process.wait()
+
+
+def near(path: str | Path) -> str:
+    """Return a path as one would type it in this directory."""
+    path = Path(path)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def wait(ranks: dict[int, subprocess.Popen[bytes]]) -> dict[int, int | None]:

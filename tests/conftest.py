@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from mingle.config import values
-from tests.leaks import leak_check
+from tests.support.leaks import leak_check
 
 _TORCH_VARIABLES = (
     "RANK",

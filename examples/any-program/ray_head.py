@@ -26,6 +26,8 @@ try:
             ray.init(address=f"{address}:{port}")
             break
         except ConnectionError:  # the head is starting
+            if head.poll() is not None:  # it gives its own processes 30 s, and no setting gives them more
+                sys.exit(f"`ray start --head` ended with status {head.returncode}; see its messages")
             time.sleep(0.5)
     while len(nodes := [node for node in ray.nodes() if node["Alive"]]) < nnodes:
         time.sleep(0.2)

@@ -19,7 +19,7 @@ A map of the package, from the inside out (``docs/architecture.md`` says what ea
 ``network``      interfaces, the choice among them, sockets
 ``protocol``     the pure state machines: member, host with its registrar, election
 ``engine``       the driver: where machines, sockets, clock and the TCPStore meet
-``observe``      observers: list, watch, find, announce, ping
+``observe``      observers: list, watch, find, ping
 ``distributed``  from a call to a :class:`Job`: rendezvous, environment, process group
 ``elastic``      elastic jobs: quorum, leases, and the backend of ``torchrun --rdzv-backend=mingle``
 ``lightning``    the plug-in for Lightning
@@ -28,7 +28,7 @@ A map of the package, from the inside out (``docs/architecture.md`` says what ea
 ``run``          ``mingle-run``
 ===============  ======================================================================
 
-The modules at the top, ``errors``, ``job``, ``forksafe`` and ``detached``, serve all sub-packages.
+The modules at the top, ``errors``, ``text``, ``job``, ``forksafe`` and ``detached``, serve all sub-packages.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from mingle.errors import (
     AuthenticationError,
     ConfigurationError,
     ConflictError,
+    ConnectivityError,
     DiscoveryTimeoutError,
     InterfaceError,
     LauncherError,
@@ -60,6 +61,7 @@ __all__ = [
     "AuthenticationError",
     "ConfigurationError",
     "ConflictError",
+    "ConnectivityError",
     "DiscoveryTimeoutError",
     "InterfaceError",
     "Job",
@@ -89,6 +91,8 @@ def init(
     ttl: int | None = None,
     family: Literal["auto", "4", "6"] | None = None,
     advertise: str | None = None,
+    node_rank: int | None = None,
+    mesh: Literal["on", "warn", "off"] | None = None,
     **process_group_options: Any,
 ) -> Job:
     """Find rank 0, wait until every rank has joined, and make torch's process group.
@@ -105,7 +109,8 @@ def init(
             then 300.
         interface: names or addresses of the interfaces to use. Default: ``MINGLE_INTERFACE``, an exact
             ``GLOO_SOCKET_IFNAME``, then mingle's choice.
-        peers: hosts to ask by unicast as well, ``host`` or ``host:port``, for networks without multicast. Default:
+        peers: hosts to ask by unicast as well, ``host`` or ``host:port``; and for networks without multicast
+            directories that all machines mount, ``dir:/path``, or buckets, ``s3://bucket/prefix``. Default:
             ``MINGLE_PEERS``.
         secret: a secret that the job's members share; a process without it is rejected. Default: ``MINGLE_SECRET``,
             ``MINGLE_SECRET_FILE``.
@@ -114,6 +119,10 @@ def init(
         ttl: how many routers a multicast may pass, plus one. Default: ``MINGLE_TTL``, then 1.
         family: the IP versions to use. Default: ``MINGLE_FAMILY``, then ``auto``.
         advertise: the address to announce where NAT hides this host's own. Default: ``MINGLE_ADVERTISE``.
+        node_rank: the rank that this node asks for where ranks are assigned, the same in all ranks of the node.
+            Default: ``MINGLE_NODE_RANK``, then host names decide.
+        mesh: whether the job forms only if all its nodes can open TCP connections to each other: ``on``; ``warn``
+            shows a warning if not, and ``off`` tries none. Default: ``MINGLE_MESH``, then ``off``.
         **process_group_options: passed on to ``init_process_group``; checked before the first packet.
 
     Returns:
@@ -123,18 +132,36 @@ def init(
         DiscoveryTimeoutError: the job did not form in time; names the missing ranks and what was heard.
         ConflictError: two rank 0s, one rank twice, different world sizes, or the job is already running.
         AuthenticationError: some ranks have the secret and some don't.
+        ConnectivityError: nodes of the job can't open TCP connections to each other; names them.
         InterfaceError: no usable interface, or no network that all ranks share.
         LauncherError: a launcher's variables are incomplete.
         ConfigurationError: an argument or a variable is wrong; raised before any packet.
     """
-    arguments = _masked(locals())
-    del secret  # a traceback that shows local variables must not show it
-    backend, options = arguments.pop("backend"), arguments.pop("process_group_options")
     try:
         with opening("the modules of mingle"):
-            from mingle.distributed import rendezvous
+            from mingle.config.settings import Arguments
 
-        return rendezvous.init(arguments, backend, options)
+            arguments = Arguments(
+                job_id=job_id,
+                rank=rank,
+                world_size=world_size,
+                discovery_timeout=discovery_timeout,
+                interface=interface,
+                peers=peers,
+                secret=secret,
+                port=port,
+                master_port=master_port,
+                ttl=ttl,
+                family=family,
+                advertise=advertise,
+                node_rank=node_rank,
+                mesh=mesh,
+            )
+            del secret  # a traceback that shows local variables must not show it
+            from mingle.distributed import rendezvous
+            from mingle.distributed.process_group import GroupArguments
+
+        return rendezvous.init(arguments, GroupArguments(backend=backend, options=process_group_options))
     except (MingleError, KeyboardInterrupt) as error:
         cut_frames(error)
         raise error
@@ -154,6 +181,8 @@ def discover(
     ttl: int | None = None,
     family: Literal["auto", "4", "6"] | None = None,
     advertise: str | None = None,
+    node_rank: int | None = None,
+    mesh: Literal["on", "warn", "off"] | None = None,
 ) -> Job:
     """Find rank 0, wait until every rank has joined, and export what torch and the frameworks read.
 
@@ -163,24 +192,33 @@ def discover(
 
     Arguments, result and errors are those of :func:`init`.
     """
-    arguments = _masked(locals())
-    del secret  # as in `init`
     try:
         with opening("the modules of mingle"):
+            from mingle.config.settings import Arguments
+
+            arguments = Arguments(
+                job_id=job_id,
+                rank=rank,
+                world_size=world_size,
+                discovery_timeout=discovery_timeout,
+                interface=interface,
+                peers=peers,
+                secret=secret,
+                port=port,
+                master_port=master_port,
+                ttl=ttl,
+                family=family,
+                advertise=advertise,
+                node_rank=node_rank,
+                mesh=mesh,
+            )
+            del secret  # as in `init`
             from mingle.distributed import rendezvous
 
-        return rendezvous.discover(**arguments)
+        return rendezvous.discover(arguments)
     except (MingleError, KeyboardInterrupt) as error:
         cut_frames(error)
         raise error
-
-
-def _masked(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call, with a secret whose repr does not show it."""
-    with opening("the modules of mingle"):
-        from mingle.config.values import Secret  # here, since the commands' --help loads none of these
-
-    return {**arguments, "secret": Secret.of(arguments["secret"])}
 
 
 def __dir__() -> list[str]:

@@ -8,6 +8,7 @@ The tree::
         ├── ConflictError            members disagree: a size, a rank held twice, two hosts of one job
         ├── AuthenticationError      the secrets differ, or one side has none
         ├── InterfaceError           no network interface is usable, or the named one is not
+        ├── ConnectivityError        nodes of the job can't open TCP connections to each other
         ├── LauncherError            a launcher's environment is incomplete or contradicts itself
         └── ConfigurationError       a wrong argument or environment variable (also a ValueError)
 
@@ -22,6 +23,8 @@ import errno
 import logging
 from typing import TYPE_CHECKING
 
+from mingle.text import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -31,6 +34,7 @@ __all__ = [
     "AuthenticationError",
     "ConfigurationError",
     "ConflictError",
+    "ConnectivityError",
     "DiscoveryTimeoutError",
     "InterfaceError",
     "LauncherError",
@@ -68,7 +72,7 @@ class MingleError(Exception):
     @classmethod
     def explain(cls, observation: str, *, cause: str, remedy: str) -> Self:
         """Return an error whose message is the observation, the likely cause and a fix, made printable."""
-        observation, cause, remedy = (printable(part) for part in (observation, cause, remedy))
+        observation, cause, remedy = (printable(part, keep="\n") for part in (observation, cause, remedy))
         error = cls(f"{observation}\n{_labelled('likely cause', cause)}\n{_labelled('fix', remedy)}")
         error.observation = observation
         error.cause = cause
@@ -99,6 +103,10 @@ class AuthenticationError(MingleError):
 
 class InterfaceError(MingleError):
     """No network interface is usable for the job, or the one that was named is not."""
+
+
+class ConnectivityError(MingleError):
+    """Nodes of the job can't open TCP connections to each other; the message names them."""
 
 
 class LauncherError(MingleError):
@@ -161,7 +169,10 @@ def cut_frames(error: BaseException) -> None:
 
 
 def comes_from_a_signal_handler(error: BaseException) -> bool:
-    """Return whether a signal handler raised an exception; Python runs handlers between any two lines."""
+    """Return whether a signal handler raised an exception; Python runs handlers between any two lines.
+
+    It does so in the main thread alone: only code that a caller runs needs to ask, the loop and its threads need not.
+    """
     import signal
     import threading
     import traceback
@@ -185,15 +196,6 @@ def _code(handler: object) -> object:
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun, such as ``1 machine`` or ``2 machines``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def printable(text: str) -> str:
-    """Return a message of ours with every control character but the newline replaced.
-
-    The message quotes what this machine says: the user's own job id, a command line, an interface. Text from the
-    network is on one line and printable already (:func:`mingle.wire.datagrams.make_printable`).
-    """
-    return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
 
 
 def _labelled(label: str, text: str) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from mingle.config.settings import Arguments
 from mingle.config.values import Secret
 from mingle.distributed import rendezvous
 from mingle.errors import ConfigurationError
@@ -52,10 +53,9 @@ class MingleEnvironment(ClusterEnvironment):  # type: ignore[misc]
 
     def __init__(self, job_id: str | None = None, **options: Any) -> None:
         super().__init__()
-        self._job_id = job_id
         if "secret" in options:
             options["secret"] = Secret.of(options["secret"])  # else a traceback that shows local variables shows it
-        self._options = options
+        self._arguments = Arguments(job_id=job_id, **options)
         self._job: Job | None = None
 
     @property
@@ -66,7 +66,7 @@ class MingleEnvironment(ClusterEnvironment):  # type: ignore[misc]
         """
         if self._job is None:
             self._refuse_to_be_started()
-            self._job = rendezvous.join(self._job_id, **self._options)
+            self._job = rendezvous.join(self._arguments)
         return self._job
 
     @property

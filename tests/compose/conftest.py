@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.asked_for import leave_out_unless_asked_for
 from tests.lab.conftest import _zygote, lab, pytest_runtest_makereport
+from tests.support.asked_for import leave_out_unless_asked_for
 
 from .base_image import BASE_IMAGE, import_base_image, torch_wheel
 from .commands import run

@@ -10,7 +10,7 @@ TEXT = (ROOT / "docs" / "compose.md").read_text(encoding="utf-8")
 COMPOSE_FILE = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
 
 
-def test_it_has_all_variables_of_the_compose_file_with_their_defaults() -> None:
+def test_document_lists_the_variables_of_the_compose_file_with_their_defaults() -> None:
     (table,) = re.findall(r"^\| variable .*\n\|[-|]+\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
     rows = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in table.splitlines()]
     told = {name: row[-1] for row in rows for name in re.findall(r"`(\w+)`", row[0])}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.asked_for import leave_out_unless_asked_for
 from tests.lab.conftest import _zygote, lab, pytest_runtest_makereport
+from tests.support.asked_for import leave_out_unless_asked_for
 
 __all__ = ["_zygote", "lab", "pytest_runtest_makereport"]
 

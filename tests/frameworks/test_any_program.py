@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.lab import Host, Lab, Process
+from tests.support.loopback import until
 
 _EXAMPLES = Path(__file__).parents[2] / "examples" / "any-program"
 _PROGRAMS = Path(__file__).parent / "programs"
@@ -59,6 +61,51 @@ def test_jax_sums_over_three_hosts(hosts: list[Host]) -> None:
     assert said == [f"process {number} of 3: the sum is 6" for number in range(3)]
 
 
+def test_mlx_sums_over_a_ring_of_three_hosts(hosts: list[Host]) -> None:
+    outputs = run(hosts, "--mlx", "--", sys.executable, str(_EXAMPLES / "mlx_all_sum.py"))
+    assert sorted(output.strip() for output in outputs) == [f"rank {number} of 3: the sum is 6" for number in range(3)]
+
+
+def test_a_replica_group_of_torchft_is_killed_and_comes_back(hosts: list[Host], tmp_path: Path) -> None:
+    """Both groups find the lighthouse on node 0, whose address nothing names before the start."""
+    names = "".join(f"{host.address()} {host.name}\n" for host in hosts)  # torchft sends checkpoints to a host's name
+    for host in hosts:
+        host.hosts_file.write_text(f"127.0.0.1 localhost\n{names}")
+    again, end = tmp_path / "again", tmp_path / "end"
+    head = f"{Path(sys.executable).parent}/torchft_lighthouse --bind=[::]:{{master_port}} --min_replicas=1"
+    group = f"{sys.executable} {_PROGRAMS / 'torchft_group.py'} {{address}} {{my_port}} {end}"
+    lighthouse_at = "TORCHFT_LIGHTHOUSE=http://{master_addr}:{master_port}"
+    line = f"export {lighthouse_at}; until {group}; do until test -e {again}; do sleep 0.1; done; done"
+    nodes = [
+        start([host], *_RUN, "--nnodes=3", f"--node-rank={rank}", f"--head={head}", "--", "sh", "-c", line)[0]
+        for rank, host in enumerate(hosts)
+    ]
+
+    def said(node: Process) -> list[dict[str, Any]]:
+        return [json.loads(text) for text in node.stdout.splitlines(keepends=True) if text.endswith("}\n")]
+
+    def trains(node: Process, groups: int, but: int = 0, after: int = 0) -> bool:
+        steps = [record for record in said(node) if record["groups"] == groups and record["pid"] != but]
+        return any(record["step"] > after for record in steps)
+
+    lighthouse, survivor, victim = nodes
+    until(lambda: trains(victim, groups=2), _SECONDS)
+    first = said(victim)[0]["pid"]
+    os.kill(first, signal.SIGKILL)
+    last = max(record["step"] for record in said(victim))
+    until(lambda: trains(survivor, groups=1, after=last), _SECONDS)  # it goes on alone
+    again.touch()
+    until(lambda: trains(victim, groups=2, but=first), _SECONDS)
+    for node in (survivor, victim):
+        until(lambda node=node: said(node)[-1]["weights"] == pytest.approx([3, 1], abs=0.1), _SECONDS)
+    end.touch()
+    assert [node.wait(_SECONDS) for node in (survivor, victim)] == [0, 0]
+    back = [record for record in said(victim) if record["pid"] != first]
+    assert min(record["step"] for record in back if record["groups"] == 2) > last, "with the other group's state"
+    lighthouse.send_signal(signal.SIGTERM)
+    lighthouse.wait(_SECONDS)
+
+
 @pytest.fixture
 def short_path() -> Iterator[str]:
     """A directory for sockets, whose paths have at most 107 bytes."""
@@ -89,7 +136,7 @@ def test_ray_runs_a_task_on_each_of_three_hosts(hosts: list[Host], short_path: s
 
 
 @pytest.mark.parametrize("program", ["trainer", "deepspeed_zero1"])
-def test_they_train_after_discover(hosts: list[Host], program: str) -> None:
+def test_frameworks_train_after_discover(hosts: list[Host], program: str) -> None:
     pair = hosts[:2]
     settings = {"DISCOVER": program, "WORLD_SIZE": "4", "MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1"}
     line = [sys.executable, str(_PROGRAMS / f"{program}.py")]
@@ -109,11 +156,12 @@ def test_trainer_trains_under_torchrun_and_mingle(hosts: list[Host]) -> None:
 
 
 def test_deepspeeds_launcher_without_ssh(hosts: list[Host], tmp_path: Path) -> None:
-    hostfile = tmp_path / "hostfile"
-    hostfile.write_text("".join(f"{host.name} slots=1\n" for host in hosts))
-    place = ["--node_rank={node_rank}", "--master_addr={master_addr}", "--master_port={master_port}"]
-    launcher = [str(Path(sys.executable).parent / "deepspeed"), f"--hostfile={hostfile}", "--no_ssh", *place]
-    outputs = run(
-        hosts, "--", *launcher, str(_PROGRAMS / "deepspeed_zero1.py"), DS_ACCELERATOR="cpu", HOME=os.fspath(tmp_path)
+    """DeepSpeed also wants to read how many processes each host takes."""
+    hostfile = f"{tmp_path}/hostfile{{node_rank}}"
+    deepspeed = f"{Path(sys.executable).parent}/deepspeed --hostfile={hostfile} --no_ssh --node_rank={{node_rank}}"
+    line = (
+        f"sed 's/$/ slots=1/' {{hostfile}} > {hostfile} && exec {deepspeed} --master_addr={{master_addr}}"
+        f" --master_port={{master_port}} {_PROGRAMS / 'deepspeed_zero1.py'}"
     )
+    outputs = run(hosts, "--", "sh", "-c", line, DS_ACCELERATOR="cpu", HOME=os.fspath(tmp_path))
     records(outputs, hosts, each=1)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.forked_ranks import Rank, run_ranks
-from tests.loopback import job_name
-from tests.test_docs import ROOT, blocks
+from tests.support.documents import ROOT, blocks
+from tests.support.forked_ranks import Rank, run_ranks
+from tests.support.loopback import job_name
 
 _DOCUMENT = ROOT / "docs" / "frameworks.md"
 _PROGRAMS = Path(__file__).parent / "programs"

@@ -11,6 +11,7 @@ import pytest
 
 from tests.lab import Host, Lab, Rank
 from tests.lab.torchrun_jobs import SOURCES, torchrun
+from tests.support.documents import ROOT, blocks
 
 _PROGRAMS = Path(__file__).parent / "programs"
 _SECONDS = 120.0  # idle, the fresh interpreters of the workers take a tenth of it
@@ -60,17 +61,30 @@ def test_plain_lightning_trains(hosts: list[Host]) -> None:
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate launch"])
 def test_plain_accelerate_trains(hosts: list[Host], launcher: str) -> None:
     program = "accelerate_under_torchrun"
+    workers = 1 if launcher == "torchrun" else 2
     if launcher == "torchrun":
-        found = run(hosts, program, workers=1)
+        found = run(hosts, program, workers)
     else:
         options = ["--rdzv_backend=mingle", "--same_network", "--multi_gpu", "--machine_rank=0"]
-        line = [*options, "--num_machines=2", "--num_processes=2", str(_PROGRAMS / f"{program}.py")]
+        line = [*options, "--num_machines=2", "--num_processes=4", str(_PROGRAMS / f"{program}.py")]
         words = [str(Path(sys.executable).parent / "accelerate"), "launch", *line]
         settings = {"PET_RDZV_ID": program, "MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1"}
         agents = [host.run(words, env=settings) for host in hosts]
         assert [agent.wait(_SECONDS) for agent in agents] == [0, 0]
-        found = said([agent.stdout for agent in agents], hosts, workers=1)
+        found = said([agent.stdout for agent in agents], hosts, workers)
+    ranks = 2 * workers
     for record in found:
-        assert (record["world_size"], record["type"]) == (2, "DistributedType.MULTI_CPU")
-        assert record["batches"] == 2, "of four"
-        assert record["weights"] == found[0]["weights"] == pytest.approx([3, 1, 3, 1], abs=0.1)
+        assert (record["world_size"], record["type"]) == (ranks, "DistributedType.MULTI_CPU")
+        assert record["batches"] == 4 // ranks
+        assert record["weights"] == found[0]["weights"] == pytest.approx([3, 1] * ranks, abs=0.1)
+
+
+def test_the_notebook_of_the_document_runs_on_two_hosts(hosts: list[Host], tmp_path: Path) -> None:
+    (cell,) = [block for block in blocks(ROOT / "docs" / "frameworks.md") if block.name == "notebook"]
+    notebook = tmp_path / "notebook.py"
+    notebook.write_text(cell.text)
+    settings = {"MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1"}
+    agents = [host.run([sys.executable, str(notebook)], env=settings) for host in hosts]
+    assert [agent.wait(_SECONDS) for agent in agents] == [0, 0]
+    said = sorted(line for agent in agents for line in agent.stdout.splitlines() if line.startswith("rank"))
+    assert said == [f"rank {rank} of 4: 4 ranks" for rank in range(4)]

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from typing import TypeAlias
 
+from mingle.protocol.effects import CloseStore, Dial, Hangup, OpenStore, PrepareStore, ProveStore, Write
 from mingle.protocol.election import Elector
-from mingle.protocol.host import Host
-from mingle.protocol.machine import (
+from mingle.protocol.events import (
+    Accepted,
     Address,
-    CloseStore,
-    Context,
-    Dial,
-    Endpoints,
-    Hangup,
-    Identity,
-    OpenStore,
-    PrepareStore,
-    ProveStore,
+    BytesReceived,
+    Connected,
+    Disconnected,
+    Heard,
     Source,
-    Write,
+    StoreOpened,
+    StorePrepared,
+    StoreProved,
+    StoreUnreachable,
+    TimerDue,
 )
+from mingle.protocol.host import Host
+from mingle.protocol.machine import Context, Endpoints, Identity
 from mingle.protocol.member import Joiner
 from mingle.wire import datagrams
 from mingle.wire.frames import ProcessInfo
 from tests.golden.examples import ADDRESSES, HOST, JOB, PORT, SESSION
+from tests.support.recording import Recording
 
 from . import mutation
 from .peers import WORLD_SIZE, HostPeer, MemberPeer, Peer
@@ -67,20 +71,32 @@ class Theatre:
             node="node",
             who=ProcessInfo(hostname="node-0", pid=1, address=ADDRESSES[0], rank=rank),
         )
-        dice = random.Random(rng.getrandbits(32))
+        seed, ids = rng.getrandbits(32), self._ids
         endpoints = Endpoints(addresses=OWN, port=PORT)
-        context = Context(key=None, new_id=self._ids, rng=dice, timeout=TIMEOUT_SECONDS)
-        self.machine: Machine
-        if self._kind == "rank":
-            self.machine = Joiner(identity, context, self._now)
-        elif self._kind == "host":
-            self.machine = Host(identity, SESSION, endpoints, context, self._now)
-        else:
-            self.machine = Elector(identity, endpoints, context, self._now)
+
+        def build(recording: Recording, now: float) -> Machine:
+            new_id = functools.partial(recording.draw, ids)
+            context = Context(key=None, new_id=new_id, rng=random.Random(seed), timeout=TIMEOUT_SECONDS)
+            if self._kind == "rank":
+                return Joiner(identity, context, now)
+            if self._kind == "host":
+                return Host(identity, SESSION, endpoints, context, now)
+            new_session = functools.partial(recording.draw, functools.partial(rng.randbytes, 16))
+            return Elector(identity, endpoints, context, now, new_session=new_session)
+
+        self.recording = Recording(build)
+        self.machine: Machine = self.recording.begin(self._now)
         self._carry_out()
 
     def step(self) -> None:
-        """Have one thing happen."""
+        """Have one thing happen; if the machine breaks, print all that it was told."""
+        try:
+            self._step()
+        except BaseException:
+            print(self.recording)
+            raise
+
+    def _step(self) -> None:
         rng, machine = self._rng, self.machine
         if (machine.finished and rng.random() < 0.02) or rng.random() < 0.001:
             self._begin()
@@ -88,7 +104,7 @@ class Theatre:
         self._now += rng.choice((0.0, 0.001, 0.001, 0.01, 0.3))
         due = machine.next_timer()
         if due is not None and due <= self._now:
-            machine.handle_timer(self._now)
+            machine.handle(TimerDue(), self._now)
         if rng.random() < 0.3:
             self._hear(mutation.datagram(rng.choice(DATAGRAMS), rng))
         else:
@@ -102,14 +118,14 @@ class Theatre:
             message = datagrams.decode(untrusted)
         except datagrams.Rejected:
             return
-        self.machine.heard(message, source, self._now)
+        self.machine.handle(Heard(message, source), self._now)
 
     def _connection(self) -> None:
         rng, machine = self._rng, self.machine
         session = self._session()
         if session is not None and len(self._open) < CONNECTIONS and rng.random() < 0.1:
             conn = self._ids()
-            machine.accepted(conn, "192.0.2.66", self._now)
+            machine.handle(Accepted(conn, "192.0.2.66"), self._now)
             rank = 1 if self._kind == "host" and rng.random() < 0.9 else None
             self._open[conn] = MemberPeer(session, rank, rng, self._honest)
         if not self._open:
@@ -124,7 +140,7 @@ class Theatre:
             half = rng.randrange(len(untrusted) + 1)
             for piece in (untrusted[:half], untrusted[half:]):
                 if piece and machine.owns(conn):
-                    machine.received(conn, piece, self._now)
+                    machine.handle(BytesReceived(conn, piece), self._now)
                     self._carry_out()
 
     def _session(self) -> bytes | None:
@@ -137,7 +153,7 @@ class Theatre:
         self._open.pop(conn, None)
         if not self.machine.owns(conn):
             return
-        self.machine.disconnected(conn, "reset", self._now)
+        self.machine.handle(Disconnected(conn, "reset"), self._now)
 
     def _carry_out(self) -> None:
         while effects := self.machine.effects():
@@ -152,7 +168,7 @@ class Theatre:
             case Dial(conn):
                 if len(self._open) < CONNECTIONS and rng.random() < 0.8:
                     self._open[conn] = HostPeer(rng, self._honest)
-                    machine.connected(conn, "192.0.2.13", "eth0", self._now)
+                    machine.handle(Connected(conn, "192.0.2.13", "eth0"), self._now)
                 else:
                     self._close(conn)
             case Write(conn, data):
@@ -162,16 +178,16 @@ class Theatre:
                 self._open.pop(conn, None)
             case PrepareStore():
                 if machine.hosting is not None and rng.random() < 0.8:
-                    machine.hosting.store_prepared(4567)
+                    machine.handle(StorePrepared(4567), self._now)
             case OpenStore(epoch):
                 assert not isinstance(machine, Joiner)
-                machine.store_opened(epoch, 4567, "token", self._now)
+                machine.handle(StoreOpened(epoch, 4567, "token"), self._now)
             case ProveStore(epoch=epoch, session=session):
                 assert not isinstance(machine, Host)
                 if rng.random() < 0.8:
-                    machine.store_proved(session, epoch, self._now)
+                    machine.handle(StoreProved(session, epoch), self._now)
                 else:
-                    machine.store_unreachable(session, epoch, "refused", self._now)
+                    machine.handle(StoreUnreachable(session, epoch, "refused"), self._now)
             case CloseStore():
                 assert machine.finished
 

@@ -12,8 +12,11 @@ from mingle.cli import checks, jobs, output
 from mingle.diagnostics.diagnosis import Facts
 from mingle.observe import path_checks
 from mingle.observe.finder import Finder, not_formed, not_found, several_hosts
-from mingle.observe.ping import PingMachine
-from mingle.protocol.machine import Dial, NetworkFacts, Source
+from mingle.observe.ping import EchoHeard, PingMachine
+from mingle.protocol.effects import Dial
+from mingle.protocol.events import Accepted, BytesReceived, Connected, Disconnected, Heard, Source, TimerDue
+from mingle.protocol.observations import NetworkFacts
+from mingle.text import printable
 from mingle.wire import datagrams, echo
 from mingle.wire.datagrams import Rejected
 from mingle.wire.frames import ProcessInfo
@@ -67,7 +70,7 @@ def _shown(finder: Finder) -> None:
     _check("list", jobs=records)
     for job in records:
         _check("watch", event="new", job=job)
-        assert all(output.printable(cell).isprintable() for cell in jobs.row(job))
+        assert all(printable(cell).isprintable() for cell in jobs.row(job))
     for session in finder.alive:
         _check("find", **jobs.record(session, session.control()))
         _check("find", **jobs.record(session))
@@ -84,20 +87,20 @@ def seen(untrusted: bytes) -> None:
         return
     for job in (None, JOB):
         finder = _finder(job)
-        finder.heard(message, _SOURCE, _NOW)
+        finder.handle(Heard(message, _SOURCE), _NOW)
         _shown(finder)
 
 
 def told(untrusted: bytes) -> None:
     """A host that was dialed answers with anything; what is printed of it is JSON."""
     finder = _finder(JOB)
-    finder.heard(_OFFER, _SOURCE, _NOW)
+    finder.handle(Heard(_OFFER, _SOURCE), _NOW)
     dialed = next(effect for effect in finder.effects() if isinstance(effect, Dial))
     assert dialed.port == PORT
-    finder.connected(dialed.conn, "192.0.2.13", "eth0", _NOW)
-    finder.received(dialed.conn, untrusted, _NOW)
+    finder.handle(Connected(dialed.conn, "192.0.2.13", "eth0"), _NOW)
+    finder.handle(BytesReceived(dialed.conn, untrusted), _NOW)
     if finder.owns(dialed.conn):
-        finder.disconnected(dialed.conn, "reset", _NOW)
+        finder.handle(Disconnected(dialed.conn, "reset"), _NOW)
     _shown(finder)
 
 
@@ -117,16 +120,24 @@ def pinged(untrusted: bytes) -> None:
     with contextlib.suppress(Rejected):
         message = echo.decode(untrusted)
         for trusted in (True, False):
-            pings.heard(message, "192.0.2.66", "eth0", _NOW, trusted=trusted, size=len(untrusted), handle=None)
-    pings.handle_timer(_NOW + 1)
-    pings.accepted(99, "192.0.2.67", _NOW)
-    pings.received(99, echo.framed(untrusted[: datagrams.MAX_BYTES]), _NOW)
+            heard = EchoHeard(
+                message=message,
+                address="192.0.2.66",
+                interface="eth0",
+                trusted=trusted,
+                size=len(untrusted),
+                handle=None,
+            )
+            pings.handle(heard, _NOW)
+    pings.handle(TimerDue(), _NOW + 1)
+    pings.handle(Accepted(99, "192.0.2.67"), _NOW)
+    pings.handle(BytesReceived(99, echo.framed(untrusted[: datagrams.MAX_BYTES])), _NOW)
     for effect in pings.effects():
         if isinstance(effect, Dial):
-            pings.connected(effect.conn, "192.0.2.13", "eth0", _NOW)
-            pings.received(effect.conn, echo.framed(untrusted[: datagrams.MAX_BYTES]), _NOW + 1.1)
-    pings.handle_timer(_NOW + 9)
+            pings.handle(Connected(effect.conn, "192.0.2.13", "eth0"), _NOW)
+            pings.handle(BytesReceived(effect.conn, echo.framed(untrusted[: datagrams.MAX_BYTES])), _NOW + 1.1)
+    pings.handle(TimerDue(), _NOW + 9)
     peers = list(pings.peers.values())
     findings = [checks.finding_record(finding) for finding in path_checks.judge(pings, _FACTS)]
     _check("ping", job=None, rounds=1, peers=[checks.peer_record(peer) for peer in peers], findings=findings)
-    assert all(output.printable(cell).isprintable() for peer in peers for row in checks.ping_rows(peer) for cell in row)
+    assert all(printable(cell).isprintable() for peer in peers for row in checks.ping_rows(peer) for cell in row)

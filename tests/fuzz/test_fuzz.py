@@ -15,7 +15,7 @@ from mingle.network import local_relay
 from mingle.protocol.registrar import Registrar
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
-from tests.levels import soaking
+from tests.support.levels import soaking
 
 from . import __main__ as fuzzing
 from .machines import KINDS, Theatre
@@ -48,6 +48,19 @@ def test_the_machines_come_far(kind: str) -> None:
     stages = _play(Theatre(kind, random.Random(2)))
     reached = {"host": {"confirming", "sealed", "running"}, "rank": {"seated", "confirmed", "acknowledged", "formed"}}
     assert stages >= reached.get(kind, {"seeking", "confirming", "running", "formed"})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_recorded_events_replay_to_the_same_state(kind: str) -> None:
+    theatre = Theatre(kind, random.Random(3))
+    for _ in range(500):
+        theatre.step()
+    machine = theatre.recording.replay()
+    assert machine.stage() == theatre.machine.stage()
+    started = [name for name, *_ in theatre.recording.steps].index("handle")
+    del theatre.recording.steps[started:-1:2]
+    with pytest.raises((AssertionError, KeyError, StopIteration)):
+        theatre.recording.replay()
 
 
 def _decode_everything(monkeypatch: pytest.MonkeyPatch) -> None:

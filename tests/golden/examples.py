@@ -93,6 +93,7 @@ _AGENT_JOIN = frames.Join(
     had_quorum=True,
     age=125.0,
 )
+_SEAT = frames.Seat(rank=3, local_rank=0, node_rank=3, hostname="node-3", address="192.0.2.13", pid=4711)
 _SEALED = frames.Sealed(
     session=SESSION,
     epoch=1,
@@ -183,16 +184,7 @@ STORIES: dict[str, Story] = {
                 frames.Roster(
                     first=3,
                     total=4,
-                    seats=(
-                        frames.Seat(
-                            rank=3,
-                            local_rank=0,
-                            node_rank=3,
-                            hostname="node-3",
-                            address="192.0.2.13",
-                            pid=4711,
-                        ),
-                    ),
+                    seats=(_SEAT,),
                 ),
             ),
             Line("member", "leave", "done", frames.Leave(session=SESSION, reason="closed")),
@@ -215,13 +207,127 @@ STORIES: dict[str, Story] = {
             ),
         ),
     ),
+    "mesh": Story(
+        _call("mesh"),
+        (
+            Line("member", "greet", "a large packet", frames.Greet(member=MEMBER, padding=b"\0" * 8)),
+            Line("host", "greet back", "another one back", frames.Greet(member=HOST, padding=b"\0" * 8)),
+        ),
+    ),
+    "unconnected": Story(
+        _call("join"),
+        (
+            Line("member", "join", "rank 3 listens, too", msgspec.structs.replace(_JOIN, mesh_port=40130)),
+            Line(
+                "host",
+                "confirm",
+                "open a connection to this node",
+                frames.Confirm(
+                    session=SESSION,
+                    epoch=1,
+                    network="192.0.2.10",
+                    targets=(frames.Target(member=HOST, address="192.0.2.10", port=PORT),),
+                    seconds=6.0,
+                ),
+            ),
+            Line(
+                "member",
+                "confirmed",
+                "it was not reached",
+                frames.Confirmed(
+                    session=SESSION,
+                    epoch=1,
+                    paths=_PATHS,
+                    failures=(frames.Failure(member=HOST, how="no route", detail="No route to host (EHOSTUNREACH)"),),
+                ),
+            ),
+            Line(
+                "host",
+                "closed",
+                "no network is left",
+                frames.Closed(
+                    session=SESSION,
+                    reason="its nodes can't all open TCP connections",
+                    conflict=True,
+                    unconnected=("rank 3 does not reach rank 0: no route",),
+                    cause="a wrong netmask",
+                    remedy="compare the routes.",
+                ),
+            ),
+        ),
+    ),
     "election": Story(
         _call("join"),
         (
             Line("member", "join", "a process without a rank asks", msgspec.structs.replace(_JOIN, rank=None)),
             Line("member", "host-seen", "another host is there", frames.HostSeen(offer=_OTHER_OFFER)),
-            Line("host", "moved", "I have joined it; come after me", frames.Redirect(offer=_OTHER_OFFER)),
-            Line("member", "stranded", "I can't reach it", frames.Unreachable(session=_OTHER_OFFER.session)),
+            Line(
+                "host",
+                "closed",
+                "it has won; join it",
+                frames.Closed(session=SESSION, reason="it closes for host node-7", offer=_OTHER_OFFER),
+            ),
+        ),
+    ),
+    "leading": Story(
+        _call("join"),
+        (
+            Line(
+                "member",
+                "join",
+                "node 0 asks",
+                msgspec.structs.replace(_JOIN, rank=None, node_rank=0, order=bytes(5)),
+            ),
+            Line("host", "lead", "all have confirmed, and it is the first", frames.Lead(session=SESSION, epoch=1)),
+            Line(
+                "member",
+                "host-seen",
+                "it leads",
+                frames.HostSeen(offer=msgspec.structs.replace(_OTHER_OFFER, host=MEMBER)),
+            ),
+        ),
+    ),
+    "competing": Story(
+        _call("conflict"),
+        (
+            Line(
+                "host",
+                "running",
+                "the session takes members",
+                frames.Running(state="open", world_size=4, seconds=0.5, host=_HOST_WHO, joined=(), roster=""),
+            ),
+            Line(
+                "member",
+                "host-seen",
+                "I host the job too, and have the lower id",
+                frames.HostSeen(offer=msgspec.structs.replace(_OTHER_OFFER, host=MEMBER)),
+            ),
+            Line("host", "unreachable", "I can't reach you", frames.Unreachable(session=_OTHER_OFFER.session)),
+        ),
+    ),
+    "nodes": Story(
+        _call("join"),
+        (
+            Line(
+                "member",
+                "join",
+                "a machine of mingle-run asks, and names a free port of its own",
+                msgspec.structs.replace(
+                    _JOIN,
+                    local_rank=None,
+                    local_world_size=None,
+                    node_rank=None,
+                    who=msgspec.structs.replace(_WHO, unit="node"),
+                    program_port=20123,
+                ),
+            ),
+            Line("member", "ask roster", "who is where?", frames.Ask(what="roster")),
+            Line(
+                "host",
+                "roster",
+                "one machine of four, with its port",
+                frames.Roster(first=3, total=4, seats=(msgspec.structs.replace(_SEAT, program_port=20123),)),
+            ),
         ),
     ),
     "agents": Story(

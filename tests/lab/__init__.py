@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.leaks import LeakError, leak_check
+from tests.support.leaks import LeakError, leak_check
 
 from .errors import LabError, LabTimeoutError, RankFailedError
 from .host import UDP, Host, Nic

@@ -19,7 +19,8 @@ from typing import Any
 
 from mingle.check import command, control
 from mingle.check.session import Options
-from tests.levels import soaking
+from mingle.config.settings import Arguments
+from tests.support.levels import soaking
 
 from . import Host, Lab, Rank, report
 
@@ -33,9 +34,12 @@ TIMEOUT = 150.0
 
 
 def check(
-    rank: int, size: int, *, hold: str = "", until: str = "", as_json: bool = True, **more: Any
+    rank: int | None, size: int, *, hold: str = "", until: str = "", as_json: bool = True, **more: Any
 ) -> tuple[int, str]:
-    """Run mingle-check as a rank; rank 0 waits before the step ``hold`` until the FIFO ``until`` is written to."""
+    """Run mingle-check, as a rank if one is given.
+
+    Rank 0 waits before the step ``hold`` until the FIFO ``until`` is written to.
+    """
 
     def before(step: str) -> None:
         # The FIFO is opened before the report, so that what is written after it waits there.
@@ -53,9 +57,9 @@ def check(
     control.Server = Server  # type: ignore[misc]
     text = io.StringIO()
     options = Options(**{"seconds": SECONDS, "max_size": 1 << 24, **more})
-    given: dict[str, Any] = {"rank": rank, "world_size": size, "discovery_timeout": FORMS}
+    arguments = Arguments(job_id="check", rank=rank, world_size=size, discovery_timeout=FORMS)
     with contextlib.redirect_stdout(text):
-        status = command.run("check", options, as_json=as_json, before=before, **given)
+        status = command.run(arguments, options, as_json=as_json, before=before)
     return status, text.getvalue()
 
 

@@ -1,6 +1,6 @@
-"""The table of the faults in `faults`: for each the words that name its true cause, and what people may know of it.
+"""The table of the faults in `faults`: for each the words that name its true cause.
 
-``docs/troubleshooting.md`` is made of it by ``python -m tests.lab.troubleshooting``.
+``docs/troubleshooting.md`` has a section for each, with its title as heading.
 """
 
 from __future__ import annotations
@@ -40,17 +40,6 @@ from .faults import (
     world_sizes,
 )
 
-SYMPTOMS = {
-    "waiting": "Ranks wait, and others are heard",
-    "unheard": "Ranks wait, and no process is heard",
-    "unreachable": "Rank 0 is heard and not reached",
-    "conflict": "Two processes want the same place",
-    "secret": "The secret",
-    "at once": "The error comes at once",
-    "works": "It works, with a warning",
-}
-"""In the order of the document."""
-
 
 @dataclass(frozen=True)
 class Fault:
@@ -58,8 +47,6 @@ class Fault:
 
     title: str
     make: Callable[[Lab], Said]
-    symptom: str
-    why: str
     words: Mapping[str, tuple[str, ...]]
 
 
@@ -68,43 +55,31 @@ FAULTS = (
     Fault(
         "a mistyped job id",
         mistyped_job_id,
-        "waiting",
-        "Two ids are two jobs, so each side waits for ranks that have joined the other.",
         {"init": ("mistyped job id: 'resnet'",), "list": ("resnet", "resent")},
     ),
     Fault(
         "a missing rank",
         missing_rank,
-        "waiting",
-        "Every rank that was started reports which ranks are missing.",
         {"init": ("missing ranks: 2",), "list": ("2/3\t2\t",)},
     ),
     Fault(
         "a rank twice",
         rank_twice,
-        "conflict",
-        "The process that holds the rank keeps it, and the second process reports which process that is.",
         {"init": ("rank taken", "the same rank was started twice"), "list": ("resnet",)},
     ),
     Fault(
         "two rank 0s",
         two_rank_zeros,
-        "conflict",
-        "Both report each other within seconds, and no rank joins either of them by chance.",
         {"init": ("more than one rank 0", "host1", "host2"), "list": ("host1", "host2")},
     ),
     Fault(
         "different world sizes",
         world_sizes,
-        "conflict",
-        "A rank that disagrees with rank 0 is refused at once. Rank 0 continues to wait for ranks that agree.",
         {"init": ("world_size=2", "different world sizes"), "list": ("1/3",)},
     ),
     Fault(
         "multicast dropped by this host's firewall",
         own_firewall,
-        "unheard",
-        "This host's own multicasts do not come back to it, so its own firewall must drop them.",
         {
             "init": ("likely cause: this host's firewall drops multicast", "ct state new meta l4proto udp drop"),
             "doctor": (
@@ -118,9 +93,6 @@ FAULTS = (
     Fault(
         "UDP dropped by the other host's firewall",
         other_firewall,
-        "unheard",
-        "A rank that is heard and does not join does not hear rank 0: the firewall of its host drops the datagrams. If "
-        "it drops multicasts alone, the job forms, some seconds later: rank 0 answers by unicast as well.",
         {
             "init": ("rank 1 on host host2", "heard, and has not joined", "Its host's firewall"),
             "doctor --check": (
@@ -132,8 +104,6 @@ FAULTS = (
     Fault(
         "rank 0's TCP port filtered: heard, not reachable",
         rank_zero_tcp,
-        "unreachable",
-        "Discovery uses UDP and joining uses TCP; the firewall allows UDP only.",
         {
             "init": ("was heard but could not be reached over TCP: a firewall",),
             "doctor": ("WARN\ttcp", "meta l4proto tcp drop", "saddr 10.77.0.0/24 meta l4proto tcp accept"),
@@ -143,51 +113,36 @@ FAULTS = (
     Fault(
         "the named interface missing",
         interface_missing,
-        "at once",
-        "mingle uses exactly the interface that is named, and no other in its place.",
         {"init": ("'eth7'", "eth0"), "doctor": ("FAIL", "'eth7'")},
     ),
     Fault(
         "the named interface down",
         interface_down,
-        "at once",
-        "mingle does not wait for a named interface to come up.",
         {"init": ("down",), "doctor": ("FAIL\tinterfaces", "down")},
     ),
     Fault(
         "the named interface without an address",
         interface_without_address,
-        "at once",
-        "Without an address, rank 0 could not announce where to connect.",
         {"init": ("no IPv4 or IPv6 address",), "doctor": ("FAIL\tinterfaces", "no IPv4 or IPv6 address")},
     ),
     Fault(
         "the secrets differ",
         secrets_differ,
-        "secret",
-        "Datagrams that are not signed with this rank's secret are rejected and counted.",
         {"init": ("AuthenticationError", "another one"), "ping": ("host2 (10.77.0.2)", "another secret")},
     ),
     Fault(
         "one side without a secret",
         secret_on_one_side,
-        "secret",
-        "A rank without a secret rejects the job of a host that has one.",
         {"init": ("AuthenticationError", "has none"), "ping": ("host2 (10.77.0.2)", "only one side has a secret")},
     ),
     Fault(
         "the UDP port held by another program",
         port_taken,
-        "at once",
-        "All processes of mingle share the port. This program does not share it.",
         {"init": ("UDP port 29499 is held by pid", "python"), "doctor": ("FAIL", "is held by pid", "python")},
     ),
     Fault(
         "the UDP port shared with a program that swallows unicast",
         port_shared,
-        "unheard",
-        "The kernel gives a unicast datagram to the program that opened the port last. Here that is another "
-        "program, and no multicast passes, so the questions of MINGLE_PEERS are lost.",
         {
             "init": ("is also held by pid", "a unicast datagram to a shared port reaches only one program"),
             "doctor": ("WARN\tport", "is also held by pid", "MINGLE_PEERS may not work"),
@@ -196,8 +151,6 @@ FAULTS = (
     Fault(
         "the reverse path filter drops the peer's subnet",
         reverse_path_filter,
-        "unreachable",
-        "The kernel drops packets that arrive on another interface than the one on which it would answer (RFC 3704).",
         {
             "init": ("the reverse path filter of eth0 has dropped", "net.ipv4.conf.eth0.rp_filter=2"),
             "doctor": ("FAIL\trp_filter", "sysctl -w net.ipv4.conf.eth0.rp_filter=2"),
@@ -206,22 +159,16 @@ FAULTS = (
     Fault(
         "no default route",
         no_default_route,
-        "unheard",
-        "Multicast on the local network needs no route, but other subnets do.",
         {"init": ("Network is unreachable (ENETUNREACH)", "ip route add default"), "doctor": ("no default route",)},
     ),
     Fault(
         "only loopback up",
         only_loopback,
-        "unheard",
-        "Without another interface mingle uses lo, which reaches only this machine.",
         {"init": ("only loopback is used",), "doctor": ("WARN\tinterfaces\tonly loopback is used",)},
     ),
     Fault(
         "two networks, and the chosen one is not shared",
         network_not_shared,
-        "unheard",
-        "Both hosts are healthy, but they use two networks that are not connected.",
         {
             "init": ("MINGLE_INTERFACE names eth0 alone", "eth1 10.88.0.1/24 is up as well"),
             "doctor": ("host2 (10.88.0.2) is reached by eth1, but only eth0 is used here",),
@@ -230,9 +177,6 @@ FAULTS = (
     Fault(
         "MASTER_ADDR already set to something else",
         master_addr,
-        "works",
-        "Another launcher has left the variable. mingle replaces it; a program that does not use mingle connects to "
-        "the old address.",
         {
             "init": (*FORMED, "the environment had MASTER_ADDR=10.9.9.9"),
             "doctor": ("MASTER_ADDR=10.9.9.9", "unset MASTER_ADDR MASTER_PORT"),
@@ -241,16 +185,11 @@ FAULTS = (
     Fault(
         "the own hostname resolves to 127.0.1.1",
         own_name_is_loopback,
-        "works",
-        "This is Debian's default. mingle does not resolve the name, so the job forms; Gloo without an interface, MPI "
-        "and Ray do.",
         {"init": FORMED, "doctor": ("WARN\thostname", "resolves to 127.0.1.1")},
     ),
     Fault(
         "the membership limit is reached",
         membership_limit,
-        "at once",
-        "Each socket joins the job's group and the browse group, and the kernel allows fewer memberships.",
         {
             "init": ("limit of multicast memberships", "igmp_max_memberships=1", "sysctl -w"),
             "doctor": ("FAIL", "igmp_max_memberships=1", "sysctl -w net.ipv4.igmp_max_memberships=20"),
@@ -259,15 +198,11 @@ FAULTS = (
     Fault(
         "python in an sbatch body without srun",
         sbatch_body,
-        "at once",
-        "The body of a batch script runs once, on one node. srun starts the ranks.",
         {"init": ("LauncherError", "srun"), "doctor": ("FAIL\tenvironment", "srun"), "env": ("conflict:", "srun")},
     ),
     Fault(
         "an incompatible protocol version on the network",
         another_version,
-        "waiting",
-        "Datagrams of another major version are counted and named, and otherwise ignored.",
         {
             "init": ("another protocol version 2", "an incompatible mingle"),
             "doctor": ("WARN\tversion\t10.77.0.1 speaks version 2",),
@@ -277,9 +212,6 @@ FAULTS = (
     Fault(
         "multicast flooding off on the bridge",
         flooding_off,
-        "unheard",
-        "The switch sends a group only to ports on which it has seen a member join, and has seen none. It must send "
-        "224.0.0.x to all ports (RFC 4541), so those pings arrive.",
         {
             "init": (
                 "carries no multicast between the hosts",
@@ -292,8 +224,6 @@ FAULTS = (
     Fault(
         "a name in MINGLE_PEERS that does not resolve",
         peer_without_address,
-        "unheard",
-        "Names are looked up again while a rank waits. This name never resolves.",
         {
             "init": ("'node-17' in MINGLE_PEERS does not resolve", "getent hosts node-17"),
             "doctor": ("FAIL\tpeers\t'node-17' in MINGLE_PEERS does not resolve",),
@@ -302,8 +232,6 @@ FAULTS = (
     Fault(
         "TCP between two workers filtered while both reach rank 0",
         workers_tcp,
-        "works",
-        "mingle needs a way to rank 0 only, so the job forms; Gloo and NCCL connect every pair, and hang.",
         {"init": FORMED, "ping": ("TCP from host2 to host3 (10.77.0.3) is filtered", "though UDP passes")},
     ),
 )

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 import mingle
 
-from . import Host, Rank, leak_check, report
+from . import Host, Lab, Rank, leak_check, report
 
+R = TypeVar("R")
 FAULT = "could not be handled and was dropped"
 TIMEOUT = 30.0
 """The discovery timeout of ranks that shall succeed: far above what they need, below what a test may take."""
@@ -39,6 +41,37 @@ def wait_for_log(rank: Rank[Any], text: str, timeout: float = TIMEOUT) -> None:
     """Wait until a line of a rank's log contains this."""
     while text not in rank.wait_for("log", timeout)["text"]:
         pass
+
+
+def without_udp(lab: Lab, count: int) -> list[Host]:
+    """Hosts between which no datagram passes."""
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(count)]
+    for host in hosts:
+        for direction in ("in", "out"):
+            host.drop("meta l4proto udp", direction)  # type: ignore[arg-type]
+    return hosts
+
+
+def start_apart(hosts: Sequence[Host], seed: int, start: Callable[[int], Rank[R]]) -> list[Rank[R]]:
+    """Start a process on each host, in random order and up to half a second apart; return them as the hosts stand."""
+    rng = random.Random(seed)
+    ranks = {}
+    for number in rng.sample(range(len(hosts)), len(hosts)):
+        ranks[number] = start(number)
+        time.sleep(rng.uniform(0, 0.5))
+    return [ranks[number] for number in range(len(hosts))]
+
+
+def interrupt(rank: Rank[Any]) -> float:
+    """Press Ctrl-C in a process that waits; return how long it takes until it has ended, in seconds."""
+    interrupted = time.monotonic()
+    rank.interrupt()
+    assert rank.error().name == "KeyboardInterrupt"
+    rank.wait(10)
+    took = time.monotonic() - interrupted
+    print(f"ended after {took:.2f} s")
+    return took
 
 
 def describe(job: mingle.Job) -> dict[str, Any]:

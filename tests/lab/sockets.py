@@ -54,24 +54,6 @@ def send(group: str, interface: str, texts: Sequence[str]) -> None:
             sender.sendto(text.encode(), (group, PORT))
 
 
-def accept_one() -> str:
-    """Accept one TCP connection, after reporting ``listening``, and return the peer's address."""
-    with socket.create_server(("", PORT)) as server:
-        report("listening")
-        connection, peer = server.accept()
-        connection.close()
-        return str(peer[0])
-
-
-def can_connect(address: str, timeout: float) -> bool:
-    """Whether a TCP connection is made within ``timeout`` seconds."""
-    try:
-        socket.create_connection((address, PORT), timeout).close()
-    except OSError:
-        return False
-    return True
-
-
 def _udp(group: str) -> socket.socket:
     family = socket.AF_INET if ipaddress.ip_address(group).version == 4 else socket.AF_INET6
     return socket.socket(family, socket.SOCK_DGRAM)

@@ -13,6 +13,8 @@ CLONE_NEWNS = 0x0002_0000
 CLONE_NEWUTS = 0x0400_0000
 CLONE_NEWNET = 0x4000_0000
 
+MS_RDONLY = 0x1
+MS_REMOUNT = 0x20
 MS_BIND = 0x1000
 MS_REC = 0x4000
 MS_PRIVATE = 0x4_0000
@@ -50,10 +52,10 @@ def setns(descriptor: int, kind: int) -> None:
     _check(_libc.setns(ctypes.c_int(descriptor), ctypes.c_int(kind)), f"setns({descriptor}, {kind:#x})")
 
 
-def mount(source: str, target: str, filesystem: str | None, flags: int) -> None:
-    """Call mount(2) without data."""
-    encoded = None if filesystem is None else filesystem.encode()
-    status = _libc.mount(os.fsencode(source), os.fsencode(target), encoded, flags, None)
+def mount(source: str, target: str, filesystem: str | None, flags: int, data: str | None = None) -> None:
+    """Call mount(2); ``data`` holds the options of the file system."""
+    encoded, options = (None if text is None else text.encode() for text in (filesystem, data))
+    status = _libc.mount(os.fsencode(source), os.fsencode(target), encoded, flags, options)
     _check(status, f"mount({source!r}, {target!r}, {filesystem!r}, {flags:#x})")
 
 

@@ -9,19 +9,25 @@ from typing import Any
 import pytest
 
 from mingle.elastic.leases import BINDING_SECONDS
-from tests.levels import repeated
+from tests.support.levels import repeated
 
 from . import Host, Lab, Rank, report
 
 
 def agent(job_id: str, minimum: int, maximum: int) -> str:
     """Gathers, and again after every loss, until the host ends the job."""
+    from mingle.config.launchers import Placement
     from mingle.config.settings import Settings
     from mingle.elastic.gathering import Gathering
     from mingle.elastic.quorum import Nodes, Policy
     from mingle.errors import MingleError
 
-    settings = Settings(job_id=job_id, rank=None, world_size=maximum, discovery_timeout=90.0, progress="off")
+    settings = Settings(
+        job_id=job_id,
+        placement=Placement(rank=None, world_size=maximum),
+        discovery_timeout=90.0,
+        progress="off",
+    )
     gathering = Gathering(settings, Policy(nodes=Nodes(minimum=minimum, maximum=maximum), last_call=3.0))
     try:
         while True:

@@ -13,7 +13,7 @@ import pytest
 
 from mingle.protocol.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND, SILENT_SECONDS
 from mingle.wire import datagrams
-from tests.levels import repeated, soaking
+from tests.support.levels import repeated, soaking
 
 from . import Host, Lab, Rank
 from .attacker import (
@@ -257,7 +257,7 @@ def test_a_broadcast_is_neither_answered_nor_relayed(lab: Lab, seed: int) -> Non
     assert spent < BROADCAST_CPU_SECONDS
 
 
-def test_what_was_rejected_is_counted_by_reason(lab: Lab) -> None:
+def test_rejected_datagrams_are_counted_by_reason(lab: Lab) -> None:
     """A rank whose host never comes says at its deadline what it heard instead, and never hangs past it."""
     network = lab.network()
     enemy, host = [lab.host(network) for _ in range(2)]

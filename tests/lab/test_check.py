@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.levels import repeated
+from tests.support.levels import repeated
 
 from . import Lab
 from .checks import (

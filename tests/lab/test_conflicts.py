@@ -6,7 +6,7 @@ import pytest
 
 from . import Lab
 from .scenarios import check, hold, results, train, wait_for_log
-from .test_timeouts import failure, timed
+from .test_timeouts import timed
 
 
 @pytest.mark.quick
@@ -50,35 +50,6 @@ def test_two_rank_zeros(lab: Lab) -> None:
         assert error.name == "ConflictError"
         for part in (hosts[other].name, hosts[other].address(), f"pid {conflicts[other].pid}"):
             assert part in error.message
-
-
-def test_different_world_sizes(lab: Lab) -> None:
-    network = lab.network()
-    hosts = [lab.host(network) for _ in range(2)]
-    host_zero = hosts[0].start(timed, "sizes", 0, 3, discovery_timeout=6)
-    other = hosts[1].start(timed, "sizes", 1, 2, discovery_timeout=6)
-    error = other.error()
-    assert other.wait_for("ended")["seconds"] < 5
-    assert error.name == "ConflictError"
-    for part in ("world_size=3", "world_size=2", hosts[0].name, hosts[0].address(), f"pid {host_zero.pid}"):
-        assert part in error.message
-    assert "world size" in failure(host_zero, 6).message
-
-
-def test_a_job_that_runs_already(lab: Lab) -> None:
-    network = lab.network()
-    hosts = [lab.host(network) for _ in range(4)]
-    running = [host.start(hold, "busy", rank, 2) for rank, host in enumerate(hosts[:2])]
-    for rank in running:
-        assert rank.wait_for("running")["sum"] == 3
-    second = [host.start(timed, "busy", rank, 2, discovery_timeout=5) for rank, host in enumerate(hosts[2:])]
-    for rank in second:
-        wait_for_log(rank, "has been running for")
-        error = failure(rank, 5)
-        assert error.name == "ConflictError"
-        assert "has been running for" in error.message
-        assert hosts[0].name in error.message
-    assert [rank.exit_code for rank in running] == [None, None]
 
 
 @pytest.mark.parametrize("end", ["kill", "interrupt"])

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import mingle
-from tests.levels import repeated, soaking
+from tests.support.levels import repeated, soaking
 
 from . import UDP, Lab, Rank, report
 from .attacker import besiege, flood_port, locate, relay, stay_silent

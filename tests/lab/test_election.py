@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 import mingle
-from tests.levels import repeated
+from tests.support.levels import repeated
 
 from . import UDP, Host, Lab, Rank, report
 from .scenarios import TIMEOUT, describe, report_log, results, sum_of_ranks, wait_for_log

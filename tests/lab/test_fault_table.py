@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import mingle
-from tests.levels import repeated
+from tests.support.levels import repeated
 
 from . import Host, Lab, Rank, report
 from .attacker import PORT

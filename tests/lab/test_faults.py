@@ -14,10 +14,11 @@ import pytest
 import mingle
 from mingle.config.settings import Settings
 from mingle.distributed import rendezvous
+from mingle.distributed.session import Session
 from mingle.protocol.member import RETURN_SECONDS
 from mingle.wire import datagrams
 from mingle.wire.datagrams import job_group
-from tests.levels import chosen, repeated, soaking
+from tests.support.levels import chosen, repeated, soaking
 
 from . import Host, Lab, report
 from .scenarios import TIMEOUT, check, discover_only, report_log, results, train, wait_for_log
@@ -58,7 +59,7 @@ def test_a_worker_is_killed_after_it_joined(lab: Lab, seed: int) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(2, soak=20))
 @pytest.mark.parametrize("victim", [0, 1])
-def test_somebody_is_killed_while_the_job_seals(lab: Lab, victim: int, seed: int) -> None:
+def test_rank_killed_while_the_job_seals_is_replaced(lab: Lab, victim: int, seed: int) -> None:
     """The kill comes within the few milliseconds between the last JOIN and GO, wherever chance puts it."""
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
@@ -309,15 +310,15 @@ def initialize_without_rank_zero(job_id: str, rank: int, door: str) -> None:
     """Pass GO; rank 0 goes no further, and the others go on when its store is out of reach."""
     form = rendezvous.form
 
-    def held(wanted: Settings, **more: Any) -> mingle.Job:
-        job = form(wanted, **more)
+    def held(wanted: Settings, **more: Any) -> tuple[mingle.Job, Session]:
+        job, session = form(wanted, **more)
         report("formed")
         if rank == 0:
             threading.Event().wait()
         while reaches(job.master_addr, job.master_port):
             threading.Event().wait(0.01)
         report("gone")
-        return job
+        return job, session
 
     rendezvous.form = held
     try:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mingle.config import placement
-from tests.levels import repeated
+from tests.support.levels import repeated
 
 from . import UDP, Host, Lab, Rank
 from .host import Direction
@@ -94,22 +94,6 @@ def test_clones_of_one_machine_are_different_nodes(lab: Lab) -> None:
     check(results(ranks), hosts, hosts[0])
 
 
-def test_two_jobs_at_the_same_time_on_one_network(lab: Lab) -> None:
-    network = lab.network()
-    hosts = [lab.host(network) for _ in range(2)]
-    jobs = [[host.start(train, job_id, rank, 2) for rank, host in enumerate(hosts)] for job_id in ("one", "two")]
-    for ranks in jobs:
-        check(results(ranks), hosts, hosts[0])
-
-
-def test_the_same_id_twice_in_a_row(lab: Lab) -> None:
-    network = lab.network()
-    hosts = [lab.host(network) for _ in range(2)]
-    for _ in range(2):
-        ranks = [host.start(train, "again", rank, 2) for rank, host in enumerate(hosts)]
-        check(results(ranks), hosts, hosts[0])
-
-
 def test_one_door_per_rank(lab: Lab) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(3)]
@@ -170,22 +154,6 @@ def test_a_foreign_address_in_the_environment_is_replaced(lab: Lab) -> None:
     check(results(ranks), hosts, hosts[0])
 
 
-def test_two_interfaces_of_which_one_is_shared(lab: Lab) -> None:
-    shared = lab.network("10.77.0.0/24")
-    hosts = [lab.host(lab.network(f"10.78.{number}.0/24"), shared) for number in range(2)]
-    ranks = [host.start(train, "two nics", rank, 2) for rank, host in enumerate(hosts)]
-    for host, result in zip(hosts, results(ranks), strict=True):
-        assert result["master_addr"] == hosts[0].address(shared)
-        assert result["interface"] == host.interface(shared)
-
-
-def test_ipv6_only_hosts(lab: Lab) -> None:
-    network = lab.network(None, ipv6="fd77::/64")
-    hosts = [lab.host(network) for _ in range(2)]
-    ranks = [host.start(train, "six", rank, 2) for rank, host in enumerate(hosts)]
-    check(results(ranks), hosts, hosts[0])
-
-
 @pytest.mark.quick
 def test_without_multicast_peers_are_asked(lab: Lab) -> None:
     network = lab.network()
@@ -193,11 +161,4 @@ def test_without_multicast_peers_are_asked(lab: Lab) -> None:
     for host in hosts:
         host.drop("ip daddr 224.0.0.0/4")
     ranks = [host.start(train, "peers", rank, 3, peers=[hosts[0].address()]) for rank, host in enumerate(hosts)]
-    check(results(ranks), hosts, hosts[0])
-
-
-def test_a_secret_that_all_share(lab: Lab) -> None:
-    network = lab.network()
-    hosts = [lab.host(network) for _ in range(2)]
-    ranks = [host.start(train, "secret", rank, 2, secret="s3cret") for rank, host in enumerate(hosts)]
     check(results(ranks), hosts, hosts[0])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tests.levels import repeated
+from tests.support.levels import repeated
 
 from . import Host, Lab
 from .faults import run, said, start, try_rank

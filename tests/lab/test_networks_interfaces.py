@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import mingle
-from tests.levels import chosen, repeated
+from tests.support.levels import chosen, repeated
 
 from . import Host, Lab, Network, Rank, report
 from .scenarios import TIMEOUT, describe, results, train, wait_for_log

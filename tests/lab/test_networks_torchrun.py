@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.levels import chosen, repeated
+from tests.support.levels import chosen, repeated
 
 from . import Host, Lab
 from .name_server import serve_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.levels import repeated
+from tests.support.levels import repeated
 
 from . import Host, Lab, Network
 from .name_server import serve_name

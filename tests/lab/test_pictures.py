@@ -12,7 +12,6 @@ from .pictures import (
     check_picture,
     doctor_picture,
     examined,
-    picture,
     slow_receiver,
     watch_picture,
     watched,
@@ -35,7 +34,7 @@ def words(svg: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", svg).replace("&#160;", " "))
 
 
-def test_they_are_drawn_of_what_happens(lab: Lab) -> None:
+def test_pictures_show_what_the_commands_print(lab: Lab) -> None:
     examination = examined(lab).start(doctor_picture)
     assert "resent seeking" in words(watched(lab).start(watch_picture).result())
     assert "nft insert rule inet lab input udp dport 29499 accept" in words(examination.result())
@@ -46,7 +45,3 @@ def test_the_matrix_is_drawn_of_a_check(lab: Lab) -> None:
     drawn = words(slow_receiver(lab).start(check_picture).result(120))
     assert "MB/s from ↓ to → node0 node1 node2 node3" in drawn
     assert "FAULT: all links to node2" in drawn
-
-
-def test_a_command_line_stands_on_top() -> None:
-    assert "$ mingle-discover doctor" in words(picture("mingle-discover doctor", "nothing"))

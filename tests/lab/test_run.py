@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.levels import chosen, repeated
+from tests.support.levels import chosen, repeated
 
 from . import Host, Lab, Process
 
@@ -53,17 +53,39 @@ def ended(pid: int) -> bool:
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 def test_three_hosts_are_assigned_node_ranks_and_told_one_address(lab: Lab, seed: int) -> None:
     hosts = hosts_of(lab)
-    show = (
-        'echo "{node_rank} $NODE_RANK {nnodes} {master_addr} {master_port} {address} {interface} $GLOO_SOCKET_IFNAME"'
-    )
+    values = "{node_rank} $NODE_RANK {nnodes} {master_addr} {master_port} {address} {interface} $GLOO_SOCKET_IFNAME"
+    show = f'echo "{values} {{hosts}}"; cat {{hostfile}}'
     processes = [start(host, "--", "sh", "-c", show) for host in hosts]
     assert [process.wait(SECONDS) for process in processes] == [0, 0, 0]
     said = {host: process.stdout.split() for host, process in zip(hosts, processes, strict=True)}
     assert sorted(words[0] for words in said.values()) == ["0", "1", "2"]
     (head,) = (host for host, words in said.items() if words[0] == "0")
+    in_order = [host.address() for host in sorted(hosts, key=lambda host: said[host][0])]
     (port,) = {words[4] for words in said.values()}
     for host, words in said.items():
-        assert words == [words[0], words[0], "3", head.address(), port, host.address(), "eth0", "eth0"]
+        assert words[:8] == [words[0], words[0], "3", head.address(), port, host.address(), "eth0", "eth0"]
+        assert words[8].split(",") == words[9:] == in_order
+
+
+def test_on_several_networks_the_address_is_the_one_that_all_machines_share(lab: Lab) -> None:
+    """And not that of the default route, which programs take that are told nothing."""
+    uplinks, shared = [lab.network("10.1.0.0/24"), lab.network("10.2.0.0/24")], lab.network()
+    hosts = [lab.host(uplink, shared) for uplink in uplinks]
+    by_default = (
+        "import socket; s = socket.socket(type=socket.SOCK_DGRAM); s.connect(('8.8.8.8', 9)); print(s.getsockname()[0])"
+    )
+    look = (
+        sys.executable,
+        "-c",
+        f"import os; print({{node_rank}}, '{{hosts}}', os.environ['VLLM_HOST_IP']); {by_default}",
+    )
+    processes = [start(host, "--", *look, count=2) for host in hosts]
+    assert [process.wait(SECONDS) for process in processes] == [0, 0]
+    for host, process in zip(hosts, processes, strict=True):
+        rank, everybody, own, default = process.stdout.split()
+        assert own == host.address(shared) == everybody.split(",")[int(rank)]
+        assert set(everybody.split(",")) == {host.address(shared) for host in hosts}
+        assert default == host.address()
 
 
 @pytest.mark.soak

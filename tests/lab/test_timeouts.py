@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.levels import repeated
+from tests.support.levels import repeated
 
 from . import Host, Lab, RaisedError, Rank, report
 from .scenarios import discover_only
@@ -31,21 +31,6 @@ def failure(rank: Rank[Any], timeout: float) -> RaisedError:
     return error
 
 
-def test_a_rank_that_never_comes_is_named_by_all(lab: Lab) -> None:
-    network = lab.network()
-    hosts = [lab.host(network) for _ in range(3)]
-    ranks = [
-        host.start(timed, "incomplete", rank, 4, discovery_timeout=4)
-        for rank, host in zip((0, 1, 3), hosts, strict=True)
-    ]
-    for rank in ranks:
-        error = failure(rank, 4)
-        assert error.name == "DiscoveryTimeoutError"
-        assert "TimeoutError" in error.bases
-        assert "missing ranks: 2" in error.message
-        assert "fix:" in error.message
-
-
 def test_late_starters_name_only_the_rank_that_never_came(lab: Lab) -> None:
     """Rank 1's time is up a second before the others': it was there, and rank 2 was not."""
     network = lab.network()
@@ -58,30 +43,6 @@ def test_late_starters_name_only_the_rank_that_never_came(lab: Lab) -> None:
     for rank in others:
         message = failure(rank, 4).message
         assert "came and went: rank 1" in message
-
-
-def test_no_rank_zero(lab: Lab) -> None:
-    network = lab.network()
-    hosts = [lab.host(network) for _ in range(2)]
-    ranks = [
-        host.start(timed, "headless", rank, 3, discovery_timeout=3) for rank, host in zip((1, 2), hosts, strict=True)
-    ]
-    for rank, other in zip(ranks, (2, 1), strict=True):
-        message = failure(rank, 3).message
-        assert "rank 0 was not found" in message
-        assert f"others that look for the same job: rank {other} on host" in message
-        assert "UDP port 29499" in message
-
-
-def test_a_mistyped_id_is_named_by_both_sides(lab: Lab) -> None:
-    network = lab.network()
-    hosts = [lab.host(network) for _ in range(2)]
-    right = hosts[0].start(timed, "resnet", 0, 2, discovery_timeout=4)
-    wrong = hosts[1].start(timed, "resent", 1, 2, discovery_timeout=4)
-    assert "'resent'" in failure(right, 4).message
-    message = failure(wrong, 4).message
-    assert "'resnet'" in message
-    assert "mistyped" in message
 
 
 def without_default_route(lab: Lab, count: int) -> list[Host]:
@@ -117,13 +78,6 @@ def test_loopback_is_not_the_cause_once_ranks_have_joined_over_it(lab: Lab, seed
         assert "missing ranks: 2" in message
         assert "likely cause: the missing ranks were never started" in message
         assert "on this machine: only loopback is used" in message
-
-
-def test_alone_on_the_network(lab: Lab) -> None:
-    rank = lab.host(lab.network()).start(timed, "nobody", 1, 2, discovery_timeout=2)
-    message = failure(rank, 2).message
-    assert "nothing of this job was heard" in message
-    assert "MINGLE_PEERS" in message
 
 
 @pytest.mark.quick

@@ -13,12 +13,13 @@ import pytest
 import torch.distributed as dist
 
 import mingle
+from mingle.config.launchers import Placement
 from mingle.config.settings import Settings
 from mingle.config.values import Secret
 from mingle.elastic.gathering import Gathering
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.engine.progress import CAUSE_AFTER_SECONDS
-from tests.levels import chosen, repeated
+from tests.support.levels import chosen, repeated
 
 from . import Host, Lab, Rank, report
 
@@ -39,7 +40,10 @@ def wait_in_vain(job_id: str, rank: int | None, world_size: int, door: str, term
         policy = Policy(nodes=Nodes(minimum=world_size, maximum=world_size), last_call=1.0)
         secret = Secret.of(arguments.get("secret"))
         settings = Settings(
-            job_id=job_id, rank=None, world_size=world_size, discovery_timeout=WAIT_SECONDS, secret=secret
+            job_id=job_id,
+            placement=Placement(rank=None, world_size=world_size),
+            discovery_timeout=WAIT_SECONDS,
+            secret=secret,
         )
         gathering = Gathering(settings, policy)
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.levels import chosen, repeated, soaking
+from tests.support.levels import chosen, repeated, soaking
 
 from . import Host, Lab, LabError
 from .torchrun_jobs import SECONDS, Job, jobs
@@ -57,7 +57,9 @@ def test_three_hosts_with_two_workers_each_in_any_order(lab: Lab, job: MakeJob, 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", repeated(1, soak=10))
 @pytest.mark.parametrize("naming", chosen(["unresolvable"], soak=["localhost"]))
-def test_what_the_hosts_are_called_does_not_matter(lab: Lab, job: MakeJob, naming: str, seed: int) -> None:
+def test_agents_gather_although_host_names_do_not_resolve_or_are_equal(
+    lab: Lab, job: MakeJob, naming: str, seed: int
+) -> None:
     network = lab.network()
     hosts = [lab.host(network) for _ in range(2)]
     for host in hosts:

@@ -1,11 +1,12 @@
 """The checkpoints of docs/torchrun.md: a job that is restarted, or loses its host, or both, loses none of its steps.
 
-The workers run the code of that page, as it stands there.
+The workers run the code of that page, as it stands there, or the example that keeps shards on each machine's own disk.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import re
 import threading
 import time
@@ -14,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.levels import repeated
-from tests.test_docs import ROOT, named
+from tests.support.documents import ROOT, named
+from tests.support.levels import repeated
 
 from . import Host, Lab, Rank
 from .torchrun_jobs import SECONDS, SOURCES, torchrun
@@ -142,3 +143,71 @@ def test_eight_starts_of_ten_steps_reach_step_eighty(lab: Lab, tmp_path: Path, l
     by_start = [generation for _, generation in sorted(zip(begins, generations, strict=True))]
     assert by_start == sorted(by_start), "generations sort by time"
     assert len(list((tmp_path / "checkpoints").glob("step-*.pt"))) == 2
+
+
+# --- shards on each machine's own disk -----------------------------------------------------------------------------
+
+LOCAL_SHARDS = ROOT / "examples" / "torchrun" / "train_local_shards.py"
+
+
+class Spread(Restarted):
+    """A job whose ranks keep their shards in a directory of their own machine."""
+
+    def __init__(self, directory: Path, hosts: list[Host]) -> None:
+        super().__init__(directory, hosts)
+        self.script = LOCAL_SHARDS
+
+    def start(self, target: int, *hosts: Host, pause: float = 0.0) -> None:
+        line = ["--rdzv-backend=mingle", "--rdzv-id=spread", "--nnodes=3", "--nproc-per-node=1", "--max-restarts=3"]
+        line += [f"--rdzv-conf=discovery_timeout={SECONDS:g}"]
+        env = {"MINGLE_PROGRESS": "off", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCES)}
+        for host in hosts:
+            (own := self.directory / host.name).mkdir(exist_ok=True)
+            self.agents[host] = host.start(
+                torchrun_in, str(own), [*line, str(self.script), f"--steps={target}"], env=env
+            )
+            self.every.append(self.agents[host])
+
+    def continued(self, hosts: Sequence[Host]) -> dict[str, tuple[int, int, str]]:
+        """Rank, step and source of each host's worker in its last start."""
+        said = r"^rank (\d) continues at step (\d+) with its shard from (.+)$"
+        found = {host.name: re.findall(said, self.agents[host].stdout, re.MULTILINE) for host in hosts}
+        return {name: (int(every[-1][0]), int(every[-1][1]), every[-1][2]) for name, every in found.items() if every}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_new_start_of_all_machines_finds_each_shard_on_its_own_disk(lab: Lab, tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    network = lab.network()
+    hosts = [lab.host(network, name=name) for name in ("node1", "node2", "node10")]
+    job = Spread(tmp_path, hosts)
+    job.start(20, *rng.sample(hosts, 3))
+    job.end(hosts)
+    for _ in range(2):
+        before = job.steps()
+        job.start(10**9, *rng.sample(hosts, 3))
+        job.until_step(before + 100)
+        for host in hosts:
+            host.kill()
+        found = job.continued(hosts)
+        assert [found[host.name][0] for host in hosts] == [0, 1, 2]
+        assert {step for _, step, _ in found.values()} <= {before, before + 10}
+        assert {source for _, _, source in found.values()} == {"its own disk"}
+
+
+def test_a_machine_that_comes_back_gets_the_shard_of_its_new_rank(lab: Lab, tmp_path: Path) -> None:
+    network = lab.network()
+    hosts = [lab.host(network, name=name) for name in ("node1", "node2", "node10")]
+    job = Spread(tmp_path, hosts)
+    job.start(10**9, *hosts)
+    job.until_step(100)
+    hosts[0].kill()
+    job.start(10**9, hosts[0])
+    job.until(lambda: len(job.continued(hosts)) == len(hosts))
+    found = job.continued(hosts)
+    assert [found[host.name][0] for host in hosts] == [2, 0, 1], "who stayed comes first"
+    assert len({step for _, step, _ in found.values()}) == 1
+    assert [found[host.name][2] for host in hosts] == ["rank 1", "rank 2", "rank 0"]
+    for host in hosts:
+        host.kill()

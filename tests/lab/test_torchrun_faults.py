@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.levels import chosen, repeated
+from tests.support.levels import chosen, repeated
 
 from . import Host, Lab
 from .torchrun_jobs import Job, jobs

@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from tests.levels import chosen, repeated
+from tests.support.levels import chosen, repeated
 
 from . import Lab
 from .torchrun_jobs import Job, jobs, never_apart, never_back

@@ -90,10 +90,10 @@ class Job:
             *script,
         ]
 
-    def start(self, *hosts: Host) -> None:
-        """Run the line on each of these hosts."""
+    def start(self, *hosts: Host, **variables: str) -> None:
+        """Run the line on each of these hosts, with further variables."""
         for host in hosts:
-            agent = host.start(torchrun, self.line, env=self.env)
+            agent = host.start(torchrun, self.line, env={**self.env, **variables})
             self.agents[host] = agent
             self.past.append((host, agent))
 
@@ -105,6 +105,17 @@ class Job:
         """The hosts that took part in this one's last step; none before the first."""
         steps = self.said(host)
         return tuple(sorted(set(steps[-1]["hosts"]))) if steps else ()
+
+    def replace_store_host(self, hosts: Sequence[Host]) -> None:
+        """Kill the host with the store; the others must train again, and then all, once it has been started anew."""
+        lost = self.store_host(hosts)
+        lost.kill()
+        at = time.monotonic()
+        again = self.wait_for_group([host for host in hosts if host is not lost], since=at)
+        self.start(lost)
+        back = time.monotonic()
+        grown = self.wait_for_group(hosts, since=back)
+        print(f"trained again after {again - at:.1f} s; all again {grown - back:.1f} s after the lost one's start")
 
     def wait_for_group(self, hosts: Sequence[Host], since: float = 0.0, seconds: float = SECONDS) -> float:
         """Wait until each of these hosts has stepped after ``since`` with exactly these; when the last did it."""

@@ -1,17 +1,20 @@
 """Runs the simulated network by hand.
 
-``python -m tests.lan start --ranks 1000 --loss 0.3 --seed 7``
+``python -m tests.lan start --ranks 1000 --loss 0.3 --seed 7 [--mesh on]``
     a whole job, its ranks started within three seconds, and its figures;
 ``python -m tests.lan replay SEED``
-    one random schedule, step by step;
+    one random schedule, step by step; with ``--events-of m2`` before it, all that the processes on m2 were told;
 ``python -m tests.lan soak --seeds 20000 [--first 0]``
     many of them; prints the seeds that fail;
 ``python -m tests.lan elect --seeds 10000 [--first 0]``, ``elect --replay SEED``, ``elect --ranks 1000 [--spread 1]``
-    the same for processes without a rank: many schedules, one of them, or a whole job and its figures;
+    the same for processes without a rank: many schedules, one of them, or a whole job and its figures (``--order``:
+    on machines that have an order);
 ``python -m tests.lan agents --seeds 10000 [--first 0]``, ``agents --replay SEED``
     the same for agents: many schedules, or one of them;
 ``python -m tests.lan rounds --seeds 10000 [--first 0]``, ``rounds --replay SEED``
     the same for the rounds of agents;
+``python -m tests.lan mesh --seeds 10000 [--first 0]``, ``mesh --replay SEED``, with ``--electing`` without ranks
+    the same for jobs that need a mesh: many schedules, or one of them;
 ``python -m tests.lan late --ranks 10000 --loss 0.3 --waiting 60``
     all ranks wait so long for rank 0: what that sends, and how soon they know it then;
 ``python -m tests.lan crowd --ranks 1024 --cores 2``, ``crowd --ranks 1024 --loss 0.3``
@@ -23,22 +26,25 @@
 from __future__ import annotations
 
 import argparse
+import random
 import time
 import traceback
 from typing import TypeAlias
 
+from mingle.protocol.machine import Mesh
 from tests.lan.agent_schedules import AgentSchedule
 from tests.lan.crowd import crowd, nodes
 from tests.lan.election_schedules import ElectionSchedule
 from tests.lan.gathering import Gathering
+from tests.lan.meshes import MeshElectionSchedule, MeshSchedule
 from tests.lan.round_schedules import RoundSchedule
 from tests.lan.scale import late_host
 from tests.lan.schedules import Schedule
 
 
-def start(ranks: int, loss: float, seed: int, spread: float) -> None:
+def start(ranks: int, loss: float, seed: int, spread: float, mesh: Mesh) -> None:
     """Start a job and print what it cost."""
-    gathering = Gathering(seed, size=ranks, loss=loss, timeout=300)
+    gathering = Gathering(seed, size=ranks, loss=loss, timeout=300, mesh=mesh)
     began = time.perf_counter()
     gathering.everybody([gathering.rng.uniform(0, spread) for _ in range(ranks)])
     gathering.run()
@@ -46,7 +52,7 @@ def start(ranks: int, loss: float, seed: int, spread: float) -> None:
     last_start = max(process.started_at for process in gathering.processes)
     last_go = max(process.formed_at or 0.0 for process in gathering.processes)
     counts = gathering.world.counts
-    print(f"ranks {ranks}, loss {loss:.0%}, seed {seed}, started within {spread:g} s")
+    print(f"ranks {ranks}, loss {loss:.0%}, seed {seed}, mesh {mesh}, started within {spread:g} s")
     print(f"  GO everywhere {last_go - last_start:.3f} s after the last start")
     print(
         f"  {counts['datagrams']} datagrams sent, {counts['connections']} connections, {counts['bytes']} bytes on them"
@@ -82,13 +88,22 @@ def start_on_nodes(count: int, ranks_on_each: int, loss: float, seed: int) -> No
     print(f"  {figures.datagrams} datagrams sent, {figures.connections} connections, {figures.epochs} confirmations")
 
 
-def elect(ranks: int, loss: float, seed: int, spread: float) -> None:
+STARTS = ("random", "rising", "falling")
+"""The orders of machines, by the moments of their starts."""
+
+
+def elect(ranks: int, loss: float, seed: int, spread: float, order: str | None) -> None:
     """Start a job without ranks and print what it cost."""
     gathering = Gathering(seed, size=ranks, loss=loss, timeout=300)
+    starts = sorted(gathering.rng.uniform(0, spread) for _ in range(ranks))
+    if order is not None:
+        places = random.Random(seed).sample(range(ranks), ranks) if order == "random" else list(range(ranks))
+        for number, place in enumerate(reversed(places) if order == "falling" else places):
+            gathering.orders[f"m{number}"] = b"\x01" + place.to_bytes(4, "big")
     hosted: set[bytes] = set()
     gathering.world.watchers.append(lambda process: hosted.add(process.host.session) if process.hosts else None)
-    for number in range(ranks):
-        gathering.elector(f"m{number}", at=gathering.rng.uniform(0, spread))
+    for number, at in enumerate(starts):
+        gathering.elector(f"m{number}", at=at)
     began = time.perf_counter()
     gathering.run()
     gathering.expect_formed()
@@ -105,20 +120,27 @@ AnySchedule: TypeAlias = Schedule | AgentSchedule | RoundSchedule
 COMMANDS: dict[type[AnySchedule], str] = {
     Schedule: "replay",
     ElectionSchedule: "elect --replay",
+    MeshSchedule: "mesh --replay",
+    MeshElectionSchedule: "mesh --electing --replay",
     AgentSchedule: "agents --replay",
     RoundSchedule: "rounds --replay",
 }
 
 
-def replay(kind: type[AnySchedule], seed: int) -> bool:
-    """Run one schedule and print its steps; tell whether it held."""
+def replay(kind: type[AnySchedule], seed: int, of: str | None) -> bool:
+    """Run one schedule and print its steps, or all that the processes of a name were told; tell whether it held."""
     schedule = kind(seed, tracing=True)
     problem = ""
     try:
         schedule.run()
     except Exception:
         problem = traceback.format_exc()
-    print("\n".join(schedule.gathering.world.trace))
+    world = schedule.gathering.world
+    for process in world.processes:
+        if of is not None and of in process.name:
+            print(f"{process.name} was told\n{process.recording}")
+    if of is None:
+        print("\n".join(world.trace))
     print(problem or f"seed {seed} holds")
     return not problem
 
@@ -139,12 +161,14 @@ def soak(kind: type[AnySchedule], first: int, seeds: int) -> bool:
 def main() -> int:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.lan")
+    parser.add_argument("--events-of", metavar="PROCESS", help="of a replay: show what these processes were told")
     commands = parser.add_subparsers(dest="command", required=True)
     starting = commands.add_parser("start")
     starting.add_argument("--ranks", type=int, default=8)
     starting.add_argument("--loss", type=float, default=0.0)
     starting.add_argument("--seed", type=int, default=0)
     starting.add_argument("--spread", type=float, default=3.0)
+    starting.add_argument("--mesh", choices=["on", "warn", "off"], default="off")
     being_late = commands.add_parser("late")
     being_late.add_argument("--ranks", type=int, default=1000)
     being_late.add_argument("--loss", type=float, default=0.3)
@@ -174,15 +198,18 @@ def main() -> int:
     electing.add_argument("--loss", type=float, default=0.0)
     electing.add_argument("--seed", type=int, default=0)
     electing.add_argument("--spread", type=float, default=1.0)
-    for name in ("agents", "rounds"):
+    electing.add_argument("--order", choices=STARTS, help="of the machines, by the moments of their starts")
+    for name in ("agents", "rounds", "mesh"):
         gathering = commands.add_parser(name)
         which = gathering.add_mutually_exclusive_group(required=True)
         which.add_argument("--seeds", type=int)
         which.add_argument("--replay", type=int, metavar="SEED")
         gathering.add_argument("--first", type=int, default=0)
+        if name == "mesh":
+            gathering.add_argument("--electing", action="store_true", help="of processes without ranks")
     arguments = parser.parse_args()
     if arguments.command == "start":
-        start(arguments.ranks, arguments.loss, arguments.seed, arguments.spread)
+        start(arguments.ranks, arguments.loss, arguments.seed, arguments.spread, arguments.mesh)
         return 0
     if arguments.command == "late":
         late(arguments.ranks, arguments.loss, arguments.waiting, arguments.seed)
@@ -194,19 +221,23 @@ def main() -> int:
         start_on_nodes(arguments.nodes, arguments.ranks_on_each, arguments.loss, arguments.seed)
         return 0
     if arguments.command == "replay":
-        held = replay(Schedule, arguments.seed)
+        held = replay(Schedule, arguments.seed, arguments.events_of)
     elif arguments.command == "soak":
         held = soak(Schedule, arguments.first, arguments.seeds)
-    elif arguments.command in ("agents", "rounds"):
-        kind = AgentSchedule if arguments.command == "agents" else RoundSchedule
-        many = arguments.replay is None
-        held = soak(kind, arguments.first, arguments.seeds) if many else replay(kind, arguments.replay)
+    elif arguments.command in ("agents", "rounds", "mesh"):
+        kind: type[AnySchedule] = AgentSchedule if arguments.command == "agents" else RoundSchedule
+        if arguments.command == "mesh":
+            kind = MeshElectionSchedule if arguments.electing else MeshSchedule
+        if arguments.replay is None:
+            held = soak(kind, arguments.first, arguments.seeds)
+        else:
+            held = replay(kind, arguments.replay, arguments.events_of)
     elif arguments.replay is not None:
-        held = replay(ElectionSchedule, arguments.replay)
+        held = replay(ElectionSchedule, arguments.replay, arguments.events_of)
     elif arguments.seeds is not None:
         held = soak(ElectionSchedule, arguments.first, arguments.seeds)
     else:
-        elect(arguments.ranks, arguments.loss, arguments.seed, arguments.spread)
+        elect(arguments.ranks, arguments.loss, arguments.seed, arguments.spread, arguments.order)
         held = True
     return 0 if held else 1
 

@@ -12,7 +12,8 @@ from mingle.elastic.agent import Agent
 from mingle.elastic.host import ElasticHost
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.network.connections import CLOSED_BY_PEER
-from mingle.protocol.machine import Address, Context, Endpoints, Formation, Identity
+from mingle.protocol.events import Address, TimerDue
+from mingle.protocol.machine import Context, Endpoints, Formation, Identity
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_ADDRESSES
 from mingle.wire.frames import ProcessInfo
@@ -21,6 +22,7 @@ from tests.lan.process import Process
 from tests.lan.processor import Processor
 from tests.lan.tcp import RESET
 from tests.lan.world import World
+from tests.support.recording import Recording
 
 LAST_CALL_SECONDS = 5.0
 TIMEOUT_SECONDS = 400.0
@@ -157,7 +159,7 @@ class AgentProcess(Process):
             return
         due, rounds = self.agent.next_timer(), 0
         while due is not None and due <= self.now:
-            self.agent.handle_timer(self.now)
+            self.agent.handle(TimerDue(), self.now)
             due, rounds = self.agent.next_timer(), rounds + 1
             assert rounds < 8, f"busy loop: {due} is not after {self.now}: {self.agent.stage()}"
         self._flush()
@@ -339,18 +341,23 @@ class AgentGathering:
         )
         key = None if self.secret is None else JobKey(self.secret, "job")
 
-        def build(_: Process, now: float) -> Any:
-            addresses = tuple(Address(nic.address, nic.name, nic.prefix_length) for nic in where.nics)
-            port = 20_000 + self.world.new_id() % 20_000
-            dice = random.Random(self.world.rng.getrandbits(64))
+        def wall_clock() -> float:
+            return STARTED_AT + self.world.now + self.clock_errors.get(machine, 0.0)
+
+        def build(recording: Recording, now: float) -> Any:
+            nics = recording.draw(lambda: list(where.nics))
+            addresses = tuple(Address(nic.address, nic.name, nic.prefix_length) for nic in nics)
+            new_id = functools.partial(recording.draw, self.world.new_id)
+            port = 20_000 + new_id() % 20_000
+            dice = random.Random(recording.draw(lambda: self.world.rng.getrandbits(64)))
             return Agent(
                 identity,
                 Endpoints(addresses=addresses[:MAX_ADDRESSES], port=port),
-                Context(key=key, new_id=self.world.new_id, rng=dice, timeout=self.timeout),
+                Context(key=key, new_id=new_id, rng=dice, timeout=self.timeout),
                 now,
                 policy=policy,
-                wall_clock=lambda: STARTED_AT + self.world.now + self.clock_errors.get(machine, 0.0),
-                new_session=self.world.identifier,
+                wall_clock=functools.partial(recording.draw, wall_clock),
+                new_session=functools.partial(recording.draw, self.world.identifier),
             )
 
         process = AgentProcess(

@@ -62,5 +62,5 @@ def _run(gathering: Gathering) -> Figures:
         formed=max(process.formed_at or 0.0 for process in gathering.processes) - began,
         connections=world.counts["connections"],
         datagrams=world.counts["datagrams"],
-        epochs=gathering.processes[0].host.registrar.epoch,
+        epochs=gathering.processes[0].host.registrar.state.epoch,
     )

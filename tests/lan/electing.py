@@ -7,10 +7,9 @@ from typing import Any
 
 from mingle.errors import ConflictError, DiscoveryTimeoutError
 from mingle.protocol.claims import SILENT_SECONDS
-from mingle.protocol.election import Elector
+from mingle.protocol.election import Candidacy, Elector
 from mingle.protocol.host import Host
-from mingle.protocol.member import Step
-from mingle.wire.frames import Redirect
+from mingle.wire.datagrams import Datagram, Offer, Seek
 from tests.lan.gathering import Gathering
 from tests.lan.invariants import Invariants
 from tests.lan.process import Process
@@ -22,6 +21,86 @@ UNDISTURBED_SECONDS = 8.0
 """After so long without a fault it is a lie that the job could not form, or that nothing was known of it."""
 
 
+EARLIEST_SECONDS = 0.2
+"""How long after its first question a process can become the host at the earliest."""
+LATELY_SECONDS = 3.0
+"""How long a process that was heard to ask counts as there, and one that was heard to host rules an early end out."""
+SLACK_SECONDS = 0.05
+"""How much longer than its patience a process may look for a host: its timers are late."""
+
+
+class Patience:
+    """What each process without a rank has heard and asked since when: it becomes the host neither too early nor late.
+
+    It keeps its own records, so that a mistake in those of a process is seen.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._asked: dict[Process, dict[bytes, float]] = {}
+        self._offered: dict[Process, float] = {}
+        self._own_question: dict[Process, float] = {}
+        """When it asked first since it had a host."""
+        self._alone_since: dict[Process, float] = {}
+        """Since when it has had no host in sight; not there: it has one."""
+        self._idle_since: dict[Process, float] = {}
+        """The same; but a host that is only claimed is in sight as well."""
+        world.on_heard.append(self._heard)
+        world.on_multicast.append(self._sent)
+
+    def _heard(self, process: Process, message: Datagram) -> None:
+        own = process.identity
+        if not isinstance(message, Seek | Offer) or (message.job, message.attempt) != (own.job, own.attempt):
+            return
+        if isinstance(message, Seek) and message.member != own.member and message.rank is None:
+            self._asked.setdefault(process, {})[message.member] = self._world.now
+        elif isinstance(message, Offer) and message.host != own.member:
+            self._offered[process] = self._world.now
+
+    def _sent(self, process: Process, message: Datagram) -> None:
+        if isinstance(message, Seek):
+            self._own_question.setdefault(process, self._world.now)
+
+    def check(self, process: Process, elector: Elector) -> None:
+        """Looks at a process after a step."""
+        now, joiner = self._world.now, elector.joiner
+        joined, returning = joiner.session is not None, joiner.returns_to is not None
+        races = any(each.races_to("join") for each in joiner.search.table)
+        if elector.host is not None:
+            if (since := self._alone_since.get(process)) is not None:
+                self._check_beginning(process, now - since)
+            self._forget(process, self._own_question)
+            return
+        if elector.finished or joined or returning or joiner.search.running_check.may_run():
+            self._forget(process, *([self._own_question] if joined else []))
+            return
+        self._alone_since.setdefault(process, now)
+        if races:
+            self._idle_since.pop(process, None)
+            return
+        since = max(self._idle_since.setdefault(process, now), process.continued_at)
+        longest = Candidacy(process.identity).patience()
+        late = process.processor is None and not process.stopped and now - since > longest + SLACK_SECONDS
+        assert not late, f"{process.name} has looked for a host for {now - since:.3f} s, and not become one"
+
+    def _forget(self, process: Process, *more: dict[Process, float]) -> None:
+        for memory in (self._alone_since, self._idle_since, *more):
+            memory.pop(process, None)
+
+    def _check_beginning(self, process: Process, waited: float) -> None:
+        """Whether a process that has just become the host has waited long enough."""
+        now, own = self._world.now, process.identity
+        if waited >= Candidacy(own).patience() - 1e-6:
+            return
+        asked = self._own_question.get(process, now)
+        assert now - asked >= EARLIEST_SECONDS - 1e-6, f"{process.name} hosts {now - asked:.3f} s after its question"
+        there = [member for member, at in self._asked.get(process, {}).items() if now - at <= LATELY_SECONDS]
+        assert len(there) >= own.world_size - 1, f"{process.name} hosts early and has heard {len(there)} others"
+        assert min(there, default=b"\xff") > own.member, f"{process.name} hosts early without the lowest id"
+        silence = now - self._offered.get(process, float("-inf"))
+        assert silence > LATELY_SECONDS, f"{process.name} hosts early, {silence:.3f} s after an OFFER"
+
+
 class ElectionInvariants(Invariants):
     """What must hold in addition where ranks are assigned."""
 
@@ -31,8 +110,12 @@ class ElectionInvariants(Invariants):
         self.world = world
         self.hosted: dict[bytes, Process] = {}
         """Every session there was, each with its host."""
-        self._moved: dict[bytes, Redirect | None] = {}
+        self.proved: set[tuple[Process, bytes]] = set()
+        """Every host with each other session that has proved itself to it."""
+        self._closing: dict[Process, Host] = {}
+        """The host of each process that has one."""
         self._judged: set[int] = set()
+        self._patience = Patience(world)
         self._faults_at = 0.0
         """When last, since a job runs, somebody may have had no way to hear of it."""
         self.disturbed_at = world.now
@@ -53,25 +136,32 @@ class ElectionInvariants(Invariants):
             self._check_truth(process)
 
     def _check_elector(self, process: Process, elector: Elector) -> None:
+        self._patience.check(process, elector)
         joiner, host = elector.joiner, elector.host
-        for session in joiner._table:
+        for session in joiner.search.table:
             asked = session.alive_since is None or session.race is not None or joiner.finished
             assert asked, f"{process.name} waits for {session.host_name}, of which it will never hear"
-        if joiner.step is Step.CONFIRMED and joiner.seat is not None:
-            assert host is None or host.closed, f"{process.name} has confirmed elsewhere and still hosts"
+        assert host is None or joiner.session is None, f"{process.name} hosts a session and has asked another host"
+        if host is not None:
+            self._closing[process] = host
+            self.proved |= {(process, each.name) for each in elector._rivals if each.is_proved}
+        elif (closed := self._closing.pop(process, None)) is not None:
+            assert closed.closed, f"{process.name} looks for a host and has not closed its session"
+            makes_for = [each for each in joiner.search.table if each.races_to("join")]
+            for each in makes_for:
+                proved = (process, each.name) in self.proved
+                assert proved, f"{process.name} has closed for {each.host_name}, which has proved nothing"
 
     def _check_confirmation(self, process: Process) -> None:
-        assert not process.joiner.running_check.may_run(), f"{process.name} confirms though it knows that the job runs"
+        assert not process.joiner.search.running_check.may_run(), (
+            f"{process.name} confirms though it knows that the job runs"
+        )
 
     def _check_host(self, process: Process, host: Host) -> None:
         registrar = host.registrar
         self.hosted.setdefault(registrar.session, process)
         if isinstance(process.core, Elector):
             self._epoch_never_returns(host)
-        if host.redirect is not self._moved.get(registrar.session):
-            self._moved[registrar.session] = host.redirect
-            there = host.redirect.offer.session if host.redirect is not None else None
-            assert there in (None, process.joiner.seat), f"{process.name} sends its members where it has no seat"
 
     def _look_for_faults(self) -> None:
         segment = self.world.networks[0].segment()
@@ -98,8 +188,10 @@ class ElectionInvariants(Invariants):
             assert not audible, f"a second job has formed where {other.name} could be heard"
         assert not process.host.conflicts.any_alive, "a second job was formed knowingly"
         identities = {each.identity.member: each.identity for each in self.world.processes}
-        ranked = sorted((where.rank, where, identities[member].node) for member, where in registrar.places.items())
-        assert ranked[0][1] == registrar.places[registrar.host.member], "the host is not rank 0"
+        places = registrar.state.places
+        ranked = sorted((where.rank, where, identities[member].node) for member, where in places.items())
+        assert ranked[0][1] == places[registrar.seats.host.member], "the host is not rank 0"
+        self._check_order(process)
         nodes = list(dict.fromkeys(node for _, _, node in ranked))
         assert [node for _, _, node in ranked] == sorted((node for _, _, node in ranked), key=nodes.index)
         sizes, seen = Counter(node for _, _, node in ranked), Counter[str]()
@@ -107,6 +199,24 @@ class ElectionInvariants(Invariants):
             assert (where.node_rank, where.num_nodes) == (nodes.index(node), len(nodes))
             assert (where.local_rank, where.local_world_size) == (seen[node], sizes[node])
             seen[node] += 1
+
+    def _check_order(self, process: Process) -> None:
+        """Whether ranks follow the orders that the processes had when they started."""
+        registrar = process.host.registrar
+        by_member = {each.identity.member: each for each in self.world.processes}
+        orders = {member: by_member[member].identity.order for member in registrar.seats}
+        for member, seat in registrar.seats.items():
+            assert seat.applicant.order == orders[member], (
+                f"{by_member[member].name} has another order than at its start"
+            )
+        host = registrar.seats.host.member
+        first = min((order for order in orders.values() if order), default=orders[host])
+        reached = all(orders[member] != first for member in registrar.unreached if member in orders)
+        assert orders[host] == first or not reached, f"{process.name} hosts, and is not the first in order"
+        ranked = sorted(registrar.seats, key=lambda member: registrar.state.places[member].rank)
+        others = [orders[member] for member in ranked if by_member[member].identity.node != process.identity.node]
+        expected = sorted(others, key=lambda order: (not order, order))
+        assert others == expected, "the nodes are not in order"
 
     def _check_truth(self, process: Process) -> None:
         """Whether the error that ended a process is true."""

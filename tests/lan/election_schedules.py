@@ -8,8 +8,9 @@ faults strike while hosts compete, deadlines pass in the midst of it, and there 
 from __future__ import annotations
 
 import functools
+import random
 
-from mingle.protocol.registrar import Phase
+from mingle.protocol.registrar import State
 from tests.lan.electing import ElectionGathering
 from tests.lan.gathering import Gathering
 from tests.lan.process import Process
@@ -51,9 +52,20 @@ class ElectionSchedule(Schedule):
     def _gather(self, seed: int, *, tracing: bool) -> Gathering:
         gathering = ElectionGathering(seed, timeout=TIMEOUT_SECONDS, tracing=tracing)
         self.election = gathering.election
+        self._draw_orders(gathering, random.Random(f"orders of {seed}"))
         if gathering.rng.random() < 0.15:
             gathering.timeout = gathering.rng.uniform(4.0, 40.0)
         return gathering
+
+    @staticmethod
+    def _draw_orders(gathering: Gathering, rng: random.Random) -> None:
+        """Let machines have orders: of their own, some alike, or none."""
+        kind = rng.choice(("own", "own", "own", "some alike", "some without", "none"))
+        numbers = rng.sample(range(10), 10)
+        for machine, number in enumerate(numbers):
+            order = b"\x01" + bytes((number // 3 if kind == "some alike" else number,))
+            if kind != "none" and (kind != "some without" or number % 2):
+                gathering.orders[f"m{machine}"] = order
 
     def _begin(self, rank: int, machine: str, *, at: float, ready_after: float) -> Process:
         processor = self.processors.get(machine)
@@ -70,7 +82,7 @@ class ElectionSchedule(Schedule):
     def _hosts(self) -> list[int]:
         return [index for index, process in self.current.items() if process.alive and process.hosts]
 
-    def _in_phase(self, phase: Phase) -> bool:
+    def _in_phase(self, phase: type[State]) -> bool:
         return any(self.current[index].phase is phase for index in self._hosts())
 
     def _target(self, rank: int) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from typing import Any
 
 from mingle.errors import MingleError
 from mingle.protocol.election import Elector
+from mingle.protocol.events import Address
 from mingle.protocol.host import Host
-from mingle.protocol.machine import Address, Context, Endpoints, Formation, Identity
+from mingle.protocol.machine import Context, Endpoints, Formation, Identity, Mesh
 from mingle.protocol.member import Joiner
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Datagram, Kind, encode
@@ -19,6 +21,7 @@ from tests.lan.network import Machine, Network, Packet, Segment
 from tests.lan.process import AnyMachine, Process
 from tests.lan.processor import Processor
 from tests.lan.world import World
+from tests.support.recording import Recording
 
 TIMEOUT_SECONDS = 60.0
 
@@ -38,7 +41,9 @@ class Gathering:
         duplicates: bool = False,
         checked: bool = True,
         tracing: bool = False,
+        mesh: Mesh = "off",
     ) -> None:
+        self.mesh = mesh
         self.world = World(seed, tracing=tracing)
         self.network = Network(self.world)
         self.lan = self.network.segment("lan")
@@ -52,6 +57,8 @@ class Gathering:
             # Strangers take part: what they are told and say is no promise of ours.
             self.world.watchers.clear()
         self.processes: list[Process] = []
+        self.orders: dict[str, bytes] = {}
+        """The orders of machines; a process on another machine has none."""
         self._pids = 100
 
     @property
@@ -132,21 +139,28 @@ class Gathering:
             node=node or machine,
             who=ProcessInfo(hostname=machine, pid=self._pids, address=where.nics[0].address, rank=rank),
             kind=kind,
+            order=self.orders.get(machine, b""),
         )
         seconds = self.timeout if timeout is None else timeout
 
-        def build(process: Process, now: float) -> AnyMachine:
-            dice = random.Random(self.world.rng.getrandbits(64))
-            context = Context(key=key, new_id=self.world.new_id, rng=dice, timeout=seconds)
-            if not hosting and not electing:
+        def build(recording: Recording, now: float) -> AnyMachine:
+            dice = random.Random(recording.draw(lambda: self.world.rng.getrandbits(64)))
+            new_id = functools.partial(recording.draw, self.world.new_id)
+            new_session = functools.partial(recording.draw, self.world.identifier)
+            context = Context(key=key, new_id=new_id, rng=dice, timeout=seconds, mesh=self.mesh)
+            if not hosting and not electing and self.mesh == "off":
                 return Joiner(identity, context, now)
-            nics = [nic for nic in where.nics if interfaces is None or nic.name in interfaces]
+            nics = recording.draw(lambda: [nic for nic in where.nics if interfaces is None or nic.name in interfaces])
             addresses = tuple(Address(nic.address, nic.name, nic.prefix_length) for nic in nics)
-            port = 20_000 + self.world.new_id() % 20_000
+            port = 20_000 + new_id() % 20_000
             endpoints = Endpoints(addresses=addresses, port=port, advertised=advertised)
+            if not hosting and not electing:
+                joiner = Joiner(identity, context, now)
+                joiner.listen(endpoints)
+                return joiner
             if electing:
-                return Elector(identity, endpoints, context, now, new_session=self.world.identifier)
-            return Host(identity, self.world.identifier(), endpoints, context, now)
+                return Elector(identity, endpoints, context, now, new_session=new_session)
+            return Host(identity, new_session(), endpoints, context, now)
 
         process = Process(
             self.network,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from mingle.protocol.election import Elector
 from mingle.protocol.host import Host
-from mingle.protocol.member import Joiner, Step
-from mingle.protocol.registrar import Phase
+from mingle.protocol.member import Joiner
+from mingle.protocol.participant import AwaitingSeal
+from mingle.protocol.registrar import Acknowledging, Committed, Confirming, Open, Sealing
 from tests.lan.process import Process
 from tests.lan.world import World
 
@@ -49,20 +50,20 @@ class Invariants:
 
     def _epoch_never_returns(self, host: Host) -> None:
         registrar = host.registrar
-        known = self._epochs.get(registrar.session, 0)
-        assert registrar.epoch >= known, "an epoch number went back"
+        epoch, known = registrar.state.epoch, self._epochs.get(registrar.session, 0)
+        assert epoch >= known, "an epoch number went back"
         used = self._used.setdefault(registrar.session, set())
-        if registrar.phase is Phase.OPEN:
-            used.add(registrar.epoch)
-        elif registrar.phase is Phase.CONFIRMING:
-            assert registrar.epoch not in used, f"epoch {registrar.epoch} was voided and is used again"
-        self._epochs[registrar.session] = registrar.epoch
+        if isinstance(registrar.state, Open):
+            used.add(epoch)
+        elif isinstance(registrar.state, Confirming):
+            assert epoch not in used, f"epoch {epoch} was voided and is used again"
+        self._epochs[registrar.session] = epoch
 
     def _note_confirmation(self, process: Process) -> None:
         """Remembers that the process confirms; called in each step, so that the first is seen."""
-        joiner = process.joiner
-        if joiner.step is Step.CONFIRMED and joiner.seat is not None:
-            confirmed = (process.identity.member, joiner.seat, joiner.epoch)
+        part = process.joiner.part
+        if part is not None and isinstance(part.state, AwaitingSeal):
+            confirmed = (process.identity.member, part.session.name, part.epoch)
             if confirmed not in self._confirmed:
                 self._confirmed.add(confirmed)
                 self._check_confirmation(process)
@@ -72,10 +73,10 @@ class Invariants:
 
     def _seals_what_was_confirmed(self, process: Process) -> None:
         registrar = process.host.registrar
-        if registrar.phase in (Phase.SEALING, Phase.SEALED):
+        if isinstance(registrar.state, (Sealing, Acknowledging)):
             for member in registrar.seats:
-                said = (member, registrar.session, registrar.epoch) in self._confirmed
-                assert said or member == registrar.host.member, (
+                said = (member, registrar.session, registrar.state.epoch) in self._confirmed
+                assert said or member == registrar.seats.host.member, (
                     f"{process.name} has sealed without a word of {member!r}"
                 )
 
@@ -94,35 +95,38 @@ class Invariants:
         assert (outcome.place.world_size, outcome.place.num_nodes) == (theirs.place.world_size, theirs.place.num_nodes)
         assert outcome.store_port == theirs.store_port
         assert outcome.store_address == theirs.store_address
-        seat = host.host.registrar.seats[process.identity.member]
-        where = host.host.registrar.places[process.identity.member]
+        where = host.host.registrar.state.places[process.identity.member]
         assert outcome.place.rank == where.rank
         if process.identity.rank is not None:
             assert outcome.place.rank == process.identity.rank
         assert outcome.address in process.machine.addresses, "its own address was never its own"
         nic = process.machine.nic(outcome.address)
         assert nic is None or nic.name == outcome.interface
-        assert seat.acked == host.host.registrar.epoch
+
+    @staticmethod
+    def _has_acknowledged(joiner: Joiner, session: bytes, epoch: int) -> bool:
+        """Whether a member has acknowledged in this epoch of this session, also if its connection has broken since."""
+        if joiner.membership is not None:
+            return joiner.membership.outcome.session == session
+        known = joiner.search.table.get(session)
+        return known is not None and known.acknowledged is not None and known.acknowledged.epoch == epoch
 
     def _check_go(self, process: Process) -> None:
         registrar = process.host.registrar
-        assert registrar.phase is Phase.RUNNING
-        assert len(registrar.seats) == registrar.world_size
-        places = [registrar.places[member] for member in registrar.seats]
-        assert sorted(where.rank for where in places) == list(range(registrar.world_size))
-        assert all(seat.acked == registrar.epoch for seat in registrar.seats.values())
+        state = registrar.state
+        assert isinstance(state, Committed)
+        assert len(registrar.seats) == registrar.seats.size
+        places = [state.places[member] for member in registrar.seats]
+        assert sorted(where.rank for where in places) == list(range(registrar.seats.size))
         by_member = {each.identity.member: each for each in self._world.processes}
         for member in registrar.seats:
             other = by_member[member]
             if other is process or not other.alive or other.failed_at is not None:
                 continue
-            core = other.joiner
-            sealed = core.sealed
-            acked = sealed is not None and (sealed.session, sealed.epoch) == (registrar.session, registrar.epoch)
-            assert acked, f"GO, but {other.name} is {core.step}"
-            assert core.step is not Step.PROVING_STORE
+            acknowledged = self._has_acknowledged(other.joiner, registrar.session, state.epoch)
+            assert acknowledged, f"GO, but {other.name} is {other.joiner.stage()}"
         if not self._duplicates:
             for other in self._world.processes:
                 if other is not process and other.alive and isinstance(other.core, Host):
                     same = other.identity.job == process.identity.job
-                    assert not (same and other.phase is Phase.RUNNING), "two sessions of one job run"
+                    assert not (same and other.phase is Committed), "two sessions of one job run"

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from mingle.protocol.registrar import Phase, Registrar
+from mingle.protocol.registrar import Confirming, Open, Registrar
 from mingle.wire import frames
 
 
@@ -17,8 +17,8 @@ class SealsWithoutConfirm(Registrar):
 
     def _advance(self, now: float) -> None:
         super()._advance(now)
-        if self.phase is Phase.CONFIRMING and not self.held:
-            self._awaited.clear()
+        if isinstance(self.state, Confirming) and not self.held:
+            self.state.awaited.clear()
             super()._advance(now)
 
 
@@ -27,14 +27,15 @@ class ReusesVoidedEpochs(Registrar):
 
     voided = False
 
-    def _void(self, reason: str, now: float) -> None:
-        self.voided = self.phase is not Phase.OPEN
-        super()._void(reason, now)
+    def _void(self, event: str, reason: str, now: float) -> None:
+        self.voided = not isinstance(self.state, Open)
+        super()._void(event, reason, now)
 
     def _advance(self, now: float) -> None:
-        if self.voided and self.phase is Phase.OPEN and len(self.seats) == self.world_size and not self.held:
+        complete = len(self.seats) == self.seats.size
+        if self.voided and isinstance(self.state, Open) and complete and not self.held:
             self.voided = False
-            self.epoch -= 1
+            self.state.epoch -= 1
         super()._advance(now)
 
 
@@ -42,7 +43,7 @@ class TrustsMemberIds(Registrar):
     """Gives a seat to whoever knows the member id of its holder."""
 
     def join(self, conn: int, member: bytes, applicant: frames.Join, now: float) -> None:
-        known = self._known(member)
+        known = self.seats.find(member)
         if known is not None:
             applicant = structs.replace(applicant, token=known.token)
         super().join(conn, member, applicant, now)
@@ -55,9 +56,9 @@ class AnySchedule(Protocol):
         """Run it and judge the end."""
 
 
-def search(kind: Callable[[int], AnySchedule], schedules: int, finding: str) -> None:
-    """Run schedules until one finds what is looked for, which it raises."""
-    for seed in range(schedules):
+def search(kind: Callable[[int], AnySchedule], schedules: int, finding: str, *, first: int = 0) -> None:
+    """Run schedules, from the first seed on, until one finds what is looked for, which it raises."""
+    for seed in range(first, first + schedules):
         try:
             kind(seed).run()
         except AssertionError as problem:

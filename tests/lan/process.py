@@ -10,19 +10,39 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from mingle.errors import MingleError
-from mingle.protocol import machine as effects
+from mingle.protocol import effects
 from mingle.protocol.claims import without_traps
+from mingle.protocol.effects import Effect
 from mingle.protocol.election import Elector
+from mingle.protocol.events import (
+    Accepted,
+    Address,
+    AddressesChanged,
+    BytesReceived,
+    Connected,
+    Disconnected,
+    Heard,
+    HeardUnverified,
+    InterfacesChanged,
+    Source,
+    StoreOpened,
+    StorePrepared,
+    StoreProved,
+    StoreUnreachable,
+    TimerDue,
+)
 from mingle.protocol.host import Host
-from mingle.protocol.machine import Address, Effect, Formation, Identity, NetworkFacts, Source
+from mingle.protocol.machine import Formation, Identity
 from mingle.protocol.member import Joiner
-from mingle.protocol.registrar import Phase
+from mingle.protocol.observations import NetworkFacts
+from mingle.protocol.registrar import Open, Placed, State
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_BYTES, Datagram, List, Offer, Rejected, Seek, encode
 from tests.lan.network import Machine, Network, Nic, Packet
 from tests.lan.processor import START_SECONDS, Processor
 from tests.lan.tcp import RESET, Connection, End
+from tests.support.recording import Recording
 
 LATE_SECONDS = 0.001
 """Timers are late by up to this: a real selector counts in milliseconds."""
@@ -83,7 +103,7 @@ class Process:
         network: Network,
         machine: Machine,
         identity: Identity,
-        build: Callable[[Process, float], AnyMachine],
+        build: Callable[[Recording, float], AnyMachine],
         *,
         hosting: bool,
         electing: bool = False,
@@ -107,6 +127,8 @@ class Process:
         self.alive = False
         self.stopped = False
         self.started_at = 0.0
+        self.continued_at = float("-inf")
+        """When it went on last, after a stop."""
         self.formed_at: float | None = None
         self.failed_at: float | None = None
         self.ended_at: float | None = None
@@ -121,7 +143,8 @@ class Process:
         self.store_port: int | None = None
         self.store_token = ""
         self._store_session = b""
-        self._build = build
+        self.recording = Recording(build, keeps=self.world.tracing)
+        """What its machine was told, if the world is traced."""
         self._ends: dict[int, tuple[Connection, End]] = {}
         self._dialling: set[int] = set()
         self._inbox: list[Callable[[], None]] = []
@@ -181,14 +204,15 @@ class Process:
         return self.core is not None and self.core.hosting is not None
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> type[State]:
         """Where its session stands."""
-        return self.host.registrar.phase if self.hosts else Phase.OPEN
+        return type(self.host.registrar.state) if self.hosts else Open
 
     @property
     def holds_store(self) -> bool:
         """Whether it lives, and others can reach the store of its session."""
-        own = self.machine.nic(self.host.registrar.store_address)
+        state = self.host.registrar.state
+        own = self.machine.nic(state.store_address) if isinstance(state, Placed) else None
         return self.alive and own is not None and not self.closed_stores
 
     @property
@@ -211,9 +235,9 @@ class Process:
         self.alive = True
         self.started_at = self.world.now
         self.machine.processes.append(self)
-        self.core = self._build(self, self.now)
-        if not isinstance(self.core, Joiner):
-            self.machine.listeners[self.core.endpoints.port] = self
+        self.core = self.recording.begin(self.now)
+        if port := self.core.port if isinstance(self.core, Joiner) else self.core.endpoints.port:
+            self.machine.listeners[port] = self
         self.deadline = self.world.now + self._timeout()
         self.world.note(f"{self.name} starts")
         self._flush()
@@ -261,6 +285,7 @@ class Process:
             return
         self.world.note(f"{self.name} goes on")
         self.stopped = False
+        self.continued_at = self.world.now
         self.deadline = max(self.deadline, self.world.now)
         self._carry_out()
         waiting, self._inbox = self._inbox, []
@@ -280,11 +305,11 @@ class Process:
             if conn in self._ends and connection.local_address(end) not in [each.address for each in own]:
                 connection.hang_up(end)
                 self._ends.pop(conn)
-                core.disconnected(conn, "its address has gone", self.now)
+                core.handle(Disconnected(conn, "its address has gone"), self.now)
                 self._carry_out()
-        core.rewired(self.now)
-        if own and not isinstance(core, Joiner):
-            core.readdress(own, self.now)
+        core.handle(InterfacesChanged(), self.now)
+        if own:
+            core.handle(AddressesChanged(own), self.now)
 
     def scan(self) -> None:
         """Look at the interfaces."""
@@ -354,25 +379,22 @@ class Process:
             self.rejected[message.reason] += 1
             unverified = packet.opened(None)
             if not isinstance(unverified, Rejected):
-                self.core.heard_unverified(unverified)
+                self.core.handle(HeardUnverified(unverified), self.now)
             return
         self.received += 1
         safe = without_traps(message, on_loopback=False) if isinstance(message, Offer) else message
         if safe is not None:
-            self.core.heard(safe, source, self.now)
+            for watch in self.world.on_heard:
+                watch(self, safe)
+            self.core.handle(Heard(safe, source), self.now)
 
     def tcp_accepted(self, conn: int, end: tuple[Connection, End], address: str) -> None:
         """Somebody connected to the control port."""
 
         def accept() -> None:
-            core = self.core
-            assert core is not None
-            if not isinstance(core, Joiner):
-                self._ends[conn] = end
-                core.accepted(conn, address, self.now)
-            else:
-                # It was elected nothing and has joined somebody; its control port still listens.
-                end[0].hang_up(end[1])
+            assert self.core is not None
+            self._ends[conn] = end
+            self.core.handle(Accepted(conn, address), self.now)
 
         self._event(accept)
 
@@ -383,7 +405,7 @@ class Process:
             if conn in self._ends:
                 assert self.core is not None
                 assert self.core.owns(conn), "a connection that was not hung up has no owner"
-                self.core.received(conn, data, self.now)
+                self.core.handle(BytesReceived(conn, data), self.now)
 
         self._event(receive)
 
@@ -397,7 +419,7 @@ class Process:
             core = self.core
             assert core is not None
             assert core.owns(conn), "a connection that was not hung up has no owner"
-            core.disconnected(conn, reason, self.now)
+            core.handle(Disconnected(conn, reason), self.now)
 
         self._event(close)
 
@@ -409,7 +431,7 @@ class Process:
             self._dialling.discard(conn)
             self._ends[conn] = end
             assert self.core is not None
-            self.core.connected(conn, local, nic.name, self.now)
+            self.core.handle(Connected(conn, local, nic.name), self.now)
 
         local = nic.address
         if self.alive:
@@ -431,7 +453,7 @@ class Process:
         for _ in range(ROUNDS):
             if due is None or due > now:
                 break
-            core.handle_timer(now)
+            core.handle(TimerDue(), now)
             due = core.next_timer()
         else:
             raise AssertionError(f"busy loop: {due} is not after {now}")
@@ -455,12 +477,13 @@ class Process:
         self._carry_out()
         if isinstance(core, Elector) and core.outcome is not None:
             # From here on its driver drives the part that has won, and nothing else.
-            core = self.core = core.acting
+            core = self.core = self.recording.acting(core)
         if core.outcome is not None and self.formed_at is None:
             self.formed_at = self.world.now
             self.world.note(f"{self.name} has formed")
             if self.ready_after is not None and isinstance(core, Joiner):
-                ready = core.ready
+                assert core.membership is not None
+                ready = self.recording.membership(core.membership).ready
                 self.world.after(self.ready_after, functools.partial(self._event, lambda: ready(self.now)))
         if core.failure is not None and self.failed_at is None and not self.stopped:
             self.failed_at = self.world.now
@@ -557,6 +580,8 @@ class Process:
         return [nic for nic in self.machine.nics if self.interfaces is None or nic.name in self.interfaces]
 
     def _multicast(self, message: Datagram, browse: bool, *, padded: bool) -> None:
+        for watch in () if browse else self.world.on_multicast:
+            watch(self, message)
         for nic in self._nics():
             sent = message
             if isinstance(message, Offer) and nic.address in message.addresses:
@@ -618,12 +643,16 @@ class Process:
     # --- the store -------------------------------------------------------------------------------------------------
 
     def _prepare_store(self, address: str) -> None:
-        self._open_soon(address, lambda host, port: host.store_prepared(port))
+        def tell(_host: Host, port: int) -> None:
+            assert self.core is not None
+            self.core.handle(StorePrepared(port), self.now)
+
+        self._open_soon(address, tell)
 
     def _open_store(self, epoch: int, address: str) -> None:
         def tell(_host: Host, port: int) -> None:
             assert not isinstance(self.core, Joiner | None)
-            self.core.store_opened(epoch, port, self.store_token, self.now)
+            self.core.handle(StoreOpened(epoch, port, self.store_token), self.now)
 
         self._open_soon(address, tell)
 
@@ -652,11 +681,11 @@ class Process:
 
         def proved() -> None:
             assert self.core is not None
-            self.core.store_proved(wanted.session, wanted.epoch, self.now)
+            self.core.handle(StoreProved(wanted.session, wanted.epoch), self.now)
 
         def unreachable(reason: str) -> None:
             assert self.core is not None
-            self.core.store_unreachable(wanted.session, wanted.epoch, reason, self.now)
+            self.core.handle(StoreUnreachable(wanted.session, wanted.epoch, reason), self.now)
 
         route = self.network.route(self.machine, address.partition("%")[0])
         delay = self.world.rng.uniform(*STORE_SECONDS)

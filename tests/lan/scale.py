@@ -51,7 +51,7 @@ def late_host(ranks: int, *, loss: float, waiting: float, seed: int) -> Figures:
 
     def watch(process: Process) -> None:
         core = process.core
-        if process not in known and isinstance(core, Joiner) and core.current is not None:
+        if process not in known and isinstance(core, Joiner) and core.state.link is not None:
             known[process] = world.now
 
     world.watchers.append(watch)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 
-from mingle.protocol.registrar import Phase
+from mingle.protocol.registrar import Acknowledging, Committed, Confirming, Open, Sealing, State
 from tests.lan.gathering import Gathering
 from tests.lan.process import Process
 from tests.lan.strikes import Strikes
@@ -23,7 +23,7 @@ from tests.lan.strikes import Strikes
 TIMEOUT_SECONDS = 75.0
 HEALED_SECONDS = 40.0
 """How long after the end of the chaos a job may take to form: keepalive, the return window and one more round."""
-_PHASES = (Phase.OPEN, Phase.CONFIRMING, Phase.SEALING, Phase.SEALED, Phase.RUNNING)
+_PHASES = (Open, Confirming, Sealing, Acknowledging, Committed)
 
 
 class Schedule(Strikes):
@@ -72,7 +72,7 @@ class Schedule(Strikes):
             return self.gathering.host(machine, at=at, ready_after=ready_after, processor=processor)
         return self.gathering.member(rank, machine, at=at, ready_after=ready_after, processor=processor)
 
-    def _in_phase(self, phase: Phase) -> bool:
+    def _in_phase(self, phase: type[State]) -> bool:
         return self.current[0].alive and self.current[0].phase is phase
 
     def _plan_strike(self) -> None:

@@ -69,8 +69,8 @@ def any_frame(rng: random.Random, session: bytes, job: str, member: bytes) -> fr
         lambda: frames.Leave(session=name, reason=text),
         lambda: frames.Closed(session=name, reason=text, conflict=rng.random() < 0.1),
         lambda: frames.Ask(what=rng.choice(("status", "roster"))),
-        lambda: frames.Redirect(offer=offer),
-        lambda: frames.HostSeen(offer=offer, stays=rng.random() < 0.5),
+        lambda: frames.Closed(session=name, offer=offer),
+        lambda: frames.HostSeen(offer=offer),
         lambda: frames.Unreachable(session=name),
         lambda: frames.Members(generation=epoch, quorum=rng.random() < 0.5, present=(who,)),
         lambda: frames.Status(joined=number, world_size=4, missing=(number,), left=(text,)),
@@ -154,7 +154,7 @@ class Impostor(Caller):
         host, identity = self._host, self._victim.identity
         if self._conversation.welcome is None or not host.hosts:
             return
-        session, epoch = self._call.session, host.host.registrar.epoch
+        session, epoch = self._call.session, host.host.registrar.state.epoch
         seat = host.host.registrar.seats.get(identity.member)
         paths = () if seat is None else seat.paths
         if not self._joined:

@@ -13,7 +13,7 @@ from tests.lan.processor import Processor
 
 _FRAMES = (
     *("prove", "join", "joined", "store", "confirm", "confirmed", "sealed", "ack", "go", "void"),
-    *("host-seen", "redirect", "unreachable", "ready", "leave", "closed", "refused", "running", "ping", "pong"),
+    *("lead", "host-seen", "unreachable", "ready", "leave", "closed", "refused", "running", "ping", "pong"),
 )
 
 

@@ -14,14 +14,14 @@ from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Memory, Nodes, Quorum
 from mingle.errors import ConflictError, DiscoveryTimeoutError
 from mingle.protocol.election import Elector
-from mingle.protocol.machine import Address
-from mingle.protocol.member import Step
-from mingle.protocol.registrar import Phase
+from mingle.protocol.events import Address, AddressesChanged
+from mingle.protocol.participant import AwaitingGo, AwaitingSeal, ProvingStore
+from mingle.protocol.registrar import Confirming, Sealing
 from mingle.wire import frames
 from mingle.wire.datagrams import MAX_ADDRESSES
 from tests.lan.agents import STARTED_AT, AgentGathering, AgentProcess
 from tests.lan.network import Barrier
-from tests.levels import repeated
+from tests.support.levels import repeated
 
 SEEDS = range(5)
 NOTICED_SECONDS = 10.5
@@ -42,7 +42,7 @@ def without(agents: Sequence[AgentProcess], *gone: AgentProcess) -> list[AgentPr
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_all_that_start_come_together(seed: int) -> None:
+def test_agents_that_start_gather_in_one_session(seed: int) -> None:
     gathering = AgentGathering(seed, (2, 4))
     agents = gathering.everybody(4)
     gathering.run_until_together(agents, 5.0)
@@ -493,7 +493,7 @@ def test_a_job_that_began_in_two_halves_becomes_one(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_who_was_in_a_session_with_a_quorum_starts_no_small_one(seed: int) -> None:
+def test_agent_of_a_session_with_a_quorum_starts_no_small_one(seed: int) -> None:
     gathering = AgentGathering(seed, (1, 4))
     agents = running(gathering, 4)
     for agent in agents[:2]:
@@ -505,15 +505,16 @@ def test_who_was_in_a_session_with_a_quorum_starts_no_small_one(seed: int) -> No
         gathering.run_until_together([*left, gathering.start("m0")], 15.0)
 
 
-@pytest.mark.parametrize("step", [Step.CONFIRMED, Step.PROVING_STORE, Step.ACKED])
-def test_a_host_that_is_stopped_before_go_holds_nobody_up_until_the_deadline(step: Step) -> None:
+@pytest.mark.parametrize("step", [AwaitingSeal, ProvingStore, AwaitingGo])
+def test_a_host_that_is_stopped_before_go_holds_nobody_up_until_the_deadline(step: type) -> None:
     """Its kernel keeps the connections alive, and the three others of 2:4 are a quorum."""
     gathering = AgentGathering(0, (2, 4))
     agents = gathering.everybody(4)
 
     def there() -> list[AgentProcess]:
         parts = [(each, each.agent.part) for each in agents if each.core is not None]
-        return [each for each, part in parts if isinstance(part, Elector) and part.joiner.step is step]
+        joiners = [(each, part.joiner) for each, part in parts if isinstance(part, Elector)]
+        return [each for each, joiner in joiners if joiner.part is not None and isinstance(joiner.part.state, step)]
 
     assert gathering.world.run(15.0, until=lambda: len(there()) >= 2)
     hosts = [(each, each.agent.hosting) for each in agents if each.core is not None]
@@ -526,7 +527,7 @@ def test_a_host_that_is_stopped_before_go_holds_nobody_up_until_the_deadline(ste
 
 @pytest.mark.parametrize("latecomer", [False, True], ids=["founders", "latecomer"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_who_has_acknowledged_starts_no_small_session_although_it_never_heard_go(seed: int, latecomer: bool) -> None:
+def test_agent_that_acknowledged_and_missed_go_starts_no_small_session(seed: int, latecomer: bool) -> None:
     """Three of 2:4 found a session, or the third joins it, and GO is lost: a fourth comes to the host."""
     gathering = AgentGathering(seed, (2, 4))
     agents = gathering.everybody(2 if latecomer else 3)
@@ -608,7 +609,7 @@ def test_late_agents_are_admitted_until_the_job_is_full(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_whoever_finishes_triggers_no_election(seed: int) -> None:
+def test_finished_agent_triggers_no_election(seed: int) -> None:
     gathering = AgentGathering(seed, (1, 4))
     agents = running(gathering, 4)
     host = gathering.host_of(agents)
@@ -628,7 +629,7 @@ def test_whoever_finishes_triggers_no_election(seed: int) -> None:
 
 
 @pytest.mark.parametrize("loss_is_noticed_first", [False, True])
-def test_who_rests_elects_nobody(loss_is_noticed_first: bool) -> None:
+def test_agent_that_stopped_electing_stays_without_a_session(loss_is_noticed_first: bool) -> None:
     gathering = AgentGathering(3, (2, 3))
     agents = running(gathering, 3)
     host = gathering.host_of(agents)
@@ -683,7 +684,7 @@ def test_a_host_that_is_alone_gives_up_the_session_whose_address_it_has_lost() -
     gathering.network.unplug(machine.nics[0])
     gathering.network.plug(machine.name, "eth0", "10.0.9.9", "lan", 16)
     gathering.network.heal(machine)
-    host._event(lambda: host.agent.readdress((Address("10.0.9.9", "eth0", 16),), host.now))
+    host._event(lambda: host.agent.handle(AddressesChanged((Address("10.0.9.9", "eth0", 16),)), host.now))
     gathering.world.run(12.0)
     gathering.run_until_together(agents, 30.0)
 
@@ -700,14 +701,14 @@ def test_a_session_whose_address_has_gone_ends_though_its_members_reach_the_host
     assert host.outcome is not None
     (member,) = without(agents, host)
     assert isinstance(member.agent.part, AgentMember)
-    assert member.agent.part.current is not None
-    assert member.agent.part.current.race is not None
-    assert member.agent.part.current.race.address != host.outcome.store_address
+    assert member.agent.part.state.session is not None
+    assert member.agent.part.state.session.race is not None
+    assert member.agent.part.state.session.race.address != host.outcome.store_address
     gone = host.machine.nic(host.outcome.store_address)
     assert gone is not None
     network.unplug(gone)
     own = tuple(Address(nic.address, nic.name, nic.prefix_length) for nic in host.machine.nics)
-    host._event(lambda: host.agent.readdress(own, host.now))
+    host._event(lambda: host.agent.handle(AddressesChanged(own), host.now))
     third = gathering.start("m2")
     assert gathering.world.run(STORE_GONE_SECONDS + 3.0, until=lambda: host.agent.losses == 1)
     gathering.run_until_together([member, third], 15.0)
@@ -721,9 +722,9 @@ def test_an_address_that_is_gone_for_a_moment_ends_no_session() -> None:
     host = gathering.host_of(agents)
     core, session = host.agent, host.outcome and host.outcome.session
     old = tuple(core.endpoints.addresses)
-    host._event(lambda: core.readdress((Address("10.0.9.9", "eth0", 16),), host.now))
+    host._event(lambda: core.handle(AddressesChanged((Address("10.0.9.9", "eth0", 16),)), host.now))
     gathering.world.run(STORE_GONE_SECONDS - 1.5)
-    host._event(lambda: core.readdress(old, host.now))
+    host._event(lambda: core.handle(AddressesChanged(old), host.now))
     gathering.world.run(2 * STORE_GONE_SECONDS)
     assert gathering.host_of(agents) is host
     assert host.outcome is not None
@@ -740,6 +741,32 @@ def test_a_session_that_was_about_to_form_when_it_was_asked_wins_a_small_one_ove
     agents = [gathering.start("m0"), gathering.start("m1", at=5.0), gathering.start("m2", at=5.0)]
     gathering.world.run(9.0)
     assert agents[0].hosted is not None
-    assert Phase.SEALING in {host.registrar.phase for agent in agents if (host := agent.agent.hosting) is not None}
+    assert Sealing in {type(host.registrar.state) for agent in agents if (host := agent.agent.hosting) is not None}
     gathering.split([small], others, parted=False)
     gathering.run_until_together(agents, 15.0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_session_that_waits_for_a_confirmation_when_it_hears_of_a_small_one_wins_it_over(seed: int) -> None:
+    gathering = AgentGathering(seed, (1, 5))
+    small, *others = [gathering.network.machine(f"m{number}") for number in range(4)]
+    gathering.split([small], others)
+    first = gathering.start(small.name)
+    assert gathering.world.run(15.0, until=lambda: first.hosted is not None)
+    agents = [gathering.start(each.name) for each in others]
+
+    def confirming() -> list[AgentProcess]:
+        hosts = [(each, each.agent.hosting) for each in agents if each.core is not None]
+        return [each for each, host in hosts if host is not None and isinstance(host.registrar.state, Confirming)]
+
+    assert gathering.world.run(15.0, until=lambda: bool(confirming()))
+    (host,) = confirming()
+    late = without(agents, host)[0]
+    late.stop()
+    gathering.split([small], others, parted=False)
+    asking = gathering.start("m4")  # both hosts answer it, and hear each other
+    gathering.world.run(3.0)
+    assert confirming() == [host]
+    late.cont()
+    gathering.run_until_together([first, *agents, asking], 15.0)
+    assert gathering.host_of([first, *agents, asking]) is host

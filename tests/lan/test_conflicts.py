@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
-from mingle.protocol.registrar import Phase
-from mingle.wire.datagrams import Offer
+from mingle.protocol.registrar import Committed
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Process
 
@@ -264,40 +261,6 @@ def test_another_attempt_is_named_and_not_joined() -> None:
     expect(member, DiscoveryTimeoutError, "'1' by")
 
 
-def announcement(gathering: Gathering) -> Offer:
-    """What ``mingle-discover announce`` says."""
-    return Offer(
-        job="job",
-        session=gathering.world.identifier(),
-        host=gathering.world.identifier(),
-        addresses=("10.0.0.1",),
-        port=29500,
-        world_size=gathering.size,
-        kind="announcement",
-        hostname="m0",
-        pid=77,
-    )
-
-
-def test_an_announcement_is_reported_and_never_joined() -> None:
-    gathering = Gathering(1, timeout=6)
-    member = gathering.member(1)
-    for second in range(5):
-        gathering.world.after(second, functools.partial(gathering.say, "m0", announcement(gathering)))
-    gathering.run()
-    expect(member, DiscoveryTimeoutError, "announced by mingle-discover", "host m0 (10.0.0.1:29500), pid 77")
-    assert gathering.world.counts["connections"] == 0
-
-
-def test_an_announcement_does_not_keep_ranks_from_forming() -> None:
-    gathering = Gathering(1)
-    for tick in range(100):
-        gathering.world.after(tick / 20, functools.partial(gathering.say, "m7", announcement(gathering)))
-    gathering.everybody([1.0, 0.0, 2.0, 1.5])
-    gathering.run()
-    gathering.expect_formed(within=0.5)
-
-
 def test_a_secret_on_all() -> None:
     for seed in SEEDS:
         gathering = Gathering(seed, secret=b"s3cret", loss=0.2)
@@ -331,7 +294,7 @@ def test_a_member_that_gives_up_while_go_is_under_way_is_a_loss() -> None:
         host, hasty, _ = gathering.everybody([0.0, 0.0, 0.5])
 
         def decided(host: Process = host) -> bool:
-            return host.phase is Phase.RUNNING
+            return host.phase is Committed
 
         gathering.world.when(decided, hasty.give_up)
         gathering.world.run(20.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.lan.crowd import crowd, nodes
-from tests.levels import soaking
+from tests.support.levels import soaking
 
 SEEDS = range(1, 11 if soaking() else 2)
 

@@ -9,16 +9,16 @@ from collections.abc import Callable
 import pytest
 
 from mingle.errors import ConflictError
-from mingle.protocol.member import Joiner
-from mingle.protocol.registrar import RETURN_SECONDS, Phase
+from mingle.protocol.membership import Membership
+from mingle.protocol.registrar import RETURN_SECONDS, Acknowledging, Committed, Confirming, Open, Sealing, State
 from tests.lan.gathering import Gathering, failure_of, outcome_of
 from tests.lan.process import Process
 
-FORMING = (Phase.OPEN, Phase.CONFIRMING, Phase.SEALING, Phase.SEALED)
+FORMING = (Open, Confirming, Sealing, Acknowledging)
 SEEDS = range(12)
 
 
-def when_in(gathering: Gathering, host: Process, phase: Phase, action: Callable[[], None]) -> None:
+def when_in(gathering: Gathering, host: Process, phase: type[State], action: Callable[[], None]) -> None:
     """Does something as soon as the host's session has reached a phase (and half of the ranks are in)."""
 
     def there() -> bool:
@@ -38,7 +38,7 @@ def test_every_order_of_starts(order: tuple[int, ...]) -> None:
         assert [outcome_of(process).place.rank for process in gathering.processes] == [0, 1, 2, 3]
 
 
-def test_those_that_wait_for_the_last_are_at_the_store_when_it_comes() -> None:
+def test_waiting_members_reach_the_store_before_the_last_rank_comes() -> None:
     for seed in range(10):
         gathering = Gathering(seed)
         gathering.everybody([0.0, 0.1, 0.1, 2.0])
@@ -101,7 +101,7 @@ def test_assigned_ranks_are_contiguous_per_node() -> None:
 
 @pytest.mark.parametrize("phase", FORMING)
 @pytest.mark.parametrize("victim", [0, 2])
-def test_killed_and_restarted(phase: Phase, victim: int) -> None:
+def test_killed_and_restarted(phase: type[State], victim: int) -> None:
     for seed in SEEDS:
         gathering = Gathering(seed)
         everybody = gathering.everybody([gathering.rng.uniform(0, 1) for _ in range(4)])
@@ -128,10 +128,10 @@ def test_a_host_that_is_killed_before_its_first_offer() -> None:
         gathering.expect_formed(everybody, within=8.0)
 
 
-@pytest.mark.parametrize("phase", [*FORMING, Phase.RUNNING])
+@pytest.mark.parametrize("phase", [*FORMING, Committed])
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("seconds", [0.3, 5.0, 12.0])
-def test_cut_and_healed(phase: Phase, victim: int, seconds: float) -> None:
+def test_cut_and_healed(phase: type[State], victim: int, seconds: float) -> None:
     for seed in SEEDS:
         gathering = Gathering(seed)
         everybody = gathering.everybody([gathering.rng.uniform(0, 1) for _ in range(4)])
@@ -146,10 +146,10 @@ def test_cut_and_healed(phase: Phase, victim: int, seconds: float) -> None:
         gathering.expect_formed(within=seconds + 20.0)
 
 
-@pytest.mark.parametrize("phase", [*FORMING, Phase.RUNNING])
+@pytest.mark.parametrize("phase", [*FORMING, Committed])
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("seconds", [0.3, 5.0, 15.0])
-def test_stopped_and_continued(phase: Phase, victim: int, seconds: float) -> None:
+def test_stopped_and_continued(phase: type[State], victim: int, seconds: float) -> None:
     for seed in SEEDS:
         gathering = Gathering(seed)
         everybody = gathering.everybody([gathering.rng.uniform(0, 1) for _ in range(4)])
@@ -169,7 +169,7 @@ def test_go_that_is_lost_is_said_again() -> None:
         everybody = gathering.everybody()
         host, member = everybody[0], everybody[2]
         part = functools.partial(gathering.network.part, gathering.lan, host.machine, member.machine)
-        when_in(gathering, host, Phase.RUNNING, part)
+        when_in(gathering, host, Committed, part)
         gathering.world.run(1.0)
         assert member.outcome is None
         assert all(each.outcome is not None for each in everybody if each is not member)
@@ -218,11 +218,11 @@ def test_a_member_that_is_lost_after_ready_is_torchs_affair() -> None:
     assert not everybody[0].closed_stores
 
 
-def say_good_bye(member: Process, *, failed: bool = False) -> Joiner:
-    joiner = member.core
-    assert isinstance(joiner, Joiner)
-    member._event(lambda: joiner.leave("its work is done", member.now, failed=failed))
-    return joiner
+def say_good_bye(member: Process, *, failed: bool = False) -> Membership:
+    membership = member.joiner.membership
+    assert membership is not None
+    member._event(lambda: membership.leave("its work is done", member.now, failed=failed))
+    return membership
 
 
 @pytest.mark.parametrize("failed", [False, True])
@@ -235,14 +235,14 @@ def test_a_good_bye_that_is_lost_is_said_again(seconds: float, failed: bool) -> 
         gathering.expect_formed()
         gathering.network.part(gathering.lan, host.machine, member.machine, parted=seconds > 0)
         gathering.world.run(gathering.rng.uniform(0, seconds))
-        joiner = say_good_bye(member, failed=failed)
-        assert joiner.leaving
+        membership = say_good_bye(member, failed=failed)
+        assert membership.leaving
         gathering.world.run(seconds)
         gathering.network.part(gathering.lan, host.machine, member.machine, parted=False)
         gathering.world.run(8.0)
-        assert joiner.close_reason == "it has left"
-        assert not joiner.leaving
-        seat = host.host.registrar.seats[joiner.identity.member]
+        assert membership.close_reason == "it has left"
+        assert not membership.leaving
+        seat = host.host.registrar.seats[member.identity.member]
         assert seat.done
         assert seat.conn is None
         assert ["its work is done" in said for said in host.closed_stores] == [True] * failed
@@ -254,10 +254,10 @@ def test_a_good_bye_to_a_host_that_is_gone_does_not_take_for_ever() -> None:
         host, *_, member = gathering.everybody(ready_after=None)
         gathering.run()
         host.kill()
-        joiner = say_good_bye(member)
+        membership = say_good_bye(member)
         gathering.world.run(RETURN_SECONDS + 3.0)
-        assert not joiner.leaving
-        assert not joiner.close_reason
+        assert not membership.leaving
+        assert not membership.close_reason
 
 
 def test_a_member_that_leaves_on_purpose_after_go_is_no_loss() -> None:

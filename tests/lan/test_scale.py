@@ -6,7 +6,7 @@ import pytest
 
 from tests.lan.gathering import Gathering
 from tests.lan.scale import late_host
-from tests.levels import soaking
+from tests.support.levels import soaking
 
 RANKS = 10_000 if soaking() else 300
 RANKS_WITH_SEATS = 300

@@ -6,9 +6,11 @@ import pytest
 
 from mingle.protocol import host as host_module
 from mingle.protocol import pacing
+from tests.lan.agent_schedules import AgentSchedule
+from tests.lan.election_schedules import ElectionSchedule
 from tests.lan.planted import ReusesVoidedEpochs, SealsWithoutConfirm
 from tests.lan.schedules import Schedule
-from tests.levels import repeated
+from tests.support.levels import repeated
 
 SEEDS_PER_TEST = 66
 """More than six times as many schedules as it takes to find the rarest of the planted bugs (10)."""
@@ -26,13 +28,26 @@ def test_random_schedules(batch: int) -> None:
     assert not failed, "\n".join(failed)
 
 
-def test_the_same_seed_is_the_same_day() -> None:
+@pytest.mark.parametrize("kind", [Schedule, ElectionSchedule, AgentSchedule])
+def test_the_same_seed_is_the_same_day(kind: type[Schedule | AgentSchedule]) -> None:
     days = []
     for _ in range(2):
-        schedule = Schedule(11, tracing=True)
+        schedule = kind(11, tracing=True)
         schedule.run()
         days.append((schedule.gathering.world.steps, schedule.gathering.world.trace))
     assert days[0] == days[1]
+
+
+@pytest.mark.parametrize("kind", [Schedule, ElectionSchedule, AgentSchedule])
+def test_a_fresh_machine_that_is_told_the_same_comes_to_the_same_end(kind: type[Schedule | AgentSchedule]) -> None:
+    """Nothing else of the world has a say: each process is played again by itself."""
+    schedule = kind(7, tracing=True)
+    schedule.run()
+    processes = [each for each in schedule.gathering.world.processes if each.core is not None]
+    assert sum(len(each.recording.steps) for each in processes) > 500
+    for process in processes:
+        machine = process.recording.replay()
+        assert (machine.stage(), machine.outcome) == (process.core.stage(), process.core.outcome)
 
 
 @pytest.mark.parametrize(

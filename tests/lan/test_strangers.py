@@ -21,7 +21,7 @@ from tests.lan.network import Packet
 from tests.lan.planted import TrustsMemberIds
 from tests.lan.process import Process
 from tests.lan.strangers import Babbler, Caller, Impostor
-from tests.levels import repeated
+from tests.support.levels import repeated
 
 SEEDS_PER_TEST = 20
 
@@ -171,7 +171,7 @@ def a_job_with_impostors(seed: int, *, given: bool) -> None:
     assert [host.closed_stores for host in ranks] == [[]] * 4
     for host in ranks:
         if host.hosts:
-            assert [text for text in host.host.registrar.departures if "forged" in text] == []
+            assert [text for text in host.host.registrar.history.departures if "forged" in text] == []
 
 
 @pytest.mark.soak
@@ -211,7 +211,7 @@ def test_an_overheard_member_id_takes_no_seat_of_an_agent(batch: int) -> None:
     [functools.partial(a_job_with_impostors, given=True), agents_with_impostors],
     ids=["ranks", "agents"],
 )
-def test_a_seat_for_whoever_knows_the_id_is_found(
+def test_planted_seat_for_a_caller_that_knows_the_id_is_found(
     monkeypatch: pytest.MonkeyPatch, schedule: Callable[[int], None]
 ) -> None:
     monkeypatch.setattr(host_module, "Registrar", TrustsMemberIds)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mingle.wire.datagrams import Datagram
     from tests.lan.network import Network
     from tests.lan.process import Endpoint, Process
 
@@ -30,8 +31,12 @@ class World:
         self.watchers: list[Callable[[Process], None]] = []
         self.before_write: list[Callable[[Process, Endpoint, bytes], None]] = []
         """Called before a process writes bytes to another one; the process can be stopped or killed there."""
+        self.on_heard: list[Callable[[Process, Datagram], None]] = []
+        """Called before the machine of a process is told of a datagram."""
+        self.on_multicast: list[Callable[[Process, Datagram], None]] = []
+        """Called when a process sends a datagram to its group."""
         self.trace: list[str] = []
-        self._tracing = tracing
+        self.tracing = tracing
         self._heap: list[tuple[float, int, Action]] = []
         self._order = itertools.count()
         self._numbers = itertools.count(1)
@@ -54,7 +59,7 @@ class World:
 
     def note(self, text: str) -> None:
         """Keep a line of what happens."""
-        if self._tracing:
+        if self.tracing:
             self.trace.append(f"{self.now - 1000:9.4f}  {text}")
 
     def run(self, seconds: float = float("inf"), *, until: Callable[[], bool] | None = None) -> bool:

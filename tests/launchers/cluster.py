@@ -15,7 +15,7 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 """What Open MPI wants to read before it does anything for root."""
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-_SECONDS = 240.0  # four ranks need a tenth of it, most of it for importing torch, where nothing else runs
+SECONDS = 240.0  # four ranks need a tenth of it, most of it for importing torch, where nothing else runs
 
 # Launchers call `ssh [options] HOST COMMAND...`. Only what stands behind it is not sshd, but nsenter(1).
 _SSH = """\
@@ -45,7 +45,8 @@ class Cluster:
             host.hosts_file.write_text(f"127.0.0.1 localhost\n{names}")
             # Something must be in a host for others to enter it.
             resident = host.run(["sleep", "infinity"])
-            (directory / f"{host.name}.pid").write_text(str(resident.pid))
+            for name in (host.name, host.address()):
+                (directory / f"{name}.pid").write_text(str(resident.pid))
         self.programs = directory / "bin"
         self.programs.mkdir()
         ssh = self.programs / "ssh"
@@ -61,7 +62,7 @@ class Cluster:
     ) -> str:
         """Run a command on the first host until it ends with this status, and return what it wrote."""
         process = self.hosts[0].run(command, cwd=cwd, env={"PATH": self.path, **(variables or {})})
-        assert process.wait(_SECONDS) == status, process.describe()
+        assert process.wait(SECONDS) == status, process.describe()
         return process.output
 
     @property

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.asked_for import leave_out_unless_asked_for
 from tests.compose.commands import provide
 from tests.lab import Lab
 from tests.lab.conftest import _zygote, lab, pytest_runtest_makereport
+from tests.support.asked_for import leave_out_unless_asked_for
 
 from .cluster import Cluster
 from .slurm import Slurm

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
-from .cluster import AS_ROOT, BLOCKS, EXAMPLES, Cluster, places, train
+from tests.lab import Lab
+
+from .cluster import AS_ROOT, BLOCKS, EXAMPLES, SECONDS, Cluster, places, train
 from .slurm import Slurm
 
 
@@ -23,6 +26,21 @@ def test_mpich(cluster: Cluster) -> None:
     """It gives no job id, so the user does."""
     output = cluster.run("mpiexec.hydra", "-hosts", "node1:2,node2:2", "-n", "4", *train("--job-id", "digits"))
     assert places(output) == BLOCKS
+
+
+@pytest.mark.usefixtures("_launchers")
+def test_open_mpi_by_the_host_file_of_mingle_run(lab: Lab, tmp_path: Path) -> None:
+    """Node 0 starts mpirun with the addresses of all, and the others only tell theirs."""
+    cluster = Cluster(lab, tmp_path, count=3)
+    mpirun = "mpirun.openmpi --hostfile {hostfile} --map-by ppr:1:node"
+    tell = "sh -c 'echo rank $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE on $(hostname)'"
+    line = ["python", "-m", "mingle.run.command", "--nnodes=3", f"--head={mpirun} {tell}", "--", "true"]
+    variables = {**AS_ROOT, "PATH": cluster.path, "MINGLE_PROGRESS": "off"}
+    nodes = [host.run(line, env=variables) for host in cluster.hosts]
+    assert [node.wait(SECONDS) for node in nodes] == [0, 0, 0]
+    (said,) = [node.stdout for node in nodes if node.stdout]
+    assert sorted(re.findall("rank ([0-2]) of 3 on", said)) == ["0", "1", "2"]
+    assert sorted(re.findall("on (node[1-3])$", said, re.MULTILINE)) == ["node1", "node2", "node3"]
 
 
 def test_srun(slurm: Slurm) -> None:

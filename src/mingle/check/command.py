@@ -14,11 +14,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from msgspec import structs
 
-import mingle
 from mingle.check.verdicts import SLOW_FACTOR, reference
 from mingle.cli import output
-from mingle.cli.options import FAILED, Shared, shared_options
+from mingle.cli.options import FAILED, Shared, mesh_option, node_rank_option, shared_options
 from mingle.cli.output import Lines, Table
 from mingle.errors import ConfigurationError, MingleError, counted
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mingle.check.session import Options
+    from mingle.config.settings import Arguments
 
     Report = dict[str, Any]
 
@@ -86,12 +87,21 @@ class _Check(click.Command):
     metavar="K",
     help="Processes on this machine. Default: 1, or what the launcher starts.",
 )
+@node_rank_option
 @click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", help="Backend. Default: auto.")
 @click.option("--max-size", callback=_bytes, default="64M", metavar="SIZE", help="Largest message. Default: 64M.")
 @click.option("--job-id", metavar="ID", help="Job id. Default: MINGLE_JOB_ID, else mingle-check-USER.")
+@mesh_option("off")
 @shared_options(timeout=f"Time limit of each step. Default: {STEP_SECONDS:g}.")
 def check(
-    shared: Shared, nnodes: int | None, nproc_per_node: int, backend: str, max_size: int, job_id: str | None
+    shared: Shared,
+    nnodes: int | None,
+    nproc_per_node: int,
+    node_rank: int | None,
+    backend: str,
+    max_size: int,
+    job_id: str | None,
+    mesh: str | None,
 ) -> None:
     """Check torch between machines: type the same line on each, or start it by torchrun or a launcher.
 
@@ -105,12 +115,15 @@ def check(
     """
     from mingle.check import probes
     from mingle.check.session import Options
+    from mingle.config.placement import argued_node_rank, asked_node_rank
     from mingle.config.settings import check_job_id
 
     given = os.environ.get("MINGLE_JOB_ID") if job_id is None else job_id
     if given is not None:
         check_job_id(given, "MINGLE_JOB_ID" if job_id is None else "--job-id")
     place = _place(nnodes, nproc_per_node)
+    if "world_size" in place:  # else the rank decides
+        asked_node_rank(os.environ, argued_node_rank(node_rank, "--node-rank"), nodes=nnodes)
     network = shared.network()
     seconds = STEP_SECONDS if shared.timeout is None else shared.timeout
     if not 1 <= seconds <= MOST_STEP_SECONDS:
@@ -131,18 +144,19 @@ def check(
     further = _start_further(nproc_per_node - 1) if by_hand else []
     try:
         status = run(
-            given or place["job_id"],
+            structs.replace(
+                shared.arguments,
+                job_id=given or place["job_id"],
+                mesh=mesh,
+                world_size=place.get("world_size"),
+                node_rank=node_rank,
+                secret=network.secret,
+                secret_file=None,  # it has been read, and a pipe can be read once
+            ),
             Options(backend=backend, max_size=max_size, seconds=seconds),
             as_json=shared.json,
             nnodes=nnodes,
             each_machine=by_hand,  # under a launcher the output of all ranks comes to one terminal
-            interface=shared.interface or None,
-            peers=shared.peers or None,
-            secret=network.secret,
-            port=shared.port,
-            ttl=shared.ttl,
-            family=shared.family,
-            world_size=place.get("world_size"),
         )
     except KeyboardInterrupt:
         for process in further:
@@ -172,7 +186,7 @@ def _place(nnodes: int | None, nproc_per_node: int) -> dict[str, Any]:
     from mingle.config import launchers, placement, values
 
     if launchers.seen(os.environ) is not None or values.text_of(os.environ, "MINGLE_RANK", "RANK") is not None:
-        return {"job_id": f"{JOB_ID}-{placement.place(os.environ).job_id or _user()}"}
+        return {"job_id": f"{JOB_ID}-{placement.resolve_placement(os.environ).job_id or _user()}"}
     if nnodes is None:
         raise ConfigurationError.explain(
             "--nnodes is missing.",
@@ -200,31 +214,30 @@ def _start_further(count: int) -> list[subprocess.Popen[bytes]]:
 
 
 def run(
-    job_id: str,
+    arguments: Arguments,
     options: Options,
     *,
     as_json: bool = False,
     nnodes: int | None = None,
     each_machine: bool = True,
     before: Callable[[str], None] = lambda _step: None,
-    **discovery: Any,
 ) -> int:
     """Run the check on this rank, print the report, and return the exit status.
 
     Args:
-        job_id: under which the ranks find each other.
+        arguments: by which the ranks find each other.
         options: the same on every rank.
         as_json: whether the report is printed as JSON.
         nnodes: the machines that the user expects; None: any number.
         each_machine: whether the first rank of each machine prints the report, or rank 0 alone.
         before: called on rank 0 with the name of each step, before the step.
-        **discovery: further arguments of :func:`mingle.discover`.
     """
     from rich.console import Console
 
     from mingle.check import control, session
+    from mingle.distributed import rendezvous
 
-    with mingle.discover(job_id, **discovery) as job, contextlib.closing(control.Server(job.rank)) as server:
+    with rendezvous.discover(arguments) as job, contextlib.closing(control.Server(job.rank)) as server:
         shows = job.local_rank == 0 and (each_machine or job.rank == 0)
         with contextlib.ExitStack() as live:
             show = live.enter_context(steps(Console(stderr=True, highlight=False))) if shows else lambda _step: None
@@ -296,7 +309,7 @@ def pair_lines(report: Report) -> Lines:
     for each in report["pairs"]:
         one, other = (report["places"][each[end]]["name"] for end in ("from", "to"))
         rows.append(("pair", one, other, "-" if each["rtt"] is None else f"{each['rtt'] * 1e6:.0f}", _rate(each)))
-    return Lines(("", "FROM", "TO", "RTT us", "MB/s"), rows)
+    return Lines(("LINK", "FROM", "TO", "RTT us", "MB/s"), rows)
 
 
 def matrix(report: Report) -> Table:
@@ -328,15 +341,21 @@ def verdict_lines(report: Report) -> Iterator[str]:
 
 
 def show_report(report: Report) -> None:
-    """Print the report on stdout: tables with headings on a terminal, else lines with tabs."""
+    """Print the report on stdout: tables with headings on a terminal, else lines with tabs below the columns' names."""
     for heading, table, lines in (
-        ("bandwidth of all_reduce", sizes(report), None),
-        ("links between the machines", matrix(report), pair_lines(report)),
+        ("bandwidth of all_reduce on all ranks, by size (ALGBW and BUSBW as in nccl-tests)", sizes(report), None),
+        (
+            "links between the machines: the rate from the machine of a row to that of a column",
+            matrix(report),
+            pair_lines(report),
+        ),
     ):
         if table.rows:
             if output.is_terminal():
                 output.answer(heading)
-            output.show(table, lines)
+            output.show(table, lines, header=True)
+            if output.is_terminal():
+                output.answer("")
     for line in verdict_lines(report):
         output.answer(line)
 

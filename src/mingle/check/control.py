@@ -76,7 +76,7 @@ class ProbedRank(Struct, frozen=True):
     token: str
 
     def __post_init__(self) -> None:
-        """Reject a text that is no address."""
+        """Reject a text that is not an address."""
         if self.address:
             ip_address(self.address)
 
@@ -106,7 +106,7 @@ def question_of(untrusted: bytes) -> Question:
     """Decode what a caller says first; all untrusted input of the port is decoded here.
 
     Raises:
-        ValueError: it is no question.
+        ValueError: it is not a question.
     """
     try:
         return msgspec.json.decode(untrusted, type=Question)
@@ -385,7 +385,7 @@ def _write(connection: socket.socket, message: bytes, until: float) -> None:
 
 
 def _left(until: float) -> float:
-    """Return the time limit of one call; it is no 0, which would mean a socket that does not wait."""
+    """Return the time limit of one call, which is above 0: 0 would make the socket non-blocking."""
     left = until - time.monotonic()
     if left <= 0:
         raise TimeoutError
@@ -425,7 +425,7 @@ class Worker:
             while True:
                 waited = 0.0
                 while not self._control.poll(PULSE_SECONDS):
-                    waited += PULSE_SECONDS  # not by the clock: time in which this process did not run is no silence
+                    waited += PULSE_SECONDS  # not by the clock, which also counts time in which this process is stopped
                     if waited > self._patience:
                         raise LostError("silent")
                 message = receive(self._control)

@@ -160,7 +160,7 @@ class Probes:
             window: how many seconds one direction is measured; a message that has begun is finished.
             others: whether the lower rank measures the other networks that the two share.
         """
-        # A path that leads nowhere shows before the deadline of the step, also where that is short.
+        # An unreachable path shows before the deadline of the step, also where that is short.
         if fault := self.path(peer=peer, seconds=min(CONNECT_SECONDS, seconds / 2)):
             return {"fault": fault}
         first, stall = self._job.rank < peer, min(STALL_SECONDS, seconds / 8)
@@ -232,7 +232,7 @@ class Probes:
 
 
 def path_rate(peer: Record, address: str, source: str = "", stall: float = STALL_SECONDS) -> float:
-    """Return the rate to a rank by plain TCP, in bytes/s; 0 if the address leads nowhere or to another rank.
+    """Return the rate to a rank by plain TCP, in bytes/s; 0 if the address is unreachable or that of another rank.
 
     Args:
         peer: what that rank says of itself.

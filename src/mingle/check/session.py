@@ -267,7 +267,7 @@ class Conductor:
     def run(self) -> None:
         """Conduct the check, and give every rank the report, whatever happens."""
         try:
-            self._gather()
+            self._collect()
             if not self._seen.unreached and not self._seen.lost:
                 self._choose_backend()
                 with suppress(StopError):
@@ -285,7 +285,7 @@ class Conductor:
 
     # --- the ranks ---
 
-    def _gather(self) -> None:
+    def _collect(self) -> None:
         """Wait for the control connections of all ranks."""
         hellos: dict[int, Record] = {}
         lost: dict[int, str] = {}
@@ -451,7 +451,7 @@ class Conductor:
                 {"device": device, "size": size, "seconds": took, "algbw": size / took, "busbw": busbw}
             )
             larger = min(size * SIZE_FACTOR, self._options.max_size)
-            # The next size takes so much longer at most; a slow link is no reason to reach the deadline.
+            # The next size takes so much longer at most; a slow link must not reach the deadline.
             if larger == size or took * (larger / size) * 3 > self._options.seconds / 2:
                 return
             count = max(2, min(MAX_REPEATS, int(REPEAT_SECONDS / (took * larger / size))))

@@ -17,7 +17,6 @@ from mingle.cli.options import version_option
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as in shells: 128 and the number of SIGINT."""
 COMMANDS = {
-    "announce": ("mingle.cli.jobs:announce", "Announce a job at an address that you know."),
     "completion": ("mingle.cli.completion:completion", "Print the script that completes this command in a shell."),
     "doctor": ("mingle.cli.checks:doctor", "Check this machine and its network, and suggest fixes."),
     "env": ("mingle.cli.local:env", "Show what a rank started in this environment would read."),
@@ -28,6 +27,21 @@ COMMANDS = {
     "watch": ("mingle.cli.jobs:watch", "Show the jobs on this network, live."),
 }
 """For each command, where it is and its one-line summary, which its own help begins with."""
+FIRST_SCREEN = """\
+mingle-discover shows the torch.distributed jobs on this network. Type one of:
+
+  mingle-discover list         the jobs, and the ranks that are missing
+  mingle-discover watch        the same, live
+  mingle-discover doctor       why ranks do not find each other: check this machine and its network
+  mingle-discover ping         which machines reach each other; type it on each of them
+  mingle-discover --help       all commands and options
+
+To start a job, type one of these on every machine:
+
+  torchrun --rdzv-backend=mingle --rdzv-id=$USER-resnet --nnodes=4 --nproc-per-node=8 train.py
+  mingle-run --nnodes 3 -- PROGRAM {master_addr}:{master_port}
+  mingle-check --nnodes 4      no training: test torch between the machines"""
+"""What a command without arguments prints on stderr, with the status of wrong usage."""
 
 
 def documentation_url() -> str | None:
@@ -41,6 +55,12 @@ def documentation_url() -> str | None:
 
 
 class _Main(click.Group):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            click.echo(FIRST_SCREEN, err=True)
+            ctx.exit(2)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)

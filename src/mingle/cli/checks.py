@@ -12,15 +12,16 @@ import click
 from msgspec import structs
 
 from mingle.cli import output
-from mingle.cli.options import Shared, fail, job_argument, shared_options
+from mingle.cli.options import Shared, fail, shared_options
 from mingle.cli.output import Lines, Table
-from mingle.config import settings, values
+from mingle.config import placement, settings, values
 from mingle.config.settings import Network
 from mingle.config.values import Peer
 from mingle.diagnostics import CheckStatus, Finding, diagnosis, worst
 from mingle.diagnostics.diagnosis import Facts
-from mingle.errors import ConfigurationError, InterfaceError, MingleError
-from mingle.network import inspection
+from mingle.errors import ConfigurationError, InterfaceError, MingleError, counted
+from mingle.network import folders, inspection
+from mingle.network.folders import Examined
 from mingle.network.peers import with_a_route
 from mingle.observe import path_checks
 from mingle.observe.ping import Figures, Pinger, PingMachine, PingPeer, refuses
@@ -75,13 +76,27 @@ def doctor(shared: Shared, hosts: tuple[str, ...], serve: bool) -> None:
 
 
 def _serve(shared: Shared, network: Network) -> None:
-    with Pinger(structs.replace(network, peers=()), interval=SERVE_INTERVAL_SECONDS) as pinger:
+    with (
+        Pinger(structs.replace(network, peers=()), interval=SERVE_INTERVAL_SECONDS) as pinger,
+        folders.examined(network.folders, placement.this_node()),
+    ):
         output.say(
             f"serving `mingle-discover doctor --check` of other hosts on {', '.join(pinger.interfaces)}, "
             f"UDP port {network.port}, until interrupted (Ctrl-C)"
         )
         with contextlib.suppress(KeyboardInterrupt):
             pinger.run(until=shared.deadline())
+
+
+def _seen(url: str, examined: Examined) -> str:
+    """Return what a folder shows of other hosts, as the end of a sentence."""
+    if not examined.others:
+        return (
+            f"; no other host has written there just now, as `mingle-discover doctor --serve --peers {url}` on "
+            "another host does"
+        )
+    age = "" if examined.age is None else f"; the newest is {examined.age:.0f} s old"
+    return f", and reads what {counted(examined.others, 'other host')} wrote{age}"
 
 
 def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], list[dict[str, Any]]]:
@@ -91,6 +106,11 @@ def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], li
     except ConfigurationError:  # the check of the environment names it, if it is set
         job = ""
     asked, unresolved = _resolve(network, hosts)
+    looked = folders.examine(network.folders, placement.this_node())
+    in_folders = {
+        url: ("", "") if each.problem is None else (each.problem.what, each.problem.fix) for url, each in looked.items()
+    }
+    seen = {url: _seen(url, each) for url, each in looked.items()}
     try:
         with Pinger(
             structs.replace(network, peers=asked),
@@ -99,9 +119,16 @@ def examine(network: Network, hosts: tuple[str, ...]) -> tuple[list[Finding], li
             overheard=job,
         ) as pinger:
             pinger.run()
-            facts = pinger.inspect(os.environ, unresolved=unresolved)
+            facts = pinger.inspect(os.environ, unresolved=unresolved, folders=in_folders, seen_in_folders=seen)
     except InterfaceError as error:
-        facts = inspection.gather(network.port, environ=os.environ, interface_problem=error, unresolved=unresolved)
+        facts = inspection.collect_facts(
+            network.port,
+            environ=os.environ,
+            interface_problem=error,
+            unresolved=unresolved,
+            folders=in_folders,
+            seen_in_folders=seen,
+        )
         return diagnosis.examine(facts), []
     silent = [each for each, answered in pinger.pings.asked.items() if not answered]
     with ThreadPoolExecutor(max_workers=inspection.LOOK_UPS_AT_ONCE) as pool:  # each can take 2.5 s
@@ -126,8 +153,14 @@ def _resolve(network: Network, hosts: tuple[str, ...]) -> tuple[tuple[Peer, ...]
     """Return the addresses that --check names, and the names in MINGLE_PEERS that do not resolve.
 
     Raises:
-        ConfigurationError: a --check does not resolve, or to no address of the family.
+        ConfigurationError: a --check does not resolve, or to no address of the family, or names a shared folder.
     """
+    for folder in values.folders(hosts, "--check"):
+        raise ConfigurationError.explain(
+            f"--check names {folder!r}, which is a shared folder and not a host",
+            cause="--check is for the paths to another host",
+            remedy=f"check the folder with `mingle-discover doctor --peers {folder}`.",
+        )
     checked = values.peers(list(hosts), "--check")
     resolved = inspection.resolve_all(each.host for each in (*network.peers, *checked))
     problems = {each.host: resolved[each.host][1] for each in network.peers}
@@ -153,7 +186,7 @@ def _resolve(network: Network, hosts: tuple[str, ...]) -> tuple[tuple[Peer, ...]
 
 
 @click.command("ping", epilog="Example: mingle-discover ping $USER-resnet")
-@job_argument(required=False, default="")
+@click.argument("job", required=False, default="")
 @click.option("--count", type=click.IntRange(1, 1_000_000), metavar="N", help="Number of rounds. Default: no limit.")
 @click.option(
     "--interval",
@@ -215,7 +248,7 @@ def ping(shared: Shared, job: str, count: int | None, interval: float) -> None:
         output.show(ping_table(peers, wide=shared.wide), Lines(("EVENT", *PING_COLUMNS), rows))
         output.show(findings_table(findings), finding_lines(findings), header=shared.header)
     if not peers:
-        cause, fix = why_nobody(findings)
+        cause, fix = why_unheard(findings)
         output.say(f"mingle-discover ping: no host answered.\n  likely cause: {cause}\n  fix: {fix}.")
     if not peers or worst(findings) is CheckStatus.FAIL:
         fail()
@@ -229,8 +262,8 @@ def judge(pings: PingMachine, facts: Facts) -> list[Finding]:
     return found + [finding for finding in diagnosis.examine(facts) if finding.name == "version"]
 
 
-def why_nobody(findings: list[Finding]) -> tuple[str, str]:
-    """Return the first likely cause that applies, with its fix. docs/troubleshooting.md lists all causes."""
+def why_unheard(findings: list[Finding]) -> tuple[str, str]:
+    """Return the first likely cause that applies, with its fix. docs/causes.md lists all causes."""
     # A ping about another job shows that this machine hears others, so no check's warning explains the silence.
     sure = [each for each in findings if each.status is CheckStatus.FAIL or each.name in ("job", "version")]
     for finding in (*sure, *(each for each in findings if each.explains_silence)):

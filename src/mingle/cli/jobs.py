@@ -1,11 +1,10 @@
-"""``mingle-discover list``, ``watch``, ``find`` and ``announce``: the jobs on this network."""
+"""``mingle-discover list``, ``watch`` and ``find``: the jobs on this network."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shlex
-import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -13,35 +12,30 @@ from typing import Any, TypeAlias
 import click
 
 from mingle.cli import output
-from mingle.cli.options import Shared, fail, job_argument, shared_options
-from mingle.cli.output import Table
+from mingle.cli.options import Shared, fail, shared_options
+from mingle.cli.output import Lines, Table
 from mingle.config import settings
-from mingle.errors import ConfigurationError, counted
-from mingle.observe.announcement import Announcement
+from mingle.errors import counted
 from mingle.observe.finder import (
     Finder,
     FoundSession,
     Seeking,
     Target,
-    endpoint_text,
     find_job,
-    is_host,
     list_jobs,
     make_finder,
     ranks_seeking,
 )
-from mingle.observe.observer import Observer, new_name, this_process
+from mingle.observe.observer import Observer
 from mingle.protocol import reports
-from mingle.protocol.machine import Diagnostics, NetworkFacts
-from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import Offer
+from mingle.protocol.observations import Diagnostics, NetworkFacts
+from mingle.text import endpoint_text
 
 LIST_SECONDS = 2.0
 """The default time limit of ``list``: hosts answer within 0.1 s, and an address that does not answer costs 1 s."""
 FIND_SECONDS = 5.0
 WATCH_SECONDS = 1.0
 """How often ``watch`` asks each job for its state."""
-MAX_ADDRESS_LENGTH = 64
 COLUMNS = ("JOB", "STATE", "HOST", "ADDRESS", "JOINED", "MISSING", "SEEKING", "SECRET")
 
 _Key: TypeAlias = "tuple[str, str | None]"
@@ -55,13 +49,13 @@ def list_(shared: Shared, fail_if_empty: bool) -> None:
     """List the jobs on this network.
 
     Each job is a line: its host, how many ranks have joined, which are missing, and which still look for their host. A
-    further host of a job is a line of its own. It takes 2 seconds, or as long as --timeout says. The state of a job
-    with a secret needs --secret-file.
+    further host of a job is a line of its own. It takes 2 seconds, or as long as --timeout says; with shared folders
+    in --peers at least until they have been listed. The state of a job with a secret needs --secret-file.
     """
     finder, facts = list_jobs(shared.network(LIST_SECONDS))
     jobs = records(finder.sessions, finder.seekers.values())
     _log_facts(shared, facts)
-    shared.answer({"jobs": jobs}, jobs_table(jobs, wide=shared.wide))
+    shared.answer({"jobs": jobs}, jobs_table(jobs, wide=shared.wide), Lines(COLUMNS, map(row, jobs)))
     for version in reports.versions(facts):
         output.say(f"a host speaks {version} of the protocol: an incompatible mingle, whose jobs are not listed")
     if not jobs:
@@ -72,7 +66,7 @@ def list_(shared: Shared, fail_if_empty: bool) -> None:
 
 
 def why_no_job(facts: NetworkFacts) -> tuple[str, str]:
-    """Return the first likely cause that applies, with its fix. docs/troubleshooting.md lists all causes."""
+    """Return the first likely cause that applies, with its fix. docs/causes.md lists all causes."""
     otherwise = (
         f"no job runs here, or no multicast passes ({', '.join(facts.interfaces)}; UDP port {facts.port})",
         "name hosts with --peers, or another interface with -i; `mingle-discover doctor` looks for the reason.",
@@ -91,7 +85,7 @@ def watch(shared: Shared) -> None:
     """
     network = shared.network(1.0)
     with contextlib.ExitStack() as stack:
-        observer = stack.enter_context(Observer(network))
+        observer = stack.enter_context(Observer(network, folders=True))
         finder = make_finder(observer, network, None, time.monotonic(), refresh=WATCH_SECONDS, forgets=True)
         before: dict[_Key, dict[str, Any]] = {}
 
@@ -124,7 +118,7 @@ def watch(shared: Shared) -> None:
 
 
 def changes(before: Mapping[_Key, dict[str, Any]], now: Mapping[_Key, dict[str, Any]]) -> Iterator[tuple[str, _Key]]:
-    """Yield the sessions that are new, gone or changed; that time has passed is no change."""
+    """Yield the sessions that are new, gone or changed; a change of their age alone does not count."""
     yield from (("gone", key) for key in before if key not in now)
     for key, record in now.items():
         if key not in before:
@@ -140,7 +134,7 @@ def _records_by_session(finder: Finder) -> dict[_Key, dict[str, Any]]:
 
 
 @click.command("find", epilog='Example: eval "$(mingle-discover find $USER-resnet --export)"')
-@job_argument()
+@click.argument("job")
 @click.option("--export", is_flag=True, help="Print `export MASTER_ADDR=… MASTER_PORT=…`, quoted for a shell's eval.")
 @click.option("--control", is_flag=True, help="Print rank 0's control port, which is open before the store is.")
 @shared_options(timeout=f"Time limit. Default: MINGLE_TIMEOUT, else {FIND_SECONDS:g}.")
@@ -148,8 +142,7 @@ def find(shared: Shared, job: str, export: bool, control: bool) -> None:
     """Print the address and port of a job's store.
 
     It finds JOB as a rank does, and does not join it. Rank 0 opens its store once every rank has joined; find waits
-    for that up to --timeout, else MINGLE_TIMEOUT, else 5 seconds. For a job that `mingle-discover announce` announces,
-    it prints the announced address and port.
+    for that up to --timeout, else MINGLE_TIMEOUT, else 5 seconds.
     """
     if export and (shared.json or control):
         other = "--json" if shared.json else "--control"
@@ -172,86 +165,6 @@ def _log_facts(shared: Shared, facts: NetworkFacts) -> None:
         output.say(
             f"used {', '.join(facts.interfaces)}; groups {', '.join(facts.groups)}, UDP port {facts.port}: "
             f"{counted(facts.sent, 'datagram')} sent, {facts.received} heard, {facts.rejected.total()} rejected"
-        )
-
-
-@click.command("announce", epilog="Example: mingle-discover announce $USER-resnet --master-port 29500")
-@click.argument("job")
-@click.option(
-    "--master-port", type=click.IntRange(1, 65535), required=True, metavar="PORT", help="The port to announce."
-)
-@click.option(
-    "--master-addr",
-    metavar="ADDRESS",
-    help="The address or host name to announce. Default: the address at which each asker reaches this host.",
-)
-@click.option("--world-size", type=click.IntRange(1, 1_000_000), metavar="N", help="The number of ranks.")
-@shared_options(timeout="Time limit. Default: none.")
-def announce(shared: Shared, job: str, master_port: int, master_addr: str | None, world_size: int | None) -> None:
-    """Announce a job at an address that you know.
-
-    It acts as JOB's host, without torch: `find` and `list` show the job, and ranks report it but never join it. It ends
-    with Ctrl-C, SIGTERM or --timeout.
-    """
-    job = settings.check_job_id(job, "JOB")
-    network = shared.network(1.0)
-    if master_addr is not None:
-        _check_address(master_addr)
-    key = None if network.secret is None else JobKey(network.secret, job)
-    signal.signal(signal.SIGTERM, output.terminate)
-    with Observer(network, job, key) as observer:
-        addresses, port = observer.listen()
-        who = this_process()
-        offer = Offer(
-            job=job,
-            session=new_name(),
-            host=new_name(),
-            addresses=addresses,
-            port=port,
-            world_size=world_size or 1,
-            state="sealed",
-            kind="announcement",
-            hostname=who.hostname,
-            pid=who.pid,
-        )
-        announcement = Announcement(
-            offer,
-            who=who,
-            master_addr=master_addr or "",
-            master_port=master_port,
-            key=key,
-            rng=observer.driver.rng,
-            now=time.monotonic(),
-        )
-        shown = master_addr or addresses[0]
-        if shared.json:
-            fields = {
-                "job": job,
-                "session": offer.session.hex(),
-                "address": shown,
-                "port": master_port,
-                "world_size": world_size,
-                "control_addresses": addresses,
-                "control_port": port,
-            }
-            output.answer_json("announce", fields)
-        else:
-            output.answer(endpoint_text(shown, master_port))
-        output.say(f"announcing job {job!r} until interrupted (Ctrl-C)")
-        observer.run(announcement, until=shared.deadline())
-
-
-def _check_address(text: str) -> None:
-    """Check that an address can be announced.
-
-    Raises:
-        ConfigurationError: it is neither an address nor a host name, or too long.
-    """
-    if not text or not is_host(text) or len(text) > MAX_ADDRESS_LENGTH:
-        raise ConfigurationError.explain(
-            f"--master-addr={text!r} can't be announced",
-            cause=f"a URL, an address with a port or a zone, or a name of more than {MAX_ADDRESS_LENGTH} characters",
-            remedy="give an IP address or a host name, or leave it out to announce this host's own address.",
         )
 
 
@@ -281,8 +194,6 @@ def record(session: FoundSession, target: Target | None = None) -> dict[str, Any
     """Return a session's JSON record; its address is the target's, else the one at which the session is reached."""
     running, offer, host = session.running, session.offer, session.host()
     target = target or (session.target() if session.alive else None)
-    announced = offer.kind == "announcement"
-    world_size = offer.world_size if running is None else running.world_size
     return {
         "job": offer.job,
         "kind": offer.kind,
@@ -292,9 +203,8 @@ def record(session: FoundSession, target: Target | None = None) -> dict[str, Any
         "address": offer.addresses[0] if target is None else target.address,
         "port": offer.port if target is None else target.port,
         "endpoint": "control" if target is None else target.kind,
-        # An announcement need not give a size, and does not know who has joined.
-        "world_size": None if announced and world_size == 1 else world_size,
-        "joined": None if announced else session.joined,
+        "world_size": offer.world_size if running is None else running.world_size,
+        "joined": session.joined,
         "missing": [] if running is None else list(running.missing),
         "secret": session.signed,
         "proved": session.alive,
@@ -324,12 +234,19 @@ def _hostless(job: str, seekers: Sequence[Seeking]) -> dict[str, Any]:
 
 def _seeker_record(seeker: Seeking) -> dict[str, Any]:
     seek = seeker.seek
-    return {"rank": seek.rank, "hostname": seek.hostname, "pid": seek.pid, "address": seeker.address}
+    return {
+        "rank": seek.rank,
+        "hostname": seek.hostname,
+        "pid": seek.pid,
+        # A sign in a folder does not say from which address it was written.
+        "address": None if seeker.in_folder else seeker.address,
+        "folder": seeker.address if seeker.in_folder else None,
+    }
 
 
 def row(record: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the cells of a record, by :data:`COLUMNS`."""
-    state = "announced" if record["kind"] == "announcement" else record["state"]
+    state = record["state"]
     if not record["proved"] and record["host"] is not None:
         state += ", not proved"
     size = "?" if record["world_size"] is None else record["world_size"]
@@ -338,7 +255,7 @@ def row(record: Mapping[str, Any]) -> tuple[str, ...]:
         state,
         "-" if record["host"] is None else f"{record['host']['hostname'] or 'unknown'} pid {record['host']['pid']}",
         "-" if record["address"] is None else endpoint_text(record["address"], record["port"]),
-        "-" if record["joined"] is None else f"{record['joined']}/{size}",
+        f"{record['joined']}/{size}",
         reports.ranks_text(record["missing"]) if record["missing"] else "-",
         "; ".join(map(_seeker_text, record["seeking"])) or "-",
         "secret" if record["secret"] else "-",
@@ -351,5 +268,26 @@ def _seeker_text(seeker: Mapping[str, Any]) -> str:
 
 
 def jobs_table(records: Iterable[Mapping[str, Any]], *, wide: bool = False) -> Table:
-    """Return the table of these records."""
-    return Table(COLUMNS, map(row, records), prose="SEEKING", wide=wide)
+    """Return the table for a terminal: in color, and a job that waits says which other id resembles its own."""
+    records = list(records)
+    waiting = [record for record in records if record["state"] == "seeking" or record["missing"]]
+    rows: list[output.Row] = []
+    for record in records:
+        job, *cells = row(record)
+        others = {each["job"] for each in records} - {job} if record in waiting else set()
+        near = sorted(other for other in others if reports.resembles(job, other))
+        rows.append(((job, *(f"{_RESEMBLES} {other}" for other in near)), *cells))
+    return Table(COLUMNS, rows, prose="SEEKING", wide=wide, styles=_STYLES)
+
+
+def _state_style(state: str) -> str:
+    return "red" if "not proved" in state else "green" if state == "running" else "yellow"
+
+
+_RESEMBLES = "resembles"
+_STYLES = {
+    "JOB": lambda line: "bold red" if line.startswith(f"{_RESEMBLES} ") else "bold",
+    "STATE": _state_style,
+    "MISSING": lambda _: "yellow",
+    "SEEKING": lambda _: "yellow",
+}

@@ -14,7 +14,7 @@ from mingle.cli import output
 from mingle.cli.options import Shared, fail, shared_options
 from mingle.cli.output import Table
 from mingle.config import launchers, settings
-from mingle.config.placement import place
+from mingle.config.placement import asked_node_rank, resolve_placement
 from mingle.errors import InterfaceError, MingleError
 from mingle.network import interfaces as nics
 from mingle.network.interfaces import Interface
@@ -37,6 +37,8 @@ _RESULTS = {
     "job_id": ("Job", "the job that a rank started here joins"),
     "rank": ("Job", "its rank; -: an argument gives it, or ranks are assigned"),
     "world_size": ("Job", "the number of ranks in the job"),
+    "node_rank": ("Job", "the node rank that it asks for; -: none, host names decide"),
+    "node_rank_from": ("Job", "what gives that node rank"),
     "discovery_timeout": ("Job", "seconds until an incomplete job is an error"),
     "progress": ("Job", "the progress line while ranks are missing"),
     "interfaces": ("Network", "the named interfaces; -: mingle chooses, see `mingle-discover interfaces`"),
@@ -50,7 +52,10 @@ _RESULTS = {
 }
 """The section and the meaning of each result."""
 _SECTIONS = {
-    **dict.fromkeys(("MINGLE_JOB_ID", "MINGLE_RANK", "MINGLE_WORLD_SIZE", "MINGLE_TIMEOUT", "MINGLE_PROGRESS"), "Job"),
+    **dict.fromkeys(
+        ("MINGLE_JOB_ID", "MINGLE_RANK", "MINGLE_WORLD_SIZE", "MINGLE_TIMEOUT", "MINGLE_MESH", "MINGLE_PROGRESS"), "Job"
+    ),
+    "MINGLE_NODE_RANK": "Job",
     **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"), "Job"),
     **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT", "MINGLE_MASTER_PORT"), "torch"),
     **dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "torch"),
@@ -194,7 +199,9 @@ def env_table(
 
 def _resolve(shared: Shared, environ: Mapping[str, str]) -> tuple[dict[str, Any], list[MingleError]]:
     """Return what mingle makes of the environment, and the errors that a rank started in it would raise."""
-    resolved: dict[str, Any] = dict.fromkeys(("launcher", "job_id", "rank", "world_size"))
+    resolved: dict[str, Any] = dict.fromkeys(
+        ("launcher", "job_id", "rank", "world_size", "node_rank", "node_rank_from")
+    )
     conflicts: list[MingleError] = []
 
     @contextlib.contextmanager
@@ -205,13 +212,18 @@ def _resolve(shared: Shared, environ: Mapping[str, str]) -> tuple[dict[str, Any]
             conflicts.append(error)
 
     launched = any(each.is_seen(environ) for each in launchers.LAUNCHERS)
-    # A shell without a rank is no conflict: the arguments can give everything.
+    # A shell without a rank is not a conflict: the arguments can give everything.
     if launched or any(environ.get(name, "").strip() for name in _PLACE):
         with noting_conflict():
-            placement = place(environ)
+            placement = resolve_placement(environ)
             resolved = {name: getattr(placement, name) for name in resolved}
+            resolved["node_rank_from"] = placement.node_rank_from or None
     with noting_conflict():
-        settings.store_port(environ, launcher=resolved["launcher"])
+        # What is started once on each node, such as torchrun, has no rank, and a node rank all the same.
+        if resolved["node_rank"] is None and (asked := asked_node_rank(environ, torchrun=True)) is not None:
+            resolved |= {"node_rank": asked.value, "node_rank_from": asked.source}
+    with noting_conflict():
+        settings.resolve_store_port(environ, shared.arguments, launcher=resolved["launcher"])
     with noting_conflict():
         if "MINGLE_JOB_ID" in environ:
             resolved["job_id"] = settings.check_job_id(environ["MINGLE_JOB_ID"], "MINGLE_JOB_ID")

@@ -21,7 +21,7 @@ from mingle.errors import ConfigurationError, MingleError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from mingle.config.settings import Network
+    from mingle.config.settings import Arguments, Network
 
 FAILED = 1
 """The exit status when nothing was found, the time ran out, or a check failed."""
@@ -47,15 +47,19 @@ version_option = click.option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """The options that all commands share, as given; None and () mean that an option was not given."""
+    """The options that all commands share, as given.
 
-    interface: tuple[str, ...]
-    port: int | None
+    Attributes:
+        arguments: those that concern the network, without the time limit: what that bounds differs by command.
+        timeout: ``--timeout``; None: not given.
+        verbose: how often ``--verbose`` was given.
+        json: whether the answer is printed as JSON.
+        wide: whether a table keeps its empty columns.
+        header: whether a table in a pipe has its heading.
+    """
+
+    arguments: Arguments
     timeout: float | None
-    peers: tuple[str, ...]
-    family: str | None
-    ttl: int | None
-    secret_file: str | None
     verbose: int
     json: bool = False
     wide: bool = False
@@ -81,30 +85,11 @@ class Shared:
         """
         from msgspec import structs
 
-        from mingle.config import settings, values
+        from mingle.config import settings
 
         settings.refuse_windows()
-        secret = None
-        if self.secret_file is not None:
-            secret = values.read_secret_file(self.secret_file, "--secret-file")
-        # Check these values here first, so that an error names the option and not the library's argument.
-        if self.timeout is not None:
-            values.seconds(self.timeout, "--timeout")
-        if self.interface:
-            values.words(self.interface, "--interface")
-        if self.peers:
-            values.peers(self.peers, "--peers")
-        network = settings.resolve_network(
-            os.environ,
-            discovery_timeout=timeout if self.timeout is None else self.timeout,
-            interface=self.interface,
-            peers=self.peers,
-            secret=secret,
-            port=self.port,
-            ttl=self.ttl,
-            family=self.family,
-        )
-        return structs.replace(network, interfaces_from="--interface") if self.interface else network
+        limit = timeout if self.timeout is None else self.timeout
+        return settings.resolve_network(os.environ, structs.replace(self.arguments, discovery_timeout=limit))
 
     def deadline(self) -> float | None:
         """Return the monotonic time at which --timeout ends a command that otherwise does not end; None: never."""
@@ -129,27 +114,24 @@ def _complete_interface(_context: click.Context, _parameter: click.Parameter, in
     return completion.interface_names(incomplete)
 
 
-def _complete_job(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from mingle.cli import completion
-
-    given = context.params
-    shared = Shared(
-        interface=given.get("interface") or (),
-        peers=given.get("peers") or (),
-        port=given.get("port"),
-        timeout=None,
-        family=given.get("family"),
-        ttl=given.get("ttl"),
-        secret_file=given.get("secret_file"),
-        json=False,
-        verbose=0,
-    )
-    return completion.job_ids(shared.settings, incomplete)
+_NETWORK_FIELDS = ("interface", "port", "peers", "family", "ttl", "secret_file")
+_NAMES = {
+    "discovery_timeout": "--timeout",
+    "job_id": "--job-id",
+    "master_port": "--master-port",
+    "node_rank": "--node-rank",
+    "mesh": "--mesh",
+    **{field: f"--{field.replace('_', '-')}" for field in _NETWORK_FIELDS},
+}
+"""What an error calls an argument that is an option."""
 
 
-def job_argument(**more: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return the decorator that adds the argument JOB, which a shell completes with the jobs on the network."""
-    return click.argument("job", shell_complete=_complete_job, **more)
+def _arguments(given: Mapping[str, Any]) -> Arguments:
+    """Return the options that concern the network."""
+    from mingle.config.settings import Arguments, Spelling
+
+    network: dict[str, Any] = {field: given.get(field) for field in _NETWORK_FIELDS}
+    return Arguments(**network, spelling=Spelling(names=_NAMES))
 
 
 _NETWORK_OPTIONS = (
@@ -173,7 +155,8 @@ _NETWORK_OPTIONS = (
         "--peers",
         multiple=True,
         metavar="HOST[:PORT]",
-        help="Host to ask by unicast as well, for networks without multicast; can be repeated. Default: MINGLE_PEERS.",
+        help="Host to ask by unicast as well; or, for networks without multicast, dir:/path, a directory that all "
+        "machines mount, or s3://bucket/prefix, a bucket; can be repeated. Default: MINGLE_PEERS.",
     ),
     click.option(
         "--family",
@@ -192,6 +175,18 @@ _NETWORK_OPTIONS = (
         help="File with the job's secret. Default: MINGLE_SECRET or MINGLE_SECRET_FILE.",
     ),
 )
+
+
+def mesh_option(default: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the option ``--mesh`` of a command that forms a job."""
+    return click.option(
+        "--mesh",
+        type=click.Choice(["on", "warn", "off"]),
+        help="Whether all machines must reach each other by TCP; warn: say so and start all the same. Default: "
+        f"MINGLE_MESH, else {default}.",
+    )
+
+
 _ANSWER_OPTIONS = (click.option("--json", is_flag=True, help="Print one JSON object instead of text."),)
 _LOGGING_OPTIONS = (
     click.option("-v", "--verbose", count=True, help="Log more to stderr; given twice, log everything."),
@@ -200,6 +195,14 @@ _LOGGING_OPTIONS = (
 _TABLE_OPTIONS = (
     click.option("--header", is_flag=True, help="In a pipe, print the names of the columns first."),
     click.option("--wide", is_flag=True, help="On a terminal, keep the columns that are empty on every row."),
+)
+
+
+node_rank_option = click.option(
+    "--node-rank",
+    type=click.IntRange(0),
+    metavar="R",
+    help="Node rank that this machine asks for. Default: MINGLE_NODE_RANK or the launcher's, else host names decide.",
 )
 
 
@@ -224,10 +227,12 @@ def shared_options(
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def command(**given: Any) -> None:
-            shared = Shared(**{name: given.pop(name) for name in Shared.__slots__ if name in given})
+            shown = {name: given.pop(name) for name in Shared.__slots__ if name in given}
+            shared = Shared(arguments=_arguments(given), **shown)
+            own = {name: value for name, value in given.items() if name not in _NETWORK_FIELDS}
             with _logging(shared.verbose):
                 try:
-                    function(shared, **given)
+                    function(shared, **own)
                 except MingleError as error:
                     context = click.get_current_context()
                     output.complain(error, context.info_name or "", as_json=shared.json)

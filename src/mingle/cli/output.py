@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO, TypeAlias
 import click
 
 from mingle.errors import MingleError
+from mingle.text import printable
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -37,14 +38,6 @@ _EMPTY = ("", "-")
 _UNLIMITED_WIDTH = 100_000
 _PROSE_WIDTH = 24
 """The width of the narrowest column in which prose is readable."""
-
-
-def printable(text: str) -> str:
-    """Return text with escapes in place of what moves a cursor, changes a color or turns the direction."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-        for character in text
-    )
 
 
 def say(text: str) -> None:
@@ -219,7 +212,7 @@ class Table:
             yield self._blocks(columns, texts)
 
     def _text(self, column: str, cell: Cell) -> Text:
-        """Return a cell as text, so that brackets in a job id are no markup."""
+        """Return a cell as text, so that brackets in a job id do not count as markup."""
         from rich.text import Text
 
         style = self._styles.get(column)

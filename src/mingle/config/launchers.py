@@ -31,7 +31,9 @@ class Placement(Struct, frozen=True, kw_only=True):
         world_size_from: likewise.
         local_rank: this process's rank among those of its node.
         local_world_size: the number of the job's processes on this node.
-        node_rank: the rank of this node among the job's.
+        node_rank: the rank of this node among the job's; where ranks are assigned, the one that it asks for.
+        node_rank_from: where that was given, as a reader would write it; empty: no node rank is asked for.
+        node_rank_launched: whether a launcher gave the node rank that is asked for.
         num_nodes: the number of nodes.
         node: a key that only this node's processes share within the job.
         job_id: the launcher's, the same for all processes of the job, and for no other job of this launcher.
@@ -46,6 +48,8 @@ class Placement(Struct, frozen=True, kw_only=True):
     local_rank: int | None = None
     local_world_size: int | None = None
     node_rank: int | None = None
+    node_rank_from: str = ""
+    node_rank_launched: bool = False
     num_nodes: int | None = None
     node: str | None = None
     job_id: str | None = None
@@ -147,6 +151,8 @@ class Launcher(Struct, frozen=True, kw_only=True):
             local_rank=self._number(environ, self.local_rank),
             local_world_size=self._local_world_size(environ, node_rank),
             node_rank=node_rank,
+            node_rank_from="" if node_rank is None else self._node_rank_from(environ),
+            node_rank_launched=node_rank is not None,
             num_nodes=self._number(environ, self.num_nodes, minimum=1),
             node=None if node_rank is None else str(node_rank),
             job_id=self._job_id(environ),
@@ -154,6 +160,26 @@ class Launcher(Struct, frozen=True, kw_only=True):
         )
         self._check(placement, environ)
         return placement
+
+    def node_number(self, environ: Mapping[str, str]) -> tuple[int, str] | None:
+        """Return this node's number and where it was given, for a program that is started once on each node.
+
+        None: the launcher does not number nodes, or did not start this very process.
+
+        Raises:
+            LauncherError: it is not a number.
+        """
+        if self.started is not None and not self.started(environ):
+            return None
+        if self.computed is not None:
+            environ = {**environ, **self.computed(environ)}
+        number = self._number(environ, self.node_rank)
+        return None if number is None else (number, self._node_rank_from(environ))
+
+    def _node_rank_from(self, environ: Mapping[str, str]) -> str:
+        name = _set_name(environ, self.node_rank)
+        assert name is not None
+        return f"{self.name}'s {name}={environ[name].strip()}"
 
     def _number(self, environ: Mapping[str, str], names: tuple[str, ...], *, minimum: int = 0) -> int | None:
         name = _set_name(environ, names)
@@ -348,7 +374,7 @@ FLUX = Launcher(
 
 HYDRA = Launcher(
     name="Hydra (MPICH, Intel MPI)",
-    # PMI_RANK is no mark here: srun --mpi=pmi2 sets it too. Where mpiexec runs inside a Slurm job, its
+    # PMI_RANK is not a mark here: srun --mpi=pmi2 sets it too. Where mpiexec runs inside a Slurm job, its
     # proxies are Slurm's tasks, so SLURM_PROCID counts nodes: hence before Slurm.
     marks=("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     rank=("PMI_RANK",),
@@ -361,8 +387,8 @@ HYDRA = Launcher(
     start=f"start it with mpiexec, {_BY_HAND}",
 )
 
-# Slurm keeps the ids from this one on for what is no srun: batch scripts, salloc's interactive step, adopted
-# processes (slurm.h, SLURM_MAX_NORMAL_STEP_ID).
+# Slurm keeps the ids from this one on for steps that srun did not start: batch scripts, salloc's interactive step,
+# adopted processes (slurm.h, SLURM_MAX_NORMAL_STEP_ID).
 _SLURM_MAX_NORMAL_STEP_ID = 0xFFFFFFF0
 _SLURM_STEP_ID = ("SLURM_STEP_ID", "SLURM_STEPID")
 
@@ -378,7 +404,7 @@ def _in_slurm_step(environ: Mapping[str, str]) -> bool:
 
 SLURM = Launcher(
     name="Slurm",
-    # SLURM_JOB_ID alone is no mark: an ssh session that Slurm adopted has it, and is no launched task.
+    # SLURM_JOB_ID alone is not a mark: an ssh session that Slurm adopted has it, and srun did not start it.
     marks=(
         "SLURM_PROCID",
         "SLURM_STEP_NUM_TASKS",
@@ -419,6 +445,7 @@ LEADER_WORKER_SET = Launcher(
     defers_to=("RANK",),
     rank=("LWS_WORKER_INDEX",),
     world_size=("LWS_GROUP_SIZE",),
+    node_rank=("LWS_WORKER_INDEX",),
     # The name of the group's leader: the groups of one set are jobs of their own.
     job_id=(("LWS_LEADER_ADDRESS",),),
     outside="LeaderWorkerSet numbers the pods of a group since its version 0.6",
@@ -532,6 +559,7 @@ INDEXED_JOB = Launcher(
     defers_to=("RANK",),
     rank=("JOB_COMPLETION_INDEX",),
     world_size=("WORLD_SIZE",),
+    node_rank=("JOB_COMPLETION_INDEX",),
     size_is_the_users=True,
     outside="Kubernetes numbers the pods of an Indexed Job, but does not tell them how many there are",
     start=f"set WORLD_SIZE in the Job's template to the number of its completions, {_BY_HAND}",

@@ -2,7 +2,8 @@
 
 The order: arguments, ``MINGLE_RANK`` and ``MINGLE_WORLD_SIZE``, one launcher's row, ``RANK`` and
 ``WORLD_SIZE``. Arguments must not contradict the rest; ``MINGLE_*`` may, because they exist to overrule a launcher. The
-place in a job beside torchrun's comes from arguments alone.
+place in a job beside torchrun's comes from arguments alone. A node rank follows the same order by itself: where ranks
+are assigned, it is a wish (:mod:`mingle.config.order`).
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from mingle.config import launchers
 from mingle.config.launchers import Placement
 from mingle.config.values import check_whole, parse_whole, text_of
 from mingle.errors import ConfigurationError, LauncherError
+from mingle.wire.datagrams import MAX_WORLD_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +37,16 @@ class _Number(Struct, frozen=True):
 
     value: int
     source: str
+
+
+class NodeRank(_Number, frozen=True):
+    """A node rank that a process asks for, with its source.
+
+    Attributes:
+        launched: whether a launcher gave it. Two launchers, or two jobs of one, can number different nodes alike.
+    """
+
+    launched: bool = False
 
 
 class _Claim(Struct, frozen=True):
@@ -67,11 +79,12 @@ class _Claim(Struct, frozen=True):
         )
 
 
-def place(
+def resolve_placement(
     environ: Mapping[str, str],
     *,
     rank: int | None = None,
     world_size: int | None = None,
+    node_rank: NodeRank | None = None,
     beside_torchrun: bool = False,
 ) -> Placement:
     """Return this process's place in its job.
@@ -80,6 +93,7 @@ def place(
         environ: the environment without what mingle itself has written into it.
         rank: the argument of that name.
         world_size: the argument of that name.
+        node_rank: the argument of that name.
         beside_torchrun: whether rank and world_size, both given, are those of a job that torchrun knows nothing of.
 
     Raises:
@@ -87,6 +101,13 @@ def place(
         LauncherError: when a launcher's environment is incomplete or contradicts itself, and the place is not
             given by hand either.
     """
+    place = _resolve_place(environ, rank, world_size, beside_torchrun=beside_torchrun)
+    return place if beside_torchrun else _given_node_rank(environ, place, node_rank)
+
+
+def _resolve_place(
+    environ: Mapping[str, str], rank: int | None, world_size: int | None, *, beside_torchrun: bool
+) -> Placement:
     argued = _Claim(
         None if rank is None else _Number(check_whole(rank, "rank"), f"rank={rank!r}"),
         None
@@ -207,13 +228,10 @@ def _told(environ: Mapping[str, str], rank: int, world_size: int) -> Placement:
     group_rank = number("GROUP_RANK", 0, world_size, f"a world size of {world_size}")
     if node_rank is not None and group_rank is not None and node_rank != group_rank:
         raise _misfit(f"NODE_RANK='{node_rank}'", f"GROUP_RANK='{group_rank}', torchrun's name for the same")
-    return Placement(
-        rank=rank,
-        world_size=world_size,
-        local_rank=local_rank,
-        local_world_size=local_world_size,
-        node_rank=group_rank if node_rank is None else node_rank,
-    )
+    place = Placement(rank=rank, world_size=world_size, local_rank=local_rank, local_world_size=local_world_size)
+    if node_rank is not None:
+        return with_node_rank(place, NodeRank(node_rank, f"NODE_RANK='{node_rank}'"))
+    return place if group_rank is None else with_node_rank(place, NodeRank(group_rank, f"GROUP_RANK='{group_rank}'"))
 
 
 def _misfit(written: str, what: str) -> ConfigurationError:
@@ -236,6 +254,109 @@ def _no_world_size(rank: _Number | None) -> ConfigurationError:
         cause="world_size= was not passed, MINGLE_WORLD_SIZE and WORLD_SIZE are unset, no launcher is seen",
         remedy="pass world_size= or set MINGLE_WORLD_SIZE, the same on all ranks; then ranks are assigned",
     )
+
+
+# --- the node's rank --------------------------------------------------------------------------------------------
+
+NODE_RANK = "MINGLE_NODE_RANK"
+_TORCHRUNS = "PET_NODE_RANK"
+"""The variable of torchrun's own option, which torch itself reads for its static rendezvous alone."""
+_LARGEST = MAX_WORLD_SIZE - 1
+
+
+def argued_node_rank(given: object, name: str, *, as_text: bool = False) -> NodeRank | None:
+    """Return a node rank that was given as an argument, or as an option; None: it was not given.
+
+    Args:
+        given: the argument.
+        name: what a reader would call it.
+        as_text: whether it is written as text.
+
+    Raises:
+        ConfigurationError: it is not a whole number from 0 on.
+    """
+    if given is None:
+        return None
+    number = parse_whole(str(given), name, maximum=_LARGEST) if as_text else check_whole(given, name, maximum=_LARGEST)
+    return NodeRank(number, f"{name}={number}")
+
+
+def asked_node_rank(
+    environ: Mapping[str, str], argument: NodeRank | None = None, *, nodes: int | None = None, torchrun: bool = False
+) -> NodeRank | None:
+    """Return the node rank that a program asks for which is started once on each node; None: it asks for none.
+
+    An argument comes first, then ``MINGLE_NODE_RANK``, torchrun's own variable, and the launcher's number of this node.
+
+    Args:
+        environ: the environment.
+        argument: the node rank that was given as an argument.
+        nodes: the number of nodes, if it is known. A launcher's number can be larger, because its nodes may be those of
+            several jobs.
+        torchrun: whether the program is torchrun.
+
+    Raises:
+        ConfigurationError: a number can't be used, or an argument contradicts the environment.
+        LauncherError: the launcher's number is none.
+    """
+    told = _node_rank_of(environ, NODE_RANK)
+    if told is None and torchrun:
+        told = _node_rank_of(environ, _TORCHRUNS)
+    if told is None and (row := launchers.seen(environ)) is not None and (found := row.node_number(environ)):
+        told = NodeRank(*found, launched=True)
+    asked = _agreed(argument, told)
+    if asked is not None and not asked.launched:
+        _check_fits(asked, nodes, "nodes")
+    return asked
+
+
+def _given_node_rank(environ: Mapping[str, str], place: Placement, argument: NodeRank | None) -> Placement:
+    """Return a place with the node rank that was given by hand, if one was."""
+    under_torchrun = place.launcher == launchers.TORCHRUN.name
+    # Workers of torchrun inherit the variable from their agent, which may have been given another node rank.
+    own = None if under_torchrun else _node_rank_of(environ, NODE_RANK)
+    told = None if place.node_rank is None else NodeRank(place.node_rank, place.node_rank_from)
+    asked = _agreed(argument, own or told)
+    if asked is None or asked == told:
+        return place
+    if place.num_nodes is None:
+        _check_fits(asked, place.world_size, "ranks, and there are no more nodes than ranks")
+    else:
+        _check_fits(asked, place.num_nodes, "nodes")
+    return with_node_rank(place, asked)
+
+
+def with_node_rank(place: Placement, asked: NodeRank | None) -> Placement:
+    """Return a place with the node rank that its process asks for."""
+    if asked is None:
+        return place
+    return structs.replace(place, node_rank=asked.value, node_rank_from=asked.source, node_rank_launched=asked.launched)
+
+
+def _node_rank_of(environ: Mapping[str, str], variable: str) -> NodeRank | None:
+    text = text_of(environ, variable)
+    if text is None:
+        return None
+    return NodeRank(parse_whole(text, variable, maximum=_LARGEST), f"{variable}={text!r}")
+
+
+def _agreed(argument: NodeRank | None, told: NodeRank | None) -> NodeRank | None:
+    if argument is None or told is None or argument.value == told.value:
+        return argument or told
+    raise ConfigurationError.explain(
+        f"{argument.source} contradicts {told.source}: the node rank can only be one of them",
+        cause="a value in the code, or an environment that was copied from another node",
+        remedy=f"drop one of the two, or make them agree; {NODE_RANK} alone overrules a launcher",
+    )
+
+
+def _check_fits(asked: NodeRank, limit: int | None, what: str) -> None:
+    if limit is not None and asked.value >= limit:
+        raise ConfigurationError.explain(
+            f"{asked.source} does not fit a job of {limit} {what}",
+            cause="node ranks that are counted from 1, or a number of nodes that is too small",
+            remedy=f"give node ranks from 0 to {limit - 1}, or none: then host names decide",
+        )
 
 
 # --- the node ---------------------------------------------------------------------------------------------------

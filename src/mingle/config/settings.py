@@ -1,27 +1,29 @@
 """The settings of a process: arguments, environment and defaults.
 
-Arguments take precedence over ``MINGLE_*`` variables, and these over the variables of other programs. `resolve` needs a
-job and a place in it (see `mingle.config.placement`); `resolve_network` reads only what concerns the network. Both take
-the environment as a mapping, without what mingle itself has written into it.
+Every entry point puts what it was given, unchecked, into one record, :class:`Arguments`. `resolve` makes a
+:class:`Settings` of it, and `resolve_network` a :class:`Network` where there is no job: here alone are values checked.
+Arguments take precedence over ``MINGLE_*`` variables, and these over the variables of other programs. The environment
+is a mapping, without what mingle itself has written into it.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from msgspec import Struct, structs
 
 from mingle.config import launchers, values
 from mingle.config.launchers import Placement
-from mingle.config.placement import place
+from mingle.config.placement import NodeRank, argued_node_rank, resolve_placement
 from mingle.config.values import Peer, Secret
 from mingle.errors import ConfigurationError, LauncherError
 from mingle.wire.datagrams import MAX_JOB_ID_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from datetime import timedelta
+    from collections.abc import Iterable
 
 DEFAULT_PORT = 29499
 DEFAULT_DISCOVERY_TIMEOUT = 300.0
@@ -29,33 +31,98 @@ DEFAULT_DISCOVERY_TIMEOUT = 300.0
 Family: TypeAlias = Literal["auto", "4", "6"]
 """The IP versions to use; `auto` is both."""
 Progress: TypeAlias = Literal["auto", "off"]
+Mesh: TypeAlias = Literal["on", "warn", "off"]
+"""Whether a job forms only if all its nodes can open TCP connections to each other."""
+DEFAULT_MESH: Mesh = "off"
 _FAMILIES: dict[str, Family] = {"auto": "auto", "4": "4", "6": "6"}
 _PROGRESS: dict[str, Progress] = {"auto": "auto", "off": "off"}
+_MESH: dict[str, Mesh] = {"on": "on", "warn": "warn", "off": "off"}
 
 VARIABLES: dict[str, str] = {
     "MINGLE_JOB_ID": "the job's name, the same on all its ranks",
     "MINGLE_RANK": "this process's rank",
     "MINGLE_WORLD_SIZE": "the number of ranks in the job",
+    "MINGLE_NODE_RANK": "the rank that this node asks for where ranks are assigned",
     "MINGLE_TIMEOUT": f"seconds to wait for the job to be complete (default {DEFAULT_DISCOVERY_TIMEOUT:g})",
     "MINGLE_INTERFACE": "interfaces to use, names or addresses, comma separated (default: mingle chooses)",
     "MINGLE_PORT": f"UDP port of the discovery, the same everywhere (default {DEFAULT_PORT})",
-    "MINGLE_PEERS": "hosts to ask by unicast as well, host[:port], comma separated",
+    "MINGLE_PEERS": "hosts to ask by unicast as well, host[:port], and shared folders, dir:/path or "
+    "s3://bucket/prefix, comma separated",
     "MINGLE_SECRET": "the secret that all ranks share",
     "MINGLE_SECRET_FILE": "the file that holds the secret",
     "MINGLE_TTL": "how many routers a multicast may pass, plus one (default 1: the local network)",
     "MINGLE_FAMILY": "auto, 4 or 6: the IP versions to use (default auto)",
     "MINGLE_ADVERTISE": "the address to announce where network address translation hides this host's own",
     "MINGLE_MASTER_PORT": "TCP port of rank 0's store (default: any free one)",
+    "MINGLE_MESH": "on, warn or off: whether a job needs TCP connections between all its nodes (default off)",
     "MINGLE_PROGRESS": "auto or off: the progress line while waiting (default auto)",
 }
 """Each environment variable that mingle reads for itself, with its meaning."""
 GENERATION = "MINGLE_GENERATION"
 """A fencing token that names the session of elastic workers and sorts by its number; mingle does not read it."""
+HOSTS, HOSTFILE = "MINGLE_HOSTS", "MINGLE_HOSTFILE"
+"""The addresses of all machines, and a file of them, which the program of ``mingle-run`` gets; mingle reads neither."""
+WRITTEN = frozenset({GENERATION, HOSTS, HOSTFILE})
+"""What mingle writes for others under its own prefix."""
 
 # This list is not read from torch, because this module must not import torch.
 _BACKENDS = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl", "hccl"})
 # This cutoff matches JOB with JOB_ID, and matches nothing with LAB_HOSTS.
 _SIMILAR = 0.65
+
+
+class Spelling(Struct, frozen=True, kw_only=True):
+    """How the arguments of an entry point are written.
+
+    Attributes:
+        names: what an error calls an argument; one that is missing is called by its name in :class:`Arguments`.
+        as_text: whether numbers are written as text, as in a variable.
+    """
+
+    names: Mapping[str, str] = {}
+    as_text: bool = False
+
+
+class Arguments(Struct, frozen=True, kw_only=True):
+    """What an entry point was given, unchecked; None: not given. :func:`mingle.init` documents the arguments.
+
+    A secret is masked, because tracebacks that show local variables show the repr of this record. An empty sequence of
+    interfaces or peers becomes None: it is a repeatable option that was not given.
+
+    Attributes:
+        secret_file: the file that holds the secret, of a command.
+        may_leave_torchrun: whether rank and world_size, both given with another job id than torchrun's, form a job
+            beside torchrun's. Such a job can have ranks that this torchrun did not start.
+        spelling: how the entry point writes the arguments.
+    """
+
+    job_id: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    discovery_timeout: float | str | timedelta | None = None
+    interface: str | Sequence[str] | None = None
+    peers: str | Sequence[str] | None = None
+    secret: str | bytes | Secret | None = None
+    secret_file: str | None = None
+    port: int | str | None = None
+    master_port: int | None = None
+    ttl: int | str | None = None
+    family: str | int | None = None
+    advertise: str | None = None
+    node_rank: int | str | None = None
+    mesh: str | None = None
+    may_leave_torchrun: bool = False
+    spelling: Spelling = Spelling()
+
+    def __post_init__(self) -> None:
+        structs.force_setattr(self, "secret", Secret.of(self.secret))
+        for field in ("interface", "peers"):
+            if (given := getattr(self, field)) is not None:
+                structs.force_setattr(self, field, values.items(given) or None)
+
+    def name_of(self, field: str) -> str:
+        """Return what an error calls an argument."""
+        return self.spelling.names.get(field, field)
 
 
 class Network(Struct, frozen=True, kw_only=True):
@@ -64,8 +131,9 @@ class Network(Struct, frozen=True, kw_only=True):
     Attributes:
         discovery_timeout: seconds until an incomplete job is an error.
         interfaces: names or addresses of the interfaces to use; empty: mingle chooses.
-        interfaces_from: what named them (``interface=``, ``--interface`` or a variable); empty: mingle chooses.
+        interfaces_from: what named them (such as ``interface=``, ``--interface`` or a variable); empty: mingle chooses.
         peers: hosts to ask by unicast as well.
+        folders: shared folders to look in as well.
         secret: what the job's members share; None: there is none.
         port: the UDP port of the discovery.
         ttl: the multicast time to live, in hops (RFC 1112); 0 keeps datagrams on this host.
@@ -78,6 +146,7 @@ class Network(Struct, frozen=True, kw_only=True):
     interfaces: tuple[str, ...] = ()
     interfaces_from: str = ""
     peers: tuple[Peer, ...] = ()
+    folders: tuple[str, ...] = ()
     secret: Secret | None = None
     port: int = DEFAULT_PORT
     ttl: int = 1
@@ -88,7 +157,7 @@ class Network(Struct, frozen=True, kw_only=True):
     @property
     def interface_was_named(self) -> bool:
         """Whether the user named the interfaces to mingle, and not to Gloo alone."""
-        return self.interfaces_from in ("interface=", "--interface", "MINGLE_INTERFACE")
+        return self.interfaces_from not in ("", "GLOO_SOCKET_IFNAME")
 
 
 class Settings(Network, frozen=True, kw_only=True):
@@ -96,113 +165,105 @@ class Settings(Network, frozen=True, kw_only=True):
 
     Attributes:
         job_id: the job's name, 1 to 256 bytes in UTF-8.
-        rank: this process's rank; None: ranks are assigned.
-        world_size: the number of ranks in the job.
-        local_rank: as the launcher or the user says; None: neither does.
-        local_world_size: likewise.
-        node_rank: likewise.
-        num_nodes: likewise.
-        node: the launcher's key of this node; None: `mingle.config.placement.this_node` tells.
-        attempt: the launcher's count of the job's starts.
+        placement: what the arguments and the environment say about this process's place in the job.
         master_port: the TCP port of rank 0's store; None: any free one.
         master_addr: the address of rank 0's store, if torchrun has brought the ranks together already, so that nothing
             is discovered; else None.
         beside_torchrun: whether torchrun has placed this process in another job than this one.
+        mesh: what to do if nodes of the job can't open TCP connections to each other.
     """
 
     job_id: str
-    rank: int | None
-    world_size: int
-    local_rank: int | None = None
-    local_world_size: int | None = None
-    node_rank: int | None = None
-    num_nodes: int | None = None
-    node: str | None = None
-    attempt: str | None = None
+    placement: Placement
     master_port: int | None = None
     master_addr: str | None = None
     beside_torchrun: bool = False
+    mesh: Mesh = "off"
 
 
-def resolve(
-    environ: Mapping[str, str],
-    *,
-    job_id: str | None = None,
-    rank: int | None = None,
-    world_size: int | None = None,
-    master_port: int | None = None,
-    may_leave_torchrun: bool = False,
-    **arguments: Any,
-) -> Settings:
-    """Return the settings of this process; an argument that is None and a blank variable do not count.
-
-    Args:
-        environ: the environment without what mingle itself has written into it.
-        job_id: see :func:`mingle.init`, as for all further arguments.
-        rank: this process's.
-        world_size: of the job.
-        master_port: of rank 0's store.
-        may_leave_torchrun: whether rank and world_size, both given with another job id than torchrun's, form a job
-            beside torchrun's. Such a job may have ranks that are no workers of this torchrun.
-        **arguments: those of `resolve_network`.
+def resolve(environ: Mapping[str, str], arguments: Arguments) -> Settings:
+    """Return the settings of this process; a blank variable does not count.
 
     Raises:
         ConfigurationError: when a value can't be used, or an argument contradicts the environment.
         LauncherError: when a launcher's environment is incomplete or contradicts itself.
     """
+    job_id, rank, world_size = arguments.job_id, arguments.rank, arguments.world_size
     if (named := job_id if job_id is not None else environ.get("MINGLE_JOB_ID")) is not None:
-        refuse_backend(named, "MINGLE_JOB_ID" if job_id is None else "job_id")
-    network = resolve_network(environ, **arguments)
+        refuse_backend(named, "MINGLE_JOB_ID" if job_id is None else arguments.name_of("job_id"))
+    network = resolve_network(environ, arguments)
     beside_torchrun = (
-        may_leave_torchrun
+        arguments.may_leave_torchrun
         and None not in (named, rank, world_size)
         and launchers.TORCHRUN.is_seen(environ)
         and named != environ.get("TORCHELASTIC_RUN_ID")
     )
-    placement = place(environ, rank=rank, world_size=world_size, beside_torchrun=beside_torchrun)
-    own = {name: getattr(placement, name) for name in Settings.__struct_fields__ if hasattr(placement, name)}
+    placement = resolve_placement(
+        environ,
+        rank=rank,
+        world_size=world_size,
+        node_rank=node_rank_argument(arguments),
+        beside_torchrun=beside_torchrun,
+    )
     return Settings(
         **structs.asdict(network),
-        **own | {"job_id": _job_id(environ, job_id, placement)},
-        master_port=store_port(environ, launcher=placement.launcher, master_port=master_port),
+        job_id=_job_id(environ, arguments, placement),
+        placement=placement,
+        master_port=resolve_store_port(environ, arguments, launcher=placement.launcher),
         master_addr=environ["MASTER_ADDR"].strip() if placement.launcher == launchers.TORCHRUN.name else None,
         beside_torchrun=beside_torchrun,
+        mesh=resolve_mesh(environ, arguments),
     )
 
 
-def resolve_network(
-    environ: Mapping[str, str],
-    *,
-    discovery_timeout: float | timedelta | None = None,
-    interface: str | Sequence[str] | None = None,
-    peers: str | Sequence[str] | None = None,
-    secret: str | bytes | Secret | None = None,
-    port: int | None = None,
-    ttl: int | None = None,
-    family: str | int | None = None,
-    advertise: str | None = None,
-) -> Network:
+def resolve_mesh(environ: Mapping[str, str], arguments: Arguments, default: Mesh = DEFAULT_MESH) -> Mesh:
+    """Return what to do if nodes of the job can't open TCP connections to each other.
+
+    Raises:
+        ConfigurationError: the value is not known.
+    """
+    given, source = _given(environ, arguments, "mesh", "MINGLE_MESH")
+    if given is None:
+        return default
+    if isinstance(given, str) and (mesh := _MESH.get(given)) is not None:
+        return mesh
+    raise ConfigurationError.explain(
+        f"{source}={given!r} is not known", cause="a mistyped value", remedy="give on, warn or off"
+    )
+
+
+def node_rank_argument(arguments: Arguments) -> NodeRank | None:
+    """Return the node rank that an entry point was given; None: it was given none.
+
+    Raises:
+        ConfigurationError: it is not a whole number from 0 on.
+    """
+    return argued_node_rank(arguments.node_rank, arguments.name_of("node_rank"), as_text=arguments.spelling.as_text)
+
+
+def resolve_network(environ: Mapping[str, str], arguments: Arguments) -> Network:
     """Return the settings of the network, for a command that has no job, or no place in it.
 
     Raises:
         ConfigurationError: when a value can't be used.
     """
-    interfaces, interfaces_from = _interfaces(environ, interface)
-    timeout, timeout_from = _given(environ, discovery_timeout, "discovery_timeout", "MINGLE_TIMEOUT")
-    asked, asked_from = _given(environ, _items(peers), "peers", "MINGLE_PEERS")
-    chosen_family = _family(environ, family)
-    udp_port = _port(environ, port, "port", "MINGLE_PORT")
-    hops = _whole(environ, ttl, "ttl", "MINGLE_TTL", 0, 255)
+    interfaces, interfaces_from = _interfaces(environ, arguments)
+    timeout, timeout_from = _given(environ, arguments, "discovery_timeout", "MINGLE_TIMEOUT")
+    peers, peers_from = _given(environ, arguments, "peers", "MINGLE_PEERS")
+    family = _family(environ, arguments)
+    udp_port = _port(environ, arguments, "port", "MINGLE_PORT")
+    hops = _whole(environ, arguments, "ttl", "MINGLE_TTL", 0, 255)
     return Network(
         discovery_timeout=DEFAULT_DISCOVERY_TIMEOUT if timeout is None else values.seconds(timeout, timeout_from),
         interfaces=interfaces,
         interfaces_from=interfaces_from,
-        peers=() if asked is None else values.peers(asked, asked_from),
-        secret=_secret(environ, Secret.of(secret)),
+        peers=() if peers is None else values.peers(peers, peers_from),
+        folders=() if peers is None else values.folders(peers, peers_from),
+        secret=_secret(environ, arguments),
         port=DEFAULT_PORT if udp_port is None else udp_port,
         ttl=1 if hops is None else hops,
-        family=chosen_family,
-        advertise=_advertise(environ, advertise, chosen_family),
+        family=family,
+        advertise=_advertise(environ, arguments, family),
         progress=_progress(environ),
     )
 
@@ -221,7 +282,7 @@ def check_job_id(value: object, source: str) -> str:
     """Return a job id as it is: any text of 1 to 256 bytes in UTF-8, used verbatim.
 
     Raises:
-        ConfigurationError: when it is no such text.
+        ConfigurationError: when it is not such a text.
     """
     if not isinstance(value, str):
         problem = "is not a str"
@@ -264,7 +325,7 @@ def refuse_backend(job_id: object, source: str, backends: Iterable[str] = _BACKE
 def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
     """Return the unknown variables that look like mingle's, each with the one that was most likely meant."""
     prefix = "MINGLE_"
-    unknown = sorted(name for name in environ if name.startswith(prefix) and name not in {*VARIABLES, GENERATION})
+    unknown = sorted(name for name in environ if name.startswith(prefix) and name not in {*VARIABLES, *WRITTEN})
     known = [name.removeprefix(prefix) for name in VARIABLES]
     near = {name: values.nearest(name.removeprefix(prefix), known, cutoff=_SIMILAR) for name in unknown}
     return {name: None if meant is None else prefix + meant for name, meant in near.items()}
@@ -276,9 +337,9 @@ def unknown_variable_text(name: str, meant: str | None) -> str:
     return f"{name} is set, and mingle reads no such variable{hint}"
 
 
-def _job_id(environ: Mapping[str, str], argument: str | None, placement: Placement) -> str:
-    if argument is not None:
-        return check_job_id(argument, "job_id")
+def _job_id(environ: Mapping[str, str], arguments: Arguments, placement: Placement) -> str:
+    if arguments.job_id is not None:
+        return check_job_id(arguments.job_id, arguments.name_of("job_id"))
     if "MINGLE_JOB_ID" in environ:
         # Set but empty is not unset here: all jobs whose template failed in the same way would meet.
         return check_job_id(environ["MINGLE_JOB_ID"], "MINGLE_JOB_ID")
@@ -294,59 +355,54 @@ def _job_id(environ: Mapping[str, str], argument: str | None, placement: Placeme
     )
 
 
-def store_port(
-    environ: Mapping[str, str], *, launcher: str | None = None, master_port: int | None = None
-) -> int | None:
+def resolve_store_port(environ: Mapping[str, str], arguments: Arguments, *, launcher: str | None = None) -> int | None:
     """Return the TCP port of rank 0's store: torchrun's where it has placed this process, else the fixed one.
 
     Raises:
-        ConfigurationError: MINGLE_MASTER_PORT, or the argument, is no port.
-        LauncherError: torchrun's MASTER_PORT is none.
+        ConfigurationError: MINGLE_MASTER_PORT, or the argument, is not a port.
+        LauncherError: torchrun's MASTER_PORT is not a port.
     """
-    fixed = _port(environ, master_port, "master_port", "MINGLE_MASTER_PORT")
+    fixed = _port(environ, arguments, "master_port", "MINGLE_MASTER_PORT")
     if launcher != launchers.TORCHRUN.name:
         return fixed
     text = environ["MASTER_PORT"].strip()
     return values.parse_whole(text, "MASTER_PORT", minimum=1, maximum=values.MAX_PORT, error=LauncherError)
 
 
-def _given(environ: Mapping[str, str], argument: Any, name: str, variable: str) -> tuple[Any, str]:
+def _given(environ: Mapping[str, str], arguments: Arguments, field: str, variable: str) -> tuple[Any, str]:
     """Return the argument or else the variable's text (None: neither), and the name of its source."""
-    if argument is not None:
-        return argument, name
+    if (argument := getattr(arguments, field)) is not None:
+        return argument, arguments.name_of(field)
     return values.text_of(environ, variable), variable
 
 
 def _whole(
-    environ: Mapping[str, str], argument: int | None, name: str, variable: str, minimum: int, maximum: int
+    environ: Mapping[str, str], arguments: Arguments, field: str, variable: str, minimum: int, maximum: int
 ) -> int | None:
-    given, source = _given(environ, argument, name, variable)
+    given, source = _given(environ, arguments, field, variable)
     if given is None:
         return None
-    read = values.parse_whole if argument is None else values.check_whole
+    is_text = source == variable or arguments.spelling.as_text
+    read = values.parse_whole if is_text else values.check_whole
     return read(given, source, minimum=minimum, maximum=maximum)
 
 
-def _port(environ: Mapping[str, str], argument: int | None, name: str, variable: str) -> int | None:
+def _port(environ: Mapping[str, str], arguments: Arguments, field: str, variable: str) -> int | None:
     text = environ.get(variable, "").strip()
-    if argument is None and text.startswith(("tcp://", "udp://", "sctp://")):
+    if getattr(arguments, field) is None and text.startswith(("tcp://", "udp://", "sctp://")):
         raise ConfigurationError.explain(
             f"{variable}={text!r} is the address of a Kubernetes Service, not a number",
             cause="Kubernetes sets NAME_PORT in each pod that starts after a Service of that name: here "
             f"{variable.removesuffix('_PORT').lower().replace('_', '-')}",
             remedy="rename the Service, or write enableServiceLinks: false in the pod's spec",
         )
-    return _whole(environ, argument, name, variable, 1, values.MAX_PORT)
+    return _whole(environ, arguments, field, variable, 1, values.MAX_PORT)
 
 
-def _items(argument: str | Sequence[str] | None) -> list[Any] | None:
-    """Return the items of an argument; None for no items: a repeatable option that is not used is no choice."""
-    return None if argument is None else values.items(argument) or None
-
-
-def _interfaces(environ: Mapping[str, str], argument: str | Sequence[str] | None) -> tuple[tuple[str, ...], str]:
-    if (items := _items(argument)) is not None:
-        return values.words(items, "interface"), "interface="
+def _interfaces(environ: Mapping[str, str], arguments: Arguments) -> tuple[tuple[str, ...], str]:
+    if arguments.interface is not None:
+        source = arguments.name_of("interface")
+        return values.words(arguments.interface, source), f"{source}=" if source == "interface" else source
     for variable in ("MINGLE_INTERFACE", "GLOO_SOCKET_IFNAME"):
         named = values.text_of(environ, variable)
         # Gloo takes exact names; NCCL's ^ and = are none (and make Gloo fail), so they name no interface here.
@@ -358,9 +414,11 @@ def _interfaces(environ: Mapping[str, str], argument: str | Sequence[str] | None
     return (), ""
 
 
-def _secret(environ: Mapping[str, str], argument: Secret | None) -> Secret | None:
-    if argument is not None:
-        return values.checked_secret(argument, "secret")
+def _secret(environ: Mapping[str, str], arguments: Arguments) -> Secret | None:
+    if (argument := Secret.of(arguments.secret)) is not None:
+        return values.checked_secret(argument, arguments.name_of("secret"))
+    if arguments.secret_file is not None:
+        return values.read_secret_file(arguments.secret_file, arguments.name_of("secret_file"))
     given = [name for name in ("MINGLE_SECRET", "MINGLE_SECRET_FILE") if name in environ]
     if not given:
         return None
@@ -375,8 +433,8 @@ def _secret(environ: Mapping[str, str], argument: Secret | None) -> Secret | Non
     return values.read_secret_file(environ["MINGLE_SECRET_FILE"], "MINGLE_SECRET_FILE")
 
 
-def _family(environ: Mapping[str, str], argument: str | int | None) -> Family:
-    given, source = _given(environ, argument, "family", "MINGLE_FAMILY")
+def _family(environ: Mapping[str, str], arguments: Arguments) -> Family:
+    given, source = _given(environ, arguments, "family", "MINGLE_FAMILY")
     if (family := _FAMILIES.get("auto" if given is None else str(given))) is not None:
         return family
     raise ConfigurationError.explain(
@@ -386,14 +444,14 @@ def _family(environ: Mapping[str, str], argument: str | int | None) -> Family:
     )
 
 
-def _advertise(environ: Mapping[str, str], argument: str | None, family: Family) -> str | None:
-    given, source = _given(environ, argument, "advertise", "MINGLE_ADVERTISE")
+def _advertise(environ: Mapping[str, str], arguments: Arguments, family: Family) -> str | None:
+    given, source = _given(environ, arguments, "advertise", "MINGLE_ADVERTISE")
     if given is None:
         return None
     address = values.address(given, source)
     if family not in {"auto", "6" if ":" in address else "4"}:
         raise ConfigurationError.explain(
-            f"{source}={given!r} is no IPv{family} address, and only IPv{family} is to be used",
+            f"{source}={given!r} is not an IPv{family} address, and only IPv{family} is used",
             cause="family= or MINGLE_FAMILY was set for another network than this address is of",
             remedy=f"advertise an IPv{family} address, or leave the family at auto",
         )

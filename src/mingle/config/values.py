@@ -5,6 +5,7 @@ Each function names the source of a value in its errors, as a reader would write
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
 import math
@@ -17,11 +18,13 @@ import stat
 import time
 from collections.abc import Iterable
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import Struct
 
 from mingle.errors import ConfigurationError, MingleError
+from mingle.text import endpoint_text
 from mingle.wire.datagrams import MAX_WORLD_SIZE
 
 if TYPE_CHECKING:
@@ -37,6 +40,9 @@ SAFE_SECRET_CHARACTERS = 16
 _MAX_REMARKS = 16
 _remarks: dict[str, bool] = {}
 """Warnings about secrets; the value is True until the warning has been reported."""
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
+_LOCAL_SCHEMES = ("file", "local", "memory")
+_OTHER_SCHEMES = ("http", "https", "tcp", "udp", "env", "mingle", "zip", "tar")
 _SEPARATORS = r"[,;\s]+"
 # Host names are left to the resolver, but for what can only be a slip: a pasted URL, an option, a bracket.
 _NOT_A_HOST = r"[/@\[\]\\\"'=]|^-"
@@ -49,9 +55,7 @@ class Peer(Struct, frozen=True):
     port: int | None = None
 
     def __str__(self) -> str:
-        if self.port is None:
-            return self.host
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return self.host if self.port is None else endpoint_text(self.host, self.port)
 
 
 class Secret:
@@ -139,7 +143,7 @@ def check_whole(value: object, source: str, *, minimum: int = 0, maximum: int = 
     """Return an argument as an ``int``; integers of other libraries count, ``bool`` does not.
 
     Raises:
-        ConfigurationError: when it is no integer within the limits.
+        ConfigurationError: when it is not an integer within the limits.
     """
     written = f"{source}={value!r}"
     if isinstance(value, str):
@@ -213,7 +217,7 @@ def address(text: object, source: str) -> str:
 
 
 def items(value: object) -> list[Any]:
-    """Return the items of a sequence, unchecked; a text, or what is no sequence at all, is one item."""
+    """Return the items of a sequence, unchecked; a text, or an object that is not a sequence, is one item."""
     return [*value] if isinstance(value, Iterable) and not isinstance(value, str | bytes) else [value]
 
 
@@ -238,7 +242,7 @@ def words(value: str | Iterable[str], source: str) -> tuple[str, ...]:
 
 
 def peers(value: str | Iterable[str], source: str) -> tuple[Peer, ...]:
-    """Return the peers in a text, or in a sequence of texts, in order, each once.
+    """Return the peers in a text, or in a sequence of texts, in order, each once; `folders` returns what else is there.
 
     A peer is ``host``, ``host:port``, an IPv6 address, or ``[IPv6 address]:port``; commas, semicolons and
     white space separate.
@@ -247,7 +251,64 @@ def peers(value: str | Iterable[str], source: str) -> tuple[Peer, ...]:
         ConfigurationError: when an item is none of these.
     """
     given = items(value)
-    return tuple(dict.fromkeys(_peer(word, source, given) for word in words(given, source)))
+    return tuple(dict.fromkeys(_peer(word, source, given) for word in words(given, source) if not _is_folder(word)))
+
+
+def folders(value: str | Iterable[str], source: str) -> tuple[str, ...]:
+    """Return the shared folders in the same text: ``dir:/absolute/path`` or ``scheme://…``, in order, each once.
+
+    Raises:
+        ConfigurationError: when a path is not absolute, or a URL does not name storage that all machines share.
+    """
+    return tuple(dict.fromkeys(_folder(word, source) for word in words(value, source) if _is_folder(word)))
+
+
+def _is_folder(word: str) -> bool:
+    return word.startswith("dir:") or "://" in word
+
+
+def _folder(word: str, source: str) -> str:
+    return _directory(word, source) if word.startswith("dir:") else _bucket(word, source)
+
+
+def _bucket(word: str, source: str) -> str:
+    scheme, _, rest = word.partition("://")
+    place = rest.partition("/")[0]
+    cause = remedy = ""
+    if scheme in _LOCAL_SCHEMES:
+        cause = "a URL that names the files of one machine"
+        remedy = "write dir: and the absolute path of a directory that all machines mount, e.g. dir:/shared/mingle"
+    elif scheme in _OTHER_SCHEMES or not _SCHEME.fullmatch(scheme):
+        cause = f"a URL that names no storage: {scheme!r}" if scheme else "a URL without a scheme"
+        remedy = "write a host, dir:/path, or a bucket such as s3://bucket/mingle"
+    elif not place or not rest.isprintable() or set(rest) & set("?#"):
+        cause = "a URL without a bucket, or with a query"
+        remedy = "write the bucket and a prefix in it, e.g. s3://bucket/mingle"
+    elif ":" in place.rpartition("@")[0]:
+        # Without the word itself: it holds the password.
+        raise ConfigurationError.explain(
+            f"{source} holds a {scheme}:// URL with a password, which errors and logs would show",
+            cause="credentials in the URL",
+            remedy="give them as the back end of fsspec expects them, e.g. in its configuration file",
+        )
+    if cause:
+        raise ConfigurationError.explain(
+            f"{source} holds {word!r}, which names no shared folder", cause=cause, remedy=remedy
+        )
+    return word.rstrip("/")
+
+
+def _directory(word: str, source: str) -> str:
+    path = Path(word.removeprefix("dir:"))
+    with contextlib.suppress(RuntimeError):  # there is no such user, or none at all
+        path = path.expanduser()  # the shell does not, behind the colon
+    if not path.is_absolute() or "\0" in str(path):
+        raise ConfigurationError.explain(
+            f"{source} holds {word!r}, which names no shared folder",
+            cause="a relative path, which can be another directory on each machine",
+            remedy="write dir: and the absolute path, e.g. dir:/shared/mingle",
+        )
+    return f"dir:{path}"
 
 
 def _as_given(parts: list[Any]) -> object:

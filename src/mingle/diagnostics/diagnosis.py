@@ -89,6 +89,10 @@ class Facts(Struct, frozen=True, kw_only=True):
     hostname_problem: str = ""
     unresolved: Mapping[str, str] = field(default_factory=dict)
     """The names among the peers that do not resolve, each with the reason."""
+    folders: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """The shared folders, each with what was observed and what to do; empty texts: it works."""
+    seen_in_folders: Mapping[str, str] = field(default_factory=dict)
+    """What lies in those that work."""
     master: str = ""
     """``MASTER_ADDR=… MASTER_PORT=…`` as in the environment."""
     environment_problems: Sequence[tuple[str, str]] = ()
@@ -112,6 +116,7 @@ def examine(facts: Facts) -> list[Finding]:
             _tcp,
             _reverse_path,
             _peers,
+            _folders,
             _versions,
             _hostname,
             _environment,
@@ -122,7 +127,18 @@ def examine(facts: Facts) -> list[Finding]:
 
 def troubles(facts: Facts) -> list[Finding]:
     """Return the findings that can explain why other hosts are not heard, the worst first, for an error to quote."""
-    checks = (_interfaces, _named_elsewhere, _routes, _port, _memberships, _multicast, _tcp, _reverse_path, _peers)
+    checks = (
+        _folders,  # what the user has named, perhaps because nothing else can work here
+        _interfaces,
+        _named_elsewhere,
+        _routes,
+        _port,
+        _memberships,
+        _multicast,
+        _tcp,
+        _reverse_path,
+        _peers,
+    )
     found = [finding for check in checks for finding in check(facts) if finding.status is not PASS]
     return sorted(found, key=lambda finding: -finding.status)
 
@@ -314,6 +330,15 @@ def _peers(facts: Facts) -> Iterator[Finding]:
             f"{host!r} in MINGLE_PEERS does not resolve: {why}",
             f"correct the name, or add it to the name server or /etc/hosts: `getent hosts {host}` must find it",
         )
+
+
+def _folders(facts: Facts) -> Iterator[Finding]:
+    for folder, (what, fix) in facts.folders.items():
+        if what:
+            yield Finding("folder", FAIL, f"{folder} in MINGLE_PEERS {what}", fix)
+        else:
+            seen = facts.seen_in_folders.get(folder, "")
+            yield Finding("folder", PASS, f"this host writes in {folder}, and sees there what it has written{seen}")
 
 
 def _versions(facts: Facts) -> Iterator[Finding]:

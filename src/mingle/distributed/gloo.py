@@ -3,9 +3,9 @@
 **The address.** ``GLOO_SOCKET_IFNAME`` names an interface, and Gloo then takes the first address that getifaddrs(3)
 lists for it: IPv4 before IPv6, and of several the one that was configured first (gloo/transport/tcp/device.cc). Where
 that is not the address that all ranks have proved to each other, a group would hang although every rank has been found:
-on hosts whose IPv4 leads nowhere, with a second address on the interface, and with IPv6, where the first one is often
-link-local. No variable names an address, and ``init_process_group`` passes no options to Gloo. So `bind` replaces the
-constructor of its class.
+on hosts whose IPv4 address is unreachable, with a second address on the interface, and with IPv6, where the first one
+is often link-local. No variable names an address, and ``init_process_group`` passes no options to Gloo. So `bind`
+replaces the constructor of its class.
 
 The workers of torchrun do not import mingle. Where they would use the wrong address, the agent has torch itself call
 :func:`bind_as_told` in them: at the end of its import torch loads what it finds under the entry point group

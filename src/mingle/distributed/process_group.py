@@ -18,30 +18,42 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from msgspec import Struct
+
 from mingle import detached
-from mingle.config import settings, values
+from mingle.config import values
 from mingle.distributed import gloo
 from mingle.errors import ConfigurationError, comes_from_a_signal_handler
 
 logger = logging.getLogger("mingle")
 
 DESTROY_SECONDS = 2.0
-_NO_OPTIONS = frozenset({"environ", "arguments", "may_leave_torchrun"})
-"""The parameters that are not options of ``mingle.init``."""
 _OURS = frozenset({"init_method", "store", "rank", "world_size", "backend"})
 _NCCL = frozenset({"nccl", "nccl2", "nccl-legacy", "nccl-lazy"})
 """Torch's names for NCCL; before 2.15 only the first."""
 
-# The process group that init() made, compared by identity: another one is the user's. By weak reference: a process
-# group holds its store, and a store that outlives its group breaks the next one.
-_own_group: weakref.ref[Any] | None = None
+
+class OwnGroup(Struct, frozen=True):
+    """A process group that ``init`` has made.
+
+    Attributes:
+        group: compared by identity, since another group is the user's. The reference is weak: a process group holds its
+            store, and a store that outlives its group breaks the next one.
+        job_id: its job.
+        await_members: waits until no other rank needs this one to make its group; called before the group is destroyed.
+        pid: the process that made it. A forked child has a copy without the threads: ending that would wait for them
+            forever.
+    """
+
+    group: weakref.ref[Any]
+    job_id: str
+    await_members: Callable[[], None]
+    pid: int
+
+
+_own: OwnGroup | None = None
 _abandoned: weakref.ref[Any] | None = None
 """A group whose end was not waited for."""
-_await_members: Callable[[], None] | None = None
-_own_job = ""
-"""The job for which mingle made the process group."""
-# The process that made it. A forked child has a copy without the threads: ending that would wait for them forever.
-_own_pid = 0
 
 
 def stands() -> bool:
@@ -58,15 +70,10 @@ def current() -> Any:
 
 
 def own(job_id: str, await_members: Callable[[], None]) -> Callable[[bool], None]:
-    """Note that mingle has made the present group for this job; return what destroys it (see `destroy`).
-
-    Args:
-        job_id: the job.
-        await_members: waits until no other rank needs this one to make its group; called before the group is destroyed.
-    """
-    global _own_group, _own_job, _own_pid, _await_members
-    _own_group, _own_job, _own_pid, _await_members = weakref.ref(current()), job_id, os.getpid(), await_members
-    return partial(destroy, _own_group)
+    """Note that mingle has made the present group; return what destroys it (see `destroy`). See `OwnGroup`."""
+    global _own
+    _own = OwnGroup(weakref.ref(current()), job_id, await_members, os.getpid())
+    return partial(destroy, _own)
 
 
 def end_earlier() -> str:
@@ -81,10 +88,10 @@ def end_earlier() -> str:
     group = current()
     if group is None:
         return ""
-    if _own_group is not None and _own_group() is group:
-        if _own_pid == os.getpid():
-            destroy(_own_group, False)
-            return _own_job
+    if (own := _own) is not None and own.group() is group:
+        if own.pid == os.getpid():
+            destroy(own, False)
+            return own.job_id
         raise ConfigurationError.explain(
             "this process has a process group already.",
             cause="it is a fork of the process that made the group, and a fork can neither use nor end it",
@@ -103,30 +110,29 @@ def end_earlier() -> str:
     )
 
 
-def destroy(group: weakref.ref[Any], failing: bool) -> None:
+def destroy(own: OwnGroup, failing: bool) -> None:
     """Destroy a process group that ``init`` made, if it still exists.
 
     Args:
-        group: the group to destroy. A later group is left alone, and a forked child destroys nothing.
+        own: the group to destroy. A later group is left alone, and a forked child destroys nothing.
         failing: whether an exception is in flight. The other ranks may be gone, and a backend may wait for them: then
             this waits only a moment, and leaves the rest to a detached thread.
     """
-    global _own_group
-    if group() is None or current() is not group() or _own_pid != os.getpid():
+    global _own
+    if own.group() is None or current() is not own.group() or own.pid != os.getpid():
         return
     if failing:
         abandon()
     else:
-        if _await_members is not None:
-            _await_members()
+        own.await_members()
         _end()
-        _own_group = None  # not before: after an interrupt the next call ends it
+        _own = None  # not before: after an interrupt the next call ends it
 
 
 def abandon() -> None:
     """Destroy the process group, if there is one, in a thread; wait for it briefly, then abandon it."""
-    global _own_group, _abandoned
-    _own_group = None
+    global _own, _abandoned
+    _own = None
     if (group := current()) is None:
         return
     _abandoned = weakref.ref(group)
@@ -152,12 +158,25 @@ def _end_quietly() -> None:
 # --- the options of init -------------------------------------------------------------------------------------------
 
 
-def check_options(backend: str | None, options: Mapping[str, Any]) -> None:
-    """Checks, before the first packet, what ``init_process_group`` would refuse after the whole wait.
+class GroupArguments(Struct, frozen=True, kw_only=True):
+    """The arguments of :func:`mingle.init` that go to ``init_process_group``, unchecked.
+
+    Attributes:
+        backend: torch's name for it; None: torch's choice.
+        options: the other options, by name.
+    """
+
+    backend: str | None
+    options: Mapping[str, Any]
+
+
+def check_arguments(group: GroupArguments) -> None:
+    """Check, before the first packet, what ``init_process_group`` would refuse after the whole wait.
 
     Raises:
         ConfigurationError: a name that it does not know or that is mingle's own, or a value of the wrong type.
     """
+    options = group.options
     distributed = importlib.import_module("torch.distributed")
     if options:
         _check_names(distributed, options)
@@ -176,14 +195,16 @@ def check_options(backend: str | None, options: Mapping[str, Any]) -> None:
                 cause=f"init_process_group takes {' or '.join(kind.__name__ for kind in kinds)} there",
                 remedy=f"pass such a value, or leave {name}= out.",
             )
-    if backend is not None:
-        check_backend(backend)
+    if group.backend is not None:
+        check_backend(group.backend)
 
 
 def _check_names(distributed: Any, options: Mapping[str, Any]) -> None:
-    ours = (settings.resolve, settings.resolve_network)
-    own = [name for each in ours for name in inspect.signature(each).parameters if name not in _NO_OPTIONS]
-    own.append("backend")
+    own = [
+        name
+        for name, each in inspect.signature(sys.modules["mingle"].init).parameters.items()
+        if each.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
     known = [name for name in inspect.signature(distributed.init_process_group).parameters if name not in _OURS]
     for name in options:
         if name in _OURS:

@@ -14,19 +14,20 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
 
 from msgspec import structs
 
 from mingle import forksafe
 from mingle.config import settings
-from mingle.config.settings import Settings
+from mingle.config.launchers import Placement
+from mingle.config.settings import Arguments, Settings
 from mingle.config.values import text_of
 from mingle.distributed import environment, gloo, process_group
 from mingle.distributed.environment import process_environment
-from mingle.distributed.session import Entry, LoneSession, RunningSession, Session
+from mingle.distributed.process_group import GroupArguments
+from mingle.distributed.session import LoneSession, RunningSession, Session
 from mingle.engine import progress, store
 from mingle.engine.discovery import Discovery, collector_paused, process_identity, resume_collector
 from mingle.errors import ConfigurationError, MingleError, opening
@@ -36,7 +37,8 @@ from mingle.protocol.machine import Formation, lone_formation, scoped
 logger = logging.getLogger("mingle")
 
 FORMED = "mingle+formed"
-"""The scheme by which torch asks for the store of a job that has formed (see `mingle.distributed.url_scheme`)."""
+"""The scheme by which torch asks for the store of a job that has formed (see `mingle.distributed.url_scheme`). The key
+of the job's session follows."""
 
 _caller: threading.Thread | None = None
 """The thread that is in a call of mingle's."""
@@ -48,12 +50,12 @@ _bound_gloo: Callable[[], None] | None = None
 """Undoes what Gloo was told."""
 
 
-def discover(job_id: str | None = None, **arguments: Any) -> Job:
-    """Carry out :func:`mingle.discover`, which documents the arguments."""
-    return _call({"job_id": job_id, **arguments}, None)
+def discover(arguments: Arguments) -> Job:
+    """Carry out :func:`mingle.discover`."""
+    return _call(arguments)
 
 
-def join(job_id: str | None = None, **arguments: Any) -> Job:
+def join(arguments: Arguments) -> Job:
     """Return this process's job if the arguments are those by which it has formed and it goes on; else discover.
 
     For a framework that keeps its process group: what it starts later in the same process is in the same job.
@@ -61,28 +63,20 @@ def join(job_id: str | None = None, **arguments: Any) -> Job:
     Raises:
         ConfigurationError: the process group stands, and it is that of another job.
     """
-    return _call({"job_id": job_id, **arguments}, None, joins=True)
+    return _call(arguments, joins=True)
 
 
-def init(arguments: Mapping[str, Any], backend: str | None, options: Mapping[str, Any]) -> Job:
-    """Carry out :func:`mingle.init`, which documents the arguments.
-
-    Args:
-        arguments: those that `discover` takes as well.
-        backend: torch's name for it; None: torch's choice.
-        options: the other options of ``init_process_group``.
-    """
-    return _call(arguments, (backend, options))
+def init(arguments: Arguments, group: GroupArguments) -> Job:
+    """Carry out :func:`mingle.init`."""
+    return _call(arguments, group)
 
 
-def _call(
-    arguments: Mapping[str, Any], group: tuple[str | None, Mapping[str, Any]] | None, *, joins: bool = False
-) -> Job:
-    """Discover and, if a backend and torch's options are given, make the process group.
+def _call(arguments: Arguments, group: GroupArguments | None = None, *, joins: bool = False) -> Job:
+    """Discover and, if there are arguments for it, make the process group.
 
     Args:
-        arguments: of `resolve`.
-        group: torch's name of the backend, and the other options of ``init_process_group``.
+        arguments: of the call.
+        group: those of ``init_process_group``.
         joins: whether this process's present job will do.
 
     Raises:
@@ -93,21 +87,21 @@ def _call(
         with one_call(), collector_paused():
             wanted = resolve(arguments)
             if group is not None:
-                process_group.check_options(*group)
-                if (job_id := arguments.get("job_id")) is not None:
-                    settings.refuse_backend(job_id, "job_id", process_group.backends())
+                process_group.check_arguments(group)
+                if arguments.job_id is not None:
+                    settings.refuse_backend(arguments.job_id, "job_id", process_group.backends())
             if joins and (present := _present(wanted)) is not None:
                 return present
             if earlier := process_group.end_earlier():
                 _warn_of_its_end(earlier, wanted)
             begun = True
-            job = form(wanted, enters=group is not None)
+            job, session = form(wanted, enters=group is not None)
             if group is not None:
                 make = importlib.import_module("torch.distributed").init_process_group
-                with loss_explained(), process_group.counted_if_made():
-                    make(group[0], init_method=f"{FORMED}://", **group[1])
-                job._owns_group(process_group.own(wanted.job_id, _await_members))
-                tell_group_stands()
+                with loss_explained(session), process_group.counted_if_made():
+                    make(group.backend, init_method=f"{FORMED}://{session.key}", **group.options)
+                job._owns_group(process_group.own(wanted.job_id, session.await_members))
+                session.group_stands()
             return job
     except BaseException:
         # Ctrl-C can come at any line. A session that stayed open in its thread would keep the next cell of a notebook
@@ -130,7 +124,7 @@ def _present(wanted: Settings) -> Job | None:
         return job
     if not process_group.stands():
         return None  # the new job takes the place of this one
-    differing = [name for name in Settings.__struct_fields__ if getattr(settings, name) != getattr(wanted, name)]
+    differing = _differing(settings, wanted)
     asked = f"job {wanted.job_id!r}" if "job_id" in differing else f"it with another {', '.join(differing)}"
     raise ConfigurationError.explain(
         f"this process is in job {job.job_id!r}, and its process group stands; this call asks for {asked}.",
@@ -138,6 +132,16 @@ def _present(wanted: Settings) -> Job | None:
         remedy="give the same job id and arguments as before, or first call "
         "torch.distributed.destroy_process_group() on every rank.",
     )
+
+
+def _differing(settings: Settings, wanted: Settings) -> list[str]:
+    """Return the names of the settings that differ, those of the place in the job among them."""
+    names = [name for name in Settings.__struct_fields__ if getattr(settings, name) != getattr(wanted, name)]
+    if "placement" in names:
+        mine, asked = settings.placement, wanted.placement
+        names.remove("placement")
+        names += [name for name in Placement.__struct_fields__ if getattr(mine, name) != getattr(asked, name)]
+    return names
 
 
 def _warn_of_its_end(earlier: str, wanted: Settings) -> None:
@@ -152,12 +156,12 @@ def _warn_of_its_end(earlier: str, wanted: Settings) -> None:
 
 
 @contextlib.contextmanager
-def loss_explained() -> Iterator[None]:
+def loss_explained(session: Session) -> Iterator[None]:
     """Raise the loss of rank 0 where torch fails because of it: torch says only that its store is gone."""
     try:
         yield
     except RuntimeError as error:  # every error of torch's C++ side is one
-        if (loss := _loss()) is not None:
+        if (loss := session.loss()) is not None:
             raise loss from (loss.__cause__ or error)
         raise
 
@@ -183,28 +187,20 @@ def _forget(session: Session) -> None:
             raise
 
 
-def tell_group_stands() -> None:
-    """Tell the present session that its process group exists."""
-    if (active := _active) is not None:
-        active.group_stands()
-
-
-def _await_members() -> None:
-    """Wait until no other rank needs the store of the present session to make its process group."""
-    if (active := _active) is not None:
-        active.await_members()
-
-
-def entry(seconds: float) -> Entry | None:
-    """Return what torch needs to make the process group of the present session, unless that is torchrun's.
-
-    Args:
-        seconds: for how long a store that does not answer is waited for.
+def session_of(key: str) -> Session:
+    """Return this process's session, which the URL of its key asks for.
 
     Raises:
-        MingleError: rank 0 is lost, or its store has not answered.
+        ConfigurationError: it has ended, or the key is that of no session.
     """
-    return None if (active := _active) is None else active.entry(seconds)
+    if (active := _active) is not None and active.key == key:
+        return active
+    raise ConfigurationError.explain(
+        f"there is no job behind {FORMED}://{key}.",
+        cause="the job was closed while its process group was being made, as by a signal handler; or the URL was "
+        "written by hand",
+        remedy="call mingle.init again, or write mingle://JOB.",
+    )
 
 
 @contextlib.contextmanager
@@ -232,11 +228,6 @@ def one_call() -> Iterator[None]:
             _caller = None
 
 
-def _loss() -> MingleError | None:
-    """Return the error that rank 0 of the present session is lost, if it is."""
-    return active.loss() if isinstance(active := _active, RunningSession) else None
-
-
 def end_session(*, failing: bool = False) -> None:
     """End this process's session, if there is one.
 
@@ -247,7 +238,7 @@ def end_session(*, failing: bool = False) -> None:
         active.close(failing=failing)
 
 
-def resolve(arguments: Mapping[str, Any], longest: timedelta | None = None) -> Settings:
+def resolve(arguments: Arguments, longest: timedelta | None = None) -> Settings:
     """Return the settings of a call; what mingle itself exported earlier does not count.
 
     Args:
@@ -257,34 +248,36 @@ def resolve(arguments: Mapping[str, Any], longest: timedelta | None = None) -> S
     settings.refuse_windows()
     environ = process_environment.visible()
     progress.point_out_mistyped(environ)
-    wanted = settings.resolve(environ, **arguments)
+    wanted = settings.resolve(environ, arguments)
     if longest is None or wanted.discovery_timeout <= longest.total_seconds():
         return wanted
     return structs.replace(wanted, discovery_timeout=longest.total_seconds())
 
 
-def form(wanted: Settings, *, enters: bool = False) -> Job:
-    """Carry out a call: end this process's old session, discover, export, and return the job.
+def form(wanted: Settings, *, enters: bool = False) -> tuple[Job, Session]:
+    """Carry out a call: end this process's old session, discover, export, and return the job and its session.
 
     The session is registered as soon as its job has formed, so that `end_session` ends it even if the call is
     interrupted.
 
     Args:
         wanted: of the call.
-        enters: whether `entry` makes a process group from the job.
+        enters: whether a process group is made of the session's entry.
     """
     global _formed
     end_session()
     _import_torch()
-    job = _form(wanted, enters=enters) if wanted.master_addr is None else _passed_through(wanted)
+    job, session = _form(wanted, enters=enters) if wanted.master_addr is None else _passed_through(wanted)
     _formed = wanted, job
-    return job
+    return job, session
 
 
-def _form(wanted: Settings, *, enters: bool) -> Job:
+def _form(wanted: Settings, *, enters: bool) -> tuple[Job, Session]:
     started = time.monotonic()
     try:
-        formation, session = _form_alone(wanted) if wanted.world_size == 1 else _discover(wanted, enters=enters)
+        formation, session = (
+            _form_alone(wanted) if wanted.placement.world_size == 1 else _discover(wanted, enters=enters)
+        )
         _export(wanted, formation)
         _bind_gloo(formation)
     except BaseException:
@@ -299,7 +292,7 @@ def _form(wanted: Settings, *, enters: bool) -> Job:
         formation.store_port,
         formation.interface,
     )
-    return Job(
+    job = Job(
         job_id=wanted.job_id,
         **structs.asdict(formation.place),
         master_addr=formation.store_address,
@@ -308,6 +301,7 @@ def _form(wanted: Settings, *, enters: bool) -> Job:
         address=formation.address,
         elapsed=time.monotonic() - started,
     )._with(session)
+    return job, session
 
 
 def _import_torch() -> None:
@@ -333,7 +327,7 @@ def _form_alone(wanted: Settings) -> tuple[Formation, LoneSession]:
     """Form a job of one rank: a store on loopback, and not a single packet."""
     session = os.urandom(16)
     server = store.open_server("127.0.0.1", wanted.master_port, session)
-    local_rank = wanted.local_rank or 0
+    local_rank = wanted.placement.local_rank or 0
     formation = lone_formation(session, server.port, local_rank=local_rank)
     who = process_identity(wanted).who
     member = Member(
@@ -377,31 +371,33 @@ def _unbind_gloo() -> None:
         _bound_gloo = None
 
 
-def _passed_through(wanted: Settings) -> Job:
-    """Return the job of a worker of torchrun, which has brought the ranks together already."""
-    assert wanted.rank is not None
+def _passed_through(wanted: Settings) -> tuple[Job, Session]:
+    """Return the job and the session of a worker of torchrun, which has brought the ranks together already."""
+    told = wanted.placement
+    assert told.rank is not None
     assert wanted.master_addr is not None
     assert wanted.master_port is not None
     session = Session()
     _hold(session)
-    node_rank = wanted.node_rank or 0
+    node_rank = told.node_rank or 0
     if text_of(os.environ, "NODE_RANK") is None:
         process_environment.export({"NODE_RANK": str(node_rank)})
-    local_world_size = wanted.local_world_size or 1
-    return Job(
+    local_world_size = told.local_world_size or 1
+    job = Job(
         job_id=wanted.job_id,
-        rank=wanted.rank,
-        world_size=wanted.world_size,
-        local_rank=wanted.local_rank or 0,
+        rank=told.rank,
+        world_size=told.world_size,
+        local_rank=told.local_rank or 0,
         local_world_size=local_world_size,
         node_rank=node_rank,
-        num_nodes=wanted.num_nodes or max(1, wanted.world_size // local_world_size),
+        num_nodes=told.num_nodes or max(1, told.world_size // local_world_size),
         master_addr=wanted.master_addr,
         master_port=wanted.master_port,
         interface="",
         address="",
         elapsed=0.0,
     )._with(session, members=())
+    return job, session
 
 
 @atexit.register

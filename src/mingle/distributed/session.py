@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
-
-from msgspec import structs
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mingle import detached, forksafe
 from mingle.detached import AbandonedError
 from mingle.distributed import process_group
 from mingle.engine import store
 from mingle.engine.discovery import Discovery
-from mingle.errors import MingleError, comes_from_a_signal_handler
+from mingle.errors import MingleError
 from mingle.job import Member
 from mingle.protocol.machine import Formation, roster_digest
+from mingle.records import logger
 from mingle.wire.frames import Seat
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
-
-logger = logging.getLogger("mingle")
 
 Entry: TypeAlias = "tuple[TCPStore, int, int]"
 """What torch makes a process group of: the store, this rank, the world size."""
 
 ROSTER_SECONDS = 30.0
 """How long `job.members` waits for rank 0, whose process or network can stand still for a while."""
-LOOP_SECONDS = 10.0
-"""How long a call waits for the session's thread, which only a process starved of CPU keeps from answering."""
 LOSS_NOTICED_SECONDS = 0.25
 """How long the loop needs at most to see that a connection has ended, and what follows from that."""
 FRESH_SECONDS = 1.0
@@ -51,8 +43,6 @@ WATCH_SLOW_SECONDS = 0.5
 WATCH_STANDING_SECONDS = 4.0
 """How late the end of a process group may be noticed. Each look costs the training a tenth of a millisecond."""
 
-_T = TypeVar("_T")
-
 
 class Session:
     """What mingle holds behind a job. It ends once, and never in a forked child.
@@ -61,7 +51,11 @@ class Session:
     """
 
     def __init__(self) -> None:
+        self.key = os.urandom(8).hex()
+        """Names the session in the URL by which ``mingle.init`` has torch ask for its store."""
         self.on_close: Callable[[], None] = lambda: None
+        self.awaits_group = False
+        """Whether torch was handed the store for a process group that has not been made."""
         self._pid = os.getpid()
         self._closed = False
         self._closing_begun = False
@@ -96,6 +90,10 @@ class Session:
 
     def entry(self, _seconds: float) -> Entry | None:
         """Return what torch makes the process group of; None: the store is torchrun's."""
+        return None
+
+    def loss(self) -> MingleError | None:
+        """Return the error that rank 0 is lost or that the session's thread has failed; None if neither is so."""
         return None
 
     def group_stands(self) -> None:
@@ -171,7 +169,6 @@ class RunningSession(Session):
         self.host_lost: MingleError | None = None
         self._watch_quickly_until = time.monotonic() + WATCH_QUICKLY_SECONDS
         discovery.watch = self._watch
-        discovery.serve()
 
     # --- the process group -----------------------------------------------------------------------------------------
 
@@ -192,7 +189,7 @@ class RunningSession(Session):
 
         Raises:
             DiscoveryTimeoutError: the store has not answered within that time.
-            MingleError: this is not rank 0, and rank 0 is lost; or the session's thread has failed.
+            MingleError: this is not rank 0, and rank 0 is lost; or the loop has failed.
         """
         if self._discovery.failure is not None:
             raise self._discovery.failure.copied()
@@ -208,8 +205,8 @@ class RunningSession(Session):
 
     @property
     def _is_connected(self) -> bool:
-        joiner = self._discovery.joiner
-        return joiner is not None and joiner.connection_stands
+        membership = self._discovery.membership
+        return membership is not None and membership.connected
 
     def _await_store(self, client: store.StoreClient, seconds: float) -> None:
         try:
@@ -227,13 +224,13 @@ class RunningSession(Session):
         return self._discovery.failure or self.host_lost
 
     def loss(self) -> MingleError | None:
-        """Return the error that rank 0 is lost or that the session's thread has failed; None if neither is so.
+        """Return the error that rank 0 is lost or that the loop has failed; None if neither is so.
 
         Called when the process group could not be made. Rank 0's store breaks at the same moment as its connection, but
         it is lost only when it does not come back.
         """
-        if self._discovery.joiner is not None:
-            from mingle.protocol.member import RETURN_SECONDS
+        if self._discovery.membership is not None:
+            from mingle.protocol.membership import RETURN_SECONDS
 
             now = time.monotonic()
             noticed, returned = now + LOSS_NOTICED_SECONDS, now + RETURN_SECONDS + LOSS_NOTICED_SECONDS
@@ -259,21 +256,22 @@ class RunningSession(Session):
     def _note_group(self) -> None:
         if (group := process_group.current()) is not None:
             self._group = weakref.ref(group)
+        self.awaits_group = False
         self._group_stood = self._discovery.group_stands = True
         if self._discovery.store_server is not None:
             self._discovery.store_server.release()
-        if (joiner := self._discovery.joiner) is not None:
-            joiner.ready(self._discovery.driver.clock())
+        if (membership := self._discovery.membership) is not None:
+            membership.ready(self._discovery.driver.clock())
 
     def _look_after_host(self) -> None:
         """Note that rank 0 is gone before there was a process group: torch would look for its store for half an hour.
 
         Our entry points raise. Code that called torch directly gets only this log line.
         """
-        joiner = self._discovery.joiner
-        if joiner is not None and (host_lost := joiner.host_lost) is not None:
+        membership = self._discovery.membership
+        if membership is not None and (host_lost := membership.host_lost) is not None:
             self.host_lost = host_lost
-            if joiner.close_reason:
+            if membership.close_reason:
                 # A job without a process group may have done its work.
                 logger.info("%s", host_lost.observation)
             else:
@@ -283,14 +281,14 @@ class RunningSession(Session):
         """Take note that the process group has taken the store over; on the store's rank, wait until that is done.
 
         Raises:
-            MingleError: the session's thread has failed, or does not answer.
+            MingleError: the loop has failed, or does not answer.
         """
         if self._discovery.failure is not None:
             raise self._discovery.failure.copied()
         if self._discovery.store_server is None:
             self._discovery.call(self._note_group)  # no store is released, so there is no need to wait for the thread
             return
-        self._in_loop(self._note_group)
+        self._discovery.ask(self._note_group)
 
     def await_members(self) -> None:
         """On rank 0, wait until the process group of every member stands, for `READY_SECONDS` at most.
@@ -305,36 +303,9 @@ class RunningSession(Session):
             self._await_until = time.monotonic() + READY_SECONDS
         with contextlib.suppress(MingleError):  # the loop has failed: nothing to wait for
             while time.monotonic() < self._await_until:
-                if self._in_loop(lambda: host.closed or host.registrar.all_ready):
+                if self._discovery.ask(lambda: host.closed or host.registrar.seats.all_ready):
                     break
                 time.sleep(WATCH_QUICK_SECONDS)
-
-    def _in_loop(self, function: Callable[[], _T]) -> _T:
-        """Run a function in the loop's thread and return its result.
-
-        Raises:
-            MingleError: the thread has failed, or does not answer.
-        """
-        future: Future[_T] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
-
-        self._discovery.call(run, future.set_exception)
-        try:
-            return future.result(timeout=LOOP_SECONDS)
-        except FutureTimeoutError as error:
-            if comes_from_a_signal_handler(error):
-                raise
-            raise MingleError.explain(
-                f"job {self._discovery.settings.job_id!r}: the session's thread has not answered for "
-                f"{LOOP_SECONDS:g} s.",
-                cause="this process is starved of CPU, or stopped",
-                remedy="look at the load of this machine.",
-            ) from None
 
     # --- the roster ------------------------------------------------------------------------------------------------
 
@@ -342,7 +313,7 @@ class RunningSession(Session):
         """Fetch the members of the job.
 
         Raises:
-            MingleError: rank 0 does not answer, or is gone; or the session's thread has failed.
+            MingleError: rank 0 does not answer, or is gone; or the loop has failed.
         """
         host = self._discovery.host
         if os.getpid() != self._pid:
@@ -351,30 +322,40 @@ class RunningSession(Session):
                 cause="job.members was read for the first time in a forked process, such as a worker of a DataLoader",
             )
         self._refuse_if_closed()
-        seats = self._in_loop(host.registrar.roster) if host is not None else self._ask()
+        seats = self._discovery.ask(host.registrar.roster) if host is not None else self._ask()
         if roster_digest(seats) != self._formation.roster_digest:
             raise self._gone(
                 "what came is not the roster that was sealed",
                 cause="another process than rank 0 answered, or the answer was changed on its way",
             )
-        return tuple(Member(**structs.asdict(seat)) for seat in seats)
+        return tuple(
+            Member(
+                rank=seat.rank,
+                local_rank=seat.local_rank,
+                node_rank=seat.node_rank,
+                hostname=seat.hostname,
+                address=seat.address,
+                pid=seat.pid,
+            )
+            for seat in seats
+        )
 
     def _ask(self) -> list[Seat]:
-        joiner = self._discovery.joiner
-        assert joiner is not None
+        membership = self._discovery.membership
+        assert membership is not None
 
-        self._in_loop(joiner.ask_roster)
+        self._discovery.ask(membership.ask_roster)
         deadline = time.monotonic() + ROSTER_SECONDS
         while time.monotonic() < deadline:
             self._refuse_if_closed()
-            seats, host_gone = self._in_loop(lambda: (list(joiner.roster), joiner.host_gone))
+            seats, host_gone = self._discovery.ask(lambda: (list(membership.roster.seats), membership.host_gone))
             if len(seats) == self._formation.place.world_size:
                 return seats
             if host_gone:
-                if joiner.close_reason:
+                if membership.close_reason:
                     raise self._gone("rank 0 has ended its job")
-                if joiner.loss:
-                    raise self._gone(f"rank 0 is lost ({joiner.loss})")
+                if membership.loss:
+                    raise self._gone(f"rank 0 is lost ({membership.loss})")
                 raise self._gone("its session has ended", cause="its process group ended, and the session with it")
             time.sleep(ROSTER_LOOK_SECONDS)
         raise self._gone(
@@ -406,4 +387,11 @@ class RunningSession(Session):
         if not failing:
             self.await_members()
         self._await_until = 0.0  # a close that continues after an interrupt would ask a loop that has ended
-        self._discovery.close("an exception ended it" if failing else "its job was closed")
+        reason = "an exception ended it" if failing else "its job was closed"
+        if self.awaits_group:
+            reason = "its process group could not be made"
+        if (failing or self.awaits_group) and self._discovery.membership is not None and not process_group.stands():
+            # A member that was not ready is a loss: the other ranks would wait for it until torch's timeout.
+            self._discovery.close(reason, failed=True)
+        else:
+            self._discovery.close(reason)

@@ -31,9 +31,14 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
+    from mingle.config.settings import Arguments
+    from mingle.distributed.session import Session
+
 SCHEME = "mingle"
 _MODULE = "torch.distributed.rendezvous"
 _C10D = "torch.distributed.distributed_c10d"
+_UNSET = "-1"
+"""What torch appends for a rank or a world size that was not given."""
 
 
 def install() -> None:
@@ -159,22 +164,25 @@ def _rendezvous(url: str, timeout: timedelta | None) -> Iterator[tuple[Any, int,
     world = process_group.world()
     begun = False
     try:
-        job_id, arguments = _arguments(url)
+        arguments = _arguments(url)
         with rendezvous.one_call(), collector_paused():
-            wanted = rendezvous.resolve({"job_id": job_id, "may_leave_torchrun": True, **arguments}, timeout)
+            wanted = rendezvous.resolve(arguments, timeout)
             if backend is not None:
                 process_group.check_backend(backend)
             begun = True
-            job = rendezvous.form(wanted, enters=True)
-        for entry in _entry(timeout, job.rank, job.world_size):
-            with rendezvous.loss_explained():
+            job, session = rendezvous.form(wanted, enters=True)
+        for entry in _entry(session, timeout, job.rank, job.world_size):
+            with rendezvous.loss_explained(session):
                 entry[0].check([])  # what fails later, in torch's own call, can't be told in our words
+            session.awaits_group = group_name is not None  # else torch's RPC asks, which makes no group
             yield entry
     except GeneratorExit:
         # Torch takes one store, and drops the generator when its call ends. If that is the good end, nothing is called
         # here: a Ctrl-C during the call would be lost.
         if world is not None and world._default_pg is None:
             process_group.take_back_count(group_name)
+        else:
+            session.awaits_group = False
         raise
     except BaseException:
         process_group.take_back_count(group_name)
@@ -184,12 +192,18 @@ def _rendezvous(url: str, timeout: timedelta | None) -> Iterator[tuple[Any, int,
         raise
 
 
-def formed_handler(_url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
-    """Yield what `rendezvous_handler` yields, for ``mingle.init``."""
-    return _entry(timeout)
+def formed_handler(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """Yield what `rendezvous_handler` yields, for ``mingle.init``: the URL names the session of the call."""
+    from mingle.distributed import rendezvous
+
+    key = url.partition("://")[2].partition("?")[0]
+    return _entry(rendezvous.session_of(key), timeout)
 
 
-def _arguments(url: str) -> tuple[str | None, dict[str, int | None]]:
+def _arguments(url: str) -> Arguments:
+    """Return the arguments that a URL gives."""
+    from mingle.config.settings import Arguments
+
     try:
         job_id, options = parse_url(url)
     except UnicodeDecodeError:
@@ -198,16 +212,16 @@ def _arguments(url: str) -> tuple[str | None, dict[str, int | None]]:
             cause="a percent sign that stands for itself",
             remedy="write it as %25.",
         ) from None
-    if options.get("world_size") == "-1":  # torch appends it in this case alone
+    if options.get("world_size") == _UNSET:  # torch appends it in this case alone
         raise ConfigurationError.explain(
             f"torch asks for a group without a world size by {url!r}.",
             cause="init_rpc without world_size= makes a dynamic group, whose members come and go; a job of mingle is "
             "complete when it forms",
             remedy="pass world_size= to init_rpc.",
         )
-    arguments = {name: _integer(name, value) for name, value in options.items()}
+    rank, world_size = (_integer(name, options.get(name, _UNSET)) for name in ("rank", "world_size"))
     _warn_of_address(url, job_id)
-    return job_id, arguments
+    return Arguments(job_id=job_id, rank=rank, world_size=world_size, may_leave_torchrun=True)
 
 
 def _call_of_torch() -> tuple[str | None, str | None]:
@@ -223,18 +237,16 @@ def _call_of_torch() -> tuple[str | None, str | None]:
     return None, None
 
 
-def _entry(timeout: timedelta | None, *place: int) -> Iterator[tuple[Any, int, int]]:
+def _entry(session: Session, timeout: timedelta | None, *place: int) -> Iterator[tuple[Any, int, int]]:
     """Yield the store that this rank has proved; under torchrun, what torch's ``env://`` yields.
 
     Raises:
         MingleError: rank 0 is lost, or its store has not answered.
     """
-    from mingle.distributed import rendezvous
-
     torch_rendezvous = importlib.import_module(_MODULE)
     if timeout is None:
         timeout = torch_rendezvous.default_pg_timeout
-    if (entry := rendezvous.entry(timeout.total_seconds())) is not None:
+    if (entry := session.entry(timeout.total_seconds())) is not None:
         entry[0].set_timeout(timeout)
         yield entry
         return
@@ -250,5 +262,4 @@ def _integer(name: str, text: str) -> int | None:
             cause="the URL was written by hand",
             remedy="pass rank= and world_size= to init_process_group.",
         ) from None
-    # torch appends -1 for an argument that was not given.
-    return None if value == -1 else value
+    return None if text == _UNSET else value

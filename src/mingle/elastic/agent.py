@@ -22,37 +22,34 @@ from mingle.elastic.member import AgentMember
 from mingle.elastic.quorum import Memory, Policy
 from mingle.errors import MingleError
 from mingle.protocol.claims import ClaimBudget
+from mingle.protocol.effects import Effect, Hangup, Notice
 from mingle.protocol.election import Candidacy, Elector
-from mingle.protocol.host import Host
-from mingle.protocol.machine import (
-    Address,
-    Context,
-    Effect,
-    Endpoints,
-    Formation,
-    Hangup,
-    Identity,
-    NetworkFacts,
-    Notice,
-    Snapshot,
-    Source,
+from mingle.protocol.events import (
+    Accepted,
+    AddressesChanged,
+    BytesReceived,
+    Connected,
+    Disconnected,
+    Event,
+    Heard,
 )
+from mingle.protocol.host import Host
+from mingle.protocol.machine import Context, Endpoints, Formation, Identity
+from mingle.protocol.observations import NetworkFacts, Snapshot
 from mingle.protocol.reports import Cause
-from mingle.wire.datagrams import Datagram, Offer
+from mingle.wire.datagrams import Datagram, Offer, Seek
 
 
 class ElasticCandidacy(Candidacy):
-    """Decide which of two hosts steps down: an open one for a sealed one with a free seat, else the higher host id."""
+    """Decide which of two hosts closes: an open one for a sealed one with a free seat, else that with the higher id."""
 
     def competes(self, message: Datagram) -> TypeGuard[Offer]:
         """Return whether this is another session of the same job that this agent could join."""
         return self.is_other_host(message) and message.takes_members
 
-    def loses_to(self, offer: Offer, *, stands: bool, now: float) -> bool:
-        """Return whether this host steps down for the other one."""
-        if self.stands_against(offer.host, now):
-            return False
-        return offer.state == "sealed" or super().loses_to(offer, stands=stands, now=now)
+    def loses_to(self, offer: Offer) -> bool:
+        """Return whether this host closes for the other one."""
+        return offer.state == "sealed" or super().loses_to(offer)
 
 
 class Agent:
@@ -113,17 +110,6 @@ class Agent:
             make_host=functools.partial(ElasticHost, memory=self.memory),
             candidacy=ElasticCandidacy(self.identity),
         )
-
-    def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
-        """Handle a change of this machine's interfaces: a session of this agent listens at these addresses."""
-        self.endpoints = structs.replace(self.endpoints, addresses=addresses)
-        if isinstance(self.part, Elector | ElasticHost):
-            self.part.readdress(addresses, now)
-
-    def rewired(self, now: float) -> None:
-        """Handle the same change as a member."""
-        if isinstance(self.part, Elector | AgentMember):
-            self.part.rewired(now)
 
     def ask_round(self, now: float) -> None:
         """Find out whether the session still stands, since torch has completed a round: ``hold`` tells the result."""
@@ -194,7 +180,7 @@ class Agent:
         return done + (self.part.effects() if self.part is not None else [])
 
     def next_timer(self) -> float | None:
-        """The time of the next call to :meth:`handle_timer`."""
+        """The time of the next `TimerDue`."""
         return self.part.next_timer() if self.part is not None else None
 
     def stage(self) -> str:
@@ -218,6 +204,10 @@ class Agent:
         """The datagram for unicast peers now."""
         return self.part.calling() if self.part is not None else None
 
+    def showing(self) -> Seek | Offer | None:
+        """The sign in a shared folder now."""
+        return self.part.showing() if self.part is not None else None
+
     def deadline_passed(self, now: float) -> bool:
         """Return whether the time of the present gathering is up."""
         return isinstance(self.part, Elector) and self.part.expired(now)
@@ -230,86 +220,31 @@ class Agent:
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
+    def handle(self, event: Event, now: float) -> None:
+        """Have the part that acts now process what has happened, after a look whether a lease has ended by then."""
+        self.check(now)
+        match event:
+            case AddressesChanged(addresses):
+                self.endpoints = structs.replace(self.endpoints, addresses=addresses)
+            case Accepted(conn) if self.part is None:
+                self._effects.append(Hangup(conn))
+            case Heard(Offer(host=host)) if host == self.identity.member:
+                return  # of this agent's own session, or of one that it has lost
+            case Connected(conn) | BytesReceived(conn) | Disconnected(conn) if not self.owns(conn):
+                return  # the part that made the connection has just lost its lease
+        if self.part is not None:
+            self.part.handle(event, now)
+            self._look(now)
+
     def check(self, now: float) -> None:
-        """Check whether a lease has ended: before each datagram, each event of a connection and the timer."""
+        """Check whether a lease has ended."""
         if isinstance(self.part, ElasticHost | AgentMember):
             self.part.check(now)
             self._look(now)
 
-    def heard(self, message: Datagram, source: Source, now: float) -> None:
-        """Handle a valid datagram."""
-        self.check(now)
-        if self.part is not None and not (isinstance(message, Offer) and message.host == self.identity.member):
-            self.part.heard(message, source, now)
-            self._look(now)
-
-    def heard_unverified(self, message: Datagram) -> None:
-        """Handle a datagram whose signature is missing or wrong."""
-        if self.part is not None:
-            self.part.heard_unverified(message)
-
-    def accepted(self, conn: int, address: str, now: float) -> None:
-        """Handle a connection to the control port."""
-        self.check(now)
-        if isinstance(self.part, Elector | ElasticHost):
-            self.part.accepted(conn, address, now)
-        else:
-            self._effects.append(Hangup(conn))
-
     def owns(self, conn: int) -> bool:
         """Return whether a connection is this machine's."""
         return self.part is not None and self.part.owns(conn)
-
-    def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
-        """Handle an established outgoing connection."""
-        self.check(now)
-        if self.part is not None and self.part.owns(conn):
-            self.part.connected(conn, local_address, interface, now, weak=weak)
-            self._look(now)
-
-    def received(self, conn: int, untrusted: bytes, now: float) -> None:
-        """Handle bytes that came in on a connection."""
-        self.check(now)
-        if self.part is not None and self.part.owns(conn):
-            self.part.received(conn, untrusted, now)
-            self._look(now)
-
-    def disconnected(self, conn: int, reason: str, now: float) -> None:
-        """Handle a connection that ended or could not be made."""
-        self.check(now)
-        if self.part is not None and self.part.owns(conn):
-            self.part.disconnected(conn, reason, now)
-            self._look(now)
-
-    def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
-        """Handle the opening of the store of this process's own session."""
-        if isinstance(self.part, Elector | ElasticHost):
-            self.part.store_opened(epoch, port, token, now)
-            self._look(now)
-
-    def store_failed(self, epoch: int, error: MingleError, now: float) -> None:
-        """Handle the failure to open it."""
-        if isinstance(self.part, Elector | ElasticHost):
-            self.part.store_failed(epoch, error, now)
-            self._look(now)
-
-    def store_proved(self, session: bytes, epoch: int, now: float) -> None:
-        """Handle the proof of the store of the session that this agent joined."""
-        if isinstance(self.part, Elector):
-            self.part.store_proved(session, epoch, now)
-            self._look(now)
-
-    def store_unreachable(self, session: bytes, epoch: int, reason: str, now: float) -> None:
-        """Handle the failure to reach it."""
-        if isinstance(self.part, Elector):
-            self.part.store_unreachable(session, epoch, reason, now)
-
-    def handle_timer(self, now: float) -> None:
-        """Do everything that is due."""
-        self.check(now)
-        if self.part is not None:
-            self.part.handle_timer(now)
-            self._look(now)
 
     # --- from one session to the next ------------------------------------------------------------------------------
 
@@ -345,4 +280,4 @@ class Agent:
             return
         self.gather(now)
         if moved_to is not None and isinstance(self.part, Elector):
-            self.part.joiner.make_for(moved_to, "", now)
+            self.part.joiner.search.make_for(moved_to, "", now)

@@ -7,17 +7,17 @@ anew.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from mingle import detached, forksafe
+from mingle import forksafe, records
 from mingle.config.settings import Settings
-from mingle.detached import PreStartedWorker
 from mingle.elastic import reports as elastic_reports
 from mingle.elastic.agent import Agent
 from mingle.elastic.host import ElasticHost
@@ -26,15 +26,20 @@ from mingle.elastic.quorum import Policy
 from mingle.engine import progress
 from mingle.engine.discovery import FILES_PER_NODE, job_key, machine_context, make_room, process_identity
 from mingle.engine.driver import Driver
+from mingle.engine.loop import Loop
 from mingle.engine.progress import Progress
 from mingle.engine.store import StoreKeeper
-from mingle.errors import MingleError
-from mingle.protocol.machine import CloseStore, Effect, Formation
+from mingle.errors import MingleError, opening
+from mingle.network import folders
+from mingle.network.folder import FolderStorage
+from mingle.network.transport import NothingOpenedError
+from mingle.protocol.effects import CloseStore, Effect
+from mingle.protocol.events import InterfacesChanged
+from mingle.protocol.machine import Formation
+from mingle.protocol.observations import NetworkFacts
+from mingle.records import logger
+from mingle.wire.authentication import JobKey
 
-logger = logging.getLogger("mingle")
-
-INTERRUPTED_SECONDS = 0.5
-"""How long an interrupted call waits for the agent's thread to say how far it has come."""
 ASK_SECONDS = 1.0
 """How often this agent asks whether the session stands, until torchrun gets its round."""
 ROUND_WAIT_SECONDS = 0.1
@@ -74,26 +79,26 @@ class _State:
     lost: str | None = None
     ended: str | None = None
     failure: MingleError | None = None
+    time_is_up: bool = False
 
 
-class Gathering:
+class Gathering(Loop):
     """One agent's place among the agents of its job, across generations. Thread-safe.
 
-    Nothing is sent before the first :meth:`gather`. From then on a daemon thread drives the agent's machine, to the end
-    of its part in the job. After a loss this agent looks for the next session by itself; :meth:`gather` waits for it.
+    Nothing is sent before the first :meth:`gather`. From then on the loop drives the agent's machine, to the end of its
+    part in the job. After a loss this agent looks for the next session by itself; :meth:`gather` waits for it.
 
     Args:
         settings: how to discover; the job's id, attempt and secret.
         policy: how many nodes the job may have, and how many found and keep a session; the same on all of them.
     """
 
-    _driver: Driver
     _stores: StoreKeeper
     _agent: Agent
-    """The machine; only the thread touches it."""
-    _stack: contextlib.ExitStack
+    """The machine; only the loop touches it."""
 
     def __init__(self, settings: Settings, policy: Policy) -> None:
+        super().__init__("mingle-agent", settings.job_id, clock=boot_time)
         self.session_lost = threading.Event()
         """Set whenever ``lost`` or ``ended`` becomes set; cleared by :meth:`gather`."""
         self._settings = settings
@@ -101,13 +106,15 @@ class Gathering:
         self._identity = process_identity(settings, minimum=policy.nodes.minimum, unit="node")
         self._pid = os.getpid()
         self._quiet = settings.progress == "off"
+        self._key: JobKey | None = None
+        self._storages: Mapping[str, FolderStorage] = {}
         self._progress: Progress | None = None
-        self._thread: threading.Thread | None = None
         self._lock = forksafe.register_lock(threading.Condition())
         self._state = _State()
+        self._unopened: NothingOpenedError | None = None
+        self._reason = "its part has ended"
         self._losses = 0
         self._closed = False
-        self._stopping = False
 
     # --- what is known ---------------------------------------------------------------------------------------------
 
@@ -147,35 +154,60 @@ class Gathering:
             InterfaceError: no interface can be used.
             MingleError: the job has ended, this gathering is closed, or no file descriptor is free.
         """
-        thread, driver = self._running_thread(), self._driver
-        began = threading.Event()
-
-        def begin() -> None:
-            with self._lock:
-                self._state = replace(self._state, lost=None, failure=None)
-                self.session_lost.clear()
-            self._agent.gather(driver.clock())
-            self._publish()
-            began.set()
-
-        driver.call(begin, lambda _: began.set())
-        while not began.wait(1.0) and thread.is_alive():
-            pass
-        if driver.failure is not None:
-            raise driver.failure.copied()
-        if not began.is_set():  # the start of the thread was interrupted
-            raise elastic_reports.closed_here(self._identity)
+        nodes = self._policy.nodes.maximum
+        progress = Progress(self._settings.job_id, nodes, None, off=self._quiet, now=self.clock())
+        self._start_once()
+        self._progress = progress
         try:
-            return self._await_session()
+            self.ask(self._begin, patient=True)
+            return self._await_session(progress)
         except MingleError:
+            if self._closed:
+                raise elastic_reports.closed_here(self._identity) from None
+            if self._unopened is not None:
+                raise self._unopened.diagnosed() from None
             raise
         except BaseException:  # a signal handler of torchrun's
-            self._say_interrupted()
+            self._progress = None
+            progress.interrupted(lambda: self.ask(self._agent.snapshot), self.clock())
             raise
+        finally:
+            self._progress = None
+            progress.close()
+            records.flush()
 
-    def _await_session(self) -> Gathered:
+    def _start_once(self) -> None:
         with self._lock:
-            while not self._closed:
+            if self._closed or os.getpid() != self._pid:
+                raise elastic_reports.closed_here(self._identity)
+            if self._thread is None:
+                self._key = job_key(self._settings)
+                if self._settings.peers:
+                    codecs.lookup("idna")  # of the names that the resolver's threads look up
+                with opening("what a gathering needs"):
+                    self._storages = folders.storages(self._settings.folders, self._settings.job_id)
+                try:
+                    self.start()
+                except MingleError:  # a full cgroup refuses threads: a later call starts anew
+                    self._thread = None
+                    folders.close(self._storages)
+                    raise
+                except BaseException:
+                    self._closed = self._stopping = True
+                    raise
+
+    def _begin(self) -> None:
+        with self._lock:
+            self._state = replace(self._state, lost=None, failure=None, time_is_up=False)
+            self.session_lost.clear()
+        self._agent.gather(self.clock())
+        self._publish()
+
+    def _await_session(self, progress: Progress) -> Gathered:
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise elastic_reports.closed_here(self._identity)
                 state = self._state
                 if state.gathered is not None:
                     return state.gathered
@@ -183,19 +215,24 @@ class Gathering:
                     raise state.failure.copied()
                 if state.ended is not None:
                     raise elastic_reports.ended(self._identity, state.ended)
-                self._lock.wait()
-        raise elastic_reports.closed_here(self._identity)
+                if not state.time_is_up:
+                    due = progress.next_timer()
+                    if due is None or (seconds := due - self.clock()) > 0:
+                        self._lock.wait(None if due is None else seconds)
+                        continue
+            if state.time_is_up:
+                self._give_up()
+            self.show(progress)
 
-    def _say_interrupted(self) -> None:
-        said = threading.Event()
+    def _give_up(self) -> None:
+        """Have the agent's gathering end with the error that explains why the time is up."""
+        with contextlib.suppress(MingleError):  # the loop is starved, or it has ended with an outcome of its own
+            facts = self.facts()
+            self.ask(lambda: self._end_gathering(facts))
 
-        def say() -> None:
-            if self._progress is not None:
-                self._progress.interrupted(self._agent, self._driver.clock())
-            said.set()
-
-        self._driver.call(say, lambda _: said.set())
-        said.wait(INTERRUPTED_SECONDS)
+    def _end_gathering(self, facts: NetworkFacts) -> None:
+        if self._agent.deadline_passed(now := self.clock()):
+            self._agent.give_up(facts, now)
 
     def await_round(self, is_over: Callable[[], bool], seconds: float) -> bool:
         """Block until torchrun can get a round that is complete now; a signal handler can raise out of it.
@@ -219,18 +256,18 @@ class Gathering:
                     self._lock.wait(ROUND_WAIT_SECONDS)
                     continue
             asked_at = now
-            self._driver.call(self._ask_round)
+            self.call(lambda: self._agent.ask_round(self.clock()))
         return False
-
-    def _ask_round(self) -> None:
-        self._agent.ask_round(self._driver.clock())
 
     def workers_done(self) -> None:
         """Note that this node's workers are done: from now on a loss starts no election and no gathering."""
         with self._lock:
             started = self._thread is not None and not self._closed
         if started:
-            self._driver.call(self._agent.stop_electing)
+            self.call(self._stop_electing)
+
+    def _stop_electing(self) -> None:
+        self._agent.stop_electing()
 
     def close(self, reason: str) -> None:
         """End this agent's part in the job on purpose: the others hear the reason and do not count it as lost.
@@ -241,119 +278,81 @@ class Gathering:
         if os.getpid() != self._pid:
             return
         with self._lock:
-            thread = None if self._closed else self._thread
+            if self._closed:
+                return
             self._closed = True
+            self._reason = reason
             self._state = replace(self._state, gathered=None, present=None)
             self._lock.notify_all()
-        if thread is None:
-            return
+        self.stop()
 
-        def end() -> None:
-            self._agent.close(reason)
-            self._stopping = True
+    # --- the loop --------------------------------------------------------------------------------------------------
 
-        self._driver.call(end)
-        if thread.ident is None:  # its start was interrupted; if it runs after all, it ends at once
-            self._stopping = True
-            self._stack.close()
-        else:
-            thread.join()
-
-    # --- the thread ------------------------------------------------------------------------------------------------
-
-    def _running_thread(self) -> threading.Thread:
-        with self._lock:
-            if self._closed or os.getpid() != self._pid:
-                raise elastic_reports.closed_here(self._identity)
-            if self._thread is None:
-                self._open()
-                self._thread = threading.Thread(target=self._serve, name="mingle-agent", daemon=True)
-                try:
-                    detached.start_explained(self._thread)
-                except MingleError:  # a full cgroup refuses threads: a later call starts anew
-                    self._thread = None
-                    self._stack.close()
-                    raise
-            return self._thread
-
-    def _open(self) -> None:
+    def _open(self, stack: contextlib.ExitStack) -> None:
         settings = self._settings
         make_room(self._policy.nodes.maximum, FILES_PER_NODE, what="nodes", quiet=self._quiet)
-        with contextlib.ExitStack() as stack:
-            worker = PreStartedWorker()
-            stack.callback(worker.end)
-            key = job_key(settings)
-            self._driver = driver = Driver(
-                settings,
-                settings.job_id,
-                key,
-                stack,
-                clock=boot_time,
-                perform=self._perform,
-                scanned=self._scanned,
-                say=self._say,
-            )
-            self._stores = StoreKeeper(driver, worker.run, port=settings.master_port)
-            context = machine_context(settings, key, driver)
-            self._agent = Agent(
-                self._identity,
-                driver.listen(),
-                context,
-                driver.clock(),
-                policy=self._policy,
-                wall_clock=time.time,
-            )
-            driver.drive(self._agent, unverified=self._agent.heard_unverified)
-            self._stack = stack.pop_all()
+        self.driver = driver = Driver(
+            settings,
+            settings.job_id,
+            self._key,
+            stack,
+            storages=self._storages,
+            clock=self.clock,
+            perform=self._perform,
+            scanned=self._scanned,
+            say=self._say,
+        )
+        self._stores = StoreKeeper(driver, self.call, port=settings.master_port)
+        stack.callback(self._stores.release)
+        stack.callback(self._stores.close)
+        context = machine_context(settings, self._key, driver)
+        self._agent = Agent(
+            self._identity,
+            driver.listen(),
+            context,
+            self.clock(),
+            policy=self._policy,
+            wall_clock=time.time,
+        )
+        driver.drive(self._agent, verifies=True)
 
-    def _serve(self) -> None:
-        driver, agent, stores = self._driver, self._agent, self._stores
-        try:
-            driver.carry_out()
-            while not self._stopping:
-                driver.turn(None if self._progress is None else self._progress.next_timer())
-                if stores.server is not None:
-                    # A client of this session's store can still hold the port in the next session.
-                    stores.port = None
-                if agent.finished and agent.hosting is None:
-                    stores.release()  # that of a session that this agent has given up
-                now = driver.clock()
-                if agent.deadline_passed(now):
-                    agent.give_up(driver.facts(diagnosed=True), now)
-                    driver.carry_out()
-                self._show_progress(now)
-                self._publish()
-            stores.close()
-            with contextlib.suppress(OSError):
-                driver.carry_out()
-            self._end_progress()
-            self._stack.close()
-            driver.run_calls()
-            stores.release()
-        except BaseException as error:
-            stores.close()
-            driver.die(error, self._end_store, self._stack.close, self._end_progress, self._publish)
+    def _turn(self) -> None:
+        agent, stores = self._agent, self._stores
+        if not self._state.time_is_up:
+            self.driver.turn()
+        elif self._progress is not None:
+            self._rest()  # the caller that waits says what is known of this machine
+        else:
+            self._end_gathering(self.driver.facts())
+            self.driver.carry_out()
+        self._log_stage()
+        if stores.server is not None:
+            # A client of this session's store can still hold the port in the next session.
+            stores.port = None
+        if agent.finished and agent.hosting is None:
+            stores.release()  # that of a session that this agent has given up
+        self._publish()
 
-    def _show_progress(self, now: float) -> None:
-        if self._agent.outcome is not None or self._agent.part is None:
-            self._end_progress()
-            return
-        if self._progress is None:
-            nodes = self._policy.nodes.maximum
-            self._progress = Progress(self._settings.job_id, nodes, None, off=self._quiet, now=now)
-        self._progress.show(self._agent, now, self._driver.facts_so_far)
+    def _leave(self) -> None:
+        self.driver.part(lambda: self._agent.close(self._reason))
 
-    def _end_progress(self) -> None:
-        if self._progress is not None:
-            self._progress.close()
-            self._progress = None
+    def _fail(self) -> None:
+        self._stores.close()
+        self._end_store()
+
+    def _ended(self, error: BaseException | None, over: MingleError) -> None:
+        if isinstance(error, NothingOpenedError):
+            self._unopened = error
+        self._publish()
+        if error is not None and not isinstance(error, MingleError | NothingOpenedError):
+            self._say(logging.ERROR, str(self.failure), error)
 
     # --- what the driver calls -------------------------------------------------------------------------------------
 
     def _scanned(self, now: float, changed: bool) -> None:
         if changed:
-            self._agent.rewired(now)
-        self._driver.relisten(self._agent, now)
+            self._agent.handle(InterfacesChanged(), now)
+        self.driver.relisten(now)
 
     def _say(self, level: int, text: str, error: BaseException | None = None) -> None:
         if self._progress is not None or error is not None:
@@ -385,10 +384,11 @@ class Gathering:
             self._lock.notify_all()
 
     def _present_state(self) -> _State:
-        agent, before, failure = self._agent, self._state, self._driver.failure
+        before, failure = self._state, self.failure
         if failure is not None:
             # The machine's state is void after the failure, and no other session follows.
             return _State(lost=failure.observation, ended=before.ended, failure=failure)
+        agent = self._agent
         lost, outcome, gathered = before.lost, agent.outcome, before.gathered
         if agent.losses > self._losses:
             self._losses, lost = agent.losses, agent.lost
@@ -405,4 +405,5 @@ class Gathering:
             lost=lost,
             ended=agent.ended,
             failure=agent.failure,
+            time_is_up=agent.deadline_passed(self.clock()),
         )

@@ -10,6 +10,7 @@ import functools
 import json
 import logging
 import math
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -26,12 +27,13 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from mingle import detached
+from mingle.config.order import order_of
 from mingle.config.settings import GENERATION
 from mingle.detached import AbandonedError
 from mingle.distributed import environment, gloo
 from mingle.distributed.environment import process_environment
 from mingle.elastic import rounds as agent_rounds
-from mingle.elastic.rounds import BACKEND, Rounds
+from mingle.elastic.rounds import BACKEND, Rounds, Since
 from mingle.engine import progress
 from mingle.errors import DiscoveryTimeoutError, MingleError
 from mingle.protocol.machine import scoped
@@ -72,6 +74,9 @@ class AgentHandler(RendezvousHandler):
         self._gathering = gathering
         self._rounds: Rounds | None = None
         self._closed = False
+        self._order: bytes | None = None
+        self._since: Since | None = None
+        """The first round that this agent was in."""
         self._void = False
         """Whether the present round's ranks don't count, since another round must follow."""
 
@@ -123,6 +128,8 @@ class AgentHandler(RendezvousHandler):
                 continue
             begun = self._begin(rounds.number, joined)
             if self._gathering.await_round(self.is_closed, self._wanted.torch["join_timeout"]):
+                rounds.begun()
+                self._since = rounds.since
                 return begun  # at once: each moment makes the answers of the others older
             if not self.is_closed() and not self._gathering.session_lost.is_set():
                 raise RendezvousTimeoutError(str(self._unanswered_error()))
@@ -169,8 +176,17 @@ class AgentHandler(RendezvousHandler):
             formation.address,
             formation.interface,
         )
-        self._rounds = Rounds(self._wanted, self._gathering, formation, small=gathered.small)
+        self._rounds = Rounds(
+            self._wanted, self._gathering, gathered, order=self._order_at(formation.address), since=self._since
+        )
         return self._rounds
+
+    def _order_at(self, address: str) -> bytes:
+        """Return this node's place in the order of nodes, which never changes while the agent lives."""
+        if self._order is None:
+            address = self._wanted.local_addr or address
+            self._order = order_of(self._wanted.settings.placement, socket.gethostname(), address)
+        return self._order
 
     def _export(self, gathered: Gathered) -> None:
         """Export what the workers inherit, and torch's own code in this process reads."""

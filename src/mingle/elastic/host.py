@@ -15,19 +15,11 @@ from mingle.errors import MingleError
 from mingle.protocol import reports
 from mingle.protocol.callers import Caller
 from mingle.protocol.connection_race import named
+from mingle.protocol.effects import CloseStore, Multicast, Notice, Reset
+from mingle.protocol.events import Source
 from mingle.protocol.host import Host
-from mingle.protocol.machine import (
-    CloseStore,
-    Context,
-    Diagnostics,
-    Endpoints,
-    Identity,
-    Multicast,
-    NetworkFacts,
-    Notice,
-    Reset,
-    Source,
-)
+from mingle.protocol.machine import Context, Endpoints, Identity
+from mingle.protocol.observations import Diagnostics, NetworkFacts
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
 
@@ -61,12 +53,13 @@ class ElasticHost(Host):
         started: float,
         *,
         memory: Memory,
+        deadline: float | None = None,
         diagnostics: Diagnostics | None = None,
     ) -> None:
         self.dissolved: str | None = None
         """Why the session has ended, if the job continues."""
         self.moved_to: Offer | None = None
-        """The session for which this one stepped down."""
+        """The session for which this one has ended."""
         self.quorum = Quorum(session, memory, started)
         self._memory = memory
         self._told: frames.Members | None = None
@@ -77,7 +70,7 @@ class ElasticHost(Host):
         """When each question about a round came that is not answered: by the connection, and the question's number."""
         self._store_gone_at: float | None = None
         """When the address of the store was first seen to be gone, if it is."""
-        super().__init__(identity, session, endpoints, context, started, diagnostics=diagnostics)
+        super().__init__(identity, session, endpoints, context, started, deadline=deadline, diagnostics=diagnostics)
         self.conflicts.running_check.patience = context.timeout
 
     def _admission(self) -> Quorum:
@@ -98,7 +91,7 @@ class ElasticHost(Host):
         return Hold(self.quorum.kept_until(), self.quorum.proved_at())
 
     def next_timer(self) -> float | None:
-        """The time of the next call to :meth:`handle_timer`."""
+        """The time of the next `TimerDue`."""
         times = [super().next_timer()]
         if self.running:
             leases = (self.quorum.leases.until(member) for member, _ in self._members())
@@ -140,14 +133,15 @@ class ElasticHost(Host):
         seats, maximum = len(self.registrar.seats), self.quorum.policy.nodes.maximum
         store, zone, _ = self.outcome.store_address.partition("%")
         needed = maximum > 1 and (seats == 1 or not zone)
-        return needed and all(each.address != store for each in self._newest_addresses)
+        return needed and not self._description.has(store)
 
     def _sighted(self, offer: Offer, source: Source, now: float) -> None:
         """Probe another session of this job; a running host probes only sessions that take precedence."""
         if not self.running:
             super()._sighted(offer, source, now)
         elif offer.kind == "agents" and offer.state == "sealed" and self._comes_first(offer):
-            self.conflicts.heard(offer, named(offer, source.interface, source.address), now, sender=source.address)
+            targets = named(offer, source.interface, source.address)
+            self.conflicts.heard(offer, targets, now, sender=source.address, in_folder=source.folder)
 
     def _comes_first(self, offer: Offer) -> bool:
         """Return whether another session takes precedence: the one that has had its quorum, then the lower host id."""
@@ -167,20 +161,14 @@ class ElasticHost(Host):
         super()._frame(conn, caller, frame, now)
         if isinstance(frame, frames.Join) and frame.clock:
             member = caller.hello.member
-            seat = self.registrar.seats.get(member) or self.registrar.latecomers.get(member)
+            seat = self.registrar.seats.find(member)
             if seat is not None and seat.conn == conn:
                 seat.ahead = frame.clock - self._memory.clock
 
-    def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
-        """Take note that the store listens."""
-        super().store_opened(epoch, port, token, now)
-        self._look(now)
-
-    def handle_timer(self, now: float) -> None:
-        """Do everything that is due."""
+    def _handle_timer(self, now: float) -> None:
         if self.running:
             self._keep_in_touch(now)
-        super().handle_timer(now)
+        super()._handle_timer(now)
 
     # --- a round ---------------------------------------------------------------------------------------------------
 
@@ -192,7 +180,7 @@ class ElasticHost(Host):
     def _answer_rounds(self, now: float) -> None:
         hold, waiting = self.hold, dict[int, dict[int, float]]()
         for conn, asked in self._rounds_asked.items():
-            for number, asked_at in asked.items() if self.registrar.has_seat(conn) else ():
+            for number, asked_at in asked.items() if self.registrar.seats.at(conn) is not None else ():
                 if hold.allows(asked_at, now):
                     self._callers.send(conn, frames.RoundHeld(number=number))
                 elif now < asked_at + ANSWER_SECONDS:
@@ -218,8 +206,8 @@ class ElasticHost(Host):
             self._begin(now)
         self.quorum.note_quorum(now)
         self._tell_members()
-        for seen in self.take_hosts_seen():
-            self._sighted(seen.offer, Source(interface=""), now)
+        for offer in self.take_hosts_seen():
+            self._sighted(offer, Source(interface=""), now)
         self.check(now)
         for offer, running in [] if self.closed else self.conflicts.proved():
             # A host sends RUNNING once on a connection, so a session that was sealed then can be running by now.
@@ -245,7 +233,7 @@ class ElasticHost(Host):
         self._told = members
         memory.generation, memory.companions = members.generation, members.present
         memory.had_quorum |= members.quorum
-        for conn in self.registrar.member_connections():
+        for conn in self.registrar.seats.connections():
             self._callers.send(conn, members)
         self._compare_clocks()
 
@@ -283,11 +271,8 @@ class ElasticHost(Host):
     def _dissolve(self, reason: str, moved_to: Offer | None) -> None:
         """End this session, not the job: all agents look for a host again."""
         self.dissolved, self.moved_to = reason, moved_to
-        if moved_to is not None:
-            for conn in self.registrar.member_connections():
-                self._callers.send(conn, frames.Redirect(offer=moved_to))
         self._effects.append(CloseStore(reason))
-        self._end(reason, conflict=False, regather=True)
+        self._end(reason, conflict=False, regather=True, offer=moved_to)
 
     def _incomplete(self, facts: NetworkFacts) -> MingleError:
         status = self.registrar.status()

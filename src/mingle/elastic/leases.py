@@ -59,13 +59,16 @@ class Leases:
         return self._last_number
 
     def answered(self, member: bytes, number: int) -> None:
-        """Renew the lease of a member that has answered the PING of this number."""
+        """Renew the lease of a member that has answered the PING of this number.
+
+        Answers come in the order of the questions, all of which were sent after SEALED, so a lease is never shortened.
+        """
         asked = self._asked.get(member, {})
         sent_at = asked.get(number)
         if sent_at is None or member not in self._until:
             return
-        self._until[member] = max(self._until[member], sent_at + LEASE_SECONDS)
-        self._answered[member] = max(self.answered_at(member), sent_at)
+        self._until[member] = sent_at + LEASE_SECONDS
+        self._answered[member] = sent_at
         self._asked[member] = {later: at for later, at in asked.items() if later > number}
 
     def until(self, member: bytes) -> float:

@@ -15,8 +15,11 @@ from mingle.errors import MingleError
 from mingle.network.connections import CLOSED_BY_PEER
 from mingle.protocol import reports as protocol_reports
 from mingle.protocol.election import Candidate
-from mingle.protocol.machine import Context, Diagnostics, Identity, NetworkFacts, Source
-from mingle.protocol.member import HOST_SEEN_SECONDS, Step
+from mingle.protocol.events import Source
+from mingle.protocol.machine import Context, Identity
+from mingle.protocol.member import HOST_SEEN_SECONDS, Joining
+from mingle.protocol.observations import Diagnostics, NetworkFacts
+from mingle.protocol.participant import AwaitingGo, AwaitingSeal, Participant, ProvingStore
 from mingle.protocol.sessions import KnownSession
 from mingle.wire import frames
 from mingle.wire.datagrams import Datagram, Offer
@@ -37,7 +40,7 @@ class AgentMember(Candidate):
         self.ended_because: str | None = None
         """The reason why the host has ended the job on purpose."""
         self.moved_to: Offer | None = None
-        """The session for which the host has stepped down."""
+        """The session for which the host has ended its own."""
         self._memory = memory
         self._members: frames.Members | None = None
         self._in_doubt: tuple[bytes, int, bool] | None = None
@@ -50,12 +53,12 @@ class AgentMember(Candidate):
         self._report_at = float("-inf")
         self._checked_at = now
         super().__init__(identity, context, now)
-        self.running_check.patience = context.timeout
+        self.search.running_check.patience = context.timeout
 
     @property
     def running(self) -> bool:
         """Whether the session has formed and its host is not lost."""
-        return self.outcome is not None and self.current is not None
+        return self.membership is not None and self.membership.connected
 
     @property
     def generation(self) -> int:
@@ -74,61 +77,61 @@ class AgentMember(Candidate):
             self.drop_host(f"it was silent for {BINDING_SECONDS:.0f} s", now)
 
     def next_timer(self) -> float | None:
-        """The time of the next call to :meth:`handle_timer`: also the end of the binding, if it matters."""
+        """The time of the next `TimerDue`: also the end of the binding, if it matters."""
         due, binding = super().next_timer(), self._memory.binding
-        if not (self.running or (self.can_confirm and binding.holds(self._checked_at))):
+        if not (self.running or (self.part is not None and self.part.can_confirm and binding.holds(self._checked_at))):
             return due
         return binding.until if due is None else min(due, binding.until)
 
     def _why_waiting(self, heard: Diagnostics, facts: NetworkFacts) -> protocol_reports.Cause | None:
-        if self.current is None or self.status is None:
+        if self.state.session is None or self.status is None:
             return super()._why_waiting(heard, facts)
         return reports.waiting(self.identity, self._memory, self.status, heard, facts)
 
     # --- what is heard ---------------------------------------------------------------------------------------------
 
-    def heard(self, message: Datagram, source: Source, now: float) -> None:
+    def _heard(self, message: Datagram, source: Source, now: float) -> None:
         """Handle a valid datagram; report other sessions of the job to the host, which may not hear them."""
-        current = self.current
+        current = self.state.session
         if self.outcome is None:
-            super().heard(message, source, now)
+            super()._heard(message, source, now)
         elif isinstance(message, Offer) and current is not None and now >= self._report_at:
             ours = (message.job, message.attempt) == (self.identity.job, self.identity.attempt)
             if ours and message.session != current.name and message.state == "sealed":
                 self._report_at = now + HOST_SEEN_SECONDS
-                self.send(frames.HostSeen(offer=message))
+                current.send(frames.HostSeen(offer=message))
 
-    def on_frame(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
-        """Handle a frame that came from a host: renew the binding, and handle those that only agents get."""
-        ours, formed, memory = session is self.current, self.outcome is not None, self._memory
-        if ours:
-            self._renew(session, frame, now)
+    def host_said(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
+        """Handle a frame of the host: renew the binding, and handle those that only agents get."""
+        formed, memory = self.outcome is not None, self._memory
+        self._renew(session, frame, now)
         match frame:
-            case frames.Members() if ours:
+            case frames.Members():
                 self._learn(frame)
                 return
-            case frames.RoundHeld() if ours and formed:
+            case frames.RoundHeld() if formed:
                 self.proved_at = max(self.proved_at, self._rounds_asked.pop(frame.number, float("-inf")))
                 return
-            case frames.Redirect() if ours and formed:
-                self.moved_to = frame.offer
-                return
-            case frames.Void() if ours and not formed and frame.epoch == self.epoch:
+            case frames.Void() if self.part is not None and frame.epoch == self.part.epoch:
                 self._called_off(session)
-            case frames.Status() if ours and not formed:
+            case frames.Status() if not formed:
                 memory.note_status(frame)
-            case frames.Closed() if ours:
+            case frames.Closed():
                 self._released(session, frame)
-            case frames.Running() if not ours:
-                memory.surplus |= frame.surplus
-            case frames.Refused(reason="surplus") if ours:
+            case frames.Refused(reason="surplus"):
                 memory.surplus = True
                 frame = msgspec.structs.replace(frame, reason="full")
-        super().on_frame(session, frame, now)
+        super().host_said(session, frame, now)
+
+    def runs_elsewhere(self, running: frames.Running) -> None:
+        """Take note of what a session says of itself that this agent is not in."""
+        self._memory.surplus |= running.surplus
 
     def _renew(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
-        sealed = isinstance(frame, frames.Sealed) and self.step is Step.CONFIRMED and frame.epoch == self.epoch
-        if sealed or self.outcome is not None or self.step in (Step.PROVING_STORE, Step.ACKED):
+        """Renew the binding: from SEALED on, every frame of the host does."""
+        state = None if self.part is None else self.part.state
+        sealed = isinstance(state, AwaitingSeal) and isinstance(frame, frames.Sealed) and frame.epoch == state.epoch
+        if sealed or isinstance(state, ProvingStore | AwaitingGo) or self.outcome is not None:
             self._memory.binding.renew(session.name, now)
 
     # --- the steps -------------------------------------------------------------------------------------------------
@@ -148,22 +151,22 @@ class AgentMember(Candidate):
             age=min(max(0.0, now - memory.began_at), frames.MAX_SECONDS),
         )
 
-    def _joined(self, session: KnownSession, frame: frames.Joined, now: float) -> None:
-        super()._joined(session, frame, now)
-        self._memory.seat = session.name, frame.token
+    def _joined(self, state: Joining, frame: frames.Joined) -> None:
+        super()._joined(state, frame)
+        self._memory.seat = state.link.session.name, frame.token
 
     def _may_confirm(self, session: KnownSession, now: float) -> bool:
         self._checked_at = now  # until GO no event calls `check`
         return super()._may_confirm(session, now) and not self._memory.binding.elsewhere(session.name, now)
 
-    def store_proved(self, session: bytes, epoch: int, now: float) -> None:
-        """PROVING STORE -> ACKED: from now on the host may decide GO, even if this agent never hears of it."""
+    def _acknowledge(self, part: Participant, sealed: frames.Sealed) -> None:
+        """From now on the host may decide GO, even if this agent never hears of it."""
         members, memory = self._members, self._memory
-        if self._proves_store(session, epoch) and members is not None:
-            self._in_doubt = session, memory.generation, memory.had_quorum
+        if members is not None:
+            self._in_doubt = sealed.session, memory.generation, memory.had_quorum
             memory.generation = max(memory.generation, members.generation)
             memory.had_quorum |= members.quorum
-        super().store_proved(session, epoch, now)
+        super()._acknowledge(part, sealed)
 
     def _called_off(self, session: KnownSession) -> None:
         """Take note that the host has not decided GO."""
@@ -178,7 +181,8 @@ class AgentMember(Candidate):
         if self._members is not None:
             self._learn(self._members)
         # An agent that loses its host can join any other one; unlike a rank it has no process group to return to.
-        self.ready()
+        assert self.membership is not None
+        self.membership.ready()
 
     def _learn(self, members: frames.Members) -> None:
         """Take note of the members; before the session has formed, the list has no meaning."""
@@ -197,24 +201,28 @@ class AgentMember(Candidate):
             # An answer to an older question comes too late.
             asked = {number: at for number, at in self._rounds_asked.items() if now < at + ANSWER_SECONDS}
             self._rounds_asked = {**asked, self._last_number: now}
-            self.send(frames.Round(number=self._last_number))
+            assert self.membership is not None
+            self.membership.send(frames.Round(number=self._last_number))
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def _released(self, session: KnownSession, frame: frames.Closed) -> None:
         """Handle CLOSED: the host gives up its session or ends the job, and so releases this agent."""
+        if self.outcome is None:
+            self._called_off(session)
         self._memory.binding.release(session.name)
         if self.outcome is not None and frame.regather:
-            self.lost_because = frame.reason or "its host gave it up"
+            self.lost_because, self.moved_to = frame.reason or "its host gave it up", frame.offer
         elif self.outcome is not None:
             self.ended_because = frame.reason or "its host closed it"
 
-    def _lost(self, session: KnownSession, reason: str, now: float) -> None:
+    def host_lost(self, session: KnownSession, reason: str, now: float) -> None:
+        """Handle the end of the connection to the host."""
         if reason == CLOSED_BY_PEER:
             # A firewall does not forge an orderly close (FIN): the host's process has ended, or the host has dropped
             # this agent and no longer counts it.
             self._memory.binding.release(session.name)
-        super()._lost(session, reason, now)
+        super().host_lost(session, reason, now)
         if self.outcome is not None and self.ended_because is None and self.lost_because is None:
             self.lost_because = f"the connection to {session.host_name} is lost: {reason}"
 

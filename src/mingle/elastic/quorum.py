@@ -16,7 +16,8 @@ import msgspec
 from mingle.elastic.leases import ANSWER_SECONDS, GROWN_SECONDS, LEASE_SECONDS, Binding, Leases
 from mingle.errors import ConfigurationError
 from mingle.protocol import reports
-from mingle.protocol.admission import Admission, Seated
+from mingle.protocol.admission import Admission
+from mingle.protocol.seats import Seated
 from mingle.wire import frames
 
 ACKNOWLEDGE_SECONDS = 8.0
@@ -147,6 +148,7 @@ class Quorum(Admission):
 
     kind = "agents"
     takes_latecomers = True
+    hands_over = False  # torch sorts the nodes of a round by their names
     store_ahead = False  # a round of torchrun takes seconds, and its agents come and go all the time
     confirm_seconds = CONFIRM_SECONDS
 

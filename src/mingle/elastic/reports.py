@@ -7,7 +7,8 @@ from datetime import timedelta
 from mingle.elastic.quorum import Memory, Policy
 from mingle.errors import DiscoveryTimeoutError, MingleError
 from mingle.protocol import reports
-from mingle.protocol.machine import Diagnostics, Identity, NetworkFacts
+from mingle.protocol.machine import Identity
+from mingle.protocol.observations import Diagnostics, NetworkFacts
 from mingle.wire.frames import ProcessInfo, Status
 
 _EVERYWHERE = "run the same line on every node; `mingle-discover list` shows which jobs the network knows."

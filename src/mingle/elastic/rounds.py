@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import pickle
 import secrets
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -36,15 +37,16 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from mingle import detached
+from mingle.config.order import asks, claimed_rank
 from mingle.detached import AbandonedError
-from mingle.engine import store
+from mingle.engine import progress, store
 from mingle.errors import MingleError
 from mingle.protocol.machine import scoped
+from mingle.protocol.reports import few
 
 if TYPE_CHECKING:
-    from mingle.elastic.gathering import Gathering
+    from mingle.elastic.gathering import Gathered, Gathering
     from mingle.elastic.settings import AgentSettings
-    from mingle.protocol.machine import Formation
 
 logger = logging.getLogger("mingle")
 
@@ -73,29 +75,53 @@ FIRST_CALL_SECONDS = 0.5
 already waits for them for `LINGER_SECONDS`."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Since:
+    """The first round that an agent was in.
+
+    Attributes:
+        generation: the number of its session.
+        number: torch's number of the round in that session.
+    """
+
+    generation: int
+    number: int
+
+
 class Rounds:
     """The rendezvous of one session, from its first round to its last.
 
-    The methods other than `nodes_waiting` and `end` can block; call them through `mingle.detached`.
+    The methods other than `nodes_waiting`, `begun` and `end` can block; call them through `mingle.detached`.
 
     Args:
         wanted: what the user asked for.
         gathering: this agent's place among the agents.
-        formation: the session.
-        small: whether the session began with few agents, after a last call.
+        gathered: the session.
+        order: this node's place in the order of nodes.
+        since: the first round that this agent was in; None: it was in none.
 
     Attributes:
         number: torch's number of the present round.
+        since: the first round that this agent was in.
     """
 
     def __init__(
-        self, wanted: AgentSettings, gathering: Gathering, formation: Formation, *, small: bool = False
+        self,
+        wanted: AgentSettings,
+        gathering: Gathering,
+        gathered: Gathered,
+        *,
+        order: bytes = b"",
+        since: Since | None = None,
     ) -> None:
         self.number = 0
+        self.since = since
         self._wanted = wanted
         self._gathering = gathering
-        self._formation = formation
-        self._small = small
+        self._gathered = gathered
+        self._formation = gathered.formation
+        self._order = order
+        self._doubts = ""
         self._ended = threading.Event()
         self._opened: tuple[DynamicRendezvousHandler, Monitor] | None = None
         self._server: store.StoreServer | None = None
@@ -132,7 +158,25 @@ class Rounds:
         self._leave_if_ended()
         self.number = inner._state_holder.state.round
         monitor.enter_round(self.number, joined.world_size)
+        self._point_out(doubts(node.addr for node in inner._state_holder.state.participants))
         return RendezvousInfo(place, joined.rank, joined.world_size, bootstrap)
+
+    def begun(self) -> None:
+        """Note that the present round begins on this node: from now on it precedes nodes that come later."""
+        self.since = self.since or Since(self._gathered.generation, self.number)
+
+    def _point_out(self, found: str) -> None:
+        """Warn of what is doubtful in the node ranks that the nodes ask for, once."""
+        if found and found != self._doubts:
+            settings = self._wanted.settings
+            progress.say(logging.WARNING, f"job {settings.job_id}: {found}", quiet=settings.progress == "off")
+        self._doubts = found
+
+    def _name_in(self, number: int) -> str:
+        """Return the name of this node in a round."""
+        since = self.since or Since(self._gathered.generation, number)
+        address = self._wanted.local_addr or self._formation.address
+        return node_name(since, self._order, address, self._gathering.member)
 
     def _open(self) -> tuple[DynamicRendezvousHandler, Monitor]:
         heartbeat_client, agent_client = self._connect(), self._connect()
@@ -142,17 +186,16 @@ class Rounds:
             run_id=self._wanted.settings.job_id,
             min_nodes=self._wanted.policy.nodes.minimum,
             max_nodes=self._wanted.policy.nodes.maximum,
-            # Torch would name the node by its host name. It never resolves this name.
-            local_addr=node_name(self._wanted.local_addr or self._formation.address, self._gathering.member),
+            # Torch would name the node by its host name. It never resolves this name, and sorts the nodes by it.
+            local_addr=self._name_in(0),
             **dict(self._wanted.torch),
         )
-        backend = Backend(heartbeat_client, params.run_id, params.max_nodes)
-        inner = create_handler(agent_client, backend, params)
-        backend.node = inner._this_node
+        backend = Backend(heartbeat_client, params.run_id, params.max_nodes, self._name_in)
+        inner = backend.inner = create_handler(agent_client, backend, params)
         attempts = max(1, NEVER_SECONDS // round(inner.settings.keep_alive_interval.total_seconds()))
         settings = dataclasses.replace(inner.settings, keep_alive_max_attempt=attempts)
         inner._state_holder._settings = settings  # type: ignore[attr-defined]
-        if self._small:
+        if self._gathered.small:
             timeout = FirstCall(settings.timeout, inner._state_holder)
             inner._op_executor._settings = dataclasses.replace(settings, timeout=timeout)  # type: ignore[attr-defined]
         self._leave_if_ended()
@@ -230,16 +273,24 @@ class Backend(C10dRendezvousBackend):
     is complete, although all agents come within moments of each other. Only the moment at which torch gets the state
     changes; the state is torch's.
 
+    The one thing that changes in it is this node's own name. Torch ranks nodes by their names, and a name says in which
+    round the node came. A node knows that only in the write by which it enters a round: until then the round can become
+    complete without it.
+
     Args:
         client: a client of the agents' store.
         run_id: the job's id.
         nodes: the most nodes there may be.
+        name_in: returns this node's name in the round of a number.
+
+    Attributes:
+        inner: torch's handler of this node.
     """
 
-    def __init__(self, client: Store, run_id: str, nodes: int) -> None:
+    def __init__(self, client: Store, run_id: str, nodes: int, name_in: Callable[[int], str]) -> None:
         super().__init__(client, run_id)
-        self.node: Any | None = None
-        """Torch's descriptor of this node."""
+        self.inner: DynamicRendezvousHandler | None = None
+        self._name_in = name_in
         self._poll_seconds = min(POLL_SECONDS + POLL_SECONDS_PER_NODE * nodes, LINGER_SECONDS)
 
     @property
@@ -253,13 +304,42 @@ class Backend(C10dRendezvousBackend):
         Returns:
             The state, its token, and whether the write succeeded; None if there is no state.
         """
-        answer = super().set_state(state, token)
+        bits, node = self._named(state)
+        answer = super().set_state(bits, token)
+        if answer is not None and answer[2]:
+            self._rename(node)
         until = time.monotonic() + LINGER_SECONDS
         while answer is not None and answer[2] and self._waits(answer[0]) and time.monotonic() < until:
             time.sleep(self._poll_seconds)
             now = self.get_state()
             answer = None if now is None else (*now, True)
         return answer
+
+    @property
+    def _node(self) -> Any:
+        """Torch's descriptor of this node."""
+        return None if self.inner is None else self.inner._this_node
+
+    def _named(self, bits: bytes) -> tuple[bytes, Any]:
+        """Return the state in which this node has its right name, and its descriptor by that name."""
+        node = self._node
+        if self._name_in(0) == self._name_in(1):
+            return bits, node  # it was in a round before: in a large job each reading of the state takes milliseconds
+        state = pickle.loads(bits)  # noqa: S301 - torch has just written these bytes
+        if node not in state.participants or (name := self._name_in(state.round)) == node.addr:
+            return bits, node
+        named = dataclasses.replace(node, addr=name)
+        for table in (state.participants, state.last_heartbeats):
+            table[named] = table.pop(node)
+        if state.complete:
+            # The same write has completed the round, and torch has sorted the nodes by the names that it knew.
+            state.participants = {each: rank for rank, each in enumerate(sorted(state.participants))}
+        return pickle.dumps(state), named
+
+    def _rename(self, node: Any) -> None:
+        """Have torch call this node by the name that is in the state now."""
+        if self.inner is not None and node != self._node:
+            self.inner._this_node = self.inner._op_executor._node = node  # type: ignore[attr-defined]
 
     def _waits(self, bits: bytes) -> bool:
         try:
@@ -269,7 +349,7 @@ class Backend(C10dRendezvousBackend):
             return False  # torch raises its own error
         # A complete round has its nodes, and others wait for the next one.
         waiting = state.wait_list if state.complete else state.participants
-        return self.node in waiting and not state.closed
+        return self._node in waiting and not state.closed
 
 
 class Monitor:
@@ -378,14 +458,37 @@ class Monitor:
             self._holder.sync()  # if another node wrote first, the next look repeats it
 
 
-def node_name(address: str, member: bytes) -> str:
-    """Return the name by which torch's rendezvous knows a node: its address and its member id in the gathering."""
-    return f"{address}/{member.hex()}"
+def node_name(since: Since, order: bytes, address: str, member: bytes) -> str:
+    """Return the name by which torch's rendezvous knows a node, and sorts the nodes of a round.
+
+    Nodes that were in an earlier round come first. A node that comes later can have an empty disk, and must not become
+    rank 0 of a job that has trained. Nodes of the same first round are in their order, and of two agents on one machine
+    the one with the lower process id is first. Address and member id follow, for people and for `member_of`.
+    """
+    seniority = f"{since.generation:016d}.{since.number:08d}"
+    return f"{seniority}.{order.hex()}.{os.getpid():010d}.{address}/{member.hex()}"
 
 
 def member_of(name: str) -> bytes:
     """Return the member id in a node's name."""
     return bytes.fromhex(name.rpartition("/")[2])
+
+
+def doubts(names: Iterable[str]) -> str:
+    """Return what is doubtful in the node ranks that the nodes of a round ask for; empty: nothing."""
+    orders: dict[bytes, list[str]] = {}
+    for name in names:
+        _, _, order, _, address = name.rpartition("/")[0].split(".", maxsplit=4)
+        orders.setdefault(bytes.fromhex(order), []).append(address)
+    found = [
+        f"{len(addresses)} nodes ask for node rank {rank}: {few(sorted(addresses))}"
+        for order, addresses in sorted(orders.items())
+        if (rank := claimed_rank(order)) is not None and len(addresses) > 1
+    ]
+    without = [address for order, addresses in orders.items() if not asks(order) for address in addresses]
+    if without and any(map(asks, orders)):
+        found.append(f"some nodes ask for a node rank, and come first; these do not: {few(sorted(without))}")
+    return "; ".join([*found, "fix: give each node a node rank of its own, or none"]) if found else ""
 
 
 def open_for_workers(address: str, local_addr: str | None) -> store.StoreServer:

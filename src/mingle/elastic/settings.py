@@ -6,27 +6,30 @@ torch would find a mistake in them only after the wait for the other nodes.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from msgspec import structs
 
 from mingle.config import settings, values
-from mingle.config.settings import Settings
+from mingle.config.launchers import Placement
+from mingle.config.placement import asked_node_rank, with_node_rank
+from mingle.config.settings import Arguments, Settings, Spelling
 from mingle.elastic.quorum import Nodes, Policy
 from mingle.errors import ConfigurationError
 
+ALLOW_MINORITY = "allow_minority"
 OWN_KEYS = {
     "interface": "interfaces to use, names or addresses (default: mingle chooses)",
-    "peers": "hosts to ask by unicast as well, host[:port]",
+    "peers": "hosts to ask by unicast as well, host[:port], and shared folders, dir:/path or s3://bucket/prefix",
     "secret_file": "the file that holds the job's secret",
     "port": f"UDP port of the discovery, the same everywhere (default {settings.DEFAULT_PORT})",
     "ttl": "how many routers a multicast may pass, plus one (default 1: the local network)",
     "family": "auto, 4 or 6: the IP versions to use (default auto)",
+    "node_rank": "the rank that this node asks for (default: PET_NODE_RANK or the launcher's, else host names decide)",
     "discovery_timeout": f"seconds to wait for the other nodes (default {settings.DEFAULT_DISCOVERY_TIMEOUT:g})",
-    "allow_minority": "1: MIN nodes can begin and continue alone; two parts can then both run (default 0)",
+    ALLOW_MINORITY: "1: MIN nodes can begin and continue alone; two parts can then both run (default 0)",
 }
 """Each key of ``--rdzv-conf`` that is mingle's, with its meaning."""
 
@@ -51,6 +54,7 @@ LATE_SECONDS = 2
 """By how much a healthy node's heartbeat can be late."""
 
 CONF = "--rdzv-conf"
+_SPELLING = Spelling(names={key: f"{CONF} {key}" for key in OWN_KEYS}, as_text=True)
 _FLAGS = {**dict.fromkeys(("1", "true", "t", "yes", "y"), True), **dict.fromkeys(("0", "false", "f", "no", "n"), False)}
 
 
@@ -81,7 +85,7 @@ def resolve(
     local_addr: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> AgentSettings:
-    """Return the settings of this agent. A launcher's ranks in the environment are not an agent's, so none is read.
+    """Return the settings of this agent. A launcher's ranks are not an agent's: only the number of the node is read.
 
     Args:
         environ: the environment.
@@ -94,6 +98,7 @@ def resolve(
 
     Raises:
         ConfigurationError: one of them can't be used.
+        LauncherError: the launcher's number of this node is not a number.
     """
     _check_place(run_id, endpoint, minimum, maximum)
     given = _unquoted(config or {})
@@ -103,18 +108,20 @@ def resolve(
         key: values.parse_whole(given[key], f"{CONF} {key}", minimum=1) for key in TORCH_KEYS if key in given
     }
     _check_keep_alive(**{key: torch.get(key, default) for key, default in KEEP_ALIVE_DEFAULTS.items()})
+    own: dict[str, Any] = {key: given[key] for key in OWN_KEYS if key in given and key != ALLOW_MINORITY}
+    arguments = Arguments(**own, spelling=_SPELLING)
+    asked = asked_node_rank(environ, settings.node_rank_argument(arguments), nodes=maximum, torchrun=True)
     return AgentSettings(
         settings=Settings(
-            **structs.asdict(settings.resolve_network(environ, **_network_options(given))),
+            **structs.asdict(settings.resolve_network(environ, arguments)),
             job_id=settings.check_job_id(run_id, "--rdzv-id"),
-            rank=None,
-            world_size=maximum,
-            master_port=settings.store_port(environ),
+            placement=with_node_rank(Placement(rank=None, world_size=maximum), asked),
+            master_port=settings.resolve_store_port(environ, arguments),
         ),
         policy=Policy(
             nodes=Nodes(minimum=minimum, maximum=maximum),
             last_call=torch["last_call_timeout"],
-            allow_minority=_flag(given.get("allow_minority", "0"), f"{CONF} allow_minority"),
+            allow_minority=_flag(given.get(ALLOW_MINORITY, "0"), f"{CONF} {ALLOW_MINORITY}"),
         ),
         local_addr=local_addr or None,
         torch=torch,
@@ -172,21 +179,6 @@ def _check_keep_alive(keep_alive_interval: int, keep_alive_max_attempt: int) -> 
             cause=f"a heartbeat comes every {interval} s, so one that is late would end a healthy node",
             remedy=f"give keep_alive_max_attempt={least} or more, or neither key: mingle finds lost nodes by itself.",
         )
-
-
-def _network_options(given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments of `settings.resolve_network` that ``--rdzv-conf`` gives."""
-    parsers: dict[str, Callable[[str, str], Any]] = {
-        "discovery_timeout": values.seconds,
-        "secret_file": values.read_secret_file,
-        "port": functools.partial(values.parse_whole, minimum=1, maximum=values.MAX_PORT),
-        "ttl": functools.partial(values.parse_whole, maximum=255),
-    }
-    options: dict[str, Any] = {key: given[key] for key in ("interface", "peers", "family") if key in given}
-    options |= {key: parse(given[key], f"{CONF} {key}") for key, parse in parsers.items() if key in given}
-    if "secret_file" in options:
-        options["secret"] = options.pop("secret_file")
-    return options
 
 
 def _flag(text: str, source: str) -> bool:

@@ -1,34 +1,47 @@
-"""A rank's discovery: it drives the rank's machine, opens and proves the store, and goes on after GO.
+"""A rank's discovery: the loop that drives the rank's machine, opens and proves the store, and goes on after GO.
 
-Until the job has formed it runs in the calling thread; afterwards it goes on in a daemon thread, which answers other
-processes and notices when the process group is made and destroyed.
+The caller waits for the outcome, shows the progress, and diagnoses this machine when the time is up. After GO the loop
+answers other processes and notices when the process group is made and destroyed.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gc
+import importlib
 import logging
+import math
 import os
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, cast
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from msgspec import structs
+
+from mingle import records
 from mingle._version import __version__
 from mingle.config import placement, values
+from mingle.config.order import order_of
 from mingle.config.settings import Settings
-from mingle.detached import PreStartedWorker
 from mingle.engine import progress, store
-from mingle.engine.driver import Driver, FailedCall
+from mingle.engine.driver import Driver
+from mingle.engine.loop import Loop
 from mingle.engine.progress import Progress
 from mingle.engine.store import StoreClient, StoreKeeper, StoreServer
-from mingle.errors import MingleError, comes_from_a_signal_handler
-from mingle.protocol.machine import CloseStore, Context, Effect, Formation, Identity, scoped
+from mingle.errors import MingleError
+from mingle.network import folders
+from mingle.network.transport import NothingOpenedError
+from mingle.protocol.effects import CloseStore, Effect
+from mingle.protocol.events import InterfacesChanged
+from mingle.protocol.machine import Context, Endpoints, Formation, Identity, scoped
+from mingle.protocol.observations import Snapshot
+from mingle.records import logger
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import truncate_utf8
 from mingle.wire.frames import MAX_NODE_KEY_BYTES, ProcessInfo, Unit
@@ -40,11 +53,12 @@ if TYPE_CHECKING:
     from mingle.protocol.election import Elector
     from mingle.protocol.host import Host
     from mingle.protocol.member import Joiner
+    from mingle.protocol.membership import Membership
 
 Machine: TypeAlias = "Host | Joiner | Elector"
 
 FIRST_WATCH_SECONDS = 0.05
-"""How soon after GO the thread first looks for the process group."""
+"""How soon after GO the loop first looks for the process group."""
 LINGER_SECONDS = 1.0
 """How long a member keeps its UDP sockets after GO. Closing them takes a tenth of a millisecond, but all ranks of the
 machine compete for its cores at that moment, and this rank's caller for the interpreter."""
@@ -109,6 +123,7 @@ def process_identity(
     minimum: int | None = None,
     unit: Unit = "rank",
     addresses: Callable[[], Collection[str]] = tuple,
+    program_port: int = 0,
 ) -> Identity:
     """Return this process's identity in its job, with a new member id.
 
@@ -118,28 +133,31 @@ def process_identity(
         unit: what the ranks of the job count.
         addresses: returns all addresses of this machine, which tell machines with the same key apart. Launchers name
             nodes on all machines at once, so their keys need none.
+        program_port: a port that is free on this machine for the program of ``mingle-run``; 0: there is no program.
     """
     torch = sys.modules.get("torch")
-    node = placement.this_node() if settings.node is None else f"launcher {settings.node}"
+    asked = settings.placement
+    node = placement.this_node() if asked.node is None else f"launcher {asked.node}"
     return Identity(
         job=settings.job_id,
-        attempt=truncate_utf8(settings.attempt or ""),
+        attempt=truncate_utf8(asked.attempt or ""),
         member=os.urandom(16),
-        rank=settings.rank,
-        world_size=settings.world_size,
+        rank=asked.rank,
+        world_size=asked.world_size,
         node=truncate_utf8(node, MAX_NODE_KEY_BYTES),
-        who=ProcessInfo(hostname=truncate_utf8(socket.gethostname()), pid=os.getpid(), rank=settings.rank, unit=unit),
-        local_rank=settings.local_rank,
-        local_world_size=settings.local_world_size,
-        node_rank=settings.node_rank,
+        who=ProcessInfo(hostname=truncate_utf8(socket.gethostname()), pid=os.getpid(), rank=asked.rank, unit=unit),
+        local_rank=asked.local_rank,
+        local_world_size=asked.local_world_size,
+        node_rank=asked.node_rank,
         kind="ranks" if minimum is None else "agents",
         versions={
             "mingle": __version__,
             "torch": str(getattr(torch, "__version__", "not imported"))[:64],
             "python": sys.version.split(maxsplit=1)[0][:64],
         },
-        addresses=addresses if settings.node is None else tuple,
+        addresses=addresses if asked.node is None else tuple,
         minimum=minimum,
+        program_port=program_port,
     )
 
 
@@ -157,6 +175,8 @@ def machine_context(settings: Settings, key: JobKey | None, driver: Driver) -> C
         new_id=driver.new_id,
         rng=driver.rng,
         timeout=settings.discovery_timeout,
+        folder_seconds=driver.folders.first_look_seconds,
+        mesh=settings.mesh,
         free_files=free_files,
         unsent=driver.connections.unsent,
     )
@@ -206,180 +226,289 @@ def make_room(members: int, files_per_member: int, *, what: str, quiet: bool) ->
         )
 
 
-class Discovery:
+class Discovery(Loop):
     """One rank's discovery, from its first datagram to the end of its session.
 
     A class that derives from it can have another kind of store (`keeper`), open and reach it only at the seal
-    (`ahead`), call its ranks nodes (`unit`), go on scanning a member's interfaces after GO (`scans_on`), and wait for
-    the end in its own way.
+    (`ahead`), call its ranks nodes (`unit`), tell the others a port (`program_port`), go on scanning a member's
+    interfaces after GO (`scans_on`), expect no process group (`watches`), and wait for the end in its own way.
 
     Args:
         settings: of the call.
         enters: whether the connection by which a member proves the store is kept for a process group (`take_client`).
-
-    Raises:
-        InterfaceError: no interface can be used.
-        ConfigurationError: the fixed port of the store is taken.
-        MingleError: no file descriptor is free.
     """
 
     keeper: type[StoreKeeper] = StoreKeeper
     ahead = True
     scans_on = False
+    watches = True
     unit: Unit = "rank"
+    program_port = 0
 
     def __init__(self, settings: Settings, *, enters: bool = False) -> None:
+        super().__init__(f"mingle-{self.unit}", settings.job_id)
         self.settings = settings
-        self.identity = identity = process_identity(settings, unit=self.unit, addresses=self._addresses)
+        self.identity = identity = process_identity(
+            settings, unit=self.unit, addresses=self._addresses, program_port=self.program_port
+        )
         self.watch: Callable[[], float] | None = None
-        """Called by the serving thread; returns the seconds until it wants to be called again."""
+        """Called by the loop after GO; returns the seconds until it wants to be called again."""
         self.group_stands = False
         """Whether a process group has taken the store over."""
+        self._enters = enters
+        self._key = job_key(settings)
         self._elector: Elector | None = None
         """The machine that has this rank assigned, until the job has formed."""
-        self._closed = False
-        self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._formed = self._time_is_up = False
+        self._refusal: MingleError | None = None
+        """Why the job has not formed."""
+        self._farewell: tuple[str, dict[str, Any]] = ("its session has ended", {})
+        """The reason that the machine gives for its end, and further arguments of its `close`."""
+        self._outcome: SimpleQueue[Formation | MingleError | NothingOpenedError | None] = SimpleQueue()
+        """What the caller waits for; None: the time is up, and the caller is to say what is known of this machine."""
         self._watch_due = self._deaf_due = 0.0
         self._progress = Progress(
             settings.job_id,
-            settings.world_size,
-            settings.rank,
+            identity.world_size,
+            identity.rank,
             off=settings.progress == "off",
             now=time.monotonic(),
             unit=self.unit,
         )
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._progress.close)
-            self._worker = PreStartedWorker()
-            stack.callback(self._worker.end)
-            key = job_key(settings)
-            self.driver = Driver(
-                settings,
-                settings.job_id,
-                key,
-                stack,
-                perform=self._perform,
-                scanned=self._scanned,
-                say=self._progress.say,
-            )
-            self.stores = self.keeper(
-                self.driver,
-                self._worker.run,
-                port=settings.master_port,
-                ahead=self.ahead,
-                workers=identity.world_size if enters else None,
-            )
-            if identity.rank == 0:  # the waiting ranks take the cores as soon as they hear of it
-                self._worker.prepare()
-            # The time to answer begins when the sockets are open: on a starved machine that can take seconds.
-            self._drive(self._make_machine(key))
-            self._stack = stack.pop_all()
+        self._import_machine()
+        self._storages = folders.storages(settings.folders, settings.job_id)
+
+    def _import_machine(self) -> None:
+        """Import what the loop needs: each role its own machine, an import of milliseconds."""
+        role = {None: "election", 0: "host"}.get(self.identity.rank, "member")
+        importlib.import_module(f"mingle.protocol.{role}")
+        if self.settings.peers:
+            codecs.lookup("idna")  # of the names that the resolver's threads look up
 
     def _addresses(self) -> Collection[str]:
         return self.driver.interfaces.addresses()
 
-    def _make_machine(self, key: JobKey | None) -> Machine:
+    # --- the caller ------------------------------------------------------------------------------------------------
+
+    def run(self) -> Formation:
+        """Start the loop, and wait until the job has formed.
+
+        Raises:
+            InterfaceError: no interface can be used.
+            ConfigurationError: the fixed port of the store is taken.
+            MingleError: the job has not formed, and why; or no file descriptor or thread is free.
+        """
+        try:
+            self.start()
+            outcome = self._await_outcome()
+        except BaseException as error:
+            # The loop's errors are returned: a signal handler has raised this one here, or no thread is free.
+            self.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+            if not isinstance(error, MingleError):
+                self._progress.interrupted(self._snapshot, time.monotonic())
+            raise
+        finally:
+            self._progress.close()
+            records.flush()
+        if isinstance(outcome, Formation):
+            return outcome
+        self.stop()
+        raise outcome.diagnosed() if isinstance(outcome, NothingOpenedError) else outcome
+
+    def _await_outcome(self) -> Formation | MingleError | NothingOpenedError:
+        paused_until: float | None = time.monotonic() + COLLECTOR_PAUSE_SECONDS
+        while True:
+            times = [each for each in (paused_until, self._progress.next_timer()) if each is not None]
+            try:
+                outcome = self._outcome.get(timeout=max(0.0, min(times) - time.monotonic()) if times else None)
+            except Empty:
+                if paused_until is not None and time.monotonic() >= paused_until:
+                    paused_until = None
+                    resume_collector()
+                self.show(self._progress)
+            else:
+                if outcome is not None:
+                    return outcome
+                self._give_up()
+
+    def _give_up(self) -> None:
+        """Have the machine end with the error that explains why the time is up."""
+
+        def give_up() -> None:
+            if not self._machine.finished:
+                self._machine.give_up(facts)
+
+        try:
+            facts = self.facts()
+        except MingleError:  # the loop is starved, or it has ended with an outcome of its own
+            self._outcome.put(None)
+        else:
+            self.call(give_up)
+
+    def _snapshot(self) -> Snapshot:
+        return self._machine.snapshot()
+
+    # --- the loop --------------------------------------------------------------------------------------------------
+
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        settings = self.settings
+        self.driver = Driver(
+            settings,
+            settings.job_id,
+            self._key,
+            stack,
+            storages=self._storages,
+            perform=self._perform,
+            scanned=self._scanned,
+            say=self._progress.say,
+        )
+        self.stores = self.keeper(
+            self.driver,
+            self.call,
+            port=settings.master_port,
+            ahead=self.ahead,
+            workers=self.identity.world_size if self._enters else None,
+        )
+        stack.callback(self.stores.release)
+        stack.callback(self.stores.close)
+        # The time to answer begins when the sockets are open: on a starved machine that can take seconds.
+        self._drive(self._make_machine())
+
+    def _make_machine(self) -> Machine:
         identity, driver, fixed_port = self.identity, self.driver, self.settings.master_port
-        context = machine_context(self.settings, key, driver)
-        # Each role imports its own machine: an import of milliseconds.
+        context = machine_context(self.settings, self._key, driver)
         if identity.rank not in (0, None):
             from mingle.protocol.member import Joiner
 
-            return Joiner(identity, context, time.monotonic())
+            joiner = Joiner(identity, context, time.monotonic())
+            if self._listens_for_mesh:
+                joiner.listen(self._listen())
+            return joiner
         make_room(identity.world_size, FILES_PER_RANK, what=f"{self.unit}s", quiet=self.settings.progress == "off")
-        endpoints = driver.listen()
-        if fixed_port is not None:
+        endpoints = self._listen()
+        asked = self.settings.placement
+        can_be_first = asked.node_rank_launched or not asked.node_rank
+        if fixed_port is not None and (identity.rank == 0 or can_be_first):
             # Only the addresses that are ready: another one is no reason to refuse the port.
             store.check_port(fixed_port, [scoped(each.address, each.interface) for each in endpoints.addresses])
         if identity.rank is None:
             from mingle.protocol.election import Elector
 
+            # Computed once: an order that followed a change of addresses would let two hosts sort differently.
+            order = order_of(self.settings.placement, identity.who.hostname, endpoints.addresses[0].address)
+            self.identity = identity = structs.replace(identity, order=order)
             self._elector = Elector(identity, endpoints, context, time.monotonic())
             return self._elector
         from mingle.protocol.host import Host
 
         return Host(identity, os.urandom(16), endpoints, context, time.monotonic())
 
+    @property
+    def _listens_for_mesh(self) -> bool:
+        return self.settings.mesh != "off"
+
+    def _listen(self) -> Endpoints:
+        """Open the control port; for the mesh also on link-local addresses, which are not announced."""
+        endpoints = self.driver.listen()
+        if self._listens_for_mesh:
+            self.driver.listen_locally()
+        return endpoints
+
     def _drive(self, machine: Machine) -> None:
         self._machine = machine
-        self.driver.drive(machine, unverified=machine.heard_unverified)
+        self.driver.drive(machine, verifies=True)
 
-    # --- running ---------------------------------------------------------------------------------------------------
+    def _turn(self) -> None:
+        if self._formed:
+            self._serve()
+            return
+        machine = self._machine
+        if self._time_is_up:
+            self._rest()
+        else:
+            self.driver.turn()
+        self._log_stage()
+        if machine.finished:
+            self._conclude(machine)
+        elif not self._time_is_up and machine.expired(time.monotonic()):
+            self._time_is_up = True
+            self._outcome.put(None)
 
-    def run(self) -> Formation:
-        """Wait until the job has formed.
-
-        Raises:
-            MingleError: it has not, and why.
-        """
-        machine, driver = self._machine, self.driver
-        paused_until = time.monotonic() + COLLECTOR_PAUSE_SECONDS
-        try:
-            with driver.failures_explained():
-                driver.carry_out()
-                self._worker.prepare()  # there is time for that until an answer comes
-                while not machine.finished:
-                    if machine.expired(time.monotonic()):
-                        machine.give_up(driver.facts(diagnosed=True))
-                        break
-                    driver.turn(self._progress.next_timer())
-                    now = time.monotonic()
-                    self._progress.show(machine, now, driver.facts_so_far)
-                    if now > paused_until:
-                        resume_collector()
-        except BaseException as error:
-            interrupted = isinstance(error, KeyboardInterrupt)
-            if interrupted or comes_from_a_signal_handler(error):
-                self._progress.interrupted(machine, time.monotonic())
-            self.close("interrupted" if interrupted else "failed")
-            raise
-        self._progress.close()
+    def _conclude(self, machine: Machine) -> None:
         if machine.failure is not None:
-            self.close(type(machine.failure).__name__)
-            raise machine.failure
+            self._refusal = machine.failure
+            self._farewell = type(machine.failure).__name__, {}
+            self._stopping = True
+            return
         assert machine.outcome is not None
         if self._elector is not None:
-            driver.carry_out()
+            self.driver.carry_out()
             self._drive(self._elector.acting)
             self._elector = None
         if self._machine.hosting is None:
             self.stores.release()  # that of a session that this rank has given up
+            if self._listens_for_mesh:
+                self.driver.connections.stop_listening()
         # A host that has lost an address can't be found at another one. Its members notice a broken connection by
         # TCP's timers, so it must not be quicker than they are.
-        driver.settle(scanning=self.scans_on and self._machine.hosting is None)
-        return machine.outcome
-
-    def serve(self) -> None:
-        """Continue in a daemon thread."""
-        # No process group can exist yet: the new thread goes straight to its sockets, and its caller on.
+        self.driver.settle(scanning=self.scans_on and self._machine.hosting is None)
+        if self._machine.hosting is None:
+            self.driver.folders.leave()
         now = time.monotonic()
-        self._watch_due, self._deaf_due = now + FIRST_WATCH_SECONDS, now + LINGER_SECONDS
-        name = "mingle-member" if self._machine.hosting is None else "mingle-host"
-        self._thread = self._worker.run(name, self._serve)
+        self._watch_due = now + FIRST_WATCH_SECONDS if self.watches else math.inf
+        self._deaf_due = now + LINGER_SECONDS
+        self._formed = True
+        self._outcome.put(machine.outcome)
 
     def _serve(self) -> None:
-        self._thread = threading.current_thread()  # here too: Ctrl-C may come before `run` has returned it
-        try:
-            while not self._stopping:
-                listens = self._machine.hosting is None and self.driver.transport is not None
-                self.driver.turn(min(self._watch_due, self._deaf_due) if listens else self._watch_due)
-                now = time.monotonic()
-                if listens and now >= self._deaf_due:
-                    self.driver.close_transport()  # no process asks a member any more; a host answers while it lives
-                if now >= self._watch_due:
-                    self._watch_due = now + (self.watch() if self.watch is not None else LINGER_SECONDS)
-        except BaseException as error:
-            self.driver.die(error, self._abort_store, self._let_go)
+        listens = self._machine.hosting is None and self.driver.transport is not None
+        self.driver.turn(min(self._watch_due, self._deaf_due) if listens else self._watch_due)
+        now = time.monotonic()
+        if listens and now >= self._deaf_due:
+            self.driver.close_transport()  # no process asks a member any more; a host answers while it lives
+        if now >= self._watch_due:
+            self._watch_due = now + (self.watch() if self.watch is not None else FIRST_WATCH_SECONDS)
+            self.driver.carry_out()  # what the watch has said must not wait for the next turn
+
+    def _leave(self) -> None:
+        reason, how = self._farewell
+        self.driver.part(lambda: self._machine.close(reason, **how))
+
+    def _fail(self) -> None:
+        """Shut the store down for its users, unless a process group has taken it over: then torch owns it."""
+        if not self._formed:
+            self._leave()
+            return
+        if self.group_stands:
+            return
+        formation, server = self._machine.outcome, self.stores.server
+        if server is not None and server.held:
+            server.abort()
+        elif self._machine.hosting is None and formation is not None:
+            store.shut_down_connections(formation.store_address, formation.store_port)
+
+    def _ended(self, error: BaseException | None, over: MingleError) -> None:
+        if self._formed:
+            if self.failure is not None:
+                self.say(str(self.failure), error)
+        elif isinstance(error, NothingOpenedError):
+            self._outcome.put(error)
+        elif self.failure is not None:
+            logger.info("the traceback of what ended the loop", exc_info=error)
+            self._outcome.put(self.failure)
+        else:
+            self._outcome.put(self._refusal or over)
 
     # --- what the driver calls -------------------------------------------------------------------------------------
 
     def _scanned(self, now: float, changed: bool) -> None:
         if changed:
-            self._machine.rewired(now)
-        listener = self._elector or self._machine.hosting
-        if listener is not None:
-            self.driver.relisten(listener, now)
+            self._machine.handle(InterfacesChanged(), now)
+        listens = self._elector is not None or (self._listens_for_mesh and not self._formed)
+        if listens or self._machine.hosting is not None:
+            self.driver.relisten(now)
+            if self._listens_for_mesh and not self._formed:
+                self.driver.listen_locally()
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, CloseStore):
@@ -397,18 +526,9 @@ class Discovery:
     # --- what the session asks -------------------------------------------------------------------------------------
 
     @property
-    def failure(self) -> MingleError | None:
-        """The error that ended the thread; else None."""
-        return self.driver.failure
-
-    @property
     def store_server(self) -> StoreServer | None:
         """The store, if this process hosts it."""
         return self.stores.server
-
-    def call(self, function: Callable[[], None], failed: FailedCall | None = None) -> None:
-        """Run a function in the thread; see `Driver.call`."""
-        self.driver.call(function, failed)
 
     @property
     def host(self) -> Host | None:
@@ -416,12 +536,12 @@ class Discovery:
         return self._machine.hosting
 
     @property
-    def joiner(self) -> Joiner | None:
-        """The machine of a member of the job that has formed; None on the host."""
-        return None if self._machine.hosting is not None else cast("Joiner", self._machine)
+    def membership(self) -> Membership | None:
+        """A member's place in the job that has formed; None on the host."""
+        return None if self._machine.hosting is not None else cast("Joiner", self._machine).membership
 
     def say_good_bye(self, reason: str) -> None:
-        """Have the machine end its session; the thread goes on."""
+        """Have the machine end its session; the loop goes on."""
         self._machine.close(reason)
 
     def take_client(self) -> StoreClient | None:
@@ -437,42 +557,14 @@ class Discovery:
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
-    def close(self, reason: str) -> None:
-        """End the session: say good-bye, stop the thread, close every socket. A second call does nothing."""
-        # Set the flag before looking for the thread: a thread that is not known yet checks the flag before it does
-        # anything.
-        self._stopping = True
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            self.driver.call(lambda: None)  # wakes it
-            self._worker.end()
-            thread.join()
-        if self._closed:
-            return
-        try:
-            self.driver.part(partial(self._machine.close, reason))
-        finally:
-            self._let_go()
+    def close(self, reason: str, **how: Any) -> None:
+        """End the session: say good-bye, close every socket, end the thread. A later call does nothing.
 
-    def _let_go(self) -> None:
-        """Close every socket without a BYE, and release the store. A second call does nothing."""
-        if self._closed:
-            return
-        self._closed = self._stopping = True
-        self.stores.close()
-        try:
-            self._stack.close()
-        finally:
-            if self.driver.failure is None:
-                self.driver.run_calls()
-            self.stores.release()
-
-    def _abort_store(self) -> None:
-        """Shut the store down for its users, unless a process group has taken it over: then torch owns it."""
-        if self.group_stands:
-            return
-        formation, server = self._machine.outcome, self.stores.server
-        if server is not None and server.held:
-            server.abort()
-        elif self._machine.hosting is None and formation is not None:
-            store.shut_down_connections(formation.store_address, formation.store_port)
+        Args:
+            reason: is told to the others.
+            **how: further arguments of the machine's `close`.
+        """
+        if not self._stopping:
+            self._farewell = reason, how
+        self.stop()
+        folders.close(self._storages)  # if the loop has never opened

@@ -1,8 +1,8 @@
 """The driver: the only place where a machine, sockets and the clock meet.
 
 One selector serves datagrams, control connections and the calls of other threads. Nothing in it blocks, and it waits on
-sockets with deadlines, so it can be interrupted at any moment. A `Discovery` drives a rank's machine with it, an
-`Gathering` an agent's, an `Observer` or a `Pinger` the machine of a command: each owns a driver and runs its turns.
+sockets with deadlines. A `Loop` runs its turns in a thread, for the machine of a rank or an agent; an `Observer` or a
+`Pinger` runs them in the thread of its command.
 """
 
 from __future__ import annotations
@@ -18,35 +18,39 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from mingle import forksafe
+from mingle.config import placement
 from mingle.config.settings import Family, Network
 from mingle.engine import progress
 from mingle.engine.reception import Reception
-from mingle.errors import MingleError, comes_from_a_signal_handler, refused, suppressed
+from mingle.errors import MingleError, refused, suppressed
 from mingle.network import connections
 from mingle.network.connections import Connections
+from mingle.network.folder import FolderStorage, Report
+from mingle.network.folders import Folders
 from mingle.network.interfaces import Interface, InterfaceMonitor, Kind, reached_weakly, reverse_path_drops
 from mingle.network.local_relay import LocalRelay
 from mingle.network.peers import Peers
 from mingle.network.transport import Received, Transport
-from mingle.protocol.machine import (
+from mingle.protocol.effects import Answer, Dial, Effect, Hangup, Multicast, Notice, Reset, Write
+from mingle.protocol.events import (
+    Accepted,
     Address,
-    Answer,
-    Dial,
-    Effect,
-    Endpoints,
-    Hangup,
-    Listening,
-    Machine,
-    Multicast,
-    NetworkFacts,
-    Notice,
-    Reset,
+    AddressesChanged,
+    BytesReceived,
+    Connected,
+    Disconnected,
+    Event,
+    FoldersListed,
+    Heard,
     Source,
-    Write,
+    TimerDue,
 )
+from mingle.protocol.machine import Endpoints, Machine
+from mingle.protocol.observations import NetworkFacts
+from mingle.records import logger
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import BROWSE_GROUP, Datagram, Group, List, Offer, Seek, job_group
@@ -54,8 +58,6 @@ from mingle.wire.datagrams import BROWSE_GROUP, Datagram, Group, List, Offer, Se
 if TYPE_CHECKING:
     from mingle.diagnostics import Finding
     from mingle.diagnostics.diagnosis import Facts
-
-logger = logging.getLogger("mingle")
 
 QUICK_SECONDS = 0.2
 """Counters that only a report shows are read after this time: a rank that finds the others sooner reports nothing."""
@@ -66,8 +68,6 @@ LOGGED_FAULTS = 16
 """The number of places in the code whose failures on input are logged, once each."""
 UNICAST_QUESTION_BYTES = datagrams.MAX_BYTES
 """The size to which a unicast question is padded. A question that is shorter than its answer gets none."""
-
-FailedCall: TypeAlias = Callable[[MingleError], object]
 
 
 def no_effect(effect: Effect) -> None:
@@ -83,6 +83,24 @@ def say(level: int, text: str, error: BaseException | None = None) -> None:
         progress.say(level, text, error=error)
 
 
+def explained(error: BaseException, what: str) -> MingleError:
+    """Return the error for those who wait for a loop that an exception has ended.
+
+    Args:
+        error: the exception; one of ours explains itself.
+        what: the loop.
+    """
+    if isinstance(error, MingleError):
+        return error
+    failure = MingleError.explain(
+        f"{what} was ended by an unforeseen {type(error).__name__}: {error}",
+        cause="the system refused what it needs" if isinstance(error, OSError) else "a defect in mingle",
+        remedy="start it again, and report the traceback: that of `__cause__` (`mingle-discover -v` shows it).",
+    )
+    failure.__cause__ = error
+    return failure
+
+
 class Driver:
     """The sockets and the clock of one process, for one machine at a time: call `drive` before the first turn.
 
@@ -92,6 +110,7 @@ class Driver:
         key: signs what is sent.
         stack: closes what is opened here, also if this constructor fails.
         groups: the multicast groups to join in place of the job's and the browse group.
+        storages: the shared folders, by their names, opened in a thread of the application; closed with `stack`.
         clock: the time; agents also count the time of a suspend.
         perform: carries out the effects that concern a store.
         scanned: called after each scan of the interfaces, with the time and whether those in use have changed.
@@ -112,6 +131,7 @@ class Driver:
         stack: contextlib.ExitStack,
         *,
         groups: Sequence[Group] = (),
+        storages: Mapping[str, FolderStorage] | None = None,
         clock: Callable[[], float] = time.monotonic,
         perform: Callable[[Effect], None] = no_effect,
         scanned: Callable[[float, bool], None] | None = None,
@@ -119,8 +139,6 @@ class Driver:
     ) -> None:
         self.network = network
         self.clock = clock
-        self.failure: MingleError | None = None
-        """The error that ended the driver's thread, with the unforeseen exception as its ``__cause__``; else None."""
         self.new_id = itertools.count(1).__next__
         self.rng = random.Random()
         self.rejected: Counter[str] = Counter()
@@ -140,15 +158,15 @@ class Driver:
         self._faults: set[tuple[str, int]] = set()
         self._errors_said: Counter[str] = Counter()
         self._dialed: dict[int, Dial] = {}
-        self._calls: deque[tuple[Callable[[], None], FailedCall | None]] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
         try:
-            self._open(groups, stack)
+            self._open(groups, {} if storages is None else storages, stack)
         except OSError as error:
-            if comes_from_a_signal_handler(error):
-                raise
             raise refused("the sockets for the discovery can't be opened", error) from error
 
-    def _open(self, groups: Sequence[Group], stack: contextlib.ExitStack) -> None:
+    def _open(
+        self, groups: Sequence[Group], storages: Mapping[str, FolderStorage], stack: contextlib.ExitStack
+    ) -> None:
         network, now = self.network, self.clock()
         self.interfaces = InterfaceMonitor(network.interfaces, network.interfaces_from, network.family, now, stack)
         self._selector = forksafe.register(selectors.DefaultSelector())
@@ -175,17 +193,24 @@ class Driver:
         stack.callback(self.connections.close)
         self.peers = Peers(network.peers, network.port, network.family, self.rng)
         stack.callback(self.peers.stop)
+        node = placement.this_node() if storages else ""
+        self.folders = Folders(storages, node=node, call=self.call, found=self._found)
+        stack.callback(self.folders.close)
         self._reception = Reception(self._key, network.secret, self.peers, self.interfaces, self.rejected)
         self._slow_from, self._refresh_due = now + QUICK_SECONDS, now + REFRESH_SECONDS
 
-    def drive(self, machine: Machine, *, unverified: Callable[[Datagram], None] | None = None) -> None:
+    def drive(self, machine: Machine, *, verifies: bool = False) -> None:
         """Serve a machine from now on.
 
         Args:
             machine: the machine.
-            unverified: processes datagrams whose signature is missing or wrong; None: the machine hears them, too.
+            verifies: whether, with a secret, a datagram without its signature is only `HeardUnverified`.
         """
-        self.machine, self._reception.unverified = machine, unverified
+        self.machine, self._reception.verifies = machine, verifies
+
+    def tell(self, event: Event) -> None:
+        """Have the machine process an event that happens now."""
+        self.machine.handle(event, self.clock())
 
     # --- turns -----------------------------------------------------------------------------------------------------
 
@@ -201,7 +226,7 @@ class Driver:
             self.connections.listen_again()
         for key, mask in ready:
             if key.data is None:
-                self.run_calls()
+                self._run_calls()
             else:
                 self._serve_input(key.data, mask)
             self.carry_out()
@@ -209,7 +234,7 @@ class Driver:
         if ready and due is not None and now >= due:
             due = self.machine.next_timer()  # the input may have settled it
         if due is not None and now >= due:
-            self.machine.handle_timer(now)
+            self.machine.handle(TimerDue(), now)
         if not self._settled and self.transport is not None:
             self._look_for_others(now)
         if self._scanning and now >= self.interfaces.scan_due:
@@ -246,16 +271,9 @@ class Driver:
         if self._rp_drops is None and now >= self._slow_from:
             self._rp_drops = reverse_path_drops()
 
-    def call(self, function: Callable[[], None], failed: FailedCall | None = None) -> None:
-        """Run a function in the driver's thread; callable from any thread.
-
-        Args:
-            function: what to run.
-            failed: called instead of the function, in any thread, if the driver's thread has failed.
-        """
-        self._calls.append((function, failed))
-        if self.failure is not None:
-            self._fail_calls()
+    def call(self, function: Callable[[], None]) -> None:
+        """Run a function in the thread that runs the turns; callable from any thread."""
+        self._calls.append(function)
         with suppressed(OSError):  # full: it will wake up anyway; closed: there is no thread to wake
             self._wake_writer.send(b"\0")
 
@@ -264,17 +282,16 @@ class Driver:
         """A descriptor that ends a wait when a byte is written to it: for `signal.set_wakeup_fd`."""
         return self._wake_writer.fileno()
 
-    def run_calls(self) -> None:
-        """Run the functions that other threads have passed to :meth:`call`."""
-        with suppressed(OSError):  # empty, or closed at the end
+    def _run_calls(self) -> None:
+        with contextlib.suppress(OSError):  # empty
             while self._wake_reader.recv(4096):
                 pass
         while self._calls:
-            self._calls.popleft()[0]()
+            self._calls.popleft()()
 
     # --- failures --------------------------------------------------------------------------------------------------
 
-    def _serve_input(self, serve: Callable[[int], Iterable[connections.Event]], mask: int) -> None:
+    def _serve_input(self, serve: Callable[[int], Iterable[connections.SocketEvent]], mask: int) -> None:
         """Serve a socket that the selector found ready. No input from outside ends the loop."""
         try:
             events = serve(mask)
@@ -285,13 +302,7 @@ class Driver:
                 self._tcp_event(event)
 
     def note_fault(self, error: Exception, what: str) -> None:
-        """Count input that was dropped because its handler raised; log it once for each place in the code.
-
-        Raises:
-            Exception: the error itself, if a signal handler of the application raised it for the caller.
-        """
-        if comes_from_a_signal_handler(error):
-            raise error
+        """Count input that was dropped because its handler raised; log it once for each place in the code."""
         self.rejected["fault"] += 1
         frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
         place = (frame.f_code.co_filename, line)
@@ -308,44 +319,14 @@ class Driver:
 
     @contextlib.contextmanager
     def failures_explained(self) -> Iterator[None]:
-        """Wrap an unforeseen exception in a MingleError; return an exception of a signal handler unchanged."""
+        """Wrap an unforeseen exception in a MingleError."""
         try:
             yield
         except MingleError:
             raise
         except Exception as error:
-            if comes_from_a_signal_handler(error):
-                raise
             logger.info("the traceback of what ended the loop", exc_info=error)
-            raise self._failure_of(error) from error
-
-    def _failure_of(self, error: BaseException) -> MingleError:
-        """Return the error for the callers that wait for this driver."""
-        if isinstance(error, MingleError):
-            return error
-        whose = "the loop" if self._job is None else f"job {self._job!r}: its loop"
-        failure = MingleError.explain(
-            f"{whose} was ended by an unforeseen {type(error).__name__}: {error}",
-            cause="the system refused what it needs" if isinstance(error, OSError) else "a defect in mingle",
-            remedy="start it again, and report the traceback: that of `__cause__` (`mingle-discover -v` shows it).",
-        )
-        failure.__cause__ = error
-        return failure
-
-    def die(self, error: BaseException, *endings: Callable[[], object]) -> None:
-        """End the driver's thread: run all endings, even if some fail, and fail the waiting calls. Raises nothing.
-
-        Args:
-            error: the exception that ended the thread.
-            endings: the functions that shut down the store and the sockets, in their order.
-        """
-        self.failure = failure = self._failure_of(error)
-        show: Callable[[], object] = partial(self._say, logging.ERROR, str(failure), error)
-        for ending in (*endings, self._fail_calls, show):
-            try:
-                ending()
-            except Exception as problem:
-                logger.debug("shutting the loop failed in part: %r", problem)
+            raise explained(error, "the loop" if self._job is None else f"job {self._job!r}: its loop") from error
 
     def part(self, farewell: Callable[[], None]) -> None:
         """Send the good-byes. A failure here does not replace the exception that ended the loop."""
@@ -353,18 +334,7 @@ class Driver:
             farewell()
             self.carry_out()
         except Exception as error:
-            if comes_from_a_signal_handler(error):
-                raise
             logger.debug("the good-bye failed: %r", error)
-
-    def _fail_calls(self) -> None:
-        """Fail the calls that the ended loop will not run; only one thread takes each call out."""
-        assert self.failure is not None
-        with contextlib.suppress(IndexError):
-            while True:
-                _, failed = self._calls.popleft()
-                if failed is not None:
-                    failed(self.failure.copied())
 
     # --- interfaces ------------------------------------------------------------------------------------------------
 
@@ -387,14 +357,24 @@ class Driver:
             named=bool(network.interfaces),
         )
 
-    def relisten(self, machine: Listening, now: float) -> None:
+    def listen_locally(self) -> None:
+        """Open the control port on the link-local addresses as well, beside those that are announced."""
+        local = [
+            (str(each.ip), interface.index)
+            for interface in self.interfaces.usable
+            for each in interface.of_family(self.network.family)
+            if each.is_link_local
+        ]
+        self.connections.listen_also(local)
+
+    def relisten(self, now: float) -> None:
         """Open the control port on new addresses, and have the machine announce all of them.
 
         Addresses that it announces already are passed on as well: a sealed host can have been told others meanwhile.
         """
         addresses = self._bound(self.connections.listen_also)
         if addresses:
-            machine.readdress(addresses, now)
+            self.machine.handle(AddressesChanged(addresses), now)
 
     def _bound(self, listen: Callable[[Sequence[tuple[str, int]]], frozenset[tuple[str, int]]]) -> tuple[Address, ...]:
         wanted = self.addresses
@@ -414,7 +394,7 @@ class Driver:
         if self._scanned is not None:
             self._scanned(now, changed)
 
-    def _read_netlink(self, _mask: int) -> Iterable[connections.Event]:
+    def _read_netlink(self, _mask: int) -> Iterable[connections.SocketEvent]:
         self.interfaces.drain_netlink()
         return ()
 
@@ -444,13 +424,13 @@ class Driver:
 
     # --- datagrams -------------------------------------------------------------------------------------------------
 
-    def _read_datagrams(self, sock: socket.socket, _mask: int) -> Iterable[connections.Event]:
+    def _read_datagrams(self, sock: socket.socket, _mask: int) -> Iterable[connections.SocketEvent]:
         if self.transport is not None:
             for received in self.transport.receive(sock):
                 self._take(received, relayed=False)
         return ()
 
-    def _read_relay(self, _mask: int) -> Iterable[connections.Event]:
+    def _read_relay(self, _mask: int) -> Iterable[connections.SocketEvent]:
         for received in self._relay.receive():
             self._take(received, relayed=True)
         return ()
@@ -476,12 +456,10 @@ class Driver:
         return isinstance(offer, Offer) and offer.job == job
 
     def _datagram(self, received: Received, now: float) -> Datagram | None:
-        heard = self._reception.admit(received)
-        if heard is None:
-            return None
-        message, source = heard
-        self.machine.heard(message, source, now)
-        return message
+        event = self._reception.admit(received)
+        if event is not None:
+            self.machine.handle(event, now)
+        return event.message if isinstance(event, Heard) else None
 
     def _ask_peers(self, now: float) -> None:
         if not self.network.peers:
@@ -492,28 +470,45 @@ class Driver:
             if self.transport is not None:
                 self.transport.unicast(self._encoded(message, padded=True), address)
 
+    # --- shared folders --------------------------------------------------------------------------------------------
+
+    def _found(self, folder: str, report: Report) -> None:
+        """Tell the machine what a turn in a shared folder has shown."""
+        for found in report.found:
+            try:
+                event = self._reception.admit_found(
+                    found.data, folder, same_node=self.folders.is_ours(found), seeks=self.folders.watching
+                )
+                if event is not None:
+                    self.tell(event)
+            except Exception as error:  # another process has written it
+                self.note_fault(error, f"an object in {folder}")
+        if self.folders.looked:
+            self.tell(FoldersListed(self.folders.lower))
+        self.carry_out()
+
     # --- connections -----------------------------------------------------------------------------------------------
 
-    def _tcp_event(self, event: connections.Event) -> None:
+    def _tcp_event(self, event: connections.SocketEvent) -> None:
         try:
             self._handle_tcp_event(event)
         except Exception as error:
             self.note_fault(error, "what came in on a connection")
             self._give_up(event.conn)
 
-    def _handle_tcp_event(self, event: connections.Event) -> None:
+    def _handle_tcp_event(self, event: connections.SocketEvent) -> None:
         machine, now = self.machine, self.clock()
-        if isinstance(event, connections.Accepted):
-            machine.accepted(event.conn, event.address, now)
+        if isinstance(event, connections.SocketAccepted):
+            machine.handle(Accepted(event.conn, event.address), now)
         elif not machine.owns(event.conn):
             return
-        elif isinstance(event, connections.Connected):
+        elif isinstance(event, connections.SocketConnected):
             self._connected(event, now)
-        elif isinstance(event, connections.Data):
-            machine.received(event.conn, event.data, now)
+        elif isinstance(event, connections.SocketData):
+            machine.handle(BytesReceived(event.conn, event.data), now)
         else:
             self._dialed.pop(event.conn, None)
-            machine.disconnected(event.conn, event.reason, now)
+            machine.handle(Disconnected(event.conn, event.reason), now)
 
     def _give_up(self, conn: int) -> None:
         """Close a connection whose input could not be handled, and tell the machine."""
@@ -521,11 +516,11 @@ class Driver:
         self.connections.hang_up(conn)
         try:
             if self.machine.owns(conn):
-                self.machine.disconnected(conn, "what came in on it could not be handled", self.clock())
+                self.tell(Disconnected(conn, "what came in on it could not be handled"))
         except Exception as error:
             self.note_fault(error, "the end of a connection")
 
-    def _connected(self, event: connections.Connected, now: float) -> None:
+    def _connected(self, event: connections.SocketConnected, now: float) -> None:
         dialed = self._dialed.pop(event.conn)
         if event.local_address not in self.interfaces.addresses():
             self._rescan(now)  # the interface is newer than the last scan
@@ -535,10 +530,10 @@ class Driver:
         if not self.interfaces.in_use(owner):
             self.connections.hang_up(event.conn)
             reason = f"is reached through {owner}, and other interfaces were named"
-            self.machine.disconnected(event.conn, reason, now)
+            self.machine.handle(Disconnected(event.conn, reason), now)
             return
         weak = reached_weakly(self.interfaces.found, event.local_address, dialed.address)
-        self.machine.connected(event.conn, event.local_address, owner, now, weak=weak)
+        self.machine.handle(Connected(event.conn, event.local_address, owner, weak), now)
 
     # --- effects ---------------------------------------------------------------------------------------------------
 
@@ -547,9 +542,11 @@ class Driver:
         while effects := self.machine.effects():
             for effect in effects:
                 self._perform(effect)
+        if self.folders.open:
+            self.folders.show(self.machine.showing(), partial(datagrams.encode, key=self._key))
 
     def _perform(self, effect: Effect) -> None:
-        events: list[connections.Event] = []
+        events: list[connections.SocketEvent] = []
         match effect:
             case Multicast(message, browse, turn, padded):
                 self._multicast(message, BROWSE_GROUP if browse else self._group, turn, padded=padded)
@@ -564,7 +561,7 @@ class Driver:
                     events = self.connections.dial(conn, address, port, self.interfaces.index(interface))
                 except Exception as error:  # another host chose the address
                     self.note_fault(error, f"the address {address}")
-                    events = [connections.Disconnected(conn, f"can't be dialed: {error}")]
+                    events = [connections.SocketEnded(conn, f"can't be dialed: {error}")]
             case Write(conn, data):
                 events = self.connections.write(conn, data)
             case Hangup(conn) | Reset(conn):
@@ -603,12 +600,16 @@ class Driver:
     # --- what a report says ----------------------------------------------------------------------------------------
 
     def inspect(self, environ: Mapping[str, str] | None = None, **observed: Any) -> Facts:
-        """Return the facts by which this machine can be judged; see `inspection.gather` for the arguments."""
-        from mingle.network import inspection  # only doctor, ping and a rank that has failed need it
+        """Return the facts by which this machine can be judged; see `inspection.collect_facts` for the arguments."""
+        from mingle.network import inspection  # only doctor, ping and a rank that waits or has failed need it
 
+        return inspection.collect_facts(self.network.port, environ=environ, **self.observed() | observed)
+
+    def observed(self) -> dict[str, Any]:
+        """Return what the sockets have shown, as arguments of `inspection.collect_facts`."""
         network, transport = self.network, self.transport
         ipv4 = any(each.of_family("4") for each in self.interfaces.usable) and network.family != "6"
-        known: dict[str, Any] = {
+        return {
             "group": (self._group or BROWSE_GROUP).ipv4 if ipv4 else "",
             "used": self.interfaces.usable,
             "found": self.interfaces.found,
@@ -619,22 +620,34 @@ class Driver:
             "send_errors": dict(transport.send_errors) if transport else {},
             "unicasts_sent": transport.unicasts_sent if transport else 0,
             "unresolved": self.peers.failures,
+            "folders": {folder: (each.what, each.fix) for folder, each in self.folders.problems.items()},
             "rp_drops_before": self._rp_drops,
         }
-        return inspection.gather(network.port, environ=environ, **known | observed)
 
-    def facts_so_far(self) -> NetworkFacts:
-        """Return what the progress line says of the network: only what the sockets have shown since the last call."""
+    def observed_since(self) -> dict[str, Any]:
+        """Return the same for the progress line: only the errors since the last call, and nothing that takes long."""
         errors = Counter() if self.transport is None else self.transport.send_errors
         recent, self._errors_said = errors - self._errors_said, Counter(errors)
-        return self.facts(diagnosed=True, brief=True, send_errors=dict(recent))
+        return self.observed() | {"brief": True, "send_errors": dict(recent)}
 
-    def facts(self, *, diagnosed: bool = False, **observed: Any) -> NetworkFacts:
+    def diagnose(self, observed: Mapping[str, Any]) -> Sequence[Finding]:
+        """Return what is wrong with this machine. This takes a moment, and any thread can do it.
+
+        Args:
+            observed: what the sockets have shown.
+        """
+        with contextlib.suppress(OSError, ImportError):  # EMFILE: without a descriptor no module can be loaded
+            from mingle.diagnostics import diagnosis
+            from mingle.network import inspection
+
+            return diagnosis.troubles(inspection.collect_facts(self.network.port, **observed))
+        return ()
+
+    def facts(self, findings: Sequence[Finding] = ()) -> NetworkFacts:
         """Return what a report says of the network.
 
         Args:
-            diagnosed: whether to examine this machine as well, which takes a moment.
-            **observed: more arguments of `inspection.gather`.
+            findings: of `diagnose`.
         """
         network, transport, group = self.network, self.transport, self._group or BROWSE_GROUP
         groups = [] if network.family == "6" else [group.ipv4]
@@ -643,17 +656,12 @@ class Driver:
         failures = [f"{what}: {why}" for what, why in transport.failures.items()] if transport else []
         failures += [f"local relay: {self._relay.failure}"] if self._relay.failure else []
         failures += [f"{host} did not resolve: {why}" for host, why in self.peers.failures.items()]
-        findings: Sequence[Finding] = ()
-        if diagnosed:
-            with contextlib.suppress(OSError, ImportError):  # EMFILE: without a descriptor no module can be loaded
-                from mingle.diagnostics import diagnosis  # only a rank that has failed needs it
-
-                findings = diagnosis.troubles(self.inspect(**observed))
+        failures += [f"{folder} {problem.what}" for folder, problem in self.folders.problems.items()]
         return NetworkFacts(
             interfaces=[str(each) for each in self.interfaces.usable],
             groups=groups,
             port=network.port,
-            peers=[str(peer) for peer in network.peers],
+            peers=[*(str(peer) for peer in network.peers), *network.folders],
             sent=transport.sent if transport else 0,
             received=transport.received if transport else 0,
             rejected=self.rejected,

@@ -16,14 +16,16 @@ import struct
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from mingle import forksafe
+from mingle import forksafe, records
 from mingle.config import settings
-from mingle.errors import printable, suppressed
-from mingle.protocol.machine import NetworkFacts, Snapshot
+from mingle.errors import suppressed
+from mingle.protocol.observations import NetworkFacts, Snapshot
 from mingle.protocol.reports import Cause, brief, ranks_text
+from mingle.text import printable
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -83,7 +85,10 @@ def say(level: int, text: str, *, quiet: bool = False, error: BaseException | No
     The library adds no handler, so without this a script that never configured logging would wait in silence.
     ``quiet`` (``MINGLE_PROGRESS=off``) keeps it to logging. The traceback of an ``error`` follows the text.
     """
-    text = printable(text)
+    records.run(partial(_say, level, printable(text, keep="\n"), quiet=quiet, error=error))
+
+
+def _say(level: int, text: str, *, quiet: bool, error: BaseException | None) -> None:
     if quiet or _logging_shows(level):
         logger.log(level, text, exc_info=error)
     elif sys.stderr is not None:
@@ -129,9 +134,6 @@ def _without_figures(cause: str) -> str:
 class Shown(Protocol):
     """A machine whose progress is shown."""
 
-    def stage(self) -> str:
-        """Return the current step, in a word, for the log."""
-
     def ask_status(self) -> None:
         """Ask the host for the job's status."""
 
@@ -143,7 +145,7 @@ class Shown(Protocol):
 
 
 class Progress:
-    """The progress of a discovery, shown to people. The loop calls ``show`` after each turn; it never blocks."""
+    """The progress of a discovery, shown to people by the caller that waits for it."""
 
     def __init__(
         self, job: str, world_size: int, rank: int | None, *, off: bool, now: float, unit: str = "rank"
@@ -164,7 +166,6 @@ class Progress:
         self._named: set[str] = set()
         """The causes that a line of the log has named, without their figures."""
         self._named_at = float("-inf")
-        self._stage = ""
         self._speaker: socket.socket | None = None
         self._shown_by: int | None = None
         """The process that shows the line in place of this one, until that was said."""
@@ -186,10 +187,6 @@ class Progress:
             now: the time.
             facts: returns what the sockets have shown, for a cause.
         """
-        stage = machine.stage()
-        if stage != self._stage:
-            self._stage = stage
-            logger.debug("job %s: %s", self._job, stage)
         if self._off or now < min(self._due, self._ask_due, self._look_due):
             return
         snapshot = machine.snapshot()
@@ -247,12 +244,12 @@ class Progress:
         """Show a message beside the line; see `say`."""
         say(level, text, quiet=self._quiet, error=error)
 
-    def interrupted(self, machine: Shown, now: float) -> None:
+    def interrupted(self, snapshot: Callable[[], Snapshot], now: float) -> None:
         """Say how far this discovery has come, since Ctrl-C or a signal handler of the application ends it."""
         state = "interrupted"
         # Between two lines a machine can contradict itself, and nothing may take the place of what ends the wait.
         with contextlib.suppress(Exception):
-            state += f": {_state(self._world_size, self._rank, machine.snapshot(), self._unit)}"
+            state += f": {_state(self._world_size, self._rank, snapshot(), self._unit)}"
         self._end_line()
         cause = f" · likely cause: {self._cause}" if self._cause else ""
         self.say(logging.WARNING, f"job {self._job}: {state} · {now - self._started:.0f} s{cause}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable
 
 from mingle.config.values import Secret
 from mingle.network.connections import bare_address
@@ -17,10 +16,10 @@ from mingle.network.interfaces import InterfaceMonitor
 from mingle.network.peers import Peers
 from mingle.network.transport import Received
 from mingle.protocol import claims
-from mingle.protocol.machine import Source
+from mingle.protocol.events import Heard, HeardUnverified, Source
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import Datagram, List, Offer
+from mingle.wire.datagrams import Datagram, List, Offer, Seek
 
 LOOKED_AT_UNVERIFIED = 256
 """The number of wrongly signed datagrams that the report takes note of; bounded against a flood of them."""
@@ -45,26 +44,28 @@ class Reception:
         interfaces: InterfaceMonitor,
         rejected: Counter[str],
     ) -> None:
-        self.unverified: Callable[[Datagram], None] | None = None
-        """Processes datagrams whose signature is missing or wrong; None: the machine hears them, too."""
+        self.verifies = False
+        """Whether a datagram must have our signature, if there is a secret; else the machine hears all of them."""
         self._key = key
         self._secret = secret
         self._peers = peers
         self._interfaces = interfaces
         self._rejected = rejected
 
-    def admit(self, received: Received) -> tuple[Datagram, Source] | None:
-        """Return the message in a datagram and where it came from; None if a machine must not hear it."""
+    def admit(self, received: Received) -> Heard | HeardUnverified | None:
+        """Return what the machine is told of a datagram; None: nothing."""
         if datagrams.is_echo(received.data):  # a ping is for another process of this machine
             return None
         message = self._decode(received.data)
+        if isinstance(message, HeardUnverified):
+            return message
         verified = isinstance(message, Offer) and self._verified(received.data, message)
         address = bare_address(received.source[0])
         if isinstance(message, Offer):
             message = self._admitted(message, received, address, verified=verified)
         if message is None:
             return None
-        return message, Source(
+        source = Source(
             interface=received.interface,
             multicast=received.multicast,
             signed=datagrams.is_signed(received.data),
@@ -72,28 +73,56 @@ class Reception:
             address=address,
             reply_to=received,
         )
+        return Heard(message, source)
 
-    def _decode(self, untrusted: bytes) -> Datagram | None:
-        """Return the message in a datagram; None if it was rejected and counted."""
+    def admit_found(
+        self, data: bytes, folder: str, *, same_node: bool, seeks: bool = False
+    ) -> Heard | HeardUnverified | None:
+        """Return what the machine is told of a host's object in a shared folder; None: nothing.
+
+        Args:
+            data: the content.
+            folder: the folder, as the user has named it, who trusts it like a named peer.
+            same_node: whether a process of this node has written it, so that its loopback addresses are ours.
+            seeks: whether the machine is an observer, which also hears of those who look for a host.
+        """
+        message = self._decode(data)
+        if isinstance(message, HeardUnverified):
+            return message
+        signed = datagrams.is_signed(data)
+        if seeks and isinstance(message, Seek):
+            source = Source(interface="", multicast=False, signed=signed, address=folder, folder=True)
+            return Heard(message, source)
+        if not isinstance(message, Offer):
+            return None
+        verified = self._verified(data, message)
+        offer = self._without_traps(message, on_loopback=same_node)
+        if offer is None:
+            return None
+        source = Source(interface="", multicast=False, signed=signed, verified=verified, address=folder, folder=True)
+        return Heard(offer, source)
+
+    def _decode(self, untrusted: bytes) -> Datagram | HeardUnverified | None:
+        """Return the message in a datagram, or what is left of one that was rejected and counted."""
         try:
-            return datagrams.decode(untrusted, None if self.unverified is None else self._key)
+            return datagrams.decode(untrusted, self._key if self.verifies else None)
         except datagrams.Rejected as rejected:
             reason = rejected.reason
         message = None
-        if self.unverified is not None and reason in ("unsigned", "signature"):
+        if self.verifies and reason in ("unsigned", "signature"):
             with contextlib.suppress(datagrams.Rejected):
                 message = datagrams.decode(untrusted)
         if isinstance(message, List):
             return message  # any process can ask, and every host hears what an answer to the browse group contains
         self._rejected[reason] += 1
         looked_at = self._rejected["unsigned"] + self._rejected["signature"]
-        if self.unverified is not None and message is not None and looked_at <= LOOKED_AT_UNVERIFIED:
-            self.unverified(message)
-        return None
+        if message is None or looked_at > LOOKED_AT_UNVERIFIED:
+            return None
+        return HeardUnverified(message)
 
     def _verified(self, untrusted: bytes, offer: Offer) -> bool:
         """Return whether our secret signed an OFFER that was decoded."""
-        if self.unverified is not None:
+        if self.verifies:
             return self._key is not None
         if self._secret is None:
             return False
@@ -111,6 +140,9 @@ class Reception:
             self._rejected["unsolicited"] += 1
             return None
         on_loopback = any(each.name == received.interface and each.loopback for each in self._interfaces.found)
+        return self._without_traps(offer, on_loopback=on_loopback)
+
+    def _without_traps(self, offer: Offer, *, on_loopback: bool) -> Offer | None:
         admitted = claims.without_traps(offer, on_loopback=on_loopback)
         if admitted is None:
             self._rejected["addresses"] += 1

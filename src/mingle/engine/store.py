@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import math
 import os
 import socket
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import Struct
 
-from mingle import forksafe
+from mingle import detached, forksafe, records
 from mingle.detached import AbandonedError
 from mingle.errors import (
     ConfigurationError,
@@ -34,7 +34,10 @@ from mingle.errors import (
     refused,
 )
 from mingle.network.connections import bare_address, canonical_address, tune, untune
-from mingle.protocol.machine import Effect, FormedStore, OpenStore, PrepareStore, ProveStore, ReachStore
+from mingle.protocol.effects import Effect, FormedStore, OpenStore, PrepareStore, ProveStore, ReachStore
+from mingle.protocol.events import StoreFailed, StoreOpened, StorePrepared, StoreProved, StoreUnreachable
+from mingle.records import logger
+from mingle.text import endpoint_text
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -42,10 +45,8 @@ if TYPE_CHECKING:
     from mingle.engine.driver import Driver
     from mingle.protocol.host import Host
 
-logger = logging.getLogger("mingle")
-
 _Work: TypeAlias = Callable[[], Callable[[], None]]
-"""Work that can block; it returns a call for the driver."""
+"""Work that can block; it returns a call for the loop."""
 
 PORT_FORBIDDEN = "a port below 1024, which only root may open, or one that a policy of the system forbids"
 BACKLOG = 4096
@@ -298,23 +299,23 @@ def _listen(address: str, port: int | None) -> socket.socket:
 
 
 def _bind_failed(address: str, port: int | None, error: OSError) -> MingleError:
-    where = f"[{address}]" if ":" in address else address
+    where = address if port is None else endpoint_text(address, port)
     if port is not None and error.errno == errno.EADDRINUSE and _listens_itself(address, port):
         return ConfigurationError.explain(
-            f"the store can't listen on {where}:{port}: {error.strerror}",
+            f"the store can't listen on {where}: {error.strerror}",
             cause="this process itself holds MINGLE_MASTER_PORT (master_port=): the process group of an earlier call "
             "lives on, for example in a model in DistributedDataParallel, which keeps it",
             remedy="`del` the model before the next call; or leave the port unset, then any free one is taken.",
         )
     if port is not None and error.errno == errno.EACCES:
         return ConfigurationError.explain(
-            f"the store can't listen on {where}:{port}: {error.strerror}",
+            f"the store can't listen on {where}: {error.strerror}",
             cause=f"MINGLE_MASTER_PORT (master_port=) is {PORT_FORBIDDEN}",
             remedy="name a port from 1024 on; or leave the port unset, then any free one is taken.",
         )
     if port is not None and error.errno == errno.EADDRINUSE:
         return ConfigurationError.explain(
-            f"the store can't listen on {where}:{port}: {error.strerror}",
+            f"the store can't listen on {where}: {error.strerror}",
             cause="another process holds MINGLE_MASTER_PORT (master_port=), perhaps an earlier run of this job",
             remedy=f"find it with `ss -tlnp 'sport = :{port}'`; or leave the port unset, then any free one is taken.",
         )
@@ -362,7 +363,7 @@ def _failures_as_oserror(address: str, port: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # every error of torch's C++ side is one
-        raise OSError(f"the store at {address}:{port} failed: {str(error).splitlines()[0]}") from error
+        raise OSError(f"the store at {endpoint_text(address, port)} failed: {str(error).splitlines()[0]}") from error
 
 
 def prove(
@@ -398,7 +399,7 @@ def prove(
         client = connect(address, port, workers)
         found = client.token(session)
     if found != token:
-        raise OSError(f"the store at {address}:{port} belongs to another session")
+        raise OSError(f"the store at {endpoint_text(address, port)} belongs to another session")
     client.proved_at = time.monotonic()
     return client
 
@@ -422,7 +423,7 @@ def await_server(address: str, port: int, *, seconds: float, given_up: Callable[
                 raise
             if time.monotonic() >= deadline:
                 raise DiscoveryTimeoutError.explain(
-                    f"rank 0's store at {address}:{port} was not reached within {seconds:g} s: {error}",
+                    f"rank 0's store at {endpoint_text(address, port)} was not reached within {seconds:g} s: {error}",
                     cause="a firewall has closed its port since the job formed, or the link to rank 0 is down",
                     remedy="look at rank 0's output, and at whether its machine can be reached.",
                 ) from error
@@ -467,8 +468,8 @@ class StoreKeeper:
     """The stores of a driver's machine: it opens, reaches and proves them in threads, because each call can block.
 
     Args:
-        driver: drives the machine, and runs in its own thread what follows from a result.
-        in_thread: runs a function in a daemon thread of a name.
+        driver: drives the machine.
+        call: has the loop run what follows from a result.
         port: the fixed port of the store; None: any free one.
         ahead: whether a store is opened and reached before the seal.
         workers: for how many workers a rank 0 waits that makes its process group by torch's own ``env://``, if this
@@ -478,7 +479,7 @@ class StoreKeeper:
     def __init__(
         self,
         driver: Driver,
-        in_thread: Callable[[str, Callable[[], object]], object],
+        call: Callable[[Callable[[], None]], None],
         *,
         port: int | None,
         ahead: bool = False,
@@ -490,7 +491,7 @@ class StoreKeeper:
         self.client: StoreClient | None = None
         """The connection of a member, before the proof and, if it serves a process group, after."""
         self._driver = driver
-        self._in_thread = in_thread
+        self._call = call
         self._ahead = ahead
         self._workers = workers
         self._closed = False
@@ -541,9 +542,10 @@ class StoreKeeper:
         """Process the decision for GO, before any member hears of it."""
 
     def _run(self, what: str, work: _Work) -> None:
-        """Run what can block in a daemon thread; its result is a call for the driver."""
+        """Run what can block in a daemon thread; its result is a call for the loop."""
 
         def run() -> None:
+            records.defer_here()
             try:
                 result = work()
             except BaseException as error:
@@ -551,9 +553,9 @@ class StoreKeeper:
             if self._closed:
                 result()  # the loop has ended: this only releases what was opened
             else:
-                self._driver.call(result)
+                self._call(result)
 
-        self._in_thread(f"mingle-abandoned-{what}", run)
+        detached.start_explained(threading.Thread(target=run, name=f"mingle-abandoned-{what}", daemon=True))
 
     def _raise(self, error: BaseException) -> None:
         if not self._closed:
@@ -590,18 +592,17 @@ class StoreKeeper:
         if isinstance(server, MingleError):
             logger.debug("the store can't be opened ahead: %s", server)  # the opening at the seal reports it
         elif self._accept(host, server):
-            host.store_prepared(server.port)
+            self._driver.tell(StorePrepared(server.port))
 
     def _open(self, host: Host, epoch: int, address: str) -> Callable[[], None]:
         return partial(self._opened, host, epoch, self._opened_server(address, host.session))
 
     def _opened(self, host: Host, epoch: int, server: StoreServer | MingleError) -> None:
-        now = self._driver.clock()
         if not isinstance(server, MingleError):
             if self._accept(host, server):
-                self._machine.store_opened(epoch, server.port, server.token, now)
+                self._driver.tell(StoreOpened(epoch, server.port, server.token))
         elif self._is_wanted(host):
-            self._machine.store_failed(epoch, server, now)
+            self._driver.tell(StoreFailed(epoch, server))
 
     def _is_wanted(self, host: Host) -> bool:
         """Return whether the session of this host still exists: an election can have given it up meanwhile."""
@@ -659,10 +660,10 @@ class StoreKeeper:
     def _proved(self, wanted: ProveStore, client: StoreClient | None) -> None:
         if self._workers is not None and not self._closed and not self._machine.finished:
             self.client = client
-        self._machine.store_proved(wanted.session, wanted.epoch, self._driver.clock())
+        self._driver.tell(StoreProved(wanted.session, wanted.epoch))
 
     def _unreachable(self, wanted: ProveStore, reason: str) -> None:
-        self._machine.store_unreachable(wanted.session, wanted.epoch, reason, self._driver.clock())
+        self._driver.tell(StoreUnreachable(wanted.session, wanted.epoch, reason))
 
     # --- the end ---------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct, field
 
 from mingle import forksafe
-from mingle.errors import InterfaceError, comes_from_a_signal_handler
+from mingle.errors import InterfaceError
 
 READ_BYTES = 65_536
 DRAINED_READS = 16
@@ -44,35 +44,35 @@ _READY_AGAIN_SECONDS = 0.05
 _PORT_TRIES = 20
 
 
-class Accepted(Struct, frozen=True):
+class SocketAccepted(Struct, frozen=True):
     """A caller has connected to this process."""
 
     conn: int
     address: str
 
 
-class Connected(Struct, frozen=True):
+class SocketConnected(Struct, frozen=True):
     """An outgoing connection is established."""
 
     conn: int
     local_address: str
 
 
-class Data(Struct, frozen=True):
+class SocketData(Struct, frozen=True):
     """Bytes came in."""
 
     conn: int
     data: bytes
 
 
-class Disconnected(Struct, frozen=True):
+class SocketEnded(Struct, frozen=True):
     """The connection ended, or never came to be."""
 
     conn: int
     reason: str
 
 
-Event: TypeAlias = Accepted | Connected | Data | Disconnected
+SocketEvent: TypeAlias = SocketAccepted | SocketConnected | SocketData | SocketEnded
 
 
 class _Connection(Struct):
@@ -126,7 +126,7 @@ class Connections:
                 self._listen_at(addresses)
             except OSError as error:
                 problem = error
-                self._stop_listening()
+                self.stop_listening()
                 if error.errno != errno.EADDRINUSE:
                     break
                 tries += 1
@@ -197,7 +197,8 @@ class Connections:
         for listener in deaf:
             self._wait_for_callers(listener)
 
-    def _stop_listening(self) -> None:
+    def stop_listening(self) -> None:
+        """Close all listeners; connections stay."""
         for listener in self._listeners.values():
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(listener)
@@ -207,13 +208,13 @@ class Connections:
 
     # --- what the machines want ------------------------------------------------------------------------------------
 
-    def dial(self, conn: int, address: str, port: int, index: int) -> list[Event]:
+    def dial(self, conn: int, address: str, port: int, index: int) -> list[SocketEvent]:
         """Begin to connect; ``index`` is the interface a link-local address was heard on."""
         family, target = _endpoint(address, port, index)
         try:
             sock = forksafe.register(socket.socket(family, socket.SOCK_STREAM))
         except OSError as error:
-            return [Disconnected(conn, _in_words(error))]
+            return [SocketEnded(conn, _in_words(error))]
         sock.setblocking(False)
         tune(sock)
         try:
@@ -222,19 +223,17 @@ class Connections:
             pass
         except OSError as error:
             sock.close()
-            if comes_from_a_signal_handler(error):
-                raise
-            return [Disconnected(conn, _in_words(error))]
+            return [SocketEnded(conn, _in_words(error))]
         connection = _Connection(conn, sock, selectors.EVENT_WRITE, connecting=True)
         try:
             self._selector.register(sock, selectors.EVENT_WRITE, partial(self._serve, connection))
         except OSError as error:  # it takes no more (ENOSPC, ENOMEM)
             sock.close()
-            return [Disconnected(conn, _in_words(error))]
+            return [SocketEnded(conn, _in_words(error))]
         self._connections[conn] = connection
         return []
 
-    def write(self, conn: int, data: bytes) -> list[Event]:
+    def write(self, conn: int, data: bytes) -> list[SocketEvent]:
         """Send as much as the kernel takes now, and keep the rest."""
         connection = self._connections.get(conn)
         if connection is None or connection.closing:
@@ -275,14 +274,14 @@ class Connections:
                 with contextlib.suppress(OSError):
                     connection.socket.send(connection.unsent)
             self._discard(connection)
-        self._stop_listening()
+        self.stop_listening()
         if self._spare >= 0:
             os.close(self._spare)
             self._spare = -1
 
-    def drop_strays(self, own: Container[str]) -> list[Event]:
+    def drop_strays(self, own: Container[str]) -> list[SocketEvent]:
         """End the connections whose local address this machine has no more: TCP would notice late, or never."""
-        events: list[Event] = []
+        events: list[SocketEvent] = []
         for connection in list(self._connections.values()):
             try:
                 local = bare_address(connection.socket.getsockname()[0])
@@ -295,27 +294,25 @@ class Connections:
 
     # --- what the selector says ------------------------------------------------------------------------------------
 
-    def _serve(self, connection: _Connection, mask: int) -> list[Event]:
+    def _serve(self, connection: _Connection, mask: int) -> list[SocketEvent]:
         if connection.conn not in self._connections:
             return []  # closed by what was served before it in the same round
         try:
             if connection.connecting:
                 return self._finish_connecting(connection)
-            events: list[Event] = []
+            events: list[SocketEvent] = []
             if mask & selectors.EVENT_WRITE:
                 events += self._flush(connection)
             if mask & selectors.EVENT_READ and connection.conn in self._connections:
                 events += self._read(connection)
         except OSError as error:  # of the selector, or of a socket that is asked for its name
-            if comes_from_a_signal_handler(error):
-                raise
             return self._end(connection, _in_words(error)) if connection.conn in self._connections else []
         return events
 
-    def _serve_listener(self, listener: socket.socket, _mask: int) -> list[Event]:
+    def _serve_listener(self, listener: socket.socket, _mask: int) -> list[SocketEvent]:
         return list(self._accept(listener)) if listener.fileno() >= 0 else []
 
-    def _accept(self, listener: socket.socket) -> Iterator[Event]:
+    def _accept(self, listener: socket.socket) -> Iterator[SocketEvent]:
         # Bounded: a flood must not starve the loop, and each excess connection stays open until the machine has seen
         # it.
         for _ in range(ACCEPTED_AT_ONCE):
@@ -324,8 +321,6 @@ class Connections:
             except BlockingIOError:
                 return
             except OSError as error:
-                if comes_from_a_signal_handler(error):
-                    raise
                 if error.errno in (errno.ECONNABORTED, errno.EINTR):
                     continue
                 if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -341,7 +336,7 @@ class Connections:
                 sock.close()
                 continue
             self._connections[connection.conn] = connection
-            yield Accepted(connection.conn, bare_address(remote[0]))
+            yield SocketAccepted(connection.conn, bare_address(remote[0]))
 
     def _turn_away(self, listener: socket.socket) -> None:
         """Out of descriptors: takes the caller with a spare one and hangs up. Left waiting, it would keep us busy."""
@@ -361,16 +356,16 @@ class Connections:
             with contextlib.suppress(OSError):
                 self._spare = os.open(os.devnull, os.O_RDONLY)
 
-    def _finish_connecting(self, connection: _Connection) -> list[Event]:
+    def _finish_connecting(self, connection: _Connection) -> list[SocketEvent]:
         problem = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if problem:
             return self._end(connection, _in_words(OSError(problem, os.strerror(problem))))
         connection.connecting = False
         self._watch(connection, selectors.EVENT_READ)
         local = connection.socket.getsockname()[0]
-        return [Connected(connection.conn, bare_address(local)), *self._flush(connection)]
+        return [SocketConnected(connection.conn, bare_address(local)), *self._flush(connection)]
 
-    def _flush(self, connection: _Connection) -> list[Event]:
+    def _flush(self, connection: _Connection) -> list[SocketEvent]:
         try:
             while connection.unsent:
                 sent = connection.socket.send(connection.unsent)
@@ -378,8 +373,6 @@ class Connections:
         except BlockingIOError:
             pass
         except OSError as error:
-            if comes_from_a_signal_handler(error):
-                raise
             return self._end(connection, _in_words(error))
         if connection.closing and not connection.unsent:
             self._leave(connection)
@@ -394,23 +387,21 @@ class Connections:
             self._selector.modify(connection.socket, events, key.data)
             connection.events = events
 
-    def _read(self, connection: _Connection) -> list[Event]:
+    def _read(self, connection: _Connection) -> list[SocketEvent]:
         try:
             data = connection.socket.recv(READ_BYTES)
         except BlockingIOError:
             return []
         except OSError as error:
-            if comes_from_a_signal_handler(error):
-                raise
             return self._end(connection, _in_words(error))
         if not data:
             return self._end(connection, CLOSED_BY_PEER)
-        return [] if connection.closing else [Data(connection.conn, data)]
+        return [] if connection.closing else [SocketData(connection.conn, data)]
 
-    def _end(self, connection: _Connection, reason: str) -> list[Event]:
+    def _end(self, connection: _Connection, reason: str) -> list[SocketEvent]:
         quiet = connection.closing
         self._discard(connection)
-        return [] if quiet else [Disconnected(connection.conn, reason)]
+        return [] if quiet else [SocketEnded(connection.conn, reason)]
 
     def _leave(self, connection: _Connection) -> None:
         """Close a connection whose bytes are all sent, after reading what came in.

@@ -24,7 +24,7 @@ from msgspec import structs
 
 from mingle import detached
 from mingle.config import launchers
-from mingle.config.placement import place
+from mingle.config.placement import resolve_placement
 from mingle.config.settings import check_job_id
 from mingle.diagnostics import firewall
 from mingle.diagnostics.diagnosis import Facts, Holder
@@ -44,7 +44,7 @@ _MINGLE_LIBRARIES = ("netifaces", "msgspec")
 _PROC = Path("/proc")
 
 
-def gather(
+def collect_facts(
     port: int,
     *,
     used: Sequence[Interface] = (),
@@ -213,7 +213,7 @@ def _environment_problems(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     try:
         # A shell that says nothing of ranks is no conflict: the arguments may say it all.
         if launched or any(environ.get(name, "").strip() for name in places):
-            place(environ)
+            resolve_placement(environ)
     except MingleError as error:
         problems.append(_problem(error))
     return problems

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import logging
 import socket
 import struct
 import sys
@@ -25,8 +24,10 @@ from mingle import forksafe
 from mingle.config.settings import Family
 from mingle.config.values import parse_address
 from mingle.errors import InterfaceError
+from mingle.records import logger
 
-logger = logging.getLogger("mingle")
+if sys.platform != "win32":
+    import fcntl
 
 LOOK_SECONDS = 2.0
 """The interval between two scans where the kernel does not report changes, …"""
@@ -176,8 +177,6 @@ def _index(probe: socket.socket, name: str) -> int:
     """Return the index of the interface `name`; raise OSError if it does not exist."""
     if sys.platform != "linux":
         return socket.if_nametoindex(name)
-    import fcntl
-
     # if_nametoindex() opens a socket, and without a free descriptor it reports that the interface does not exist.
     answer = fcntl.ioctl(probe, _SIOCGIFINDEX, struct.pack(f"{_IFREQ_SIZE}s", name.encode()[:15]))
     (index,) = struct.unpack_from("=i", answer, 16)
@@ -190,8 +189,6 @@ def _flags(probe: socket.socket, name: str) -> int:
     By ioctl and not from /sys/class/net: that directory shows the network namespace it was mounted in, which
     need not be the caller's, and it leaves out IFF_RUNNING (net/core/net-sysfs.c prints `dev->flags`).
     """
-    import fcntl  # not on Windows
-
     request = struct.pack(f"{_IFREQ_SIZE}s", name.encode()[:15])
     answer = fcntl.ioctl(probe, _SIOCGIFFLAGS, request)
     (flags,) = struct.unpack_from("=H", answer, 16)

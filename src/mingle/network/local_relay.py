@@ -80,8 +80,15 @@ class _Relayed(msgspec.Struct, frozen=True, array_like=True):
         return (self.host, self.port) if self.family == "4" else (self.host, self.port, 0, self.scope)
 
 
+class _Echo(msgspec.Struct, frozen=True):
+    """What tells the messages of :mod:`mingle.wire.echo` apart."""
+
+    type: str
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Relayed)
+_echo_decoder = msgspec.msgpack.Decoder(_Echo)
 
 
 def _is_ours(data: bytes) -> bool:
@@ -126,11 +133,18 @@ def _is_question(data: bytes) -> bool:
     try:
         if datagrams.is_datagram(data):
             return isinstance(datagrams.decode(data), Seek | List)
-        from mingle.wire import echo  # only where a process pings
-
-        return isinstance(echo.decode(data), echo.EchoRequest)
+        return _is_ping(data)
     except Rejected:
         return False
+
+
+def _is_ping(data: bytes) -> bool:
+    """Return whether a datagram asks for an echo; :mod:`mingle.wire.echo` is loaded only where a process pings."""
+    datagrams.check_header(data, datagrams.ECHO_MAGIC)
+    try:
+        return _echo_decoder.decode(datagrams.payload_of(data)).type == "ping"
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise Rejected("malformed") from None
 
 
 def _is_trusted(ancillary: list[tuple[int, int, bytes]]) -> bool:

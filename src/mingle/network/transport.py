@@ -21,7 +21,7 @@ import struct
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from ipaddress import IPv4Interface, IPv6Interface
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
@@ -31,7 +31,7 @@ from multicast_expert import IfaceInfo, McastRxSocket, McastTxSocket, os_multica
 
 from mingle import forksafe
 from mingle.config.settings import Family
-from mingle.errors import FREE_DESCRIPTORS, NO_DESCRIPTOR, InterfaceError, comes_from_a_signal_handler
+from mingle.errors import FREE_DESCRIPTORS, NO_DESCRIPTOR, InterfaceError
 from mingle.network.interfaces import Interface
 from mingle.wire.datagrams import Group
 
@@ -116,6 +116,39 @@ class _Endpoint(Struct):
         return mine.index == theirs.index and mine.of_family(self.version) == theirs.of_family(self.version)
 
 
+class NothingOpenedError(Exception):
+    """Nothing could be opened. A loop, which imports nothing, leaves the diagnosis to its caller."""
+
+    def __init__(self, port: int, failures: Mapping[str, str]) -> None:
+        super().__init__(port, failures)
+        self.port = port
+        self.failures = failures
+
+    def diagnosed(self) -> InterfaceError:
+        """Return the error for the user."""
+        reasons = [f"{what}: {why}" for what, why in self.failures.items()] or ["no interface was given"]
+        observation = f"nothing could be opened for discovery on UDP port {self.port} ({'; '.join(reasons)})"
+        if any(why.startswith(("EMFILE", "ENFILE")) for why in self.failures.values()):
+            return InterfaceError.explain(observation, cause=NO_DESCRIPTOR, remedy=FREE_DESCRIPTORS)
+        from mingle.diagnostics import CheckStatus, diagnosis
+        from mingle.network import inspection
+
+        facts = diagnosis.Facts(
+            port=self.port,
+            failures=self.failures,
+            holders=inspection.holders(self.port),
+            memberships=inspection.membership_limit(),
+        )
+        for finding in diagnosis.troubles(facts):
+            if finding.status is CheckStatus.FAIL:
+                return InterfaceError.explain(observation, cause=finding.observation, remedy=finding.remedy)
+        return InterfaceError.explain(
+            observation,
+            cause="the interfaces went down or lost their addresses, or the system refuses such sockets",
+            remedy="look at `mingle-discover interfaces`, or name a working interface in MINGLE_INTERFACE",
+        )
+
+
 class Transport:
     """The sockets. Not thread-safe: one thread opens, serves and closes.
 
@@ -127,7 +160,7 @@ class Transport:
         family: Which IP versions to use.
 
     Raises:
-        InterfaceError: nothing could be opened. If only a part could not, `failures` says so.
+        NothingOpenedError: nothing could be opened. If only a part could not, `failures` says so.
     """
 
     def __init__(
@@ -163,7 +196,7 @@ class Transport:
         try:
             self.update(interfaces)
             if not self._listens():
-                raise self._nothing_opened()
+                raise NothingOpenedError(self.port, self.failures)
         except BaseException:
             self.close()
             raise
@@ -284,29 +317,6 @@ class Transport:
             change.removed.append(opened)
         endpoint.stack.close()
 
-    def _nothing_opened(self) -> InterfaceError:
-        reasons = [f"{what}: {why}" for what, why in self.failures.items()] or ["no interface was given"]
-        observation = f"nothing could be opened for discovery on UDP port {self.port} ({'; '.join(reasons)})"
-        if any(why.startswith(("EMFILE", "ENFILE")) for why in self.failures.values()):
-            return InterfaceError.explain(observation, cause=NO_DESCRIPTOR, remedy=FREE_DESCRIPTORS)
-        from mingle.diagnostics import CheckStatus, diagnosis
-        from mingle.network import inspection
-
-        facts = diagnosis.Facts(
-            port=self.port,
-            failures=self.failures,
-            holders=inspection.holders(self.port),
-            memberships=inspection.membership_limit(),
-        )
-        for finding in diagnosis.troubles(facts):
-            if finding.status is CheckStatus.FAIL:
-                return InterfaceError.explain(observation, cause=finding.observation, remedy=finding.remedy)
-        return InterfaceError.explain(
-            observation,
-            cause="the interfaces went down or lost their addresses, or the system refuses such sockets",
-            remedy="look at `mingle-discover interfaces`, or name a working interface in MINGLE_INTERFACE",
-        )
-
     def receive(self, opened: socket.socket) -> list[Received]:
         """Return the datagrams that wait on `opened`, up to a bound; call again while it is readable.
 
@@ -319,9 +329,7 @@ class Transport:
         for _ in range(_BATCH):
             try:
                 received = read(opened)
-            except OSError as error:
-                if comes_from_a_signal_handler(error):
-                    raise
+            except OSError:
                 continue
             if received is None:
                 break
@@ -416,8 +424,6 @@ class Transport:
         try:
             send(*arguments)
         except OSError as error:
-            if comes_from_a_signal_handler(error):
-                raise
             self.send_errors[_error_name(error)] += 1
             return False
         self.sent += 1

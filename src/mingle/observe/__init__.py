@@ -1,1 +1,1 @@
-"""Observers, the part of ``mingle-discover`` that uses the network: they find jobs, announce one, or ping hosts."""
+"""Observers, the part of ``mingle-discover`` that uses the network: they find jobs, or ping hosts."""

@@ -8,7 +8,6 @@ what the host then says on the proved connection. `find_job` and `list_jobs` run
 from __future__ import annotations
 
 import random
-import re
 import time
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -16,15 +15,19 @@ from typing import Literal, TypeAlias
 from msgspec import Struct, field
 
 from mingle.config.settings import Network
-from mingle.config.values import Secret, parse_address
+from mingle.config.values import Secret
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, MingleError
 from mingle.observe.observer import Observer, new_name, this_process
 from mingle.protocol import reports
 from mingle.protocol.connection_race import ConnectionRace, merged, named
+from mingle.protocol.effects import Effect, Multicast
+from mingle.protocol.events import BytesReceived, Connected, Disconnected, Event, Heard, Source, TimerDue
 from mingle.protocol.handshake import Call
-from mingle.protocol.machine import Context, Diagnostics, Effect, Multicast, NetworkFacts, NewId, Source
+from mingle.protocol.machine import Context, NewId, scoped
+from mingle.protocol.observations import Diagnostics, NetworkFacts
 from mingle.protocol.pacing import Seeker
 from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable
+from mingle.text import endpoint_text
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Bye, Datagram, List, Offer, Seek, asker_name
@@ -51,19 +54,22 @@ _RANKS_NAMED = 4096
 REFRESH_SECONDS = 0.5
 """How often a job that has not formed is asked for its state, while `find` waits for its store."""
 _SHOWN = 8
-_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
+PROOF_SECONDS = 1.0
+"""How long a host that was found in a shared folder has to prove itself."""
+LOOK_SECONDS = 0.1
+"""How often `list` looks whether the shared folders have been listed."""
 
-EndpointKind: TypeAlias = Literal["store", "control", "announced"]
+EndpointKind: TypeAlias = Literal["store", "control"]
 
 
 class Target(Struct, frozen=True):
     """Where a job can be reached."""
 
     address: str
-    """An address, with its zone if it is link-local; for an announcement it can be a host name."""
+    """An address, with its zone if it is link-local."""
     port: int
     kind: EndpointKind
-    """Rank 0's store; rank 0's control port, while the job gathers; or the announced address."""
+    """Rank 0's store; or rank 0's control port, while ranks are joining."""
 
     def __str__(self) -> str:
         return endpoint_text(self.address, self.port)
@@ -74,11 +80,13 @@ class Seeking(Struct, frozen=True):
 
     seek: Seek
     address: str
+    """Where its question came from; or the shared folder that holds its sign."""
     signed: bool
     heard_at: float = 0.0
+    in_folder: bool = False
 
     def __str__(self) -> str:
-        return asker_name(self.seek, self.address)
+        return asker_name(self.seek, f"in {self.address}" if self.in_folder else self.address)
 
 
 class FoundSession(KnownSession, eq=False, kw_only=True):
@@ -132,12 +140,9 @@ class FoundSession(KnownSession, eq=False, kw_only=True):
     def target(self) -> Target:
         """Return the store if there is one, else the proved control port. Requires :attr:`alive`."""
         assert self.running is not None
-        control = self.control()
-        if self.running.store_port == 0:
-            return control
-        address = self._reachable(self.running.store_address) or control.address
-        kind: EndpointKind = "announced" if self.probed.kind == "announcement" else "store"
-        return Target(address, self.running.store_port, kind)
+        if self.running.store_address is None:
+            return self.control()
+        return Target(self._reachable(self.running.store_address), self.running.store_port, "store")
 
     def control(self) -> Target:
         """Return the control port at which the host was proved. Requires :attr:`alive`."""
@@ -147,22 +152,7 @@ class FoundSession(KnownSession, eq=False, kw_only=True):
     def _reachable(self, address: str) -> str:
         """Return one of the host's addresses, a link-local one with our own zone."""
         assert self.path is not None
-        return f"{address}%{self.path.interface}" if address.lower().startswith("fe80:") else address
-
-
-def is_host(text: str) -> bool:
-    """Return whether a text is empty, an address, or a host name (RFC 1123, and the underscore that Docker allows).
-
-    Text from the network ends on a terminal or in a shell, where nothing else must get.
-    """
-    if parse_address(text) is None:
-        return not text or _HOST_NAME.fullmatch(text) is not None
-    return "%" not in text
-
-
-def endpoint_text(address: str, port: int) -> str:
-    """Return ``address:port``, with an IPv6 address in brackets (RFC 3986, section 3.2.2)."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        return scoped(address, self.path.interface)
 
 
 def ranks_seeking(seekers: Sequence[Seeking], sessions: Sequence[FoundSession]) -> list[Seeking]:
@@ -214,9 +204,6 @@ class Finder(SessionPolicy[FoundSession]):
             self, context, self._effects, most=MAX_SESSIONS, most_by_sender=MAX_SESSIONS
         )
         self.owns = self._table.owns
-        self.connected = self._table.connected
-        self.received = self._table.received
-        self.disconnected = self._table.disconnected
         self._seeker = Seeker(1, now, rng)
         if job is None:
             self._seeker.pause()
@@ -255,8 +242,11 @@ class Finder(SessionPolicy[FoundSession]):
         """Return what to send to unicast peers now."""
         return self._list() if self.job is None else self._seek(self.job)
 
+    def showing(self) -> None:
+        """Nothing: an observer leaves no sign in a shared folder."""
+
     def next_timer(self) -> float | None:
-        """Return when to call :meth:`handle_timer`."""
+        """Return the time of the next `TimerDue`."""
         times = [self._list_due[0], self._seeker.next_timer(), self._settle_at, self._patient_until]
         times.append(self._table.next_timer())
         for session in self._table:
@@ -266,7 +256,17 @@ class Finder(SessionPolicy[FoundSession]):
                 times.append(session.retry_at)
         return min(time for time in times if time is not None)
 
-    def handle_timer(self, now: float) -> None:
+    def handle(self, event: Event, now: float) -> None:
+        """Process what has happened. It has no port to connect to, and no store."""
+        match event:
+            case Heard(message, source):
+                self._heard(message, source, now)
+            case Connected() | BytesReceived() | Disconnected():
+                self._table.handle(event, now)
+            case TimerDue():
+                self._handle_timer(now)
+
+    def _handle_timer(self, now: float) -> None:
         """Ask what is due, go on with the tries, and forget what is old."""
         if self.job is not None and self._seeker.should_ask(now):
             self._effects.append(Multicast(self._seek(self.job), padded=self._seeker.is_late(now)))
@@ -303,24 +303,24 @@ class Finder(SessionPolicy[FoundSession]):
             world_size=1,
             hostname=self._who.hostname,
             pid=self._who.pid,
-            kind="announcement",
+            kind="observer",
         )
 
     def _list(self) -> List:
         # It names no job: ranks of other jobs would remember that one as a job on this network.
         return List(member=self._member)
 
-    def heard(self, message: Datagram, source: Source, now: float) -> None:
+    def _heard(self, message: Datagram, source: Source, now: float) -> None:
         """Process a valid datagram. Its signature was not checked: only the proof over TCP counts."""
         if isinstance(message, List | Seek) and message.member == self._member:
             return
         if self.job is not None and message.job != self.job:
             self.diagnostics.other(message, source, now)
         elif isinstance(message, Seek):
-            if message.kind == "announcement":
+            if message.kind == "observer":
                 return
             self.seekers.pop(message.member, None)
-            self.seekers[message.member] = Seeking(message, source.address, source.signed, now)
+            self.seekers[message.member] = Seeking(message, source.address, source.signed, now, source.folder)
             if len(self.seekers) > MAX_SEEKERS:
                 del self.seekers[next(iter(self.seekers))]
             if source.multicast:
@@ -393,9 +393,6 @@ class Finder(SessionPolicy[FoundSession]):
         self._table.race(session, call, now, key=key)
         session.answer_by = None
 
-    def accepted(self, conn: int, address: str, now: float) -> None:
-        """Process an incoming connection: the machine has no port to connect to."""
-
     def on_proved(self, session: FoundSession, now: float) -> None:
         """Handle a session whose host has just proved it."""
         session.answer_by = now + ANSWER_SECONDS
@@ -405,9 +402,6 @@ class Finder(SessionPolicy[FoundSession]):
         if not isinstance(frame, frames.Running) or session.race is None:
             return
         path = list(session.race.paths.values())[-1]
-        if not is_host(frame.store_address):
-            self._give_up(session, {path.host_address: "it names a store at what is no address"}, now)
-            return
         self._end(session, now)
         session.running, session.path, session.failures = frame, path, {}
         session.was_alive = True
@@ -466,16 +460,25 @@ def make_finder(
 
 
 def list_jobs(network: Network) -> tuple[Finder, NetworkFacts]:
-    """Ask for all jobs, for ``network.discovery_timeout`` seconds.
+    """Ask for all jobs, for ``network.discovery_timeout`` seconds, or until the shared folders have been listed.
 
     Raises:
         InterfaceError: no interface can be used.
     """
-    with Observer(network) as observer:
+    with Observer(network, folders=True) as observer:
         now = time.monotonic()
         finder = make_finder(observer, network, None, now)
-        observer.run(finder, until=now + network.discovery_timeout)
-        return finder, observer.driver.facts(diagnosed=not finder.sessions and not finder.seekers)
+        folders, end = observer.driver.folders, now + network.discovery_timeout
+        listed_at = None if network.folders else now
+
+        def done() -> bool:
+            nonlocal listed_at
+            if listed_at is None and folders.looked:
+                listed_at = time.monotonic()
+            return listed_at is not None and time.monotonic() >= max(end, listed_at + PROOF_SECONDS)
+
+        observer.run(finder, until=end + folders.first_look_seconds, done=done, every=LOOK_SECONDS)
+        return finder, observer.facts(diagnosed=not finder.sessions and not finder.seekers)
 
 
 def find_job(job: str, network: Network, *, control: bool = False) -> tuple[FoundSession, NetworkFacts]:
@@ -494,7 +497,7 @@ def find_job(job: str, network: Network, *, control: bool = False) -> tuple[Foun
         InterfaceError: no interface can be used.
     """
     key = None if network.secret is None else JobKey(network.secret, job)
-    with Observer(network, job, key) as observer:
+    with Observer(network, job, key, folders=True) as observer:
         now = time.monotonic()
         finder = make_finder(observer, network, job, now, refresh=REFRESH_SECONDS)
 
@@ -506,7 +509,7 @@ def find_job(job: str, network: Network, *, control: bool = False) -> tuple[Foun
 
         observer.run(finder, until=now + network.discovery_timeout, done=done)
         alive = finder.alive
-        facts = observer.driver.facts(diagnosed=not alive)
+        facts = observer.facts(diagnosed=not alive)
     if len(alive) > 1:
         raise several_hosts(job, alive)
     if not alive:
@@ -518,16 +521,12 @@ def find_job(job: str, network: Network, *, control: bool = False) -> tuple[Foun
 
 def several_hosts(job: str, alive: Sequence[FoundSession]) -> ConflictError:
     """Return the error for a job with more than one live host."""
-    hosts = "; ".join(f"{_what(each)} by {each.host()} at {each.target()}" for each in alive)
+    hosts = "; ".join(f"{each.host()} at {each.target()}" for each in alive)
     return ConflictError.explain(
         f"job {job!r} has {len(alive)} live hosts: {hosts}.",
-        cause="rank 0 was started twice, two jobs share one job id, or the job is both announced and hosted",
+        cause="rank 0 was started twice, or two jobs share one job id",
         remedy="end all of them but one, or give the jobs different ids.",
     )
-
-
-def _what(session: FoundSession) -> str:
-    return "announced" if session.probed.kind == "announcement" else "hosted"
 
 
 def not_formed(job: str, session: FoundSession, seconds: float) -> DiscoveryTimeoutError:
@@ -559,8 +558,10 @@ def not_found(job: str, finder: Finder, facts: NetworkFacts, seconds: float) -> 
 
 def _why_not_found(job: str, finder: Finder, facts: NetworkFacts) -> reports.Cause:
     sessions = finder.sessions
+    # A sign in a shared folder is no proof of multicast.
+    works = "" if all(each.in_folder for each in finder.seekers.values()) else ", so multicast works here"
     searched = (
-        "ranks look for it, so multicast works here; its rank 0 was not started or does not hear us",
+        f"ranks look for it{works}; its rank 0 was not started or does not hear us",
         "look at the output of rank 0.",
     )
     words = reports.Words(

@@ -1,4 +1,4 @@
-"""The loop of a command: it drives a finder, an announcement or a pinger, without torch."""
+"""The loop of a command: it drives a finder or a pinger, without torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from mingle.config.settings import Network
 from mingle.engine import driver
 from mingle.engine.driver import Driver
-from mingle.protocol.machine import Address, Effect, Machine
+from mingle.network.folders import storages
+from mingle.network.transport import NothingOpenedError
+from mingle.protocol.effects import Effect
+from mingle.protocol.machine import Machine
+from mingle.protocol.observations import NetworkFacts
 from mingle.wire import datagrams
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Group
@@ -23,8 +27,6 @@ from mingle.wire.frames import ProcessInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from mingle.observe.announcement import Announcement
 
 logger = logging.getLogger("mingle")
 
@@ -37,8 +39,9 @@ class Observer:
         job: the job whose group to join beside the browse group; None: only the browse group.
         key: signs what is sent.
         groups: the multicast groups to join in place of these two.
+        folders: whether to read what is shown in the shared folders as well.
         perform: carries out the effects that the driver does not know.
-        scanned: called after each scan of the interfaces, as by the driver; None: what `listen` has opened is extended.
+        scanned: called after each scan of the interfaces, as by the driver.
 
     Raises:
         InterfaceError: no interface can be used.
@@ -52,13 +55,25 @@ class Observer:
         key: JobKey | None = None,
         *,
         groups: Sequence[Group] = (),
+        folders: bool = False,
         perform: Callable[[Effect], None] = driver.no_effect,
         scanned: Callable[[float, bool], None] | None = None,
     ) -> None:
-        self._listens = False
-        scanned = scanned or self._scanned
         with contextlib.ExitStack() as stack:
-            self.driver = Driver(network, job, key, stack, groups=groups, perform=perform, scanned=scanned)
+            try:
+                self.driver = Driver(
+                    network,
+                    job,
+                    key,
+                    stack,
+                    groups=groups,
+                    storages=storages(network.folders if folders else (), job or ""),
+                    perform=perform,
+                    scanned=scanned,
+                )
+                self.driver.folders.watch(job)
+            except NothingOpenedError as error:
+                raise error.diagnosed() from None
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -71,29 +86,13 @@ class Observer:
         """Close the sockets."""
         self._stack.close()
 
-    def listen(self) -> tuple[tuple[str, ...], int]:
-        """Open a control port on every own address; return the addresses to announce and the port.
+    def facts(self, *, diagnosed: bool) -> NetworkFacts:
+        """Return what a report says of the network.
 
-        The machine announces addresses that this host gets later as well, by its method ``readdress``.
-
-        Raises:
-            InterfaceError: no address can be bound.
+        Args:
+            diagnosed: whether to examine this machine as well, which takes a moment.
         """
-        endpoints = self.driver.listen()
-        self._listens = True
-        return self._announced(endpoints.addresses), endpoints.port
-
-    def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
-        """Have the machine announce these addresses, on which the control port listens now."""
-        cast("Announcement", self.driver.machine).readdress(self._announced(addresses), now)
-
-    def _scanned(self, now: float, _changed: bool) -> None:
-        if self._listens:
-            self.driver.relisten(self, now)
-
-    def _announced(self, addresses: tuple[Address, ...]) -> tuple[str, ...]:
-        advertised = (self.driver.network.advertise,) if self.driver.network.advertise else ()
-        return (*advertised, *(each.address for each in addresses))[: datagrams.MAX_ADDRESSES]
+        return self.driver.facts(self.driver.diagnose(self.driver.observed()) if diagnosed else ())
 
     def run(
         self,

@@ -21,8 +21,10 @@ from mingle.config.settings import Network
 from mingle.network.connections import bare_address
 from mingle.network.transport import Received
 from mingle.observe.observer import Observer, new_name, this_process
-from mingle.protocol import machine
-from mingle.protocol.machine import Dial, Hangup, Machine, NewId, Write
+from mingle.protocol import effects
+from mingle.protocol.effects import Dial, Hangup, Write
+from mingle.protocol.events import Accepted, BytesReceived, Connected, Disconnected, Event, TimerDue
+from mingle.protocol.machine import Machine, NewId, scoped
 from mingle.wire import datagrams, echo
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import BROWSE_GROUP, Rejected, job_group
@@ -127,7 +129,23 @@ class PingPeer(Struct):
         return f"{self.hostname or 'unknown'} ({self.address})"
 
 
-# --- effects -------------------------------------------------------------------------------------------------------
+# --- events and effects of its own ---------------------------------------------------------------------------------
+
+
+class EchoHeard(Struct, frozen=True, kw_only=True):
+    """A ping, an answer or a good-bye came by UDP."""
+
+    message: EchoMessage
+    address: str
+    """The address of its sender, as it can be sent to."""
+    interface: str
+    """Where it came in."""
+    trusted: bool
+    """Whether it has our secret, or, like us, none."""
+    size: int
+    """Its length in bytes; no answer to it is longer."""
+    handle: object
+    """For :class:`Reply`."""
 
 
 class Cast(Struct, frozen=True):
@@ -245,12 +263,15 @@ class PingMachine:
     def calling(self) -> None:
         """Nothing: a round sends its own PINGs to unicast peers."""
 
+    def showing(self) -> None:
+        """Nothing: an observer leaves no sign in a shared folder."""
+
     def owns(self, conn: int) -> bool:
         """Return whether a connection is this machine's."""
         return conn in self._connections
 
     def next_timer(self) -> float | None:
-        """Return when to call :meth:`handle_timer`."""
+        """Return the time of the next `TimerDue`."""
         times = [self._due if self._until is None else self._until]
         times += [at + WAIT_SECONDS for each in self._all_figures() for at in each.pending.values()]
         times += [each.until for each in self._connections.values()]
@@ -262,9 +283,25 @@ class PingMachine:
             if each in self.asked or len(self.asked) < MAX_ADDRESSES:
                 self.asked.setdefault(each, False)
 
+    def handle(self, event: Event | EchoHeard, now: float) -> None:
+        """Process what has happened."""
+        match event:
+            case EchoHeard():
+                self._heard(event, now)
+            case Accepted(conn, address):
+                self._accepted(conn, address, now)
+            case Connected(conn):
+                self._send(conn, self._ping(self._connections[conn].number, "tcp"))
+            case BytesReceived(conn, untrusted):
+                self._received(conn, untrusted, now)
+            case Disconnected(conn, reason):
+                self._fail(self._connections.pop(conn), reason)
+            case TimerDue():
+                self._handle_timer(now)
+
     # --- time ------------------------------------------------------------------------------------------------------
 
-    def handle_timer(self, now: float) -> None:
+    def _handle_timer(self, now: float) -> None:
         """Count what is lost, hang up on what takes too long, and start the next round."""
         for figures in self._all_figures():
             figures.expire(now - WAIT_SECONDS)
@@ -325,31 +362,11 @@ class PingMachine:
     def _pong(self, ping: EchoRequest) -> EchoReply:
         return EchoReply(**self._me, port=self._port, asker=ping.pinger, number=ping.number, way=ping.way)
 
-    def heard(
-        self,
-        message: EchoMessage,
-        address: str,
-        interface: str,
-        now: float,
-        *,
-        trusted: bool,
-        size: int,
-        handle: object,
-    ) -> None:
-        """Process a message that came by UDP.
-
-        Args:
-            message: the message.
-            address: of its sender, as it can be sent to.
-            interface: where it came in.
-            now: the present.
-            trusted: whether it has our secret, or, like us, none.
-            size: its length in bytes; no answer to it is longer.
-            handle: for :class:`Reply`.
-        """
+    def _heard(self, event: EchoHeard, now: float) -> None:
+        message = event.message
         if message.pinger == self._pinger:
             return
-        peer = self._known(message, address, interface, now, trusted=trusted)
+        peer = self._known(message, event.address, event.interface, now, trusted=event.trusted)
         if peer is None:
             return
         if isinstance(message, EchoEnd):
@@ -359,8 +376,8 @@ class PingMachine:
                 peer.figures[message.way].answered(message.number, now)
         elif message.way != "tcp":
             peer.figures[message.way].arrived += 1
-            if self._may_answer(address, now) and size >= echo.PING_BYTES:
-                self._effects.append(Reply(handle, self._pong(message)))
+            if self._may_answer(event.address, now) and event.size >= echo.PING_BYTES:
+                self._effects.append(Reply(event.handle, self._pong(message)))
 
     def _known(
         self, message: EchoMessage, address: str, interface: str, now: float, *, trusted: bool
@@ -411,18 +428,13 @@ class PingMachine:
 
     # --- connections -----------------------------------------------------------------------------------------------
 
-    def accepted(self, conn: int, address: str, now: float) -> None:
-        """Process a connection to our port."""
+    def _accepted(self, conn: int, address: str, now: float) -> None:
         if sum(each.peer is None for each in self._connections.values()) >= MAX_ACCEPTED:
             self._effects.append(Hangup(conn))
         else:
             self._connections[conn] = _Exchange(address=address, until=now + WAIT_SECONDS)
 
-    def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
-        """Process an established outgoing connection."""
-        self._send(conn, self._ping(self._connections[conn].number, "tcp"))
-
-    def received(self, conn: int, untrusted: bytes, now: float) -> None:
+    def _received(self, conn: int, untrusted: bytes, now: float) -> None:
         """Process bytes from a connection, which carries one message in each direction."""
         connection = self._connections[conn]
         connection.received += untrusted
@@ -444,10 +456,6 @@ class PingMachine:
             if peer is not None:
                 peer.figures["tcp"].arrived += 1
                 self._send(conn, self._pong(message))
-
-    def disconnected(self, conn: int, reason: str, now: float) -> None:
-        """Process the end of a connection, or the failure to make one."""
-        self._fail(self._connections.pop(conn), reason)
 
     def _send(self, conn: int, message: EchoMessage) -> None:
         self._effects.append(Write(conn, echo.framed(echo.encode(message, self._key))))
@@ -577,16 +585,16 @@ class Pinger:
             self._note_rejected(received, rejected)
             return
         host = bare_address(received.source[0])
-        address = f"{host}%{received.interface}" if host.startswith("fe80:") else host
-        self.pings.heard(
-            message,
-            address,
-            received.interface,
-            now,
+        address = scoped(host, received.interface)
+        event = EchoHeard(
+            message=message,
+            address=address,
+            interface=received.interface,
             trusted=echo.is_trusted(received.data, self._key),
             size=len(received.data),
             handle=received,
         )
+        self.pings.handle(event, now)
 
     def _note_rejected(self, received: Received, rejected: Rejected) -> None:
         """Count a datagram that is no echo. A rank's datagram is expected, and only its version matters here."""
@@ -599,13 +607,13 @@ class Pinger:
         if reason.startswith("version "):
             self.versions.setdefault(reason, bare_address(received.source[0]))
 
-    def _perform(self, effect: machine.Effect | Cast | Post | Reply) -> None:
+    def _perform(self, effect: effects.Effect | Cast | Post | Reply) -> None:
         try:
             self._send(effect)
         except Exception as error:  # another host chose the address
             self.driver.note_fault(error, "a ping or its answer")
 
-    def _send(self, effect: machine.Effect | Cast | Post | Reply) -> None:
+    def _send(self, effect: effects.Effect | Cast | Post | Reply) -> None:
         transport = self.driver.transport
         if transport is None:
             return

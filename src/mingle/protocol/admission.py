@@ -8,111 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-from msgspec import Struct, field
-
+from mingle.protocol.seats import Seated
 from mingle.wire import frames
-from mingle.wire.authentication import new_token
 from mingle.wire.datagrams import Kind
 
 ACKNOWLEDGE_SECONDS = 10.0
 """The least time after SEALED for the last ACK; then the epoch is voided."""
 ACKNOWLEDGE_SECONDS_PER_RANK = 0.01
 """The time for each rank, if that is more: the store takes one after another, in about a millisecond."""
-
-
-class Seated(Struct):
-    """A member that has a seat, or a latecomer."""
-
-    member: bytes
-    conn: int | None
-    """Its connection; None for the host itself."""
-    applicant: frames.Join
-    paths: tuple[frames.Path, ...] = ()
-    token: bytes = field(default_factory=new_token)
-    """Only the process that knows it comes back into the seat; the host tells it to the holder in JOINED."""
-    acked: int = 0
-    """The last epoch in which it has reached the store."""
-    done: bool = False
-    """Whether it has sent READY or LEAVE: the end of its connection is no loss from then on."""
-    joined_at: float = float("-inf")
-    """When it asked for its seat."""
-    asked: bool = False
-    """Whether a latecomer was asked to confirm."""
-    admit_by: float = float("inf")
-    """When a latecomer that has not acknowledged is dropped."""
-    ahead: int = 0
-    """Agents only: by how many seconds its wall clock is ahead of the host's, as far as it is known."""
-
-    @property
-    def who(self) -> frames.ProcessInfo:
-        """The process, with the rank that it was given."""
-        return msgspec.structs.replace(self.applicant.who, rank=self.applicant.rank)
-
-
-class HostSeat(Struct, frozen=True, kw_only=True):
-    """The host's own seat in its session."""
-
-    member: bytes
-    applicant: frames.Join
-    """Its paths are its own addresses in order of preference."""
-    prefix_lengths: Mapping[str, int]
-    """The prefix lengths of its addresses; 0 or none where nothing is known of the subnet."""
-    last_resort: frozenset[str] = frozenset()
-    """Those of its addresses on tunnels and on bridges inside its machine, taken only if nothing better is shared."""
-    named: bool = False
-    """Whether the user named the interfaces; if so, their order decides."""
-
-    @property
-    def addresses(self) -> list[str]:
-        """Its own addresses, the preferred one first."""
-        return [path.host_address for path in self.applicant.paths]
-
-
-class Challenge(Struct, frozen=True):
-    """A newcomer that wants a taken seat, while the holder of the seat is asked whether it lives."""
-
-    conn: int
-    member: bytes
-    applicant: frames.Join
-    seat: bytes
-    """The holder's member id."""
-    deadline: float
-    """When a holder that has not answered loses the seat."""
-
-
-class Challenges:
-    """The newcomers that wait for the answers of such holders."""
-
-    def __init__(self) -> None:
-        self._waiting: list[Challenge] = []
-
-    def add(self, challenge: Challenge) -> None:
-        """Let a newcomer wait."""
-        self._waiting.append(challenge)
-
-    def withdraw(self, conn: int) -> None:
-        """Forget the newcomer on a connection."""
-        self._waiting = [each for each in self._waiting if each.conn != conn]
-
-    def take(self, seat: bytes) -> list[Challenge]:
-        """Return, once, those that wait for a seat, the first first."""
-        taken = [each for each in self._waiting if each.seat == seat]
-        self._waiting = [each for each in self._waiting if each.seat != seat]
-        return taken
-
-    def take_all(self) -> list[Challenge]:
-        """Return all, once."""
-        taken, self._waiting = self._waiting, []
-        return taken
-
-    def unanswered(self, now: float) -> list[bytes]:
-        """Return the holders whose time to answer is over."""
-        return list(dict.fromkeys(each.seat for each in self._waiting if now >= each.deadline))
-
-    def next_timer(self) -> float:
-        """Return when that is the case for the next one; infinity: never."""
-        return min((each.deadline for each in self._waiting), default=float("inf"))
 
 
 class Admission:
@@ -127,6 +30,8 @@ class Admission:
     kind: Kind = "ranks"
     takes_latecomers = False
     """Whether a sealed session takes members, and the loss of a member after GO only frees its seat."""
+    hands_over = True
+    """Whether a host that is not the first in order asks that one to lead."""
     store_ahead = True
     """Whether the store is opened while seats are free."""
     confirm_seconds = float("inf")

@@ -15,8 +15,8 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from mingle.protocol.effects import Effect, Hangup, Write
 from mingle.protocol.handshake import HostConversation
-from mingle.protocol.machine import Effect, Hangup, Write
 from mingle.wire import frames
 from mingle.wire.frames import body_of
 

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from mingle.protocol.connection_race import ConnectionRace, DialTarget, address_seconds
-from mingle.protocol.machine import Context, Effect, Identity
+from mingle.protocol.effects import Effect
+from mingle.protocol.events import ConnectionEvent
+from mingle.protocol.machine import Context, Identity
 from mingle.protocol.sessions import (
     RUNNING_PATIENCE_SECONDS,
     KnownSession,
@@ -66,7 +68,6 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
             patience=min(RUNNING_PATIENCE_SECONDS, context.timeout),
         )
         self.owns = self._table.owns
-        self.connected = self._table.connected
         self._callers: dict[int, _Caller] = {}
         self._conceded: list[frames.ProcessInfo] = []
         """The open hosts that have ended because of the conflict with this host."""
@@ -110,9 +111,11 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
 
     # --- other hosts that are heard of -----------------------------------------------------------------------------
 
-    def heard(self, offer: Offer, targets: Sequence[DialTarget], now: float, *, sender: str = "") -> None:
-        """Check whether another session of this job lives that a datagram has named."""
-        session = remember(self._table, offer, targets, sender)
+    def heard(
+        self, offer: Offer, targets: Sequence[DialTarget], now: float, *, sender: str = "", in_folder: bool = False
+    ) -> None:
+        """Check whether another session of this job lives that a datagram, or an object in a folder, has named."""
+        session = remember(self._table, offer, targets, sender, in_folder=in_folder)
         if session is None or now < session.retry_at:
             return
         if session.running is not None and (session.running.state == "open") != (offer.state == "open"):
@@ -125,15 +128,10 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
         purpose: frames.Purpose = "probe" if session.offer.state == "sealed" else "conflict"
         self._table.race(session, self._identity.call(session.name, purpose), now)
 
-    def received(self, conn: int, untrusted: bytes, now: float) -> None:
-        """Handle bytes that came in on a connection."""
-        self._table.received(conn, untrusted, now)
+    def handle(self, event: ConnectionEvent, now: float) -> None:
+        """Handle what has happened on a connection to another host."""
+        self._table.handle(event, now)
         self._table.flush()
-        self.running_check.weigh(now)
-
-    def disconnected(self, conn: int, reason: str, now: float) -> None:
-        """Handle a connection that ended or could not be made."""
-        self._table.disconnected(conn, reason, now)
         self.running_check.weigh(now)
 
     def abandon(self) -> None:
@@ -154,7 +152,7 @@ class ConflictingHosts(SessionPolicy[KnownSession]):
         """Handle what another host says."""
         if isinstance(frame, frames.Running):
             if frame.state == "open" and self._competes and session.offer.assigned:
-                # The session was said to be sealed. Its next OFFER shows which host steps down.
+                # The session was said to be sealed. Its next OFFER leads to a call that shows which host closes.
                 session.give_up(now)
                 session.forget_life()
             else:

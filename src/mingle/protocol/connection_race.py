@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from mingle.protocol.effects import Dial, Effect, Hangup, Write
 from mingle.protocol.handshake import Call, HandshakeFailed, MemberConversation
-from mingle.protocol.machine import Context, Dial, Effect, Hangup, Write
+from mingle.protocol.machine import Context
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import MAX_ADDRESSES, Offer, Rejected
 from mingle.wire.frames import AnyFrame, Path
@@ -139,6 +140,8 @@ class ConnectionRace:
         self._attempts: dict[int, _Attempt] = {}
         self._next_start = now
         self._was_silent = False
+        self.was_connected = False
+        """Whether a connection was made, as it is to a host that is only slow; a firewall drops the call."""
         self.may_live = False
         """Whether an attempt failed as it can while the process there runs: no route led there, or the connection was
         made and ended before the proof."""
@@ -158,6 +161,11 @@ class ConnectionRace:
     def address(self) -> str | None:
         """The host's address on the winner's connection."""
         return None if self.winner is None else self._attempts[self.winner].target.address
+
+    @property
+    def failure_text(self) -> str:
+        """Each address that failed, with the reason, for reports."""
+        return "; ".join(f"{address} {reason}" for address, reason in self.failures.items())
 
     @property
     def pending(self) -> bool:
@@ -184,9 +192,7 @@ class ConnectionRace:
                 self._waiting.append(target)
 
     def prove_again(self, now: float) -> None:
-        """Forget every path but the winner's and try all addresses once more."""
-        if self.winner is None:
-            return
+        """Forget every path but the winner's and try all addresses once more; call it only on a race that was won."""
         self.paths = {address: path for address, path in self.paths.items() if address == self.address}
         # A weak path can be a better one by now, so it is proved beside the connection that stands.
         weak = any(path.weak for path in self.paths.values())
@@ -242,6 +248,7 @@ class ConnectionRace:
     def connected(self, conn: int, local_address: str, interface: str, *, weak: bool = False) -> None:
         """Handle an established connection; ``interface`` owns its local address."""
         attempt = self._attempts[conn]
+        self.was_connected = True
         attempt.local_address, attempt.interface, attempt.weak = local_address, interface, weak
         self._effects.append(Write(conn, attempt.conversation.data_to_send()))
 

@@ -1,22 +1,32 @@
 """Leader election: a process that was given no rank looks for a host, and becomes one when there is none. Pure.
 
 Every process runs the same command. It begins as a :class:`Candidate`; one that hears no host for a
-while (shorter for a lower member id) opens a session as a :class:`~mingle.protocol.host.Host`. So there can
-be several hosts for a moment, and these rules make them one:
+while (shorter for a lower member id) opens a session as a :class:`~mingle.protocol.host.Host`. The one with the lowest
+id does so earlier if it hears all the others ask (:class:`Attendance`): no host can be among them. So there can
+be several hosts for a moment, and these rules make them one. As in the bully algorithm (Garcia-Molina, "Elections in a
+Distributed Computing System", 1982) one order of ids decides, here the lower id; but a loser believes only what it has
+proved itself:
 
-* Only open sessions compete, and the lower host id wins. Ids are totally ordered, so moves cannot cycle.
-* Multicast can reach one way only. So a host that hears of the other one acts, and over TCP: the winner notifies the
-  loser's control port (HOST_SEEN), and members notify their host.
-* The loser steps down: it joins the winner itself first. Only when it has a seat there does it send its members after
-  it (REDIRECT), and in the meantime it confirms nothing.
-* A member that cannot reach the winner says so (UNREACHABLE) and stays. Then the loser, unless it has confirmed to the
-  winner, leaves it and opens again. For a while that winner does not win: the loser stays a candidate (*stands*), and
-  says so when it notifies the winner.
-* A firewall can keep every connection away from the winner. So a host that is called by another one, and stands against
-  it, says so on that connection as well; the caller then steps down.
+* A host calls every other host that it hears of, by a datagram or by the HOST_SEEN of a member. The other one proves
+  its session over TCP and says whether it is open.
+* If that one is open and has the lower id, this host *closes*: it says CLOSED with the winner's OFFER. Its members, and
+  its own process, look for a host again, at first where the OFFER says.
+* If that one has the higher id, this host says HOST_SEEN to it, which then calls in its turn: it may not hear datagrams
+  of this host.
+* A firewall can keep every call away from the host with the lower id. A host that calls it in vain says UNREACHABLE on
+  the connection on which it was called. The host that made this connection has proved the other one by it, and closes.
 
-So a process is never in two sessions that can both seal: its own session confirms nothing while the process has a
-seat elsewhere.
+Only a session that is OPEN is closed for another one, and a session that is closed decides nothing more. A process asks
+another host for a seat only when its own session is closed. So it never counts in two sessions that can both form.
+The winner of an election need not be the first in order, which must host the job. A host hands its session over once
+all members have confirmed: it sends LEAD to the first (:class:`~mingle.protocol.registrar.HandingOver`). That process
+leaves the session, opens one of its own, and answers with its OFFER. The host calls it like any other host and closes
+for it, whatever their ids; then it joins as the last one, so the new session can't be full before the old one is
+closed. Where the host can't reach the first, it keeps the job and says UNREACHABLE. No other rule knows of the order,
+so a false one can't split an election.
+
+Ids are totally ordered, so hosts do not close in a circle, unless one of them becomes reachable just when it was called
+UNREACHABLE. Then all of them look again.
 """
 
 from __future__ import annotations
@@ -26,60 +36,66 @@ import os
 from collections.abc import Callable
 from typing import TypeGuard
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from mingle.errors import MingleError
-from mingle.protocol.connection_race import address_seconds, named
-from mingle.protocol.host import Host
-from mingle.protocol.machine import (
-    Address,
-    Context,
-    Effect,
-    Endpoints,
-    Formation,
-    Hangup,
-    Identity,
-    NetworkFacts,
-    Snapshot,
-    Source,
+from mingle.protocol.connection_race import ConnectionRace, address_seconds, named
+from mingle.protocol.effects import Effect
+from mingle.protocol.events import (
+    Accepted,
+    AddressesChanged,
+    BytesReceived,
+    Connected,
+    Disconnected,
+    Event,
+    FoldersListed,
+    Heard,
+    HeardUnverified,
+    InterfacesChanged,
+    StoreFailed,
+    StoreOpened,
+    StorePrepared,
+    StoreProved,
+    StoreUnreachable,
+    TimerDue,
 )
-from mingle.protocol.member import RETURN_SECONDS, Joiner
-from mingle.protocol.registrar import Phase
+from mingle.protocol.host import Host
+from mingle.protocol.machine import Context, Endpoints, Formation, Identity
+from mingle.protocol.member import LEAVE, Joiner, Searching
+from mingle.protocol.observations import NetworkFacts, Snapshot, note
+from mingle.protocol.pacing import COUNTED_RANKS
+from mingle.protocol.participant import AwaitingSeal
+from mingle.protocol.registrar import HandingOver, Open
 from mingle.protocol.reports import Cause
 from mingle.protocol.sessions import KnownSession, SessionPolicy, SessionTable, remember
 from mingle.wire import frames
-from mingle.wire.datagrams import Datagram, Offer
+from mingle.wire.datagrams import Datagram, Offer, Seek
 
 ELECT_AFTER_SECONDS = 0.6
 """The time for which every process looks for a host before the first becomes one. It covers a few questions, so that
-one can be lost, and it is longer than a job that is already running keeps back its next answer
-(:data:`mingle.protocol.pacing.SEALED_ANSWER_GAP_SECONDS`)."""
+one can be lost."""
+ELECT_SOONEST_SECONDS = 0.2
+"""The time after a process's first question before which it never becomes the host: a host that is there answers
+sooner, also one that keeps back its next answer (:data:`mingle.protocol.pacing.SEALED_ANSWER_GAP_SECONDS`)."""
+ATTENDANCE_SECONDS = 3.0
+"""The time for which a process that was heard to ask counts as there."""
+LOWER_SECONDS = 3.0
+"""The longest time to wait for a process with a lower id that looks for a host in a shared folder as well: it is about
+to become one, and listings can be late."""
 ELECT_SPREAD_SECONDS = 0.3
 """The time after that over which the processes become hosts, by their member ids."""
 ELECT_SPREAD_SECONDS_PER_RANK = 0.0005
 ELECT_SPREAD_MAX_SECONDS = 3.0
 """The bound of that time in a large job."""
-REDIRECT_SECONDS = 2.0
-"""The time that a member has to reach the host that its own host sends it to."""
-STAND_SECONDS = 10.0
-"""The time for which a host that some member could not reach does not win; after it the host may be reachable."""
-YIELD_SECONDS = 2.0
-"""The time that the loser has to get a seat at the winner."""
-EMPTY_SECONDS = 5.0
-"""The time for which the loser waits for its members to be gone; then it hangs up on the silent ones."""
-NOTIFY_AGAIN_SECONDS = 1.0
-"""The least time between two calls that notify the same other host."""
-REMEMBERED = 64
-"""The number of hosts to remember that do not win; bounded against a sender that invents them."""
+CALL_AGAIN_SECONDS = 1.0
+"""The least time between two calls to the same other host, or two HOST_SEENs to it."""
 
 
 class Candidacy:
-    """The rules among processes that can all become the host: how long each waits first, and which host steps down."""
+    """The rules among processes that can all become the host: how long each waits first, and which host closes."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
-        self._stands: dict[bytes, float] = {}
-        """The hosts that do not win against this one since a member cannot reach them, with the end of that time."""
 
     def patience(self) -> float:
         """Return how long to look for a host before becoming one, in seconds: a lower member id waits less."""
@@ -101,156 +117,124 @@ class Candidacy:
         """Return whether this is another open session of the same job."""
         return self.is_other_host(message) and message.state == "open"
 
-    def loses_to(self, offer: Offer, *, stands: bool, now: float) -> bool:
-        """Return whether this host steps down for that one; a host that ``stands`` can win with the higher id."""
+    def loses_to(self, offer: Offer) -> bool:
+        """Return whether this host closes for that one."""
         # A host that was given its rank is no candidate: a process that joins it is told that ranks are mixed.
-        better = offer.host < self._identity.member or stands or not offer.assigned
-        return better and not self.stands_against(offer.host, now)
+        return offer.host < self._identity.member or not offer.assigned
 
-    def stands_against(self, host: bytes, now: float) -> bool:
-        """Return whether that host does not win at present."""
-        return now < self._stands.get(host, now)
 
-    def stand_against(self, host: bytes, now: float) -> None:
-        """Let that host not win for a while, because a member cannot reach it."""
-        self._stands.pop(host, None)
-        if len(self._stands) >= REMEMBERED:
-            del self._stands[next(iter(self._stands))]
-        self._stands[host] = now + STAND_SECONDS
+class Attendance:
+    """The processes of the job that were heard lately: whether all of them look for a host.
+
+    An election waits for a host that may be there and was not heard yet. Once every process of the job has asked for
+    one, there is none. The attendance only ends the wait; it decides nothing else, since what it counts is not proved:
+    a process that was started again counts twice, and a stranger can ask under any id. A wrong count costs one session
+    that is opened early.
+
+    Args:
+        identity: of this process; its world size is the number of processes that are waited for. Of agents that is
+            MAX: fewer found no session before they are a few seconds old, so a host would gain them nothing.
+    """
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._asked: dict[bytes, float] = {}
+        """When each other process was heard to ask last, in this order."""
+        self._offered_at = float("-inf")
+
+    def heard(self, message: Datagram, now: float) -> None:
+        """Take note of a datagram."""
+        identity = self._identity
+        if not isinstance(message, Seek | Offer) or (message.job, message.attempt) != (identity.job, identity.attempt):
+            return
+        if isinstance(message, Offer):
+            self._offered_at = now
+        elif message.kind == identity.kind and message.rank is None and message.member != identity.member:
+            self._asked.pop(message.member, None)
+            self._asked[message.member] = now
+            if len(self._asked) > 2 * COUNTED_RANKS:  # a stranger invents ids
+                del self._asked[next(iter(self._asked))]
+
+    def complete(self, now: float) -> bool:
+        """Return whether all are there, none of them has a host, and this process has the lowest id."""
+        others = self._identity.world_size - 1
+        if self._identity.world_size > COUNTED_RANKS or len(self._asked) < others:
+            return False
+        since = now - ATTENDANCE_SECONDS
+        lately = [member for member, at in self._asked.items() if at >= since]
+        return (
+            len(lately) >= others and self._offered_at < since and self._identity.member < min(lately, default=b"\xff")
+        )
 
 
 class Candidate(Joiner):
-    """A member that was given no rank: its host can send it to another host, and it can become a host itself."""
+    """A member that was given no rank: it can become a host itself, and its host can name the one that has won."""
 
     def __init__(self, identity: Identity, context: Context, now: float) -> None:
         super().__init__(identity, context, now)
-        self._redirected_to: bytes | None = None
-        self._redirected_until = 0.0
         self._claims = context.claims
-
-    # --- where to look ---------------------------------------------------------------------------------------------
-
-    @property
-    def host_in_sight(self) -> bool:
-        """Whether this process has a host, or is connecting to one."""
-        return self._has_host or self._races
+        self.asked_to_lead = False
+        """Whether its host has sent LEAD: this process must host the job."""
 
     def expects_host(self, now: float) -> bool:
-        """Return whether there is a host in sight; hosts that are only claimed count for a limited time."""
+        """Return whether there is a host in sight; one that is only claimed counts for one call and a limited time."""
         self._claims.note(now, self, pending=self._races)
-        return self._has_host or (self._races and not self._claims.spent)
-
-    @property
-    def _has_host(self) -> bool:
-        return self.current is not None or self._return_to is not None
+        return self.session is not None or self.returns_to is not None or (self._races and not self._claims.spent)
 
     @property
     def _races(self) -> bool:
-        return any(each.races_to("join") for each in self._table)
+        return any(each.races_to("join") and not each.called_in_vain for each in self.search.table)
 
-    def sealed_sessions(self) -> list[KnownSession]:
-        """Return the sessions that were sealed or running when last heard of."""
-        return [each for each in self._table if each.offer.state == "sealed"]
-
-    def pause(self, reason: str = "it hosts a session of its own") -> None:
-        """Stop looking and leave the seat: this process hosts a session of its own."""
-        if self.current is not None:
-            self.send(frames.Leave(session=self.current.name, reason=reason))
-        self._table.hang_up()
-        self._claims.withdraw(self, self.running_check)
-        for session in self._table:
-            session.forget_life()
-        self._let_go()
-        self._return_to = self._redirected_to = None
-        self._client.seeker.pause()
-
-    # --- redirects -------------------------------------------------------------------------------------------------
-
-    def on_frame(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
-        """Handle a frame that came from a host."""
-        if not isinstance(frame, frames.Redirect):
-            super().on_frame(session, frame, now)
-        elif session is self.current:
-            self._redirect(session, frame.offer, now)
-
-    def _redirect(self, session: KnownSession, offer: Offer, now: float) -> None:
-        """The host steps down for another one and sends this member there; it stays the host until that is reached."""
-        if self.has_confirmed or offer.session == session.name:
+    def host_said(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
+        """Handle a frame of the own host."""
+        if isinstance(frame, frames.Lead):
+            part = self.part
+            if part is not None and isinstance(part.state, AwaitingSeal) and frame.epoch == part.epoch:
+                self.asked_to_lead = self.identity.kind == "ranks"
             return
-        if offer.host == self.identity.member:
-            # Each steps down for the other, perhaps in a circle of several: the lower id hosts again.
-            if self.identity.member < session.offer.host:
-                self._move_on(now)
-            else:
-                self.send(frames.Unreachable(session=offer.session))
-            return
-        self._redirected_to, self._redirected_until = offer.session, now + REDIRECT_SECONDS
-        paths = session.paths
-        self.make_for(offer, paths[0].interface if paths else "", now)
+        super().host_said(session, frame, now)
 
-    def _bound_elsewhere(self, candidate: KnownSession) -> bool:
-        return candidate.name != self._redirected_to and super()._bound_elsewhere(candidate)
-
-    def _join(self, session: KnownSession, now: float) -> None:
-        if session.name == self._redirected_to:
-            self._redirected_to = None
-            self._move_on(now)
-        super()._join(session, now)
-
-    def _redirect_failed(self, name: bytes, now: float) -> None:
-        """The other host was not reached in time: report it, and stay."""
-        self._redirected_to = None
-        session = self._table.get(name)
-        if session is not None:
-            session.give_up(now)
+    def pause(self) -> None:
+        """Stop looking: this process hosts a session of its own."""
+        self.asked_to_lead = False
+        self.search.table.hang_up()
+        self._claims.withdraw(self, self.search.running_check)
+        for session in self.search.table:
             session.forget_life()
-        if self.seated:
-            self.send(frames.Unreachable(session=name))
+        if not isinstance(self.state, Searching):
+            self._change(LEAVE, Searching())
+        self.search.pause()
 
-    def _move_on(self, now: float) -> None:
-        """Send LEAVE to the host and join another one; this host is not tried again soon."""
-        if self.current is not None:
-            self.send(frames.Leave(session=self.current.name, reason="it went to another host"))
-            self.current.hang_up()
-            self.current.retry_at = now + RETURN_SECONDS
-            self._let_go()
+    def look_again(self, winner: Offer, interface: str, now: float) -> None:
+        """Look for a host, at first where the OFFER of the one that has won says."""
+        self.search.resume(now)
+        if winner.host != self.identity.member:
+            self.search.make_for(winner, interface, now)
 
-    def _lost(self, session: KnownSession, reason: str, now: float) -> None:
-        if self.outcome is None:
-            self._redirected_to = None
-        super()._lost(session, reason, now)
+    def _closed_by_host(self, session: KnownSession, frame: frames.Closed, now: float) -> None:
+        path = next(iter(session.paths), None)
+        super()._closed_by_host(session, frame, now)
+        if frame.offer is not None and not self.finished:
+            self.look_again(frame.offer, path.interface if path is not None else "", now)
 
     # --- time ------------------------------------------------------------------------------------------------------
 
     def next_timer(self) -> float | None:
-        """The time of the next call to :meth:`handle_timer`."""
+        """The time of the next `TimerDue`."""
         times = [super().next_timer()]
         if not self.finished:
-            times += [self._claims.next_timer(), None if self._redirected_to is None else self._redirected_until]
+            times.append(self._claims.next_timer())
         return min((time for time in times if time is not None), default=None)
 
     def _gather(self, now: float) -> None:
         self._claims.note(now, self, pending=self._races)
-        if self._redirected_to is not None and now >= self._redirected_until:
-            self._redirect_failed(self._redirected_to, now)
         super()._gather(now)
-
-
-class _Winner(Struct):
-    """The host for which this one steps down."""
-
-    session: bytes
-    host: bytes
-    until: float
-    """The time by which this process must have a seat there."""
-    seated: bool = False
-    """Whether it has one, and has sent its members there."""
-    empty_by: float = 0.0
-    """The time by which the members must be gone."""
 
 
 class Elector(SessionPolicy[KnownSession]):
     """The machine of a process without a rank. ``outcome`` or ``failure`` ends it.
+
+    It has a host or looks for one, and never both.
 
     Args:
         identity: of this process.
@@ -278,6 +262,8 @@ class Elector(SessionPolicy[KnownSession]):
         self.identity = identity
         self.endpoints = endpoints
         self.joiner = make_joiner(identity, context, now)
+        if context.mesh != "off":
+            self.joiner.listen(endpoints)
         self.host: Host | None = None
         self._make_host = make_host
         self._context = context
@@ -287,18 +273,25 @@ class Elector(SessionPolicy[KnownSession]):
         """Why the own session failed, once it is gone."""
         self._effects: list[Effect] = []
         self._candidacy = candidacy or Candidacy(identity)
-        self._elect_at: float | None = now + self._candidacy.patience()
-        self._winner: _Winner | None = None
-        self._claims = context.claims
-        self._notified = SessionTable(self, context, self._effects, patience=address_seconds(identity.world_size))
-        """The hosts that have to step down, while they are told."""
+        self._attendance = Attendance(identity)
+        self._patient_until: float | None = None
+        """When it becomes the host if it hears of none until then; None: it does not look for one."""
+        self._elect_at: float | None = None
+        """The same, or earlier where all are there."""
+        self._folders_until = 0.0
+        """The time until which the shared folders may not have shown a host yet."""
+        self._look_from(now)
+        self._asked_by: bytes | None = None
+        """The session whose host has asked this process to lead: that host closes for this one, whatever the ids."""
+        self._rivals = SessionTable(self, context, self._effects, patience=address_seconds(identity.world_size))
+        """The other hosts of the job, while this process hosts, with the calls to them."""
 
     # --- what the driver reads -------------------------------------------------------------------------------------
 
     @property
     def acting(self) -> Host | Candidate:
-        """The machine that speaks for this process: the host unless it steps down, else the joiner."""
-        return self.joiner if self.host is None or self._winner is not None else self.host
+        """The machine that speaks for this process."""
+        return self.joiner if self.host is None else self.host
 
     @property
     def hosting(self) -> Host | None:
@@ -308,13 +301,12 @@ class Elector(SessionPolicy[KnownSession]):
     @property
     def outcome(self) -> Formation | None:
         """The place in the job, once it has formed."""
-        return self.joiner.outcome or (self.host.outcome if self.host is not None else None)
+        return self.acting.outcome
 
     @property
     def failure(self) -> MingleError | None:
         """Why the job has not formed."""
-        hosted = self.host.failure if self.host is not None else self._failure
-        return hosted or self.joiner.failure
+        return self._failure or self.acting.failure
 
     @property
     def finished(self) -> bool:
@@ -323,35 +315,21 @@ class Elector(SessionPolicy[KnownSession]):
 
     def effects(self) -> list[Effect]:
         """Return what the driver has to do now, once."""
-        self._notified.flush()
+        self._rivals.flush()
         done, self._effects[:] = list(self._effects), []
         if self.host is not None:
             done += self.host.effects()
         return done + self.joiner.effects()
 
     def next_timer(self) -> float | None:
-        """The time of the next call to :meth:`handle_timer`."""
-        if self.finished:
-            return self.acting.next_timer()
-        times = [self._elect_at, self._deadline, self._notified.next_timer()]
-        if self.host is not None:
-            times.append(self.host.next_timer())
-        if self._joining:
-            times.append(self.joiner.next_timer())
-        if self._winner is not None:
-            # While this process follows the winner to another one it has no seat for a moment.
-            times.append(self._winner.until if self.joiner.seat is None else self._winner.empty_by)
+        """The time of the next `TimerDue`."""
+        times = [self.acting.next_timer()]
+        if not self.finished:
+            times += [self._elect_at, self._deadline, self._rivals.next_timer()]
         return min((time for time in times if time is not None), default=None)
-
-    @property
-    def _joining(self) -> bool:
-        """Whether the joiner is at work: there is no own session, or its host steps down."""
-        return self.host is None or self._winner is not None
 
     def stage(self) -> str:
         """Return the current step, in a word, for the log."""
-        if self._winner is not None:
-            return f"stepping down for another host, {self.joiner.stage()}"
         return self.acting.stage()
 
     def snapshot(self) -> Snapshot:
@@ -364,263 +342,213 @@ class Elector(SessionPolicy[KnownSession]):
 
     def ask_status(self) -> None:
         """Ask the host for the job's status."""
-        self.joiner.ask_status()
+        self.acting.ask_status()
 
     def calling(self) -> Datagram | None:
         """The datagram for unicast peers now."""
-        return None if self._winner is not None else self.acting.calling()
+        return self.acting.calling()
 
-    def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
-        """Handle a change of this machine's interfaces: a session of this process listens at these addresses."""
-        self.endpoints = structs.replace(self.endpoints, addresses=addresses)
-        if self.host is not None:
-            self.host.readdress(addresses, now)
+    def showing(self) -> Seek | Offer | None:
+        """The sign in a shared folder now."""
+        return self.acting.showing()
 
-    def rewired(self, now: float) -> None:
-        """Handle the same change as a member."""
-        self.joiner.rewired(now)
+    # --- events ----------------------------------------------------------------------------------------------------
 
-    # --- datagrams -------------------------------------------------------------------------------------------------
-
-    def heard(self, message: Datagram, source: Source, now: float) -> None:
-        """Handle a valid datagram."""
-        if isinstance(message, Offer) and message.host == self.identity.member:
-            return  # of this process, from this session or from one that it has given up
-        if self.host is None:
-            self.joiner.heard(message, source, now)
-        elif self._candidacy.competes(message):
-            if not self._claims.spent or not self._candidacy.loses_to(message, stands=False, now=now):
-                self._compete(message, source, stands=False, now=now)
-            # Otherwise a real winner notifies this process on a connection.
-        elif self._winner is not None and isinstance(message, Offer):
-            self.joiner.heard(message, source, now)
-        else:
-            self.host.heard(message, source, now)
+    def handle(self, event: Event, now: float) -> None:
+        """Have the machine that an event concerns process it, and see what follows from it for the election."""
+        match event:
+            case Heard():
+                self._heard(event, now)
+            case HeardUnverified():
+                self.acting.handle(event, now)
+            case Accepted():
+                self.acting.handle(event, now)
+            case Connected(conn) | BytesReceived(conn) | Disconnected(conn):
+                if (owner := self._owner(conn)) is not None:
+                    owner.handle(event, now)
+            case StorePrepared() | StoreOpened() | StoreFailed():
+                if self.host is not None:
+                    self.host.handle(event, now)
+            case StoreProved() | StoreUnreachable() | InterfacesChanged():
+                self.joiner.handle(event, now)
+            case AddressesChanged(addresses):
+                self.endpoints = structs.replace(self.endpoints, addresses=addresses)
+                self.joiner.handle(event, now)
+                if self.host is not None:
+                    self.host.handle(event, now)
+            case FoldersListed(lower):
+                self._folders_listed(lower, now)
+            case TimerDue():
+                self._handle_timer(now)
         self._watch(now)
 
-    def heard_unverified(self, message: Datagram) -> None:
-        """Handle a datagram whose signature is missing or wrong."""
-        self.acting.heard_unverified(message)
-
-    # --- competing -------------------------------------------------------------------------------------------------
-
-    def _compete(self, offer: Offer, source: Source, *, stands: bool, now: float, caller: int | None = None) -> None:
-        """Decide which host steps down, this one or another one of the job that takes members.
-
-        Args:
-            offer: of the other host.
-            source: where it was heard.
-            stands: whether that host stays a candidate although its id is the higher one.
-            now: the time.
-            caller: the connection on which the other host has called this one; None: it has not.
-        """
-        host = self.host
-        if host is None or host.finished:
-            return
-        if self._winner is not None:
-            if offer.session == self._winner.session:
-                self.joiner.heard(offer, source, now)
-        elif host.registrar.phase is not Phase.OPEN:
-            return  # it will be sealed, or open again
-        elif self._candidacy.loses_to(offer, stands=stands, now=now):
-            self._step_down(host, offer, source, now)
-        elif caller is not None:
-            # Its firewall can let its own calls out and ours not in.
-            host.send(caller, self._claim(offer.host, now))
-        else:
-            self._notify(offer, source, now)
-
-    def _claim(self, other: bytes, now: float) -> frames.HostSeen:
-        """Return what tells another host that it has to step down for this one."""
-        assert self.host is not None
-        return frames.HostSeen(offer=self.host.offer(), stays=self._candidacy.stands_against(other, now))
-
-    def _step_down(self, host: Host, offer: Offer, source: Source, now: float) -> None:
-        self._notified.hang_up()
-        self._winner = _Winner(offer.session, offer.host, now + YIELD_SECONDS)
-        host.step_down(now)
-        self.joiner.make_for(offer, source.interface, now, sender=source.address)
-
-    def _notify(self, offer: Offer, source: Source, now: float) -> None:
-        """Tell a host that it has to step down, unless it was told a moment ago: it may not hear our datagrams.
-
-        The connection stays, so that the other host can answer on it, and serves for the next time as well.
-        """
-        targets = named(offer, source.interface, source.address)
-        session = remember(self._notified, offer, targets, source.address)
-        if session is None or session.races_to("conflict") or now < session.retry_at:
-            return
-        session.retry_at = now + NOTIFY_AGAIN_SECONDS
-        if session.is_proved:
-            session.send(self._claim(offer.host, now))
-        else:
-            self._notified.race(session, self.identity.call(session.name, "conflict"), now)
-
-    def on_proved(self, session: KnownSession, now: float) -> None:
-        """Tell another host of this one; a host that steps down itself by now says nothing."""
-        if self.host is not None and self._winner is None:
-            session.send(self._claim(session.offer.host, now))
-        if not session.offer.assigned:  # it takes every host that stays connected for a second rank 0
-            session.hang_up()
-
-    def on_frame(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
-        """Handle the answer of a host that was told to step down, and stands."""
-        if not isinstance(frame, frames.HostSeen) or frame.offer.session != session.name or session.race is None:
-            return
-        if self._candidacy.competes(frame.offer):
-            path = next(iter(session.race.paths.values()))
-            self._compete(frame.offer, Source(interface=path.interface), stands=frame.stays, now=now)
-
-    # --- connections -----------------------------------------------------------------------------------------------
-
-    def accepted(self, conn: int, address: str, now: float) -> None:
-        """Handle a connection to the control port."""
-        if self.host is None:
-            self._effects.append(Hangup(conn))
-        else:
-            self.host.accepted(conn, address, now)
+    def _heard(self, event: Heard, now: float) -> None:
+        message, source = event.message, event.source
+        if isinstance(message, Offer) and message.host == self.identity.member:
+            return  # of this process, from this session or from one that it has given up
+        self._attendance.heard(message, now)
+        if self.host is not None and self._candidacy.competes(message):
+            self._call(message, now, interface=source.interface, sender=source.address)
+            if message.state == "open" or self._competing() is None:
+                return  # once it has sent CONFIRM, this host can't close, so it must not wait for that session either
+            # A session that is sealed may run without this process: nothing is confirmed until that is known.
+        self.acting.handle(event, now)
 
     def _owner(self, conn: int) -> SessionTable[KnownSession] | Host | Joiner | None:
-        parts = (self._notified, self.joiner, self.host)
+        parts = (self._rivals, self.joiner, self.host)
         return next((each for each in parts if each is not None and each.owns(conn)), None)
 
     def owns(self, conn: int) -> bool:
         """Return whether a connection is this machine's."""
         return self._owner(conn) is not None
 
-    def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
-        """Handle an established outgoing connection."""
-        if (owner := self._owner(conn)) is not None:
-            owner.connected(conn, local_address, interface, now, weak=weak)
+    # --- becoming the host -----------------------------------------------------------------------------------------
 
-    def received(self, conn: int, untrusted: bytes, now: float) -> None:
-        """Handle bytes that came in on a connection."""
-        if (owner := self._owner(conn)) is not None:
-            owner.received(conn, untrusted, now)
-        self._watch(now)
-
-    def disconnected(self, conn: int, reason: str, now: float) -> None:
-        """Handle a connection that ended or could not be made."""
-        if (owner := self._owner(conn)) is not None:
-            owner.disconnected(conn, reason, now)
-        self._watch(now)
-
-    # --- the store -------------------------------------------------------------------------------------------------
-
-    def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
-        """Handle the opening of the store of this process's own session."""
-        if self.host is not None:
-            self.host.store_opened(epoch, port, token, now)
-            self._watch(now)
-
-    def store_failed(self, epoch: int, error: MingleError, now: float) -> None:
-        """Handle the failure to open it."""
-        if self.host is not None:
-            self.host.store_failed(epoch, error, now)
-            self._watch(now)
-
-    def store_proved(self, session: bytes, epoch: int, now: float) -> None:
-        """Handle the proof of the store of the session that this process joined."""
-        self.joiner.store_proved(session, epoch, now)
-
-    def store_unreachable(self, session: bytes, epoch: int, reason: str, now: float) -> None:
-        """Handle the failure to reach it."""
-        self.joiner.store_unreachable(session, epoch, reason, now)
-
-    # --- time ------------------------------------------------------------------------------------------------------
-
-    def handle_timer(self, now: float) -> None:
+    def _handle_timer(self, now: float) -> None:
         """Do everything that is due."""
-        if self.finished:
-            self.acting.handle_timer(now)
-            return
-        self._notified.handle_timer(now)
-        if self.host is not None:
-            self.host.handle_timer(now)
-        self._watch(now)
-        if self._elect_at is not None and now >= self._elect_at:
-            self._become_host(now)
-        elif self._joining:
-            self.joiner.handle_timer(now)
+        if not self.finished:
+            self._rivals.handle_timer(now)
             self._watch(now)
+            if self._elect_at is not None and now >= self._elect_at:
+                self._become_host(now)
+        self.acting.handle(TimerDue(), now)
+
+    def _watch(self, now: float) -> None:
+        """Check, after every event, whether to call another host, and whether to become one."""
+        if self.finished:
+            self._rivals.hang_up()
+            return
+        if self.host is None and self.joiner.asked_to_lead:
+            self._lead(now)
+        for offer in self.host.take_hosts_seen() if self.host is not None else ():
+            if self._candidacy.competes(offer):
+                self._call(offer, now)
+        if self.host is not None or self.joiner.expects_host(now) or self.joiner.search.running_check.may_run():
+            self._patient_until = None
+        elif self._patient_until is None:
+            self._look_from(now)
+        self._elect_at = self._patient_until
+        asked_at = self.joiner.search.asked_at
+        if self._patient_until is not None and asked_at is not None and self._attendance.complete(now):
+            soonest = max(asked_at + ELECT_SOONEST_SECONDS, self._folders_until)
+            self._elect_at = min(self._patient_until, soonest)
+
+    def _look_from(self, now: float) -> None:
+        """Begin to look for a host, which ends with an election."""
+        self._folders_until = now + self._context.folder_seconds
+        self._elect_at = self._patient_until = self._folders_until + self._candidacy.patience()
+
+    def _folders_listed(self, lower: bool, now: float) -> None:
+        """Handle a listing of the shared folders that has this process in it, and so all that wrote before."""
+        if self._patient_until is not None and now < self._folders_until:
+            self._folders_until = min(self._folders_until, now + (LOWER_SECONDS if lower else 0.0))
+            self._patient_until = self._folders_until + self._candidacy.patience()
 
     def _become_host(self, now: float) -> None:
-        self._elect_at = None
+        self._elect_at = self._patient_until = None
         self.joiner.pause()
-        self.host = self._make_host(
+        self.host = self._open_session(now)
+
+    def _open_session(self, now: float) -> Host:
+        return self._make_host(
             self.identity,
             self._new_session(),
             self.endpoints,
-            structs.replace(self._context, timeout=max(0.0, self._deadline - now)),
+            self._context,
             now,
+            deadline=self._deadline,
             diagnostics=self.joiner.diagnostics,
         )
-        self.host.timeout = self._context.timeout  # what reports name
-        self.host.handle_timer(now)
 
-    def _watch(self, now: float) -> None:
-        """Check, after every event, what follows from it for the election."""
-        if self.finished:
-            self._notified.hang_up()
-            if self.joiner.finished:
-                self._end_host("it has joined another host")
+    def _lead(self, now: float) -> None:
+        """Host the job in place of the host that has asked for it."""
+        session = self.joiner.session
+        assert session is not None
+        host = self._open_session(now)
+        # That host has not decided GO in this epoch, and can't without an ACK of this process.
+        session.confirmed = False
+        session.send(frames.HostSeen(offer=host.offer()))
+        self._asked_by = session.name
+        self.joiner.pause()
+        self.host = host
+
+    # --- competing with another host -------------------------------------------------------------------------------
+
+    def _competing(self, other: bytes | None = None) -> Host | None:
+        """Return the host of this process if it can close for another one, whose member id is given if it is known."""
+        host = self.host
+        if host is None or host.finished:
+            return None
+        state = host.registrar.state
+        # From CONFIRM on all its members are there: it will be sealed, or open again.
+        if isinstance(state, Open) or (isinstance(state, HandingOver) and state.leader == other):
+            return host
+        return None
+
+    def _loses_to(self, offer: Offer) -> bool:
+        """Return whether the host of this process closes for that one."""
+        if offer.session == self._asked_by:
+            return False
+        host = self.host
+        return (host is not None and offer.host in host.registrar.asked_to_lead) or self._candidacy.loses_to(offer)
+
+    def _call(self, offer: Offer, now: float, *, interface: str = "", sender: str = "") -> None:
+        """Call another host, or say again that this one is there; not too often.
+
+        The connection to a host that loses stays, so that the other host can answer on it.
+        """
+        host, targets = self._competing(offer.host), named(offer, interface, sender)
+        session = remember(self._rivals, offer, targets, sender) if host is not None else None
+        if host is None or session is None or session.races_to("conflict") or now < session.retry_at:
             return
-        if self.host is not None:
-            for seen in self.host.take_hosts_seen():
-                if self._candidacy.competes(seen.offer):
-                    source = Source(interface="")
-                    self._compete(seen.offer, source, stands=seen.stays, now=now, caller=seen.caller)
-        if self._winner is not None:
-            self._go_on_stepping_down(self._winner, now)
-        self._claims.note(now, self, pending=self._winner is not None and not self._winner.seated)
-        if self.host is not None or self.joiner.expects_host(now) or self.joiner.running_check.may_run():
-            self._elect_at = None
-        elif self._elect_at is None:
-            self._elect_at = now + self._candidacy.patience()
+        session.retry_at = now + CALL_AGAIN_SECONDS
+        if session.is_proved and not self._loses_to(offer):
+            session.send(frames.HostSeen(offer=host.offer()))
+        else:
+            session.hang_up()
+            self._rivals.race(session, self.identity.call(session.name, "conflict"), now)
 
-    def _go_on_stepping_down(self, winner: _Winner, now: float) -> None:
-        host, seat = self.host, self.joiner.seat
-        assert host is not None
-        if self.joiner.has_confirmed:
-            # That job can form with this process in it, and is full: the members that are still here look for others.
-            self._end_host("it has a place in another session")
-        elif seat is None:
-            if now >= winner.until or not self.joiner.host_in_sight:
-                self._open_again(winner, now, stand=not winner.seated)
-        elif not winner.seated or seat != winner.session:
-            # Also when that host has stepped down in its turn, and this process went with it.
-            assert self.joiner.current is not None
-            offer = self.joiner.current.offer
-            winner.session, winner.host = seat, offer.host
-            winner.seated, winner.empty_by = True, now + EMPTY_SECONDS
-            host.redirect_members(offer)
-        elif host.redirect_failed:
-            self._open_again(winner, now, stand=True)
-        elif now >= winner.empty_by or not host.has_members:
-            self._end_host("its members were sent to another host")
-        if seat is not None:
-            winner.until = now + YIELD_SECONDS
+    def on_frame(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
+        """Handle what a host says that has proved itself on the call to it."""
+        host = self._competing(session.offer.host)
+        match frame:
+            case frames.Running(state=state):
+                proved = structs.replace(session.offer, state="open" if state == "open" else "sealed")
+                if host is None or not self._candidacy.competes(proved):
+                    session.give_up(now)
+                elif self._loses_to(proved):
+                    self._close_for(session, now)
+                else:
+                    session.send(frames.HostSeen(offer=host.offer()))
+            case frames.Unreachable(session=name) if host is not None and name == host.session:
+                self._close_for(session, now)
 
-    def _open_again(self, winner: _Winner, now: float, *, stand: bool) -> None:
-        """Host the remaining members again: the winner is gone, or some member cannot reach it."""
-        assert self.host is not None
-        if stand:
-            self._candidacy.stand_against(winner.host, now)
-        self._winner = None
-        self.joiner.pause("this host is not reached by all members" if stand else "it hosts its own session again")
-        for session in self.joiner.sealed_sessions():
-            # Perhaps the winner itself: it can run without this process, and then no other session must.
-            self.host.conflicts.heard(session.offer, session.targets, now)
-        self.host.stay_host(now)
-        self.host.handle_timer(now)
+    def on_unreached(self, session: KnownSession, race: ConnectionRace, now: float) -> None:
+        """Tell a host that was called in vain, if it has called itself: it must not win."""
+        other = session.offer.host
+        host = self._competing(other)
+        if host is not None:
+            note(host.diagnostics.hosts, session.host_name, f"not reached: {race.failure_text}")
+            if self._loses_to(session.offer):
+                host.answer_host(other, frames.Unreachable(session=session.name))
+            host.registrar.first_not_reached(other, now)
 
-    def _end_host(self, reason: str) -> None:
+    def _close_for(self, session: KnownSession, now: float) -> None:
+        """Close for a host that has proved itself."""
+        winner, (path, *_) = session.offer, session.paths
+        self._end_host(f"it closes for {winner.host_name}", winner)
+        self.joiner.look_again(winner, path.interface, now)
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def _end_host(self, reason: str, winner: Offer | None = None) -> None:
+        self._rivals.hang_up()
+        self._asked_by = None
         if self.host is not None:
             self._failure = self.host.failure
-            self.host.close(reason)
+            self.host.close(reason, winner)
             self._effects += self.host.effects()
-            self.host = self._winner = None
-            self._notified.hang_up()
+            self.host = None
 
     def expired(self, now: float) -> bool:
         """Return whether the deadline has passed without an end."""
@@ -628,14 +556,9 @@ class Elector(SessionPolicy[KnownSession]):
 
     def give_up(self, facts: NetworkFacts) -> None:
         """End at the deadline with the error that explains it."""
-        if self.host is not None and self._winner is None:
-            self.host.give_up(facts)
-        else:
-            self.joiner.give_up(facts)
-            self._end_host("it gave up")
+        self.acting.give_up(facts)
 
     def close(self, reason: str) -> None:
         """Send the good-byes and close every connection."""
-        self._notified.hang_up()
         self._end_host(reason)
         self.joiner.close(reason)

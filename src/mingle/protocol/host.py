@@ -3,75 +3,112 @@
 The host answers datagrams, carries its callers' frames (:class:`~mingle.protocol.callers.Callers`) to the registrar,
 and is the port through which the registrar speaks. The registrar waits while another host of the same job is alive, or
 while another run of the job is sealed. Neither is believed from a datagram: both have to prove themselves over TCP
-(:class:`~mingle.protocol.conflicts.ConflictingHosts`).
-
-Where ranks are assigned, :mod:`mingle.protocol.election` can have a host *step down* for another one: it then takes no
-members and confirms nothing while it joins the other host, and sends its members there afterwards.
+(:class:`~mingle.protocol.conflicts.ConflictingHosts`). What the host says of itself is its
+:class:`~mingle.protocol.description.Description`, and when it says so unasked, its
+:class:`~mingle.protocol.pacing.HostAnnouncements`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import msgspec
+from msgspec import Struct
 
 from mingle.errors import InterfaceError, MingleError
-from mingle.protocol import reports
-from mingle.protocol.admission import Admission, HostSeat
+from mingle.protocol import mesh_report, reports
+from mingle.protocol.admission import Admission
 from mingle.protocol.callers import Caller, Callers
 from mingle.protocol.conflicts import ConflictingHosts
 from mingle.protocol.connection_race import named
-from mingle.protocol.handshake import HandshakeFailed, HostConversation
-from mingle.protocol.machine import (
-    Address,
-    Answer,
+from mingle.protocol.description import Description
+from mingle.protocol.effects import (
     CloseStore,
-    Context,
-    Diagnostics,
     Effect,
-    Endpoints,
-    Formation,
     FormedStore,
     Hangup,
-    Identity,
     Multicast,
-    NetworkFacts,
     Notice,
     OpenStore,
     PrepareStore,
-    Snapshot,
-    Source,
-    note,
-    note_name,
-    roster_digest,
-    scoped,
 )
-from mingle.protocol.pacing import LATE_ANSWERS_AT_ONCE, LATE_ANSWERS_PER_SECOND, Announcer, BrowseGroup, Credit
-from mingle.protocol.registrar import Phase, Registrar
+from mingle.protocol.events import (
+    Accepted,
+    AddressesChanged,
+    BytesReceived,
+    Connected,
+    ConnectionEvent,
+    Disconnected,
+    Event,
+    Heard,
+    HeardUnverified,
+    Source,
+    StoreFailed,
+    StoreOpened,
+    StorePrepared,
+    TimerDue,
+)
+from mingle.protocol.handshake import HandshakeFailed
+from mingle.protocol.machine import Context, Endpoints, Formation, Identity, roster_digest, scoped
+from mingle.protocol.mesh import Prover, greeting
+from mingle.protocol.mesh_report import Proof
+from mingle.protocol.observations import Diagnostics, NetworkFacts, Snapshot, note_name
+from mingle.protocol.pacing import HostAnnouncements
+from mingle.protocol.registrar import Committed, Registrar, Sealing
 from mingle.protocol.seating import contiguous
+from mingle.protocol.seats import EXPLICIT, Seats
+from mingle.protocol.states import Transitions, transition
 from mingle.wire import frames
-from mingle.wire.authentication import JobKey
-from mingle.wire.datagrams import MAX_ADDRESSES, Bye, Datagram, List, Offer, Rejected, Seek
+from mingle.wire.datagrams import Bye, Datagram, Offer, Rejected, Seek
 
-SEATS_PER_FRAME = 128
-"""The seats in one ROSTER: with the longest names (four bytes a character) they still fit into one frame."""
 MAX_HOSTS_SEEN = 64
 """Reports of other hosts between two events; bounded against a member that sends many."""
 
 
-class HostSighting(msgspec.Struct, frozen=True):
-    """A report of another host (HOST_SEEN)."""
+class Forming(Struct, frozen=True):
+    """The job has not formed. The states of its session are the registrar's (:mod:`mingle.protocol.registrar`)."""
 
-    offer: Offer
-    stays: bool
-    """Whether that host stays a candidate although its id is the higher one."""
-    caller: int | None
-    """The connection that the other host has made to say so itself; None: a member says it."""
+    deadline: float
+
+
+class Serving(Struct, frozen=True):
+    """The job has formed. The host still answers."""
+
+    formation: Formation
+    """The host's place in the job."""
+
+
+class Ended(Struct, frozen=True):
+    """The session is over: its job has failed, or it was closed."""
+
+    formation: Formation | None
+    failure: MingleError | None
+
+
+State: TypeAlias = Forming | Serving | Ended
+
+TRANSITIONS: Transitions = {
+    Forming: {"GO is decided": Serving, "the job has failed": Ended, "the session is closed": Ended},
+    Serving: {"the session is closed": Ended},
+    Ended: {},
+}
 
 
 class Host:
-    """The machine of the rank that hosts. ``outcome`` or ``failure`` ends the gathering; it serves on until closed."""
+    """The machine of the rank that hosts. ``outcome`` or ``failure`` ends the gathering; it serves on until closed.
+
+    Args:
+        identity: of this process.
+        session: the id of the session.
+        endpoints: where others can connect to this process.
+        context: what its machines need.
+        started: the time.
+        deadline: when a job that has not formed is an error; None: the context's timeout from now. A process that has
+            looked for a host before has less than that.
+        diagnostics: what was observed before; None: nothing.
+    """
 
     def __init__(
         self,
@@ -81,43 +118,39 @@ class Host:
         context: Context,
         started: float,
         *,
+        deadline: float | None = None,
         diagnostics: Diagnostics | None = None,
     ) -> None:
         self.identity = identity
         self.session = session
-        self.endpoints = endpoints
-        """Where others can connect to this host."""
-        self._newest_addresses = endpoints.addresses
-        """The addresses of this machine now; while the session is sealed, they can differ from those announced."""
         self.rng = context.rng
         self.timeout = context.timeout
         self.secured = context.key is not None
         """Whether it was given a secret."""
-        self.started = started
-        self.outcome: Formation | None = None
-        self.failure: MingleError | None = None
+        self.state: State = Forming(started + context.timeout if deadline is None else deadline)
         self.diagnostics = Diagnostics(unit=identity.who.unit) if diagnostics is None else diagnostics
-        self.closed = False
-        self.store_port = 0
-        self.stepping_down = False
-        """Whether this host takes no members and confirms nothing, because it joins another host."""
-        self.redirect: frames.Redirect | None = None
-        """The host to which the members, and all that still come, are sent."""
-        self.redirect_failed = False
-        """Whether a member can't reach that host."""
-        self._deadline = started + context.timeout
         self._effects: list[Effect] = []
-        self._sealed_since = 0.0
-        self._hosts_seen: list[HostSighting] = []
-        self._description: tuple[tuple[object, ...], tuple[int, ...], str] = ((), (), "")
-        """A version of the status, with the ranks and the description of the members at that version."""
-        self._announcer = Announcer(started)
-        self._browse_group = BrowseGroup(started, self._deadline, context.rng)
-        self._late_answers = Credit(LATE_ANSWERS_PER_SECOND, LATE_ANSWERS_AT_ONCE, started)
-        self.registrar = Registrar(session, self._seat(), self, self._admission())
+        self._hosts_seen: list[Offer] = []
+        self._description = Description(identity, session, endpoints, started)
+        self._announcements = HostAnnouncements(
+            identity,
+            session,
+            context,
+            started,
+            self.state.deadline,
+            offer=self.offer,
+            diagnostics=self.diagnostics,
+            effects=self._effects,
+        )
+        self._context = context
+        self._prover: Prover | None = None
+        self._proved_epoch = 0
+        self.registrar = Registrar(
+            session, self._description.seat(), self, self._admission(), mesh=context.mesh, deadline=self.state.deadline
+        )
         self.conflicts = ConflictingHosts(identity, context, self._effects, competes=identity.rank is None)
         self._callers = Callers(
-            functools.partial(self._conversation, context.key),
+            functools.partial(self._description.conversation, context.key),
             self._effects,
             gone=self.conflicts.caller_gone,
             expected=identity.world_size,
@@ -138,6 +171,21 @@ class Host:
         return done
 
     @property
+    def outcome(self) -> Formation | None:
+        """The host's place in the job, once it has formed."""
+        return None if isinstance(self.state, Forming) else self.state.formation
+
+    @property
+    def failure(self) -> MingleError | None:
+        """Why the job has not formed, if it can't."""
+        return self.state.failure if isinstance(self.state, Ended) else None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session is over."""
+        return isinstance(self.state, Ended)
+
+    @property
     def finished(self) -> bool:
         """Whether the gathering has ended, by success or failure."""
         return self.outcome is not None or self.failure is not None
@@ -155,22 +203,22 @@ class Host:
     @property
     def had_members(self) -> bool:
         """Whether any process but the host itself has, or had, a seat: it has proved the secret, if there is one."""
-        return self.has_members or bool(self.registrar.departures)
+        return self.has_members or bool(self.registrar.history.departures)
 
     def next_timer(self) -> float | None:
-        """Return the time of the next call to :meth:`handle_timer`."""
+        """Return the time of the next `TimerDue`."""
         if self.closed:
             return None
-        times = [each.next_timer() for each in (self.registrar, self.conflicts, self._callers, self._announcer)]
-        if self.finished:
-            times.append(self._browse_group.answer_timer())
-        else:
-            times += [self._browse_group.next_timer(), self._deadline, self.conflicts.verdict_timer()]
+        times = [each.next_timer() for each in (self.registrar, self.conflicts, self._callers)]
+        times.append(None if self._prover is None else self._prover.next_timer())
+        times.append(self._announcements.next_timer(forming=isinstance(self.state, Forming)))
+        if isinstance(self.state, Forming):
+            times += [self.state.deadline, self.conflicts.verdict_timer()]
         return min((time for time in times if time is not None), default=None)
 
     def stage(self) -> str:
         """Return the phase and the number of members, for the log."""
-        return f"{self.registrar.phase.value}, {len(self.registrar.seats)}/{self.identity.world_size} joined"
+        return f"{self.registrar.state.phase}, {len(self.registrar.seats)}/{self.identity.world_size} joined"
 
     def snapshot(self) -> Snapshot:
         """Return the state for the progress line."""
@@ -191,192 +239,109 @@ class Host:
     def ask_status(self) -> None:
         """Do nothing: the host knows the status."""
 
+    @property
+    def endpoints(self) -> Endpoints:
+        """Where others can connect to this host."""
+        return self._description.endpoints
+
+    def offer(self) -> Offer:
+        """Return the OFFER of this session."""
+        return self._description.offer(self.registrar)
+
     def calling(self) -> Datagram | None:
         """Return the datagram to send to unicast peers now."""
         return None if self.finished else self.offer()
 
-    # --- the host's description of itself --------------------------------------------------------------------------
+    def showing(self) -> Seek | Offer | None:
+        """Return what others are to find in a shared folder: the session, also once its job runs."""
+        return None if self.closed else self.offer()
 
-    def _announced(self) -> tuple[str, ...]:
-        """Every address at which the control port can be reached."""
-        own = tuple(each.address for each in self.endpoints.addresses)
-        return (*self.endpoints.advertised, *own)[:MAX_ADDRESSES]
+    # --- events ----------------------------------------------------------------------------------------------------
 
-    def _process(self) -> frames.ProcessInfo:
-        address, rank = self.endpoints.addresses[0].address, self.identity.rank
-        return msgspec.structs.replace(self.identity.who, address=address, rank=rank)
+    def handle(self, event: Event, now: float) -> None:
+        """Process what has happened.
 
-    def _paths(self) -> tuple[frames.Path, ...]:
-        """The path from each announced address to a local one. NAT leads the advertised ones to our first address."""
-        own, advertised = self.endpoints.addresses, self.endpoints.advertised
-        paths = [(each.address, each) for each in own] + [(each, own[0]) for each in advertised]
-        return tuple(
-            frames.Path(host_address=announced, local_address=each.address, interface=each.interface[:64])
-            for announced, each in paths
-        )
+        The other events mean nothing to a host: the changes of its interfaces, since other processes find the paths to
+        it, and what became of the store of a session in which this process had a seat before it was elected.
+        """
+        match event:
+            case Heard(message, source):
+                self._heard(message, source, now)
+            case HeardUnverified(message):
+                self.diagnostics.unverified(self.identity, message)
+            case Accepted(conn, address):
+                self._accepted(conn, address, now)
+            case Connected(conn) | BytesReceived(conn) | Disconnected(conn) if self.conflicts.owns(conn):
+                self._handle_conflict(event, now)
+            case Connected(conn) | BytesReceived(conn) | Disconnected(conn) if self._proves_on(conn):
+                assert self._prover is not None
+                self._prover.handle(event, now)
+                self._hold(now)
+            case BytesReceived(conn, untrusted):
+                self._received(conn, untrusted, now)
+            case Disconnected(conn, reason):
+                self._callers.forget(conn)
+                self.registrar.lost(conn, now, reason)
+                self._hold(now)
+            case StorePrepared(port):
+                self.registrar.store_prepared(port)
+            case StoreOpened(epoch, port, token):
+                self.registrar.store_opened(epoch, port, token, now)
+                self._hold(now)
+            case StoreFailed(epoch, error):
+                self._store_failed(epoch, error)
+            case AddressesChanged(addresses):
+                self._description.newest_addresses = addresses
+                if not self.registrar.state.sealed:  # else a store can already listen on an old one
+                    self._readdress(now)
+            case TimerDue():
+                self._handle_timer(now)
 
-    def _path(self, announced: str) -> frames.Path:
-        return next(each for each in self._paths() if each.host_address == announced)
-
-    def _listens_at(self, announced: str) -> str:
-        """Return the local address, with its zone, that serves one announced address."""
-        path = self._path(announced)
-        return scoped(path.local_address, path.interface)
-
-    def _seat(self) -> HostSeat:
-        own = self.endpoints.addresses
-        lengths = {each.address: each.prefix_length for each in own}
-        return HostSeat(
-            member=self.identity.member,
-            applicant=self.identity.join(self._process(), self._paths()),
-            # No member is on the subnet of an advertised address.
-            prefix_lengths={**dict.fromkeys(self.endpoints.advertised, 0), **lengths},
-            last_resort=frozenset(each.address for each in own if each.last_resort),
-            named=self.endpoints.named,
-        )
-
-    def _conversation(self, key: JobKey | None) -> HostConversation:
-        """Begin the host's side of a conversation with a caller."""
-        return HostConversation(
-            job=self.identity.job,
-            attempt=self.identity.attempt,
-            session=self.session,
-            addresses=self._announced(),
-            port=self.endpoints.port,
-            key=key,
-        )
-
-    def offer(self) -> Offer:
-        """Return the OFFER of this session."""
-        registrar = self.registrar
-        return Offer(
-            job=self.identity.job,
-            attempt=self.identity.attempt,
-            session=self.session,
-            host=self.identity.member,
-            addresses=self._announced(),
-            port=self.endpoints.port,
-            world_size=self.identity.world_size,
-            joined=len(registrar.seats) + len(registrar.latecomers),
-            state="sealed" if registrar.phase.sealed else "open",
-            kind=self.identity.kind,
-            assigned=registrar.assigned,
-            hostname=self.identity.who.hostname,
-            pid=self.identity.who.pid,
-            quorum=registrar.admission.had_quorum,
-        )
-
-    def describe_running(self, caller: frames.ProcessInfo, now: float) -> frames.Running:
-        """Return the answer to a caller that only asks for the state of the session."""
-        registrar, phase = self.registrar, self.registrar.phase
-        version = registrar.status_version()
-        if self._description[0] != version:  # callers can ask often
-            ranks = tuple(sorted(who.rank for who in registrar.whos() if who.rank is not None))[:4096]
-            self._description = version, ranks, registrar.describe_members()
-        store_stands = phase in (Phase.SEALED, Phase.RUNNING)
-        return frames.Running(
-            state="running" if phase is Phase.RUNNING else "sealed" if phase.sealed else "open",
-            world_size=self.identity.world_size,
-            seconds=max(0.0, now - (self._sealed_since if phase.sealed else self.started)),
-            host=self._process(),
-            joined=self._description[1],
-            missing=registrar.status().awaited[:4096],
-            roster=self._description[2],
-            store_address=registrar.store_address if store_stands else "",
-            store_port=self.store_port if store_stands else 0,
-            surplus=registrar.is_surplus(caller, now),
-        )
-
-    def readdress(self, addresses: tuple[Address, ...], now: float) -> None:
-        """Take new addresses; if a store can already listen on an old one, when the session takes members again."""
-        self._newest_addresses = addresses
-        if addresses != self.endpoints.addresses and not self.registrar.phase.sealed:
-            self.endpoints = msgspec.structs.replace(self.endpoints, addresses=addresses)
-            self.registrar.readdress(self._seat(), now)
-            self._announcer.burst(now)
-
-    def rewired(self, now: float) -> None:
-        """Do nothing: other processes find the paths to a host."""
+    def _readdress(self, now: float) -> None:
+        """Announce the addresses that the machine has now."""
+        if self._description.take_newest_addresses():
+            self.registrar.readdress(self._description.seat(), now)
+            self._announcements.readdressed(now)
 
     # --- datagrams -------------------------------------------------------------------------------------------------
 
-    def heard(self, message: Datagram, source: Source, now: float) -> None:
-        """Handle a valid datagram."""
-        if self.closed:
-            return
-        if isinstance(message, List):
-            self._heard_list(message, source, now)
-        elif self.diagnostics.concerns(self.identity, message, source, now, secured=self.secured):
-            if isinstance(message, Seek):
-                self._heard_seek(message, source, now)
-            elif isinstance(message, Offer) and message.session != self.session:
-                self._heard_offer(message, source, now)
-
-    def _heard_seek(self, message: Seek, source: Source, now: float) -> None:
-        if message.member != self.identity.member:  # else it is our own, from before this process was a host
-            self.diagnostics.seeker(message, source, now)
-        if source.multicast:
-            self._announcer.asked()
-        if not source.multicast or (message.padding and self._late_answers.take(now)):
-            self._effects.append(Answer(source, self.offer()))
-
-    def _heard_list(self, message: List, source: Source, now: float) -> None:
-        if message.member == self.identity.member:
-            return
-        if self.diagnostics.concerns(self.identity, message, source, now, secured=self.secured):
-            self.diagnostics.seeker(message, source, now)
-        if source.multicast:
-            self._browse_group.asked(now)
-        elif self._browse_group.may_answer_by_unicast(now):
-            self._effects.append(Answer(source, self.offer()))
-
-    def _heard_offer(self, offer: Offer, source: Source, now: float) -> None:
-        if offer.kind == "announcement":
-            who = f"host {offer.hostname} ({offer.addresses[0]}), pid {offer.pid}"
-            note_name(self.diagnostics.announcements, who)
-            return
-        if self._announcer.sealed and offer.state == "open":
-            # That host should hear that the job runs. Two open hosts dial each other, which tells both.
-            self._announcer.asked()
-        self._sighted(offer, source, now)
+    def _heard(self, message: Datagram, source: Source, now: float) -> None:
+        offer = None if self.closed else self._announcements.heard(message, source, now)
+        if offer is not None:
+            self._sighted(offer, source, now)
 
     def _sighted(self, offer: Offer, source: Source, now: float) -> None:
         """Have another session of this job probed."""
         if not self.finished:
-            self.conflicts.heard(offer, named(offer, source.interface, source.address), now, sender=source.address)
+            targets = named(offer, source.interface, source.address)
+            self.conflicts.heard(offer, targets, now, sender=source.address, in_folder=source.folder)
             self._hold(now)
-
-    def heard_unverified(self, message: Datagram) -> None:
-        """Handle a datagram whose signature is missing or wrong."""
-        self.diagnostics.unverified(self.identity, message)
 
     # --- connections -----------------------------------------------------------------------------------------------
 
-    def accepted(self, conn: int, address: str, now: float) -> None:
-        """Handle a new connection to the control port."""
+    def _accepted(self, conn: int, address: str, now: float) -> None:
         if self.closed:
             self._effects.append(Hangup(conn))
             return
-        awaited = max(0, self.registrar.world_size - len(self.registrar.seats))
-        self._callers.expect(awaited, sealed=self.registrar.phase.sealed)
+        awaited = max(0, self.registrar.seats.size - len(self.registrar.seats))
+        self._callers.expect(awaited, sealed=self.registrar.state.sealed)
         self._callers.accepted(conn, address, now)
 
     def owns(self, conn: int) -> bool:
         """Return whether a connection is this machine's."""
-        return conn in self._callers or self.conflicts.owns(conn)
+        return conn in self._callers or self.conflicts.owns(conn) or self._proves_on(conn)
 
-    def connected(self, conn: int, local_address: str, interface: str, now: float, *, weak: bool = False) -> None:
-        """Handle an established connection to another host."""
-        self.conflicts.connected(conn, local_address, interface, now)
+    def _proves_on(self, conn: int) -> bool:
+        return self._prover is not None and self._prover.owns(conn)
 
-    def received(self, conn: int, untrusted: bytes, now: float) -> None:
-        """Handle bytes that came in on a connection."""
-        if self.conflicts.owns(conn):
-            self.conflicts.received(conn, untrusted, now)
-            self._hold(now)
-            if not self.finished:
-                self._judge(now)
-            return
+    def _handle_conflict(self, event: ConnectionEvent, now: float) -> None:
+        """Handle what has happened on a connection to another host of the job."""
+        self.conflicts.handle(event, now)
+        self._hold(now)
+        if not self.finished:
+            self._judge(now)
+
+    def _received(self, conn: int, untrusted: bytes, now: float) -> None:
         caller = self._callers[conn]
         was_proved = caller.conversation.proved
         try:
@@ -395,37 +360,32 @@ class Host:
                 self._frame(conn, caller, frame, now)
         self._hold(now)
 
-    def disconnected(self, conn: int, reason: str, now: float) -> None:
-        """Handle the end of a connection."""
-        if self.conflicts.owns(conn):
-            self.conflicts.disconnected(conn, reason, now)
-        else:
-            self._callers.forget(conn)
-            self.registrar.lost(conn, now, reason)
-        self._hold(now)
-
     def _greet(self, conn: int, caller: Caller, now: float) -> None:
         """Answer a caller that has just proved itself and only asks."""
         hello = caller.hello
         if hello.purpose in ("probe", "conflict"):
-            self._callers.send(conn, self.describe_running(hello.who, now))
-        elector = self.registrar.assigned and hello.who.rank is None
+            self._callers.send(conn, self._description.running(self.registrar, hello.who, now))
+        elector = self.registrar.seats.assigned and hello.who.rank is None
         if hello.purpose == "conflict" and not elector and not self.finished:
             self.conflicts.caller(conn, hello.member, caller.as_seen(hello.who), now)
 
     def _frame(self, conn: int, caller: Caller, frame: frames.AnyFrame, now: float) -> None:
         if isinstance(frame, frames.Join) and caller.hello.purpose == "join":
-            self._join(conn, caller, frame, now)
+            who, member = caller.as_seen(frame.who), caller.hello.member
+            self.diagnostics.joined(member)
+            self.registrar.join(conn, member, msgspec.structs.replace(frame, who=who), now)
         elif isinstance(frame, frames.Confirmed):
             self.registrar.confirmed(conn, frame, now)
         elif isinstance(frame, frames.Ack):
-            self.registrar.acknowledged(conn, frame.epoch, now)
+            self.registrar.acknowledged(conn, now)
         elif isinstance(frame, frames.HostSeen):
             if len(self._hosts_seen) < MAX_HOSTS_SEEN:
-                itself = caller.hello.purpose == "conflict" and caller.hello.member == frame.offer.host
-                self._hosts_seen.append(HostSighting(frame.offer, frame.stays, conn if itself else None))
-        elif isinstance(frame, frames.Unreachable):
-            self._redirect_failed(caller.as_seen(caller.hello.who), frame.session)
+                self._hosts_seen.append(frame.offer)
+            if frame.offer.host == caller.hello.member:
+                self.registrar.hosts_itself(conn, now)
+        elif isinstance(frame, frames.Greet):
+            if caller.hello.purpose == "mesh":
+                self._callers.send(conn, greeting(self.identity.member))
         elif isinstance(frame, frames.Ready):
             self.registrar.ready(conn)
         elif isinstance(frame, frames.Leave):
@@ -436,31 +396,19 @@ class Host:
             self.registrar.pong(conn)
         elif isinstance(frame, frames.Ping):
             self._callers.send(conn, frames.Pong(number=frame.number))
-        elif isinstance(frame, frames.Ask) and self.registrar.has_seat(conn):
+        elif isinstance(frame, frames.Ask) and self.registrar.seats.at(conn) is not None:
+            registrar = self.registrar
             if frame.what == "roster":
-                self._callers.answer(conn, "roster", self.registrar.version(), self._roster)
+                self._callers.answer(conn, "roster", registrar.version(), lambda: self._description.roster(registrar))
             else:
-                self._callers.answer(conn, "status", self.registrar.status_version(), self._status)
-
-    def _join(self, conn: int, caller: Caller, join: frames.Join, now: float) -> None:
-        self.diagnostics.joined(caller.hello.member)
-        self.registrar.join(conn, caller.hello.member, msgspec.structs.replace(join, who=caller.as_seen(join.who)), now)
-        if self.redirect is not None:
-            self._callers.send(conn, self.redirect)
-
-    def _status(self) -> Iterator[frames.AnyFrame]:
-        yield self.registrar.status()
-
-    def _roster(self) -> Iterator[frames.AnyFrame]:
-        """Yield the roster in frames that are short enough; nothing before the seal."""
-        roster = self.registrar.roster() if self.registrar.phase.sealed else []
-        for first in range(0, len(roster), SEATS_PER_FRAME):
-            part = tuple(roster[first : first + SEATS_PER_FRAME])
-            yield frames.Roster(first=first, total=len(roster), seats=part)
+                self._callers.answer(conn, "status", registrar.status_version(), lambda: [registrar.status()])
 
     def _hold(self, now: float) -> None:
-        """Tell the registrar, after every event, whether it can go on."""
-        self.registrar.hold(self.conflicts.any_alive or self.stepping_down, now)
+        """Tell the registrar, after every event, whether it can go on, and what the proof of the mesh has shown."""
+        self.registrar.hold(self.conflicts.any_alive, now)
+        while self._prover is not None and self._prover.done:
+            prover, self._prover = self._prover, None
+            self.registrar.proved(self._proved_epoch, prover.failures, now)
 
     # --- what the registrar calls ----------------------------------------------------------------------------------
 
@@ -475,114 +423,122 @@ class Host:
     def prepare_store(self, address: str) -> None:
         """Have the store opened ahead."""
         self._callers.flush()  # the members first
-        self._effects.append(PrepareStore(self._listens_at(address)))
+        self._effects.append(PrepareStore(self._description.listens_at(address)))
 
     def open_store(self, epoch: int, address: str, now: float) -> None:
         """Have the store opened, and announce the session only to those that ask."""
-        self._announcer.sealed, self._sealed_since = True, now
-        self._effects.append(OpenStore(epoch, self._listens_at(address)))
+        self._announcements.sealed()
+        self._effects.append(OpenStore(epoch, self._description.listens_at(address)))
 
     def no_common_network(self, matrix: str) -> None:
         """Fail: no address of this host was reached by every member."""
         self._fail(reports.no_common_network(self.identity, matrix), conflict=True)
 
+    def prove_mesh(
+        self, epoch: int, network: str, targets: Sequence[frames.Target], seconds: float, now: float
+    ) -> None:
+        """Open connections to the targets of this host."""
+        self._stop_proving()
+        self._proved_epoch = epoch
+        self._prover = Prover(
+            self.identity.call(self.session, "mesh"),
+            targets,
+            interface=self._description.path(network).interface,
+            seconds=seconds,
+            context=self._context,
+            effects=self._effects,
+            now=now,
+        )
+
+    def _stop_proving(self) -> None:
+        if self._prover is not None:
+            self._prover.stop()
+            self._prover = None
+
+    def no_mesh(self, proof: Proof) -> None:
+        """Fail, with the same error on all ranks."""
+        heading, lines = mesh_report.describe(proof)
+        cause, remedy = mesh_report.cause_of(proof)
+        if isinstance(self.state, Forming):
+            error = mesh_report.error(self.identity.job, heading, lines, cause, remedy)
+            self._end(heading, conflict=True, failure=error, unconnected=tuple(lines))
+
+    def mesh_warning(self, proof: Proof) -> None:
+        """Show which nodes can't reach each other, and go on."""
+        self._effects.append(Notice(mesh_report.warning(self.identity.job, proof, self.identity.who.unit)))
+
     def reopened(self, reason: str, now: float) -> None:
         """Announce that the session takes members again."""
-        self._announcer.sealed = False
-        self._announcer.burst(now)
-        if self._newest_addresses != self.endpoints.addresses:
-            self.readdress(self._newest_addresses, now)
+        self._stop_proving()
+        self._announcements.reopened(now)
+        self._readdress(now)
         self._effects.append(Notice(reports.reopened(self.identity, reason)))
 
     def formed(self) -> None:
         """Take the host's own place in the job."""
-        registrar = self.registrar
-        where, roster = registrar.places[self.identity.member], registrar.roster()
-        path = self._path(registrar.store_address)
+        state, roster = self.registrar.state, self.registrar.roster()
+        assert isinstance(state, Committed)
+        where, path = state.places[self.identity.member], self._description.path(state.store_address)
         self.conflicts.abandon()
-        self.outcome = Formation(
+        formation = Formation(
             session=self.session,
             place=where,
             store_address=scoped(path.local_address, path.interface),
-            store_port=self.store_port,
+            store_port=state.store_port,
             interface=path.interface,
             address=next(seat.address for seat in roster if seat.rank == where.rank),
             roster_digest=roster_digest(roster),
         )
+        self.state = transition(TRANSITIONS, self.state, "GO is decided", Serving(formation))
         self._effects.append(FormedStore())  # GO waits in the callers until they are flushed
-        if not contiguous(list(registrar.places.values())):
+        if not contiguous(list(state.places.values())):
             self._effects.append(Notice(reports.not_contiguous(self.identity)))
+        if self.registrar.seats.assigned and self.registrar.admission.hands_over:
+            self._remark_on_order(self.registrar.seats)
+
+    def _remark_on_order(self, seats: Seats) -> None:
+        """Warn if the order of the nodes can be another one than its user expects."""
+        if (first := seats.before_host()) is not None:
+            self._effects.append(Notice(reports.first_not_reached(self.identity, first.who)))
+        without = [each.who.hostname for each in seats.in_order() if not each.applicant.order.startswith(EXPLICIT)]
+        if 0 < len(without) < len(seats):
+            self._effects.append(Notice(reports.some_node_ranks(self.identity, list(dict.fromkeys(without)))))
 
     def member_lost(self, who: frames.ProcessInfo, how: str) -> None:
         """Close the store: the other members can't go on without this one."""
         self._effects.append(CloseStore(reports.member_lost(self.identity, who, how), lost=who, how=how))
 
-    # --- the store -------------------------------------------------------------------------------------------------
+    def _store_failed(self, epoch: int, error: MingleError) -> None:
+        state = self.registrar.state
+        if isinstance(state, Sealing) and state.epoch == epoch:
+            self._fail(error, conflict=False)  # another attempt would not help
 
-    def store_prepared(self, port: int) -> None:
-        """Take note that the store that was asked for ahead listens."""
-        self.registrar.store_prepared(port)
+    # --- other hosts (when ranks are assigned) ---------------------------------------------------------------------
 
-    def store_opened(self, epoch: int, port: int, token: str, now: float) -> None:
-        """Take note that the store listens."""
-        self.store_port = port
-        self.registrar.store_opened(epoch, self.registrar.store_address, port, token, now)
-
-    def store_failed(self, epoch: int, error: MingleError, now: float) -> None:
-        """Fail: the store could not be opened, and another attempt would not help."""
-        if self.registrar.awaits_store(epoch):
-            self._fail(error, conflict=False)
-
-    def store_proved(self, session: bytes, epoch: int, now: float) -> None:
-        """Ignore the store of another session: this process lost its seat there, and was elected since it asked."""
-
-    def store_unreachable(self, session: bytes, epoch: int, reason: str, now: float) -> None:
-        """Ignore the same when it does not answer."""
-
-    # --- stepping down for another host (when ranks are assigned) ----------------------------------------------------
-
-    def step_down(self, now: float) -> None:
-        """Take no members and confirm nothing, for the time that it takes to join another host."""
-        self.stepping_down = True
-        self._hold(now)
-
-    def redirect_members(self, offer: Offer) -> None:
-        """Send the members to that host, and all processes that still come."""
-        self.redirect, self.redirect_failed = frames.Redirect(offer=offer), False
-        for conn in self.registrar.member_connections():
-            self._callers.send(conn, self.redirect)
-
-    def _redirect_failed(self, who: frames.ProcessInfo, session: bytes) -> None:
-        if self.redirect is not None and self.redirect.offer.session == session:
-            self.redirect_failed = True
-            note(self.diagnostics.hosts, self.redirect.offer.host_name, f"not reached by {who}")
-
-    def stay_host(self, now: float) -> None:
-        """Take members again: the other host is gone, or some members can't reach it."""
-        self.stepping_down, self.redirect, self.redirect_failed = False, None, False
-        self._announcer.burst(now)
-        self._hold(now)
-
-    def take_hosts_seen(self) -> list[HostSighting]:
+    def take_hosts_seen(self) -> list[Offer]:
         """Return, once, the other hosts that were reported."""
         seen, self._hosts_seen = self._hosts_seen, []
         return seen
 
+    def answer_host(self, member: bytes, frame: frames.AnyFrame) -> None:
+        """Send a frame to another host, on every connection that it has made itself."""
+        for conn in self._callers.connections():
+            caller = self._callers[conn]
+            if caller.conversation.proved and (caller.hello.member, caller.hello.purpose) == (member, "conflict"):
+                self._callers.send(conn, frame)
+
     # --- time ------------------------------------------------------------------------------------------------------
 
-    def handle_timer(self, now: float) -> None:
+    def _handle_timer(self, now: float) -> None:
         """Do everything that is due."""
         if self.closed:
             return
         self._callers.handle_timer(now)
+        if self._prover is not None:
+            self._prover.handle_timer(now)
         self.registrar.handle_timer(now)
         self.conflicts.handle_timer(now)
-        if self._announcer.should_speak(now) and not self.stepping_down:
-            self._effects.append(Multicast(self.offer()))
-        if not self.finished and self._browse_group.should_ask(now):
-            self._effects.append(Multicast(self.identity.list(), browse=True))
-        if self._browse_group.should_answer(now):
-            self._effects.append(Multicast(self.offer(), browse=True))
+        self._announcements.handle_timer(now, forming=isinstance(self.state, Forming))
         self._hold(now)
         if not self.finished:
             self._judge(now)
@@ -597,12 +553,14 @@ class Host:
 
     def expired(self, now: float) -> bool:
         """Return whether the deadline has passed without an end."""
-        return not self.finished and now >= self._deadline
+        return isinstance(self.state, Forming) and now >= self.state.deadline
 
     def give_up(self, facts: NetworkFacts) -> None:
         """End at the deadline with the error that explains it."""
+        if not isinstance(self.state, Forming):
+            return
         identity = self.identity
-        failure = self.conflicts.running_check.failure(self._deadline)
+        failure = self.conflicts.running_check.failure(self.state.deadline)
         if failure is None and not self.had_members:
             failure = reports.authentication(identity, self.diagnostics, facts, secured=self.secured)
         self._fail(failure or self._incomplete(facts), conflict=False)
@@ -615,22 +573,47 @@ class Host:
         )
 
     def _fail(self, error: MingleError, *, conflict: bool) -> None:
-        if self.failure is None:
-            self.failure = error
-            reason = reports.one_line(error.observation)
-            self._end(reason, conflict=conflict, network=isinstance(error, InterfaceError))
+        if isinstance(self.state, Forming):
+            reason, network = reports.one_line(error.observation), isinstance(error, InterfaceError)
+            self._end(reason, conflict=conflict, network=network, failure=error)
 
-    def close(self, reason: str) -> None:
-        """End the session on purpose: tell all callers and hang up."""
+    def close(self, reason: str, winner: Offer | None = None) -> None:
+        """End the session on purpose: tell all callers and hang up.
+
+        Args:
+            reason: why.
+            winner: the OFFER of the host for which this session ends, if there is one.
+        """
         if not self.closed:
-            self._end(reason, conflict=False)
+            self._end(reason, conflict=False, offer=winner)
 
-    def _end(self, reason: str, *, conflict: bool, network: bool = False, regather: bool = False) -> None:
-        self.closed = True
+    def _end(
+        self,
+        reason: str,
+        *,
+        conflict: bool,
+        network: bool = False,
+        regather: bool = False,
+        offer: Offer | None = None,
+        failure: MingleError | None = None,
+        unconnected: tuple[str, ...] = (),
+    ) -> None:
+        formation = self.outcome
+        event = "the session is closed" if failure is None else "the job has failed"
+        self.state = transition(TRANSITIONS, self.state, event, Ended(formation, failure))
         farewell = frames.Closed(
-            session=self.session, reason=reason[:2048], conflict=conflict, network=network, regather=regather
+            session=self.session,
+            reason=reason[: frames.MAX_TEXT_CHARACTERS],
+            conflict=conflict,
+            network=network,
+            regather=regather,
+            offer=offer,
+            unconnected=unconnected,
+            cause=(failure.cause or "") if unconnected and failure is not None else "",
+            remedy=(failure.remedy or "") if unconnected and failure is not None else "",
         )
-        status = self.registrar.status() if self.outcome is None else None
+        self._stop_proving()
+        status = self.registrar.status() if formation is None else None
         for conn in self._callers.connections():
             if self._callers[conn].conversation.proved:
                 if status is not None:

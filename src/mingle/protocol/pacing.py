@@ -4,7 +4,8 @@ The rules, and what each is for:
 
 * A seeker asks, in a large job after a short random delay, then ever more rarely, and in the end by one IP version at
   a time. A question of the same job heard by multicast stands for its own: ten thousand waiting ranks together ask
-  about as often as a few.
+  about as often as a few. Processes that elect their host count each other by their questions, so in a job of
+  moderate size each of them asks for itself at first.
 * Multicast can pass one way only. So a seeker that hears no host for a while pads its questions, and a host also
   answers those by unicast. The seeker passes such an answer on to the group, since its question stood for those of
   others.
@@ -16,17 +17,12 @@ The rules, and what each is for:
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
-from mingle.protocol.machine import (
-    Answer,
-    Context,
-    Diagnostics,
-    Effect,
-    Identity,
-    Multicast,
-    Source,
-    note_name,
-)
+from mingle.protocol.effects import Answer, Effect, Multicast
+from mingle.protocol.events import Source
+from mingle.protocol.machine import Context, Identity
+from mingle.protocol.observations import Diagnostics
 from mingle.wire.datagrams import Datagram, List, Offer, Seek
 
 FIRST_SEEK_SECONDS_PER_RANK = 0.0002
@@ -42,6 +38,11 @@ SEEK_INTERVAL_MAX_SECONDS = 2.5
 sealed."""
 SEEK_INTERVAL_MAX_SECONDS_PER_RANK = 0.004
 """The longest interval for each rank, if that is more: a host also offers itself unasked, once a second."""
+COUNTED_RANKS = 128
+"""The largest job whose processes count each other by their questions before an election."""
+COUNTED_SECONDS = 0.6
+"""The time after its start in which such a process asks for itself, whatever questions it hears: most elections are
+over by then (:data:`mingle.protocol.election.ELECT_AFTER_SECONDS`)."""
 LATE_SECONDS = 3.0
 """The time without any OFFER after which a seeker pads its questions."""
 LATE_ANSWERS_PER_SECOND = 10.0
@@ -59,8 +60,9 @@ ANSWER_GAP_SECONDS = 0.02
 """The sustained interval between two OFFERs of an open session."""
 ANSWER_CREDIT = 8
 """The burst of the same: ranks that start together ask one after another, each when it listens."""
-SEALED_ANSWER_GAP_SECONDS = 0.5
-"""The sustained interval between two OFFERs of a sealed session."""
+SEALED_ANSWER_GAP_SECONDS = 0.15
+"""The sustained interval between two OFFERs of a sealed session: shorter than a process that asks waits before it can
+become a host (:data:`mingle.protocol.election.ELECT_SOONEST_SECONDS`)."""
 SEALED_ANSWER_CREDIT = 3
 """The burst of the same: a rank that asks is answered before it forms the job a second time."""
 
@@ -107,10 +109,21 @@ class Credit:
 
 
 class Seeker:
-    """The times at which a rank asks for its host."""
+    """The times at which a rank asks for its host.
 
-    def __init__(self, world_size: int, now: float, rng: random.Random) -> None:
+    Args:
+        world_size: the size of the job.
+        now: the time.
+        rng: spreads the questions.
+        counted: whether the others count this process by its questions, because the job elects its host.
+    """
+
+    def __init__(self, world_size: int, now: float, rng: random.Random, *, counted: bool = False) -> None:
+        self.asked_at: float | None = None
+        """The time of the first question since it started to ask."""
         self._rng = rng
+        self._counted = counted and world_size <= COUNTED_RANKS
+        self._asks_for_itself_until = now
         beyond = max(0, world_size - FIRST_SEEK_FREE_RANKS)
         self._first = min(FIRST_SEEK_SECONDS_PER_RANK * beyond, FIRST_SEEK_MAX_SECONDS)
         self._longest = max(SEEK_INTERVAL_MAX_SECONDS, SEEK_INTERVAL_MAX_SECONDS_PER_RANK * world_size)
@@ -129,6 +142,9 @@ class Seeker:
         self._interval = self._shortest
         self._grows_at = self._offered_at = now
         self._next = now + self._rng.uniform(0, self._first)
+        self.asked_at = None
+        if self._counted:
+            self._asks_for_itself_until = now + COUNTED_SECONDS
 
     def hurry(self, now: float) -> None:
         """Return to short intervals, unless the rank has a host: other hosts can be in reach now."""
@@ -141,7 +157,7 @@ class Seeker:
 
     def heard_seek(self, now: float) -> None:
         """Take note that another rank of the job has asked by multicast, which serves this one as well."""
-        if self._next is not None:
+        if self._next is not None and now >= self._asks_for_itself_until:
             self._schedule(now)
 
     def heard_offer(self, now: float) -> None:
@@ -156,6 +172,8 @@ class Seeker:
         """Return whether to ask now; if so, set the next time."""
         if self._next is None or now < self._next:
             return False
+        if self.asked_at is None:
+            self.asked_at = now
         self._schedule(now)
         return True
 
@@ -330,7 +348,7 @@ class DiscoveryClient:
         self._diagnostics = diagnostics
         self._effects = effects
         self._browse = BrowseGroup(now, now + context.timeout, context.rng)
-        self.seeker = Seeker(identity.world_size, now, context.rng)
+        self.seeker = Seeker(identity.world_size, now, context.rng, counted=identity.rank is None)
         self._asked_late = False
         """Whether the last question was a padded one, and no OFFER has come since."""
 
@@ -348,16 +366,14 @@ class DiscoveryClient:
                     self.seeker.heard_seek(now)
             elif isinstance(message, Offer):
                 self._browse.answered()
-                if message.kind != "announcement":
-                    self._browse.found()
-                    self._offered(message, source, now)
-                    return message
-                note_name(diagnostics.announcements, message.host_name)
+                self._browse.found()
+                self._offered(message, source, now)
+                return message
         return None
 
     def _offered(self, offer: Offer, source: Source, now: float) -> None:
         self.seeker.heard_offer(now)
-        if self._asked_late and not source.multicast:
+        if self._asked_late and not source.multicast and not source.folder:
             # Ranks that hear this one and not the host have kept their questions back.
             self._effects.append(Multicast(offer))
         self._asked_late = False
@@ -387,3 +403,106 @@ class DiscoveryClient:
             self._effects.append(Multicast(self._identity.list(), browse=True))
         if self._browse.should_answer(now):
             self._effects.append(Multicast(self._identity.seek(), browse=True))
+
+
+class HostAnnouncements:
+    """The datagrams of a host: its OFFERs, and questions on the browse group until its job has formed.
+
+    It hands on only the OFFERs of other sessions of its job. Everything else is kept for the report of a job that does
+    not form.
+
+    Args:
+        identity: of this process.
+        session: the session that it hosts.
+        context: its secret decides what a signature means.
+        now: the time.
+        deadline: when a job that has not formed is an error; the host asks once more shortly before.
+        offer: returns the OFFER of the session.
+        diagnostics: takes note of what was heard.
+        effects: the list to which the datagrams are added.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        session: bytes,
+        context: Context,
+        now: float,
+        deadline: float,
+        *,
+        offer: Callable[[], Offer],
+        diagnostics: Diagnostics,
+        effects: list[Effect],
+    ) -> None:
+        self._identity = identity
+        self._session = session
+        self._secured = context.key is not None
+        self._offer = offer
+        self._diagnostics = diagnostics
+        self._effects = effects
+        self._announcer = Announcer(now)
+        self._browse = BrowseGroup(now, deadline, context.rng)
+        self._late_answers = Credit(LATE_ANSWERS_PER_SECOND, LATE_ANSWERS_AT_ONCE, now)
+
+    def heard(self, message: Datagram, source: Source, now: float) -> Offer | None:
+        """Handle a valid datagram; return it if it is the OFFER of another session of the job."""
+        identity = self._identity
+        if isinstance(message, List):
+            if message.member != identity.member:
+                self._browsed(message, source, now)
+        elif self._diagnostics.concerns(identity, message, source, now, secured=self._secured):
+            if isinstance(message, Seek):
+                self._sought(message, source, now)
+            elif isinstance(message, Offer) and message.session != self._session:
+                if self._announcer.sealed and message.state == "open" and not source.folder:
+                    # That host should hear that the job runs. Two open hosts dial each other, which tells both.
+                    self._announcer.asked()
+                return message
+        return None
+
+    def _sought(self, message: Seek, source: Source, now: float) -> None:
+        if message.member != self._identity.member:  # else it is our own, from before this process was a host
+            self._diagnostics.seeker(message, source, now)
+        if source.multicast:
+            self._announcer.asked()
+        if not source.multicast or (message.padding and self._late_answers.take(now)):
+            self._effects.append(Answer(source, self._offer()))
+
+    def _browsed(self, message: List, source: Source, now: float) -> None:
+        if self._diagnostics.concerns(self._identity, message, source, now, secured=self._secured):
+            self._diagnostics.seeker(message, source, now)
+        if source.multicast:
+            self._browse.asked(now)
+        elif self._browse.may_answer_by_unicast(now):
+            self._effects.append(Answer(source, self._offer()))
+
+    def sealed(self) -> None:
+        """Speak only when asked: the session takes no members."""
+        self._announcer.sealed = True
+
+    def reopened(self, now: float) -> None:
+        """Speak unasked again: the session takes members."""
+        self._announcer.sealed = False
+        self._announcer.burst(now)
+
+    def readdressed(self, now: float) -> None:
+        """Announce new addresses."""
+        self._announcer.burst(now)
+
+    def next_timer(self, *, forming: bool) -> float | None:
+        """Return the time of the next call to :meth:`handle_timer`.
+
+        Args:
+            forming: whether the job has not formed.
+        """
+        browse = self._browse.next_timer() if forming else self._browse.answer_timer()
+        return min((time for time in (self._announcer.next_timer(), browse) if time is not None), default=None)
+
+    def handle_timer(self, now: float, *, forming: bool) -> None:
+        """Send what is due."""
+        if self._announcer.should_speak(now):
+            self._effects.append(Multicast(self._offer()))
+        if forming and self._browse.should_ask(now):
+            self._effects.append(Multicast(self._identity.list(), browse=True))
+        if self._browse.should_answer(now):
+            self._effects.append(Multicast(self._offer(), browse=True))

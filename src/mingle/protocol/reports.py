@@ -8,6 +8,7 @@ The texts call a member by its `ProcessInfo.unit`: a rank, or a node where ``min
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterable, Sequence
 from typing import TypeAlias
 
@@ -16,8 +17,10 @@ from msgspec.structs import replace
 
 from mingle.diagnostics import CheckStatus
 from mingle.errors import AuthenticationError, ConflictError, DiscoveryTimeoutError, InterfaceError, MingleError
-from mingle.protocol.machine import Diagnostics, Identity, NetworkFacts
-from mingle.wire.frames import ProcessInfo, Refused, Running, Status
+from mingle.protocol import mesh_report
+from mingle.protocol.machine import Identity
+from mingle.protocol.observations import Diagnostics, NetworkFacts
+from mingle.wire.frames import Closed, ProcessInfo, Refused, Running, Status
 
 Cause: TypeAlias = tuple[str, str]
 """A likely cause and its fix."""
@@ -108,8 +111,6 @@ def heard(diagnostics: Diagnostics, *, alone: bool = True) -> str:
         lines.append("  hosts of this job heard: " + "; ".join(f"{n}: {t}" for n, t in diagnostics.hosts.items()))
     if diagnostics.store_failures:
         lines.append("  the host's store: " + "; ".join(f"{n}: {t}" for n, t in diagnostics.store_failures.items()))
-    if diagnostics.announcements:
-        lines.append(f"  announced by mingle-discover, which cannot be joined: {few(diagnostics.announcements)}")
     if diagnostics.seekers:
         lines.append(f"  others that look for the same job: {few(sorted(diagnostics.seekers.values()), '; ')}")
     if diagnostics.other_attempts:
@@ -159,7 +160,7 @@ def likely_cause(
     """Return the likely cause and the fix: the first rung of the ladder that applies; None if nothing was observed.
 
     A check of this machine that fails is certain to break things. A check that only warns is named last, and only if no
-    process was heard. docs/troubleshooting.md has the table.
+    process was heard. docs/causes.md has the table.
 
     Args:
         job: the job id.
@@ -238,7 +239,7 @@ def _mistyped_id(job: str, diagnostics: Diagnostics, words: Words) -> Cause | No
     if job.startswith(LINE_JOB_ID):
         lines = [diagnostics.other_jobs[other] for other in others if other.startswith(LINE_JOB_ID)]
         return _another_line(lines) if lines else None
-    near = [other for other in others if _resembles(job, other)]
+    near = [other for other in others if resembles(job, other)]
     if not near:
         return None
     named = few(repr(other) for other in near)
@@ -258,9 +259,8 @@ def _another_line(others: Sequence[str]) -> Cause:
     )
 
 
-def _resembles(job: str, other: str) -> bool:
-    import difflib  # only a process that waits or has failed needs it
-
+def resembles(job: str, other: str) -> bool:
+    """Return whether one job id can be a misspelling of the other."""
     job, other = job.lower(), other.lower()
     if sorted(job) == sorted(other):  # two letters changed places
         return True
@@ -450,11 +450,6 @@ def _why_no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFac
     certain: Cause | None = None
     if diagnostics.hosts:
         certain = unreachable_host(host, gone=diagnostics.hosts.keys() <= diagnostics.proved.keys())
-    elif diagnostics.announcements:
-        certain = (
-            f"the job is only announced by `mingle-discover announce`, which cannot be joined; {host} was not started",
-            f"start {host}, or connect to the announced address without mingle.",
-        )
     words = _words(identity.who.unit)
     return likely_cause(identity.job, diagnostics, facts, words, alone=alone, certain=certain)
 
@@ -530,6 +525,10 @@ def refused(identity: Identity, refusal: Refused) -> MingleError:
             f"the same {unit} was started twice",
             "give every process its own rank, or end the other one.",
         ),
+        "node rank taken": (
+            "two machines were given the same node rank",
+            "give each machine its own node rank, or none of them.",
+        ),
         "rank out of range": (f"the ranks don't fit the {size}", f"give ranks 0 … {size} - 1."),
         "world size": (
             f"the {unit}s were started with different {size}s",
@@ -598,6 +597,22 @@ def not_contiguous(identity: Identity) -> str:
     )
 
 
+def first_not_reached(identity: Identity, first: ProcessInfo) -> str:
+    """Return the warning that another process than the first in order is rank 0."""
+    return (
+        f"job {identity.job!r}: {first} comes first in order, but this process ({identity.who}) could not connect to "
+        f"it, and so keeps {identity.who.unit} 0. Allow incoming TCP connections there."
+    )
+
+
+def some_node_ranks(identity: Identity, without: Sequence[str]) -> str:
+    """Return the warning that only some machines were given a node rank."""
+    return (
+        f"job {identity.job!r}: some machines were given a node rank, and these were not: {few(without)}. They come "
+        "after the others, in the order of their names. Give each machine a node rank, or none of them."
+    )
+
+
 def two_hosts(identity: Identity, others: Sequence[ProcessInfo]) -> MingleError:
     """Return the error for two live rank 0s."""
     unit = identity.who.unit
@@ -613,9 +628,12 @@ def one_line(text: str) -> str:
     return "; ".join(line.strip() for line in text.split("\n")).replace(":; ", ": ")
 
 
-def closed_by_host(identity: Identity, reason: str, *, network: bool) -> MingleError:
+def closed_by_host(identity: Identity, closed: Closed) -> MingleError:
     """Return the error of a member whose host ended the session because of a conflict, or for want of a network."""
-    if network:
+    reason = closed.reason
+    if closed.unconnected:
+        return mesh_report.error(identity.job, reason, closed.unconnected, closed.cause, closed.remedy)
+    if closed.network:
         return InterfaceError.explain(reason, cause=_NO_NETWORK_CAUSE, remedy=_NO_NETWORK_REMEDY)
     unit = identity.who.unit
     return ConflictError.explain(

@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import ipaddress
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network
 from typing import NamedTuple, TypeAlias
 
-from mingle.protocol.admission import HostSeat
+from mingle.protocol.seats import HostSeat
 from mingle.wire.frames import Join, Path, Place
 
 _Subnet: TypeAlias = IPv4Network | IPv6Network
@@ -23,13 +23,13 @@ _Key: TypeAlias = tuple[str, int]
 def place(applicants: Sequence[Join], world_size: int) -> list[Place]:
     """Return every member's place, in the order of the applicants.
 
-    Given ranks are kept. Assigned ones are contiguous per node, the host's node first and the host first on it,
-    the others in the order in which they came. What a launcher says about local ranks and about node ranks is kept
-    where it fits what is seen on every node; a half of it, or one that contradicts itself, is replaced for all. Where
-    it fits only if containers of one machine are one node, by the node ranks that they were told, they are.
+    Given ranks are kept. Assigned ones are contiguous per node, and otherwise follow the order of the applicants.
+    What a launcher says about local ranks and about node ranks is kept where it fits what is seen on every node; a
+    half of it, or one that contradicts itself, is replaced for all. Where it fits only if containers of one machine
+    are one node, by the node ranks that they were told, they are.
 
     Args:
-        applicants: the members, the host first.
+        applicants: the members, the host first, the others in order (:meth:`~mingle.protocol.seats.Seats.in_order`).
         world_size: of the job.
     """
     keys = _node_keys(applicants)
@@ -47,7 +47,9 @@ def place(applicants: Sequence[Join], world_size: int) -> list[Place]:
     local_ranks = _told_local_ranks(applicants, by_rank) or {
         index: local for members in by_rank for local, index in enumerate(members)
     }
-    node_ranks = _told_node_ranks(applicants, by_rank) or list(range(len(by_rank)))
+    # Where ranks are assigned, a node rank was only asked for.
+    told_node_ranks = _told_node_ranks(applicants, by_rank) if len(given) == len(applicants) else None
+    node_ranks = told_node_ranks or list(range(len(by_rank)))
     places: dict[int, Place] = {}
     for node_rank, members in zip(node_ranks, by_rank, strict=True):
         for index in members:
@@ -148,7 +150,7 @@ def contiguous(places: Sequence[Place]) -> bool:
     )
 
 
-def common_address(host: HostSeat, members: Sequence[Sequence[Path]]) -> str | None:
+def common_address(host: HostSeat, members: Sequence[Sequence[Path]], *, without: Container[str] = ()) -> str | None:
     """Return the host's address for the store, or None where no network is common to the host and every member.
 
     All ranks use the network of that address among each other, and a backend needs a mesh, not a star: an
@@ -161,10 +163,13 @@ def common_address(host: HostSeat, members: Sequence[Sequence[Path]]) -> str | N
     Args:
         host: the host's own seat.
         members: the paths that each of the other members has proved.
+        without: addresses that are not to be chosen.
     """
     subnets = _subnets(host)
     reached = [{path.host_address for path in paths if _proves(path, subnets)} for paths in members]
-    candidates = [address for address in host.addresses if all(address in each for each in reached)]
+    candidates = [
+        address for address in host.addresses if address not in without and all(address in each for each in reached)
+    ]
     if host.named or len(candidates) < 2:
         return next(iter(candidates), None)
 

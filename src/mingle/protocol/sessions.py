@@ -16,8 +16,10 @@ from mingle.errors import MingleError
 from mingle.protocol import reports
 from mingle.protocol.claims import SILENT_SECONDS, ClaimBudget
 from mingle.protocol.connection_race import ADDRESS_SECONDS, ConnectionRace, DialTarget, RaceState, merged
+from mingle.protocol.effects import Effect, Hangup, Notice
+from mingle.protocol.events import BytesReceived, Connected, ConnectionEvent, Disconnected
 from mingle.protocol.handshake import Call, HandshakeFailed
-from mingle.protocol.machine import Context, Effect, Hangup, Identity, Notice, scoped
+from mingle.protocol.machine import Context, Identity, scoped
 from mingle.wire import frames
 from mingle.wire.authentication import JobKey
 from mingle.wire.datagrams import Offer, Rejected
@@ -45,10 +47,19 @@ class KnownSession(Struct, eq=False):
     """The address of the first datagram that named the session; empty if a proved connection named it."""
     race: ConnectionRace | None = None
     retry_at: float = 0.0
+    report_at: float = 0.0
+    """The time from which to report it again to the host of another session."""
     token: bytes = b""
     """The token of the last seat of this process there."""
     confirmed: bool = False
     """Whether this process has confirmed there: the host may have decided GO with it."""
+    acknowledged: frames.Sealed | None = None
+    """The seal that this process has acknowledged there: if it comes back in that epoch, it lacks GO alone."""
+    called_in_vain: bool = False
+    """Whether no connection to its host could be made in the last race: a firewall can drop every call to it."""
+    paths_stale: bool = False
+    """Whether paths to its host that were proved can be broken by now, or better ones open: the store was not reached,
+    the interfaces have changed, or the connection to a host broke."""
     said_open: bool = False
     """Whether its host has just said that it takes members: no datagram outweighs that, so the next race is to join."""
     running: frames.Running | None = None
@@ -56,7 +67,8 @@ class KnownSession(Struct, eq=False):
     alive_since: float | None = None
     """Since when the session is known, or suspected, to live without this process."""
     presumed_dead: bool = False
-    """Whether it was silent for too long once: from then on it counts as alive only when it speaks."""
+    """Whether it was silent for too long once, or was found in a shared folder: it counts as alive only when it
+    speaks."""
     notified: bool = False
     """Whether people were told that the job runs there."""
 
@@ -240,31 +252,36 @@ class SessionTable(Generic[S]):
         """Return the session to which a connection belongs."""
         return self._known[self._connections[conn].call.session]
 
-    def connected(self, conn: int, local_address: str, interface: str, _now: float, *, weak: bool = False) -> None:
-        """Handle an established outgoing connection."""
-        self._connections[conn].connected(conn, local_address, interface, weak=weak)
+    def handle(self, event: ConnectionEvent, now: float) -> None:
+        """Handle what has happened on one of the connections."""
+        match event:
+            case Connected(conn, local_address, interface, weak):
+                self._connections[conn].connected(conn, local_address, interface, weak=weak)
+            case BytesReceived(conn, untrusted):
+                self._received(conn, untrusted, now)
+            case Disconnected(conn, reason):
+                self._disconnected(conn, reason, now)
 
-    def received(self, conn: int, untrusted: bytes, now: float) -> None:
-        """Handle bytes that came in on a connection."""
+    def _received(self, conn: int, untrusted: bytes, now: float) -> None:
         session, race = self.owner(conn), self._connections[conn]
         was_proved = race.winner is not None
         try:
             received = race.received(conn, untrusted, now)
         except (Rejected, HandshakeFailed) as failure:
             self._effects.append(Hangup(conn))
-            self.disconnected(conn, str(failure), now)
+            self._disconnected(conn, str(failure), now)
             return
         if race.winner is None:
             self._settle(session, now)
         elif not was_proved:
+            session.called_in_vain = False
             self._policy.on_proved(session, now)
         for frame in received:
             if session.race is not race:
                 break
             self._policy.on_frame(session, frame, now)
 
-    def disconnected(self, conn: int, reason: str, now: float) -> None:
-        """Handle a connection that ended or could not be made."""
+    def _disconnected(self, conn: int, reason: str, now: float) -> None:
         session, race = self.owner(conn), self._connections[conn]
         was_winner = conn == race.winner
         race.disconnected(conn, reason, now)
@@ -279,6 +296,7 @@ class SessionTable(Generic[S]):
         race = session.race
         if race is not None and race.state in (RaceState.DEAD, RaceState.SILENT):
             session.race = None
+            session.called_in_vain = not race.was_connected
             session.retry_later(now)
             self._policy.on_unreached(session, race, now)
 
@@ -312,7 +330,12 @@ class SessionTable(Generic[S]):
 
 
 def remember(
-    table: SessionTable[KnownSession], offer: Offer, targets: Sequence[DialTarget], sender: str = ""
+    table: SessionTable[KnownSession],
+    offer: Offer,
+    targets: Sequence[DialTarget],
+    sender: str = "",
+    *,
+    in_folder: bool = False,
 ) -> KnownSession | None:
     """Return the session of an OFFER, with what the OFFER says of it; None if the table has no room.
 
@@ -321,10 +344,12 @@ def remember(
         offer: the OFFER.
         targets: the addresses that the OFFER names.
         sender: the address whose datagram it was; empty if a proved connection named the session.
+        in_folder: whether it lay in a shared folder. There it outlives its host, so the session counts as alive only
+            when the host itself says so.
     """
     session = table.get(offer.session)
     if session is None:
-        session = KnownSession(offer, targets, sender)
+        session = KnownSession(offer, targets, sender, presumed_dead=in_folder)
         if not table.add(session):
             return None
     table.heard(session)

@@ -14,21 +14,25 @@ import click
 from msgspec import structs
 
 from mingle.cli import output
-from mingle.cli.options import FAILED, Shared, shared_options
+from mingle.cli.options import FAILED, Shared, mesh_option, node_rank_option, shared_options
 from mingle.errors import ConfigurationError, MingleError
 from mingle.run import placeholders
 from mingle.run.program import Interrupted, Program, check_exists
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from mingle.config.settings import Settings
+    from mingle.config.values import Peer
     from mingle.protocol.machine import Formation
     from mingle.run.session import NodeSession
 
 NAME = "mingle-run"
 SAY_SECONDS = 2.0
 """How long node 0 waits for the commands of the others in silence, once its own has ended."""
+OWN_ADDRESS = ("VLLM_HOST_IP", "SGLANG_HOST_IP", "HOST_IP")
+"""The variables from which programs read their own machine's address; else they take that of the default route."""
 logger = logging.getLogger("mingle")
 
 
@@ -46,13 +50,9 @@ logger = logging.getLogger("mingle")
 @click.option(
     "--job-id", metavar="ID", help="Default: MINGLE_JOB_ID or the launcher's, else one made of the command line."
 )
-@click.option(
-    "--node-rank",
-    type=click.IntRange(0),
-    metavar="R",
-    help="This machine's node rank; give it on every machine or on none. Default: assigned.",
-)
+@node_rank_option
 @click.option("--head", metavar="COMMAND", help="The command of node 0, where it differs, as one argument.")
+@click.option("--mlx", is_flag=True, help="Set MLX_RANK and MLX_HOSTFILE, for the ring of mlx.distributed.")
 @click.option("--keep-going", is_flag=True, help="Do not end the commands of the other machines when one fails.")
 @click.option(
     "--master-port",
@@ -60,6 +60,7 @@ logger = logging.getLogger("mingle")
     metavar="PORT",
     help="MASTER_PORT. Default: MINGLE_MASTER_PORT, else a port that is free on node 0.",
 )
+@mesh_option("off")
 @shared_options(timeout="Time limit for finding the others. Default: MINGLE_TIMEOUT, else 300.", answers=False)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND [ARG]...")
 def run(
@@ -68,8 +69,10 @@ def run(
     job_id: str | None,
     node_rank: int | None,
     head: str | None,
+    mlx: bool,
     keep_going: bool,
     master_port: int | None,
+    mesh: str | None,
     command: tuple[str, ...],
 ) -> None:
     """Start a program on every machine: type the same line on each.
@@ -77,23 +80,31 @@ def run(
     The machines find each other and agree on node ranks; then each starts COMMAND. The program finds MASTER_ADDR,
     MASTER_PORT, NODE_RANK and NNODES in its environment. In its arguments {master_addr}, {master_port}, {node_rank},
     {nnodes}, {address} and {interface} are replaced by their values. ({{address}} stands for the text {address}.)
+    {hosts} stands for the addresses of all machines, {hostfile} for a file of them, {my_port} for a free port of this
+    machine, and {hostports} for all addresses with these ports.
 
     Signals go to the program, and the exit status is the program's. If a program fails or a machine is lost, the
     programs of the other machines are ended.
 
     Exit status before the start: 1 the machines did not find each other, 2 wrong usage.
     """
+    if mlx and nnodes < 2:
+        raise ConfigurationError.explain(
+            "--mlx needs --nnodes 2 or more.",
+            cause="a ring of one machine would wait for a connection to itself",
+            remedy="leave out --mlx: without it, a program that uses mlx.distributed runs alone.",
+        )
     words = {False: list(command), True: _split(head) if head is not None else list(command)}
     for at_node_0, each in words.items():
         placeholders.check(each)
         if node_rank is None or (node_rank == 0) is at_node_0:
             _check_program(each)
-    wanted = _settings(shared, nnodes, job_id, node_rank, master_port, [head or "", *command])
+    wanted = _settings(shared, nnodes, job_id, node_rank, master_port, mesh, [head or "", *command])
     program = Program()
     status = FAILED
     try:
         with program.signals():
-            status = _meet_and_run(wanted, program, words, keep_going=keep_going)
+            status = _meet_and_run(wanted, program, words, mlx=mlx, keep_going=keep_going)
     except Interrupted as interrupted:
         status = 128 + interrupted.number
     click.get_current_context().exit(status)
@@ -126,6 +137,7 @@ def _settings(
     job_id: str | None,
     node_rank: int | None,
     master_port: int | None,
+    mesh: str | None,
     line: Sequence[str],
 ) -> Settings:
     """Return what the machine needs to find the others.
@@ -133,25 +145,26 @@ def _settings(
     Raises:
         ConfigurationError: a value can't be used, or the port of the program is taken.
     """
-    from mingle.config import settings
+    from mingle.config import placement, settings
+    from mingle.config.launchers import Placement
     from mingle.run import port
 
-    if node_rank is not None and node_rank >= nnodes:
-        raise ConfigurationError.explain(
-            f"--node-rank {node_rank} does not fit --nnodes {nnodes}.",
-            cause="node ranks that are counted from 1",
-            remedy=f"give node ranks from 0 to {nnodes - 1}, or none on any machine.",
-        )
+    asked = placement.asked_node_rank(os.environ, placement.argued_node_rank(node_rank, "--node-rank"), nodes=nnodes)
     network = shared.network()
     if job_id is None:
         chosen = settings.check_job_id(*_default_job_id(nnodes, line))
     else:
         chosen = settings.check_job_id(job_id, "--job-id")
-    fixed = settings.store_port(os.environ, master_port=master_port)
-    if fixed is not None and node_rank in (None, 0):
+    arguments = structs.replace(shared.arguments, master_port=master_port, mesh=mesh)
+    fixed = settings.resolve_store_port(os.environ, arguments)
+    if fixed is not None and (asked is None or asked.launched or asked.value == 0):
         port.reserve(fixed).close()
     return settings.Settings(
-        **structs.asdict(network), job_id=chosen, rank=node_rank, world_size=nnodes, master_port=fixed
+        **structs.asdict(network),
+        job_id=chosen,
+        placement=placement.with_node_rank(Placement(rank=None, world_size=nnodes), asked),
+        master_port=fixed,
+        mesh=settings.resolve_mesh(os.environ, arguments),
     )
 
 
@@ -169,7 +182,7 @@ def _default_job_id(nnodes: int, line: Sequence[str]) -> tuple[str, str]:
         settings.check_job_id(given, source)
     with contextlib.suppress(MingleError):  # a launcher that says too little for a rank says enough for this
         if not given:
-            placed = placement.place(os.environ)
+            placed = placement.resolve_placement(os.environ)
             given, source = placed.job_id, f"{placed.launcher}'s id"
     if given:
         return f"{NAME}-{given}", f"{NAME}- with {source}"
@@ -177,21 +190,28 @@ def _default_job_id(nnodes: int, line: Sequence[str]) -> tuple[str, str]:
     return f"{LINE_JOB_ID}{hashlib.sha256(text.encode(errors='surrogateescape')).hexdigest()[:8]}", "the command line"
 
 
-def _meet_and_run(wanted: Settings, program: Program, words: dict[bool, list[str]], *, keep_going: bool) -> int:
+def _meet_and_run(
+    wanted: Settings, program: Program, words: dict[bool, list[str]], *, mlx: bool, keep_going: bool
+) -> int:
     """Find the other machines, run the program, and return the exit status."""
+    from mingle.run import addresses
     from mingle.run import session as sessions
 
     session: NodeSession | None = None
-    if wanted.world_size == 1:
-        formation = sessions.form_alone(wanted)
-    else:
-        session = sessions.NodeSession(wanted)
-        formation = session.run()
-    try:
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(addresses.private_directory())
+        if wanted.placement.world_size == 1:
+            formation, places = sessions.form_alone(wanted)
+        else:
+            session = sessions.NodeSession(wanted)
+            formation = session.run()
+            stack.callback(session.close, "its command has ended")
         at_node_0 = formation.place.rank == 0
-        values, environment = _told(wanted, formation)
-        logger.info("job %s: node %s, started with %s", wanted.job_id, formation.place.rank, values)
         try:
+            if session is not None:
+                places = session.places()
+            values, environment = _told(wanted, formation, places, directory, mlx=mlx)
+            logger.info("job %s: node %s, started with %s", wanted.job_id, formation.place.rank, values)
             program.start(placeholders.fill(words[at_node_0], values), environment)
         except (MingleError, Interrupted) as error:
             if session is not None and not keep_going:
@@ -202,30 +222,40 @@ def _meet_and_run(wanted: Settings, program: Program, words: dict[bool, list[str
         except MingleError:
             program.end()
             raise
-    finally:
-        if session is not None:
-            session.close("its command has ended")
     if at_node_0 and status:
         _look_at_port(formation.store_port)
     return status
 
 
-def _told(wanted: Settings, formation: Formation) -> tuple[dict[str, object], dict[str, str]]:
+def _told(
+    wanted: Settings, formation: Formation, places: Sequence[Peer], directory: Path, *, mlx: bool
+) -> tuple[dict[str, object], dict[str, str]]:
     """Return the values of the placeholders, and the environment of the program."""
+    from mingle.config.settings import HOSTFILE, HOSTS
     from mingle.distributed.environment import SOCKET_INTERFACES, socket_interfaces
+    from mingle.run import addresses
 
+    node_rank = formation.place.rank
     values: dict[str, object] = {
         "master_addr": formation.store_address,
         "master_port": formation.store_port,
-        "node_rank": formation.place.rank,
-        "nnodes": wanted.world_size,
+        "node_rank": node_rank,
+        "nnodes": wanted.placement.world_size,
         "address": formation.address,
         "interface": formation.interface,
+        "my_port": places[node_rank].port,
+        "hosts": addresses.hosts(places),
+        "hostports": addresses.hostports(places),
+        "hostfile": addresses.write_hostfile(directory, places),
     }
     told = {name.upper(): str(values[name]) for name in ("master_addr", "master_port", "node_rank", "nnodes")}
-    told |= socket_interfaces(formation.interface, named=wanted.interface_was_named)
-    kept = {name: value for name in SOCKET_INTERFACES if (value := os.environ.get(name))}
-    return values, {**os.environ, **told, **kept}
+    told |= {HOSTS: str(values["hosts"]), HOSTFILE: str(values["hostfile"])}
+    if mlx:
+        told |= {"MLX_RANK": str(node_rank), "MLX_HOSTFILE": str(addresses.write_mlx_hostfile(directory, places))}
+    unless_set = socket_interfaces(formation.interface, named=wanted.interface_was_named)
+    unless_set |= dict.fromkeys(OWN_ADDRESS, formation.address)
+    kept = {name: value for name in (*SOCKET_INTERFACES, *OWN_ADDRESS) if (value := os.environ.get(name))}
+    return values, {**os.environ, **told, **unless_set, **kept}
 
 
 def _attend(program: Program, session: NodeSession | None, *, keep_going: bool) -> int:

@@ -14,7 +14,18 @@ from mingle.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-NAMES = ("master_addr", "master_port", "node_rank", "nnodes", "address", "interface")
+NAMES = (
+    "master_addr",
+    "master_port",
+    "node_rank",
+    "nnodes",
+    "address",
+    "interface",
+    "my_port",
+    "hosts",
+    "hostports",
+    "hostfile",
+)
 
 # ``{name}`` is a placeholder, and ``{{name}}`` stands for ``{name}``. Any other brace stands for itself: a shell's
 # ``${name}``, ``{}``, ``{1}``, and JSON, in which a quote or a space follows the brace.

@@ -1,4 +1,4 @@
-"""The port of the program on node 0: kept free until all machines are there, and let go of before any of them starts.
+"""The ports of the program: kept free until all machines are there, and released before any program starts.
 
 The program binds ``MASTER_PORT`` itself, so nothing can hold the port for it. Until GO, a listening socket takes the
 place of the store: each machine connects to it, which proves that the address and the port are in reach.
@@ -12,18 +12,19 @@ import random
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from mingle import detached
 from mingle.engine.store import BACKLOG, PORT_FORBIDDEN, StoreClient, StoreKeeper, StoreServer, connect_plainly
 from mingle.errors import ConfigurationError, MingleError
 from mingle.network.inspection import holders
-from mingle.protocol.machine import ProveStore
+from mingle.protocol.effects import ProveStore
 
 CALLER_SECONDS = 0.5
 """How long a machine has to close its connection to the port; it does so at once."""
 END_SECONDS = 1.0
-"""How long to wait for the end of the thread that accepts; a program must be forked from a process with one thread."""
+"""How long to wait for the end of the thread that accepts."""
 _PREFERRED = range(20_000, 32_768)
 _TRIES = 32
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -116,15 +117,36 @@ def reserve(port: int | None) -> socket.socket:
                     remedy="name a port from 1024 on with --master-port.",
                 ) from error
             raise taken(port, error.strerror or str(error)) from error
+    return _first_free(_listen)
+
+
+def hold(*, but: int | None) -> socket.socket:
+    """Return a socket that keeps a free port for the program of this machine, until the socket is closed.
+
+    It does not listen. A program of another machine that starts earlier is refused there, and tries again; the kernel
+    would accept its connection to a listening socket, and reset it later.
+
+    Args:
+        but: a port that is not meant, because node 0 needs it.
+
+    Raises:
+        MingleError: no port is free.
+    """
+    return _first_free(lambda candidate: _bind(candidate, reuse=False), but=but)
+
+
+def _first_free(open_at: Callable[[int], socket.socket], *, but: int | None = None) -> socket.socket:
     for candidate in [*random.sample(_outside_ephemeral(), _TRIES), 0]:
+        if candidate == but:
+            continue
         try:
-            return _listen(candidate)
+            return open_at(candidate)
         except OSError as error:
             last = error
     raise MingleError.explain(
         f"no TCP port can be opened for the program: {last.strerror}.",
-        cause="the system refused a listening socket",
-        remedy="name a free port with --master-port.",
+        cause="the system refused a socket",
+        remedy="look at this machine's limits and at what listens there (`ss -tln`).",
     ) from last
 
 
@@ -148,9 +170,23 @@ def taken(port: int, why: str) -> ConfigurationError:
 
 
 def _listen(port: int) -> socket.socket:
-    """Listen on all addresses of both families, where the system has IPv6.
+    """Listen on all addresses.
 
     A program that has just ended leaves connections in TIME_WAIT, which must not count: hence SO_REUSEADDR.
+    """
+    listener = _bind(port, reuse=True)
+    try:
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _bind(port: int, *, reuse: bool) -> socket.socket:
+    """Bind to all addresses of both families, where the system has IPv6.
+
+    Without SO_REUSEADDR no other socket can be bound to the port, whatever its options.
     """
     try:
         listener = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
@@ -159,11 +195,10 @@ def _listen(port: int) -> socket.socket:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         place = ("0.0.0.0", port)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
         if listener.family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.bind(place)
-        listener.listen(BACKLOG)
     except OSError:
         listener.close()
         raise

@@ -94,7 +94,7 @@ class Program:
                 env=environment,
                 close_fds=False,
                 start_new_session=True,
-                preexec_fn=_end_with(os.getpid()) if sys.platform == "linux" else None,  # noqa: PLW1509 - one thread
+                preexec_fn=_end_with(os.getpid()) if sys.platform == "linux" else None,  # noqa: PLW1509 - no lock
             )
         except OSError as error:
             raise _not_started(words[0], error) from error

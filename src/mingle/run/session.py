@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from functools import partial
+import time
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from mingle.config.values import Peer
 from mingle.engine.discovery import Discovery
 from mingle.errors import MingleError
+from mingle.protocol.effects import CloseStore, Effect, ProveStore
 from mingle.protocol.host import Host
-from mingle.protocol.machine import CloseStore, Effect, Formation, lone_formation
+from mingle.protocol.machine import Formation, lone_formation, roster_digest
 from mingle.protocol.member import Joiner
-from mingle.run.port import PortKeeper, reserve
+from mingle.run import addresses
+from mingle.run.port import PortKeeper, hold, reserve
 
 if TYPE_CHECKING:
     from mingle.config.settings import Settings
+    from mingle.wire.frames import Seat
 
 
+ROSTER_SECONDS = 30.0
+"""How long a machine waits for everybody's address, which node 0 sends within milliseconds."""
 COMMAND = "its command"
 """The subject of the reason that a machine gives whose command has ended."""
 LEAVE_SECONDS = 20.0
@@ -24,45 +32,135 @@ LEAVE_SECONDS = 20.0
 
 
 class NodeSession(Discovery):
-    """The session of one machine; after GO its caller runs the turns. Each machine is a rank."""
+    """The session of one machine, which is a rank of its job.
+
+    After GO the caller waits for news: `turn` returns after each turn of the loop, which notes how the other machines
+    are, and after a signal.
+    """
 
     keeper = PortKeeper
     ahead = False  # there is no store to connect to, only a port, and no torch to connect with
     scans_on = True
+    watches = False  # no process group comes or goes
     unit = "node"
 
     def __init__(self, settings: Settings) -> None:
-        self._lost: CloseStore | None = None
+        self._held = hold(but=settings.master_port)
+        self.program_port = self._held.getsockname()[1]
         super().__init__(settings)
+        self.trouble: MingleError | None = None
+        """Why the program must not go on here: another machine, or the program there, has failed."""
+        self.others_left = False
+        """Whether all other machines have left, as far as this one has to know: it must if it is the host."""
+        self._leaving = False
+        """Whether node 0 has not answered this machine's good-bye yet."""
+        self._lost: CloseStore | None = None
+        self._roster: list[Seat] | None = None
+        """All machines, once a member has heard of them."""
+        self._news: SimpleQueue[None] = SimpleQueue()
 
     def _perform(self, effect: Effect) -> None:
         if isinstance(effect, CloseStore):
             self._lost = effect
-        else:
-            super()._perform(effect)
+            return
+        if isinstance(effect, ProveStore):
+            # The session is sealed. The answer comes before GO, so no machine needs node 0 for it after GO.
+            self._joiner.ask_roster()
+        super()._perform(effect)
 
     def run(self) -> Formation:
         """Wait until the machines have found each other, as :meth:`Discovery.run`."""
-        formation = super().run()
-        self._worker.end()  # the program is forked from a process with one thread
-        if isinstance(self._part, Joiner):
-            self.driver.close_transport()  # no process asks a member any more
-        # From before the program's start to the end: a signal between two waits must end the second one.
+        with self._held:
+            formation = super().run()
+        # From before the program's start to the end: a signal between two waits must end the second one. It ends the
+        # wait of the loop, whose turn ends that of the caller.
         signal.set_wakeup_fd(self.driver.wakeup_fd, warn_on_full_buffer=False)
         return formation
 
-    def _let_go(self) -> None:
+    def close(self, reason: str, **how: bool) -> None:
+        """End the session, as :meth:`Discovery.close`."""
         signal.set_wakeup_fd(-1)
-        super()._let_go()
+        super().close(reason, **how)
 
     def turn(self, until: float | None = None) -> None:
         """Wait for news of the other machines, or for a signal, at most until a time.
 
         Raises:
-            MingleError: an unforeseen exception has ended the session.
+            MingleError: an unforeseen exception has ended the loop.
         """
-        with self.driver.failures_explained():
-            self.driver.turn(until)
+        seconds = None if until is None else max(0.0, until - time.monotonic())
+        with contextlib.suppress(Empty):
+            self._news.get(timeout=seconds)
+        if self.failure is not None:
+            raise self.failure.copied()
+
+    def _turn(self) -> None:
+        super()._turn()
+        if self._formed:
+            self._note()
+            self._tell_news()
+
+    def _ended(self, error: BaseException | None, over: MingleError) -> None:
+        super()._ended(error, over)
+        self._tell_news()
+
+    def _tell_news(self) -> None:
+        if self._news.empty():
+            self._news.put(None)
+
+    def _note(self) -> None:
+        machine = self._part
+        if isinstance(machine, Host):
+            self.trouble = None if self._lost is None else _failed_elsewhere(_describe(self._lost))
+            self.others_left = machine.registrar.seats.all_left
+            return
+        membership = machine.membership
+        assert membership is not None
+        self.others_left, self._leaving = True, membership.leaving
+        if self._roster is None and roster_digest(machine.roster.seats) == self._formation.roster_digest:
+            self._roster = list(machine.roster.seats)
+        if membership.close_reason:
+            self.trouble = _failed_elsewhere(membership.close_reason)
+        elif membership.host_lost is not None:
+            self.trouble = _failed_elsewhere(f"node 0 is lost ({membership.loss})")
+
+    def places(self) -> list[Peer]:
+        """Return the address of each machine and the port of its program, in order of node rank.
+
+        Raises:
+            MingleError: node 0 is gone, or does not answer.
+        """
+        machine = self._part
+        if isinstance(machine, Host):
+            return addresses.places_of(self._formation, self.ask(machine.registrar.roster))
+        self.ask(self._note)
+        if self._roster is None:  # the connection broke before it came
+            self.call(machine.ask_roster)
+        until = time.monotonic() + ROSTER_SECONDS
+        while self._roster is None:
+            if self.trouble is not None:
+                raise self.trouble
+            if time.monotonic() >= until:
+                raise MingleError.explain(
+                    f"node 0 has not told the addresses of all machines within {ROSTER_SECONDS:g} s.",
+                    cause="its mingle-run is stopped or starved of CPU, or no packets get through to it any more",
+                    remedy="look at node 0's machine and output, and start again.",
+                )
+            self.turn(until)
+        return addresses.places_of(self._formation, self._roster)
+
+    @property
+    def _formation(self) -> Formation:
+        formation = self._part.outcome
+        assert formation is not None
+        return formation
+
+    @property
+    def _joiner(self) -> Joiner:
+        """The machine that looks for node 0, before and after the job has formed."""
+        machine = self._machine if self._elector is None else self._elector.joiner
+        assert isinstance(machine, Joiner)
+        return machine
 
     @property
     def _part(self) -> Host | Joiner:
@@ -70,27 +168,11 @@ class NodeSession(Discovery):
         assert isinstance(self._machine, Host | Joiner)
         return self._machine
 
-    @property
-    def trouble(self) -> MingleError | None:
-        """Why the program must not go on here: another machine, or the program there, has failed."""
-        machine = self._part
-        if isinstance(machine, Host):
-            return None if self._lost is None else _failed_elsewhere(_describe(self._lost))
-        if machine.close_reason:
-            return _failed_elsewhere(machine.close_reason)
-        return None if machine.host_lost is None else _failed_elsewhere(f"node 0 is lost ({machine.loss})")
-
     def pass_on(self) -> None:
         """End the session because of the trouble; the host tells the other machines."""
         trouble = self.trouble
         assert trouble is not None
         self.close("" if self._lost is None else _describe(self._lost))
-
-    @property
-    def others_left(self) -> bool:
-        """Whether all other machines have left, as far as this one has to know: it must if it is the host."""
-        machine = self._part
-        return not isinstance(machine, Host) or machine.registrar.all_left
 
     def leave(self) -> bool:
         """As a member, tell node 0 that the command has ended; return whether it has heard of it."""
@@ -99,24 +181,26 @@ class NodeSession(Discovery):
 
     def _tell(self, machine: Joiner, reason: str, *, failed: bool) -> bool:
         """Say good-bye until node 0 answers: the connection can be dead, and the network be cut for a moment."""
-        now = self.driver.clock()
-        machine.leave(reason, now, failed=failed)
-        self.driver.carry_out()
-        until = now + LEAVE_SECONDS
-        while machine.leaving and self.driver.clock() < until:
+        until, membership = time.monotonic() + LEAVE_SECONDS, machine.membership
+        assert membership is not None
+
+        def leave() -> None:
+            membership.leave(reason, self.clock(), failed=failed)
+            self._note()
+
+        self.ask(leave)
+        while self._leaving and time.monotonic() < until:
             self.turn(until)
-        return bool(machine.close_reason)
+        return bool(self.ask(lambda: membership.close_reason))
 
     def fail(self, how: str) -> None:
         """End the session with a failure of the command, which the other machines hear of."""
         machine, reason = self._part, f"{COMMAND} {how}"
         if isinstance(machine, Host):
-            farewell = partial(machine.close, f"node 0 on host {self.identity.who.hostname}: {reason}")
+            self.close(f"node 0 on host {self.identity.who.hostname}: {reason}")
         else:
-            farewell = partial(machine.close, reason, failed=True)
             self._tell(machine, reason, failed=True)
-        self.driver.part(farewell)
-        self._let_go()
+            self.close(reason, failed=True)
 
 
 def _describe(lost: CloseStore) -> str:
@@ -134,9 +218,9 @@ def _failed_elsewhere(what: str) -> MingleError:
     )
 
 
-def form_alone(settings: Settings) -> Formation:
-    """Return the place of the only machine, without a packet."""
-    listener = reserve(settings.master_port)
-    port = listener.getsockname()[1]
-    listener.close()
-    return lone_formation(b"", port)
+def form_alone(settings: Settings) -> tuple[Formation, list[Peer]]:
+    """Return the place of the only machine, and where its program is reached, without a packet."""
+    with reserve(settings.master_port) as listener, hold(but=settings.master_port) as held:
+        port, own = listener.getsockname()[1], held.getsockname()[1]
+    formation = lone_formation(b"", port)
+    return formation, [Peer(formation.store_address, own)]

@@ -36,6 +36,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
+from mingle.text import one_line
 from mingle.wire.authentication import DATAGRAM_MAC_BYTES, JobKey
 
 MAGIC = b"MNGL"
@@ -65,7 +66,7 @@ Address: TypeAlias = Annotated[str, Meta(min_length=2, max_length=45)]
 # Twelve addresses of the longest form still fit into one datagram beside the longest job id and short texts.
 MAX_ADDRESSES = 12
 Addresses: TypeAlias = Annotated[tuple[Address, ...], Meta(min_length=1, max_length=MAX_ADDRESSES)]
-Kind: TypeAlias = Literal["ranks", "agents", "announcement"]
+Kind: TypeAlias = Literal["ranks", "agents"]
 State: TypeAlias = Literal["open", "sealed"]
 
 
@@ -86,19 +87,8 @@ def check_address(text: str) -> None:
         raise ValueError(f"{text!r} is no address") from None
 
 
-def printable(text: str) -> str:
-    """Return a printable text on one line: white space becomes a space, other unprintable characters become "?".
-
-    A terminal obeys control characters, and a line break would let a sender write lines that look like ours. The
-    result is never longer in UTF-8.
-    """
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else " " if each.isspace() else "?" for each in text)
-
-
 def make_printable(message: Struct, *names: str) -> None:
-    """Make the texts in these fields of a message :func:`printable`.
+    """Apply :func:`~mingle.text.one_line` to the texts in these fields of a message.
 
     Each message calls this function when it is made or decoded (``__post_init__``), so code that logs, raises or shows
     a text does not have to. Texts that are compared stay unchanged, so code that shows a job id must show its ``repr``.
@@ -107,11 +97,11 @@ def make_printable(message: Struct, *names: str) -> None:
         value = getattr(message, name)
         if isinstance(value, str):
             if not value.isprintable():
-                msgspec.structs.force_setattr(message, name, printable(value))
+                msgspec.structs.force_setattr(message, name, one_line(value))
         elif isinstance(value, dict):
-            msgspec.structs.force_setattr(message, name, {printable(a): printable(b) for a, b in value.items()})
+            msgspec.structs.force_setattr(message, name, {one_line(a): one_line(b) for a, b in value.items()})
         else:
-            msgspec.structs.force_setattr(message, name, tuple(map(printable, value)))
+            msgspec.structs.force_setattr(message, name, tuple(map(one_line, value)))
 
 
 class Message(Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
@@ -133,7 +123,8 @@ class Seek(Message, frozen=True, kw_only=True, tag="seek", omit_defaults=True):
     """The rank given to it; None: the host assigns ranks."""
     hostname: ShortText = ""
     pid: ProcessId = 0
-    kind: Kind = "ranks"
+    kind: Kind | Literal["observer"] = "ranks"
+    """An observer looks for the host and never joins it."""
     padding: Annotated[bytes, Meta(max_length=MAX_BYTES)] = b""
     """Makes a unicast question as long as the longest answer, so that a forged source gains no amplification."""
 

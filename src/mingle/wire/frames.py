@@ -58,15 +58,29 @@ MAX_PRESENT = 64
 # The greatest integer that every language reads exactly. A generation is a time in seconds, or slightly more.
 MAX_GENERATION = 2**53
 
-Text: TypeAlias = Annotated[str, Meta(max_length=2048)]
+MAX_TEXT_CHARACTERS = 2048
+# The lines of an error that a host sends to all its members.
+MAX_REPORT_LINES = 16
+Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
 Epoch: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
 Proof: TypeAlias = Annotated[bytes, Meta(max_length=32)]
 Nonce: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Token: TypeAlias = Annotated[bytes, Meta(max_length=16)]
 MAX_NODE_KEY_BYTES = 256
+MAX_ORDER_BYTES = 96
 NodeKey: TypeAlias = Annotated[str, Meta(max_length=MAX_NODE_KEY_BYTES)]
 Ranks: TypeAlias = Annotated[tuple[Rank, ...], Meta(max_length=4096)]
-Purpose: TypeAlias = Literal["join", "probe", "conflict"]
+ProgramPort: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
+"""The port that a member's program may bind; 0: it has none."""
+Purpose: TypeAlias = Literal["join", "probe", "conflict", "mesh"]
+# The most targets of one node, and so the greatest number of nodes of which every pair is proved.
+MAX_TARGETS = 256
+PADDING_BYTES = 16_384
+"""The padding of GREET. A path that drops large packets carries a handshake, so the proof of a pair needs more."""
+Unreached: TypeAlias = Literal[
+    "refused", "no answer", "no route", "another program", "closed", "large packets", "no descriptor"
+]
+"""How a node failed to open a connection to another one."""
 
 
 class Path(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -195,6 +209,13 @@ class Join(Frame, frozen=True, kw_only=True, tag="join", omit_defaults=True):
     """The token of the member's seat in this session, if it has one: the member comes back on a new connection."""
     age: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 0.0
     """Agents only: seconds since the agent began."""
+    program_port: ProgramPort = 0
+    """``mingle-run`` only: a TCP port that is free on the member's machine for its program."""
+    mesh_port: ProgramPort = 0
+    """The TCP port on which the member answers the connections of the mesh; 0: it takes no part in it."""
+    order: Annotated[bytes, Meta(max_length=MAX_ORDER_BYTES)] = b""
+    """Where the member's machine stands among those of the job: receivers compare it byte by byte and read nothing else
+    from it. Empty: after all others, in the order in which they come."""
 
     def __post_init__(self) -> None:
         make_printable(self, "versions")
@@ -212,6 +233,7 @@ class Joined(Frame, frozen=True, kw_only=True, tag="joined", omit_defaults=True)
 
 RefusalReason: TypeAlias = Literal[
     "rank taken",
+    "node rank taken",
     "rank out of range",
     "world size",
     "full",
@@ -249,16 +271,16 @@ class Running(Frame, frozen=True, kw_only=True, tag="running", omit_defaults=Tru
     missing: Ranks = ()
     roster: Text = ""
     """Its members, for people."""
-    store_address: Annotated[str, Meta(max_length=64)] = ""
-    """Where the store listens, once the session is sealed. An announcement may name a host here; empty: the
-    address that was dialed."""
+    store_address: Address | None = None
+    """Where the store listens; None: there is no store yet."""
     store_port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """0: there is no store yet."""
     surplus: bool = False
     """Agents only: whether the caller would be surplus, because all members have answered lately."""
 
     def __post_init__(self) -> None:
-        make_printable(self, "roster", "store_address")
+        make_printable(self, "roster")
+        if self.store_address is not None:
+            check_address(self.store_address)
 
 
 class Store(Frame, frozen=True, kw_only=True, tag="store", omit_defaults=True):
@@ -272,11 +294,43 @@ class Store(Frame, frozen=True, kw_only=True, tag="store", omit_defaults=True):
         check_address(self.address)
 
 
+class Target(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node to which a member has to open a connection: the process that answers there, and where."""
+
+    member: Identifier
+    address: Address
+    port: TcpPort
+
+    def __post_init__(self) -> None:
+        check_address(self.address)
+
+
 class Confirm(Frame, frozen=True, kw_only=True, tag="confirm", omit_defaults=True):
-    """Host to member: all members are there; are you still there?"""
+    """Host to member: all members are there; are you still there, and do you reach these nodes?"""
 
     session: Identifier
     epoch: Epoch
+    network: Address | None = None
+    """The host's address on the network whose mesh is proved; None: no mesh is proved."""
+    targets: Annotated[tuple[Target, ...], Meta(max_length=MAX_TARGETS)] = ()
+    """The member's own targets, the first to dial first; none if another process of its node has them."""
+    seconds: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    """How long a target that does not answer is dialed."""
+
+    def __post_init__(self) -> None:
+        if self.network is not None:
+            check_address(self.network)
+
+
+class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A target to which a member could open no connection."""
+
+    member: Identifier
+    how: Unreached
+    detail: ShortText = ""
+
+    def __post_init__(self) -> None:
+        make_printable(self, "detail")
 
 
 class Confirmed(Frame, frozen=True, kw_only=True, tag="confirmed", omit_defaults=True):
@@ -285,6 +339,15 @@ class Confirmed(Frame, frozen=True, kw_only=True, tag="confirmed", omit_defaults
     session: Identifier
     epoch: Epoch
     paths: Paths
+    failures: Annotated[tuple[Failure, ...], Meta(max_length=MAX_TARGETS)] = ()
+    """The targets that the member could not reach; it has reached all others."""
+
+
+class Greet(Frame, frozen=True, kw_only=True, tag="greet", omit_defaults=True):
+    """Either side of a connection of the mesh: this member speaks, and large packets pass."""
+
+    member: Identifier
+    padding: Annotated[bytes, Meta(max_length=PADDING_BYTES)] = b""
 
 
 class Sealed(Frame, frozen=True, kw_only=True, tag="sealed", omit_defaults=True):
@@ -328,22 +391,24 @@ class Void(Frame, frozen=True, kw_only=True, tag="void", omit_defaults=True):
         make_printable(self, "reason")
 
 
+class Lead(Frame, frozen=True, kw_only=True, tag="lead", omit_defaults=True):
+    """Host to the member that is the first in order, once all have confirmed: host the job in my place."""
+
+    session: Identifier
+    epoch: Epoch
+
+
 class HostSeen(Frame, frozen=True, kw_only=True, tag="host-seen", omit_defaults=True):
-    """Either side to a host that assigns ranks, from a member or another host: this job has one more host."""
+    """Member to host, or one host to another that it has called: this job has one more host.
 
-    offer: Offer
-    stays: bool = False
-    """Whether that host stays a candidate, whatever its id: it, or one of its members, can't reach you."""
-
-
-class Redirect(Frame, frozen=True, kw_only=True, tag="redirect", omit_defaults=True):
-    """Host to member: this session merges into that one, where I have a seat; join it, then hang up here."""
+    A member that was sent LEAD answers with the OFFER of its own new session, and hangs up.
+    """
 
     offer: Offer
 
 
 class Unreachable(Frame, frozen=True, kw_only=True, tag="unreachable", omit_defaults=True):
-    """Member to host: I can't reach the host that you sent me to."""
+    """Host to another host that has called it: I can't reach this session of yours, so close it and join mine."""
 
     session: Identifier
 
@@ -375,9 +440,17 @@ class Closed(Frame, frozen=True, kw_only=True, tag="closed", omit_defaults=True)
     """Whether that conflict is that the ranks share no network."""
     regather: bool = False
     """Agents only: the session ends, the job does not; look for a host again."""
+    offer: Offer | None = None
+    """The session for which the host has closed its own; join that one."""
+    unconnected: Annotated[tuple[Text, ...], Meta(max_length=MAX_REPORT_LINES)] = ()
+    """Which nodes can't connect to each other, line by line, if that is the conflict."""
+    cause: Text = ""
+    """The likely cause of that."""
+    remedy: Text = ""
+    """What to do about it."""
 
     def __post_init__(self) -> None:
-        make_printable(self, "reason")
+        make_printable(self, "reason", "unconnected", "cause", "remedy")
 
 
 class Members(Frame, frozen=True, kw_only=True, tag="members", omit_defaults=True):
@@ -437,6 +510,8 @@ class Seat(Struct, frozen=True, kw_only=True, omit_defaults=True):
     hostname: ShortText
     address: Address
     pid: ProcessId
+    program_port: ProgramPort = 0
+    """``mingle-run`` only: a TCP port that is free on the member's machine for its program."""
 
     def __post_init__(self) -> None:
         make_printable(self, "hostname")
@@ -477,11 +552,11 @@ class RoundHeld(Frame, frozen=True, kw_only=True, tag="round-held", omit_default
 
 _Handshake: TypeAlias = Hello | Welcome | Prove
 _Joining: TypeAlias = Join | Joined | Refused | Running | Members
-_Forming: TypeAlias = Store | Confirm | Confirmed | Sealed | Ack | Go | Void
-_Moving: TypeAlias = HostSeen | Redirect | Unreachable
+_Forming: TypeAlias = Store | Confirm | Confirmed | Greet | Sealed | Ack | Go | Void
+_Competing: TypeAlias = Lead | HostSeen | Unreachable
 _Ending: TypeAlias = Ready | Leave | Closed
 _Asking: TypeAlias = Ask | Status | Roster | Ping | Pong | Round | RoundHeld
-AnyFrame: TypeAlias = _Handshake | _Joining | _Forming | _Moving | _Ending | _Asking
+AnyFrame: TypeAlias = _Handshake | _Joining | _Forming | _Competing | _Ending | _Asking
 
 
 # --- bytes -------------------------------------------------------------------------------------------------

@@ -1,0 +1,487 @@
+"""The mesh of a session: each node opens a connection to each other one before the job forms. No sockets.
+
+GO means that every pair of nodes has opened a TCP connection in both directions on the network that was chosen. CONFIRM
+gives each node its targets. A :class:`Prover` dials them, and CONFIRMED names those that it could not reach. The
+process at the other end, an :class:`Answerer` or the host, answers.
+
+A connection counts when both sides have proved the session, with the handshake of every control connection, and have
+greeted each other. GREET is longer than a packet, because a path that drops large packets carries a handshake. A
+process that is stopped is no broken path: its kernel accepts connections, and the prover waits for its greeting without
+a limit. So a greeting that stays away is a failure only if a later connection has shown that the process runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+
+from msgspec import Struct, field
+
+from mingle.protocol.effects import Dial, Effect, Hangup, Write
+from mingle.protocol.events import Accepted, BytesReceived, Connected, ConnectionEvent, Disconnected
+from mingle.protocol.handshake import Call, HandshakeFailed, HostConversation, MemberConversation
+from mingle.protocol.machine import Context, Endpoints, Identity
+from mingle.wire import frames
+from mingle.wire.datagrams import MAX_ADDRESSES, Rejected
+from mingle.wire.frames import PADDING_BYTES, Failure, Target, Unreached
+
+TARGETS_AT_ONCE = 32
+"""The number of targets that one node dials at a time."""
+DIAL_SECONDS = 0.5
+"""The time after which a target that has not answered is dialed once more: a lost SYN is sent again by the kernel only
+after a second, and then ever more rarely. Two SYNs are not enough on a network that loses one packet in twenty."""
+DIALS_AT_ONCE = 3
+"""The connections to one target that can be under way: a fourth one replaces the first."""
+REFUSED_SECONDS = 1.0
+"""How long a target is dialed that refuses, or answers as another program does: its listener can be late."""
+GREETING_SECONDS = 3.0
+"""The time for a greeting that follows a proof. TCP repeats a packet that was lost within a fraction of it."""
+ALIVE_SECONDS = 1.0
+"""The time that a process has for the greeting after another connection has shown that it runs."""
+LATE_SECONDS = 0.5
+"""A timer that is later than this was kept back with the process, which has not dialed meanwhile."""
+REMEMBERED_SECONDS = 60.0
+"""How long a target counts as reached, so that the same members do not prove the mesh twice."""
+MAX_REMEMBERED = 4096
+"""The number of targets that are remembered; members can come and go for as long as a job has not formed."""
+NETWORK_SECONDS = 6.0
+"""How long a target that does not answer is dialed on the first network."""
+NEXT_NETWORK_SECONDS = 3.0
+"""The same on each further network, if the mesh does not hold on the first one."""
+AGAIN_SECONDS = 2.0
+"""The same for the last try: a path that was cut for a moment must not end the job."""
+MAX_CALLERS = 256
+"""The connections that a member accepts at a time."""
+CALLERS_SHARE = 8
+"""The fraction (one in N) of the process's free descriptors that these get."""
+CALLER_SECONDS = 30.0
+"""How long such a connection can stay."""
+FULL_MESH = 256
+"""The greatest number of nodes of which each pair is proved."""
+SAMPLE = 32
+"""The number of targets of each node in a larger job."""
+
+
+# --- who dials whom ------------------------------------------------------------------------------------------------
+
+
+def sampled(nodes: int) -> bool:
+    """Return whether a job of so many nodes proves a sample of its pairs."""
+    return nodes > FULL_MESH
+
+
+def targets_of(number: int, nodes: int) -> list[int]:
+    """Return the nodes that a node dials, its successor first; each node is dialed by equally many."""
+    steps: Collection[int] = range(1, nodes)
+    if sampled(nodes):
+        steps = dict.fromkeys(1 + each * (nodes - 1) // SAMPLE for each in range(SAMPLE))
+    return [(number + step) % nodes for step in steps]
+
+
+# --- the side that dials -------------------------------------------------------------------------------------------
+
+
+class _Attempt(Struct):
+    """One connection to a target."""
+
+    conversation: MemberConversation
+    connected: bool = False
+    greeted_at: float | None = None
+    """When GREET was sent on it."""
+    asks_only: bool = False
+    """Whether it only finds out if the process runs, because another one waits for the greeting."""
+
+
+class _Pursuit(Struct):
+    """What is known of one target."""
+
+    target: Target
+    ends: float
+    """Until when it is dialed if nobody answers."""
+    next_dial: float
+    attempts: dict[int, _Attempt] = field(default_factory=dict)
+    refused_until: float | None = None
+    """Until when it is dialed if it goes on to refuse."""
+    how: Unreached = "no answer"
+    """How it failed last."""
+    detail: str = ""
+    alive_at: float | None = None
+    """When another connection has shown that the process runs, while one waits for its greeting."""
+    due: float = float("inf")
+    """When there is something to do for it; infinity: its process can be stopped."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether a connection is established."""
+        return any(each.connected for each in self.attempts.values())
+
+    @property
+    def greeted_at(self) -> float | None:
+        """When the oldest GREET was sent that is not answered."""
+        return min((at for each in self.attempts.values() if (at := each.greeted_at) is not None), default=None)
+
+
+class Prover:
+    """The connections of one node to its targets, in one epoch.
+
+    Args:
+        call: the caller, and the session.
+        targets: where to dial, the first first.
+        interface: the interface of the network, which is the scope of link-local addresses.
+        seconds: how long to dial a target that does not answer.
+        context: numbers connections, and remembers those that were reached.
+        effects: the list to which the prover adds what is to be done.
+        now: the time.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        targets: Sequence[Target],
+        *,
+        interface: str,
+        seconds: float,
+        context: Context,
+        effects: list[Effect],
+        now: float,
+    ) -> None:
+        self.failures: list[Failure] = []
+        """The targets that could not be reached."""
+        self._call = call
+        self._interface = interface
+        self._seconds = seconds
+        self._context = context
+        self._effects = effects
+        self._waiting = [each for each in targets if not self._was_reached(each, now)]
+        self._pursuits: dict[bytes, _Pursuit] = {}
+        self._owners: dict[int, _Pursuit] = {}
+        self._fill(now)
+
+    @property
+    def done(self) -> bool:
+        """Whether every target was reached, or is in `failures`."""
+        return not (self._waiting or self._pursuits)
+
+    def owns(self, conn: int) -> bool:
+        """Return whether a connection is one of this prover's."""
+        return conn in self._owners
+
+    def stop(self) -> None:
+        """Hang up on all targets: the epoch is over."""
+        self._waiting.clear()
+        for conn in list(self._owners):
+            self._effects.append(Hangup(conn))
+        self._owners.clear()
+        self._pursuits.clear()
+
+    # --- what happens ----------------------------------------------------------------------------------------------
+
+    def handle(self, event: ConnectionEvent, now: float) -> None:
+        """Process what has happened on a connection of this prover."""
+        pursuit = self._owners[event.conn]
+        match event:
+            case Connected(conn):
+                self._connected(pursuit, conn)
+            case BytesReceived(conn, untrusted):
+                self._received(pursuit, conn, untrusted, now)
+            case Disconnected(conn, reason):
+                self._disconnected(pursuit, conn, reason, now)
+        pursuit.due = self._due(pursuit)
+        self._fill(now)
+
+    def _connected(self, pursuit: _Pursuit, conn: int) -> None:
+        attempt = pursuit.attempts[conn]
+        attempt.connected = True
+        self._effects.append(Write(conn, attempt.conversation.data_to_send()))
+        for other in [each for each, one in pursuit.attempts.items() if not one.connected]:
+            self._hang_up(pursuit, other)
+
+    def _received(self, pursuit: _Pursuit, conn: int, untrusted: bytes, now: float) -> None:
+        attempt = pursuit.attempts[conn]
+        conversation = attempt.conversation
+        was_proved = conversation.welcome is not None
+        try:
+            received = conversation.receive_data(untrusted)
+        except (Rejected, HandshakeFailed) as failure:
+            self._hang_up(pursuit, conn)
+            self._refused(pursuit, "another program", str(failure), now)
+            return
+        if conversation.welcome is not None and not was_proved:
+            if attempt.asks_only:
+                pursuit.alive_at = now
+                self._hang_up(pursuit, conn)
+                return
+            conversation.send(frames.Greet(member=self._call.member, padding=bytes(PADDING_BYTES)))
+            attempt.greeted_at = now
+            self._effects.append(Write(conn, conversation.data_to_send()))
+        for frame in received:
+            if isinstance(frame, frames.Greet):
+                if self._accepts(pursuit.target, frame):
+                    self._reached(pursuit, now)
+                else:
+                    self._hang_up(pursuit, conn)
+                    self._refused(pursuit, "another program", "another member of the job answers there", now)
+                return
+
+    def _accepts(self, target: Target, greeting: frames.Greet) -> bool:
+        """Return whether it is the target that has answered."""
+        return greeting.member == target.member
+
+    def _disconnected(self, pursuit: _Pursuit, conn: int, reason: str, now: float) -> None:
+        attempt = pursuit.attempts.pop(conn)
+        del self._owners[conn]
+        if attempt.connected:
+            # A process without a free descriptor accepts with a spare one, and closes.
+            pursuit.how, pursuit.detail, pursuit.refused_until = "closed", reason, None
+            self._dial_again(pursuit, now)
+        elif "ECONNREFUSED" in reason:
+            self._refused(pursuit, "refused", "", now)
+        elif "EMFILE" in reason or "ENFILE" in reason:
+            pursuit.how, pursuit.detail = "no descriptor", reason
+            self._dial_again(pursuit, now)
+        else:
+            pursuit.how = "no answer" if "ETIMEDOUT" in reason else "no route"
+            pursuit.detail, pursuit.refused_until = reason, None
+            self._dial_again(pursuit, now)
+
+    def _refused(self, pursuit: _Pursuit, how: Unreached, detail: str, now: float) -> None:
+        """Handle an answer that another program or the kernel has given; the target's listener can be late."""
+        pursuit.how, pursuit.detail = how, detail
+        if pursuit.refused_until is None:
+            pursuit.refused_until = now + REFUSED_SECONDS
+        if now >= pursuit.refused_until and not pursuit.connected:
+            self._failed(pursuit)
+        else:
+            self._dial_again(pursuit, now)
+
+    @staticmethod
+    def _dial_again(pursuit: _Pursuit, now: float) -> None:
+        if not pursuit.attempts:
+            pursuit.next_dial = min(pursuit.next_dial, now + DIAL_SECONDS / 2)
+
+    # --- the end of a target -----------------------------------------------------------------------------------------
+
+    def _was_reached(self, target: Target, now: float) -> bool:
+        at = self._context.reached.get((target.member, target.address, target.port))
+        return at is not None and now - at < REMEMBERED_SECONDS
+
+    def _reached(self, pursuit: _Pursuit, now: float) -> None:
+        target = pursuit.target
+        if len(self._context.reached) >= MAX_REMEMBERED:
+            self._context.reached.clear()
+        self._context.reached[target.member, target.address, target.port] = now
+        self._forget(pursuit)
+
+    def _failed(self, pursuit: _Pursuit) -> None:
+        self.failures.append(
+            Failure(member=pursuit.target.member, how=pursuit.how, detail=pursuit.detail[:64])  # a ShortText
+        )
+        self._forget(pursuit)
+
+    def _forget(self, pursuit: _Pursuit) -> None:
+        for conn in list(pursuit.attempts):
+            self._hang_up(pursuit, conn)
+        del self._pursuits[pursuit.target.member]
+
+    def _hang_up(self, pursuit: _Pursuit, conn: int) -> None:
+        del pursuit.attempts[conn], self._owners[conn]
+        self._effects.append(Hangup(conn))
+
+    # --- time ------------------------------------------------------------------------------------------------------
+
+    def next_timer(self) -> float | None:
+        """Return the time of the next call to :meth:`handle_timer`."""
+        due = min((each.due for each in self._pursuits.values()), default=float("inf"))
+        return due if due < float("inf") else None
+
+    @staticmethod
+    def _due(pursuit: _Pursuit) -> float:
+        """Return when there is something to do for a target; infinity: only when something happens."""
+        if not pursuit.connected:
+            times = [pursuit.next_dial, pursuit.ends]
+            return min(times if pursuit.refused_until is None else [*times, pursuit.refused_until])
+        greeted_at = pursuit.greeted_at
+        if greeted_at is None:
+            return float("inf")
+        if pursuit.alive_at is not None:
+            return pursuit.alive_at + ALIVE_SECONDS
+        return max(greeted_at + GREETING_SECONDS, pursuit.next_dial)
+
+    def handle_timer(self, now: float) -> None:
+        """Dial again, and give up what has taken too long."""
+        due = self.next_timer()
+        if due is not None and now - due > LATE_SECONDS:
+            self._postpone(now - due)
+        for pursuit in list(self._pursuits.values()):
+            self._look_after(pursuit, now)
+        self._fill(now)
+
+    def _postpone(self, seconds: float) -> None:
+        """Handle a pause of this process, in which it has dialed nobody."""
+        for pursuit in self._pursuits.values():
+            pursuit.ends += seconds
+            if pursuit.refused_until is not None:
+                pursuit.refused_until += seconds
+            if pursuit.alive_at is not None:
+                pursuit.alive_at += seconds
+            pursuit.due = self._due(pursuit)
+
+    def _look_after(self, pursuit: _Pursuit, now: float) -> None:
+        if now < pursuit.due:
+            return
+        if not pursuit.connected:
+            refused = pursuit.refused_until is not None and now >= pursuit.refused_until
+            if now >= pursuit.ends or refused:
+                self._failed(pursuit)
+            elif now >= pursuit.next_dial:
+                self._dial(pursuit, now)
+        elif pursuit.alive_at is not None:
+            pursuit.how, pursuit.detail = "large packets", ""
+            self._failed(pursuit)
+        else:
+            self._dial(pursuit, now, asks_only=True)
+        pursuit.due = self._due(pursuit)
+
+    def _fill(self, now: float) -> None:
+        """Begin with further targets, as long as not too many are dialed at a time."""
+        if not self._waiting:
+            return
+        free = TARGETS_AT_ONCE - sum(not each.connected for each in self._pursuits.values())
+        beginning, self._waiting = self._waiting[: max(0, free)], self._waiting[max(0, free) :]
+        for target in beginning:
+            pursuit = _Pursuit(target, now + self._seconds, now)
+            self._pursuits[target.member] = pursuit
+            self._dial(pursuit, now)
+            pursuit.due = self._due(pursuit)
+
+    def _dial(self, pursuit: _Pursuit, now: float, *, asks_only: bool = False) -> None:
+        pursuit.next_dial = now + DIAL_SECONDS
+        under_way = [conn for conn, each in pursuit.attempts.items() if not each.connected or each.asks_only]
+        if len(under_way) >= DIALS_AT_ONCE:
+            self._hang_up(pursuit, under_way[0])
+        target, conn = pursuit.target, self._context.new_id()
+        conversation = MemberConversation(self._call, (target.address, target.port), self._context.key)
+        pursuit.attempts[conn] = _Attempt(conversation, asks_only=asks_only)
+        self._owners[conn] = pursuit
+        self._effects.append(Dial(conn, target.address, target.port, self._interface))
+
+
+# --- the side that answers -----------------------------------------------------------------------------------------
+
+
+class _Caller(Struct):
+    conversation: HostConversation
+    until: float
+
+
+def greeting(member: bytes) -> frames.Greet:
+    """Return the GREET of a member."""
+    return frames.Greet(member=member, padding=bytes(PADDING_BYTES))
+
+
+class Answerer:
+    """The connections of the mesh to a member that has a seat; those to the host are among its callers.
+
+    Args:
+        identity: of this process.
+        context: limits the connections.
+        effects: the list to which it adds what is to be done.
+    """
+
+    def __init__(self, identity: Identity, context: Context, effects: list[Effect]) -> None:
+        self.endpoints: Endpoints | None = None
+        """Where others can connect to this process; None: it does not listen."""
+        self._identity = identity
+        self._context = context
+        self._effects = effects
+        self._session = b""
+        self._addresses: tuple[str, ...] = ()
+        self._callers: dict[int, _Caller] = {}
+
+    @property
+    def port(self) -> int:
+        """The port to announce in JOIN; 0: this process does not listen."""
+        return 0 if self.endpoints is None else self.endpoints.port
+
+    def owns(self, conn: int) -> bool:
+        """Return whether a connection is one of these."""
+        return conn in self._callers
+
+    def serve(self, session: bytes, addresses: Sequence[str] = ()) -> None:
+        """Answer for a session from now on.
+
+        Args:
+            session: in which this process has asked for a seat; empty: none.
+            addresses: of this process on the networks that lead to the host.
+        """
+        if session != self._session:
+            for conn in list(self._callers):
+                self._hang_up(conn)
+        self._session = session
+        own = () if self.endpoints is None else (each.address for each in self.endpoints.addresses)
+        self._addresses = tuple(dict.fromkeys((*addresses, *own)))[:MAX_ADDRESSES]
+
+    def accepted(self, event: Accepted, now: float) -> None:
+        """Handle a new connection; the oldest makes room for it."""
+        if not self._session or self.endpoints is None:
+            self._effects.append(Hangup(event.conn))
+            return
+        most = min(MAX_CALLERS, self._context.free_files() // CALLERS_SHARE)
+        for conn in list(itertools.islice(self._callers, max(0, len(self._callers) + 1 - max(1, most)))):
+            self._hang_up(conn)
+        identity = self._identity
+        conversation = HostConversation(
+            job=identity.job,
+            attempt=identity.attempt,
+            session=self._session,
+            addresses=self._addresses,
+            port=self.endpoints.port,
+            key=self._context.key,
+        )
+        self._callers[event.conn] = _Caller(conversation, now + CALLER_SECONDS)
+        self._write(event.conn)
+
+    def handle(self, event: ConnectionEvent) -> None:
+        """Process what has happened on one of these connections."""
+        if isinstance(event, Disconnected):
+            del self._callers[event.conn]
+        elif isinstance(event, BytesReceived):
+            self._received(event.conn, event.untrusted)
+
+    def _received(self, conn: int, untrusted: bytes) -> None:
+        conversation = self._callers[conn].conversation
+        try:
+            received = conversation.receive_data(untrusted)
+        except (Rejected, HandshakeFailed):
+            self._hang_up(conn)
+            return
+        hello = conversation.hello
+        if hello is not None and hello.purpose != "mesh":
+            self._hang_up(conn)  # it takes this process for a host
+            return
+        for frame in received:
+            if not isinstance(frame, frames.Greet):
+                self._hang_up(conn)
+                return
+            conversation.send(greeting(self._identity.member))
+        self._write(conn)
+
+    def _write(self, conn: int) -> None:
+        data = self._callers[conn].conversation.data_to_send()
+        if data:
+            self._effects.append(Write(conn, data))
+
+    def _hang_up(self, conn: int) -> None:
+        data = self._callers.pop(conn).conversation.data_to_send()
+        if data:
+            self._effects.append(Write(conn, data))
+        self._effects.append(Hangup(conn))
+
+    def next_timer(self) -> float | None:
+        """Return the time of the next call to :meth:`handle_timer`."""
+        return next((each.until for each in self._callers.values()), None)
+
+    def handle_timer(self, now: float) -> None:
+        """Hang up on those that have stayed for too long."""
+        for conn in [each for each, caller in self._callers.items() if now >= caller.until]:
+            self._hang_up(conn)

@@ -1,0 +1,375 @@
+"""What the host knows of the mesh of its session, and the error that names the nodes that can't reach each other. Pure.
+
+The host picks one process of each node, gives each its targets (:func:`mingle.protocol.mesh.targets_of`), and collects
+what they could not reach. The error names the pattern and not each of the pairs: one node that nobody reaches is one
+line, also among 128 nodes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from msgspec import Struct, field, structs
+
+from mingle.errors import FREE_DESCRIPTORS, ConnectivityError, counted
+from mingle.protocol.mesh import sampled, targets_of
+from mingle.protocol.seats import HostSeat, Seated
+from mingle.wire.frames import MAX_TEXT_CHARACTERS, Failure, Place, ProcessInfo, Target, Unit, Unreached
+
+Pair: TypeAlias = tuple[int, int]
+"""The numbers of two nodes: the one that dials, and the one that is dialed."""
+
+PAIR_LINES = 5
+"""The most lines about pairs in an error."""
+_NAMED = 4
+"""The most nodes that one line names."""
+
+
+class Node(Struct, frozen=True):
+    """The process that takes part in the mesh for its node."""
+
+    member: bytes
+    who: ProcessInfo
+    interface: str
+    """Its interface on the network."""
+    address: str
+    """Its address there; empty: it can't be dialed, because address translation hides it."""
+    port: int
+    dials: bool = True
+    """Whether it has targets."""
+
+    @property
+    def name(self) -> str:
+        """How an error names it at first."""
+        rank = "" if self.who.rank is None else f"{self.who.unit} {self.who.rank} on "
+        where = " on ".join(each for each in (self.address, self.interface) if each)
+        return f"{rank}host {self.who.hostname or 'unknown'} ({where or self.who.address})"
+
+
+class Proof(Struct):
+    """The proof of the mesh on one network, in one epoch."""
+
+    network: str
+    """The host's address on it."""
+    subnet: str
+    """All addresses of it, as a firewall's rule names them; the host's address, if nothing is known of the others."""
+    nodes: list[Node]
+    seconds: float
+    """How long a target that does not answer is dialed."""
+    last: bool = False
+    """Whether no other network is left."""
+    others: tuple[str, ...] = ()
+    """Other networks on which the mesh does not hold."""
+    failures: dict[Pair, Failure] = field(default_factory=dict)
+
+    @property
+    def _numbers(self) -> dict[bytes, int]:
+        return {node.member: number for number, node in enumerate(self.nodes)}
+
+    def _targets(self, number: int) -> list[int]:
+        targets = targets_of(number, len(self.nodes)) if self.nodes[number].dials else []
+        return [each for each in targets if self.nodes[each].address]
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether any node is to be dialed."""
+        return any(self._targets(number) for number in range(len(self.nodes)))
+
+    @property
+    def sampled(self) -> bool:
+        """Whether there are too many nodes to prove every pair."""
+        return sampled(len(self.nodes))
+
+    def targets(self, member: bytes) -> tuple[Target, ...]:
+        """Return what a member has to dial: nothing, if another process does it for its node."""
+        number = self._numbers.get(member)
+        dialed = [] if number is None else [self.nodes[each] for each in self._targets(number)]
+        return tuple(Target(member=node.member, address=node.address, port=node.port) for node in dialed)
+
+    def add(self, member: bytes, failures: Iterable[Failure]) -> None:
+        """Take note of what a member could not reach."""
+        numbers = self._numbers
+        number = numbers.get(member)
+        for failure in failures:
+            target = numbers.get(failure.member)
+            if number is not None and target is not None and number != target:
+                self.failures[number, target] = failure
+
+
+def begin(
+    network: str, host: HostSeat, seats: Mapping[bytes, Seated], places: Sequence[Place], *, seconds: float, last: bool
+) -> Proof:
+    """Return the proof of the mesh on a network, with one process of each node.
+
+    Args:
+        network: the host's address on it.
+        host: the host's own seat.
+        seats: all members.
+        places: the place of each of them, in the same order.
+        seconds: how long a target that does not answer is dialed.
+        last: whether no other network is left.
+    """
+    nodes: dict[int, Node] = {}
+    for seat, where in sorted(zip(seats.values(), places, strict=True), key=lambda each: each[1].rank):
+        if where.node_rank not in nodes and seat.applicant.mesh_port:
+            nodes[where.node_rank] = _node(seat, network, host if seat.member == host.member else None)
+    length = host.prefix_lengths.get(network)
+    subnet = str(ipaddress.ip_network(f"{network}/{length}", strict=False)) if length else network
+    return Proof(network, subnet, list(nodes.values()), seconds, last)
+
+
+def _node(seat: Seated, network: str, host: HostSeat | None) -> Node:
+    """Return the node of a member.
+
+    Args:
+        seat: of the member.
+        network: the host's address on the network.
+        host: the host's own seat, if the member is the host.
+    """
+    applicant, dials = seat.applicant, True
+    path = next((each for each in seat.paths if each.host_address == network), None)
+    address, interface = ("", "") if path is None else (path.local_address, path.interface)
+    if host is not None:
+        # The members have reached it there. An address that is only advertised belongs to a router that translates: it
+        # leads to the host, and the address by which the host dials is unknown.
+        address, dials = network, host.prefix_lengths.get(network) != 0
+    elif applicant.who.address not in {*(each.local_address for each in applicant.paths), *applicant.addresses}:
+        address = ""  # the connection on which it joined came from another machine's address
+    who = structs.replace(applicant.who, rank=applicant.rank)
+    return Node(seat.member, who, interface, address, applicant.mesh_port, dials)
+
+
+# --- the error -----------------------------------------------------------------------------------------------------
+
+
+class _Text:
+    """The sentences about one proof."""
+
+    def __init__(self, proof: Proof) -> None:
+        self.proof = proof
+        self.nodes = proof.nodes
+        self.pairs = dict(sorted(proof.failures.items()))
+        self.dialed_by: dict[int, set[int]] = {}
+        for number in range(len(self.nodes)):
+            for target in proof._targets(number):
+                self.dialed_by.setdefault(target, set()).add(number)
+        names = [node.who.hostname for node in self.nodes]
+        self._unique = len(set(names)) == len(names)
+
+    def short(self, number: int) -> str:
+        node = self.nodes[number]
+        return node.who.hostname if self._unique and node.who.hostname else node.name
+
+    def some(self, numbers: Iterable[int]) -> str:
+        """Name the first few of these nodes."""
+        every = sorted(numbers)
+        shown = ", ".join(self.short(each) for each in every[:_NAMED])
+        return shown if len(every) <= _NAMED else f"{shown} and {len(every) - _NAMED} more"
+
+    def how(self, pairs: Iterable[Pair]) -> str:
+        """Say how connections failed: as most of them did."""
+        every = [self.pairs[each] for each in pairs]
+        kinds = [each.how for each in every]
+        kind = max(dict.fromkeys(kinds), key=kinds.count)
+        return self._failed(next(each for each in every if each.how == kind))
+
+    def _failed(self, failure: Failure) -> str:
+        port = next(node.port for node in self.nodes if node.member == failure.member)
+        detail = f" ({failure.detail})" if failure.detail else ""
+        sentences: dict[Unreached, str] = {
+            "refused": f"TCP port {port} refuses connections",
+            "no answer": f"no answer from TCP port {port}",
+            "no route": f"no route{detail}",
+            "another program": f"another program answers on TCP port {port}{detail}",
+            "closed": f"TCP port {port} accepts connections and closes them",
+            "large packets": f"TCP port {port} is reached, but large packets do not pass",
+            "no descriptor": "no file descriptor is free to connect",
+        }
+        return sentences[failure.how]
+
+    # --- patterns --------------------------------------------------------------------------------------------------
+
+    def lines(self) -> list[str]:
+        """Return the patterns in words, the widest first."""
+        rest = dict(self.pairs)
+        if len(self.nodes) > 2 and len(rest) == sum(map(len, self.dialed_by.values())):
+            return [f"no node reaches any other one: {self.how(rest)}"]
+        found = self._halves(rest) or [*self._alone(rest), *self._block(rest), *self._single(rest)]
+        if len(found) > PAIR_LINES:
+            found = [*found[: PAIR_LINES - 1], f"and {counted(len(found) - PAIR_LINES + 1, 'more such line')}"]
+        return found
+
+    def _groups(self) -> list[set[int]]:
+        """Return the nodes that are connected by pairs that reach each other."""
+        groups: list[set[int]] = []
+        left = set(range(len(self.nodes)))
+        while left:
+            group, ahead = set(), [min(left)]
+            while ahead:
+                one = ahead.pop()
+                if one in group:
+                    continue
+                group.add(one)
+                ahead += [
+                    other for other in left - group if (one, other) not in self.pairs and (other, one) not in self.pairs
+                ]
+            left -= group
+            groups.append(group)
+        return groups
+
+    def _halves(self, rest: dict[Pair, Failure]) -> list[str]:
+        groups = self._groups()
+        if len(groups) < 2 or min(map(len, groups)) < 2 or self.proof.sampled:
+            return []
+        across = [pair for pair in self.pairs if not any(set(pair) <= group for group in groups)]
+        if not all(pair[::-1] in self.pairs for pair in across):
+            return []  # one direction works
+        rest.clear()
+        described = " | ".join(self.some(group) for group in sorted(groups, key=min))
+        line = f"{len(groups)} groups that reach only themselves: {described}: {self.how(across)}"
+        return [line.replace("2 groups that reach", "two halves that reach")]
+
+    def _alone(self, rest: dict[Pair, Failure]) -> list[str]:
+        """Explain the pairs of the nodes that nobody reaches, or that reach nobody."""
+        found = []
+        if len(self.nodes) < 3:
+            return []
+        for number, node in enumerate(self.nodes):
+            dialers, targets = self.dialed_by.get(number, set()), set(self.proof._targets(number))
+            into = [(each, number) for each in sorted(dialers)]
+            out = [(number, each) for each in sorted(targets)]
+            deaf = len(into) > 1 and all(pair in self.pairs for pair in into)
+            mute = len(out) > 1 and all(pair in self.pairs for pair in out)
+            if deaf and not all(pair in rest for pair in into):
+                deaf = sum(pair in rest for pair in into) > 1
+            if mute and not all(pair in rest for pair in out):
+                mute = sum(pair in rest for pair in out) > 1
+            if deaf and mute:
+                found.append(f"{node.name} reaches no other node, and none reaches it: {self.how(into)}")
+            elif deaf:
+                found.append(f"no other node reaches {node.name}: {self.how(into)}")
+            elif mute:
+                found.append(f"{node.name} reaches no other node: {self.how(out)}")
+            for pair in (into if deaf else []) + (out if mute else []):
+                rest.pop(pair, None)
+        return found
+
+    def _block(self, rest: dict[Pair, Failure]) -> list[str]:
+        """Explain pairs that are all those between two sets of nodes."""
+        facing: dict[int, set[int]] = {}
+        for one, other in rest:
+            if (other, one) in rest:
+                facing.setdefault(one, set()).add(other)
+        for one, others in sorted(facing.items()):
+            alike = {each for each, same in facing.items() if same == others} - others
+            if one in alike and len(others) > 1 and len(alike) > 1:
+                pairs = [(a, b) for a in alike for b in others]
+                line = f"{self.some(alike)} and {self.some(others)} do not reach each other: {self.how(pairs)}"
+                for a, b in pairs:
+                    del rest[a, b], rest[b, a]
+                return [line, *self._block(rest)]
+        here, there = {one for one, _ in rest}, {other for _, other in rest}
+        if len(here) < 2 or len(there) < 2 or here & there or len(rest) != len(here) * len(there):
+            return []
+        line = f"none of {self.some(here)} reaches any of {self.some(there)}: {self.how(rest)}; the other way works"
+        rest.clear()
+        return [line]
+
+    def _single(self, rest: dict[Pair, Failure]) -> list[str]:
+        found = []
+        for one, other in list(rest):
+            if (one, other) not in rest:
+                continue
+            here, there = self.nodes[one].name, self.nodes[other].name
+            first = self.how([(one, other)])
+            if (other, one) in rest:
+                second = self.how([(other, one)])
+                how = first if first.split("port")[0] == second.split("port")[0] else f"{first}; back: {second}"
+                found.append(f"{here} and {there} do not reach each other: {how}")
+                del rest[other, one]
+            elif other in self.dialed_by and one in self.proof._targets(other):
+                found.append(f"{here} does not reach {there}: {first}; the other way works")
+            else:
+                found.append(f"{here} does not reach {there}: {first}")
+            del rest[one, other]
+        return found
+
+    # --- cause and fix ---------------------------------------------------------------------------------------------
+
+    def cause(self) -> tuple[str, str]:
+        """Return the likely cause, and a fix as a command, for the pair that stands for most."""
+        kinds = [failure.how for failure in self.pairs.values()]
+        kind = max(dict.fromkeys(kinds), key=kinds.count)
+        one, other = next(pair for pair, failure in self.pairs.items() if failure.how == kind)
+        dialing, dialed = self.nodes[one], self.nodes[other]
+        here, there = self.short(one), self.short(other)
+        family = "ip6" if ":" in dialed.address else "ip"
+        allow = (
+            f"on {there}: `nft insert rule inet filter input {family} saddr {self.proof.subnet} meta l4proto tcp "
+            f"accept` (torch needs all TCP ports); `mingle-discover ping` on {here} and {there} shows whether it helps."
+        )
+        match kind:
+            case "refused":
+                return f"a firewall on {there}, or between it and {here}, rejects TCP connections", allow
+            case "no answer":
+                return f"a firewall on {there} or on {here}, or one between them, drops TCP connections", allow
+            case "no route":
+                return (
+                    f"a wrong netmask or route on {here}, or {there} is not on the network of {self.proof.network}",
+                    f"compare `ip route get {dialed.address}` on {here} with `ip address` on {there}.",
+                )
+            case "large packets":
+                return (
+                    "a device between them drops packets that are larger than its MTU: a tunnel or a switch",
+                    f"`ping -M do -s 1472 {dialed.address}` on {here} shows it; set the MTU that passes on all nodes, "
+                    f"such as `sudo ip link set {dialing.interface or 'eth0'} mtu 1400`.",
+                )
+            case "another program":
+                return (
+                    f"{dialed.address} is also the address of another machine, or a proxy answers for it",
+                    f"`ip neigh show {dialed.address}` on {here} shows the hardware address that answers; give "
+                    "each machine an address of its own.",
+                )
+            case "no descriptor":
+                return f"the process on {here} has no file descriptor left", FREE_DESCRIPTORS
+            case "closed":
+                return (
+                    f"the process on {there} has no file descriptor left, or a proxy between it and {here} closes "
+                    "the connections",
+                    f"on {there} {FREE_DESCRIPTORS}",
+                )
+
+
+def describe(proof: Proof) -> tuple[str, list[str]]:
+    """Return a heading, and the patterns of what fails, one a line."""
+    text, total = _Text(proof), len(proof.nodes)
+    others = f", nor on those of {', '.join(proof.others)}" if proof.others else ""
+    sample = f" (sampled: each node has dialed {len(targets_of(0, total))} others)" if proof.sampled else ""
+    heading = (
+        f"its {total} nodes can't all open TCP connections to each other on the network of {proof.network}"
+        f"{others}{sample}"
+    )
+    return heading, [each[:MAX_TEXT_CHARACTERS] for each in text.lines()]
+
+
+def cause_of(proof: Proof) -> tuple[str, str]:
+    """Return the likely cause and a fix."""
+    return _Text(proof).cause()
+
+
+def error(job: str, heading: str, lines: Sequence[str], cause: str, remedy: str) -> ConnectivityError:
+    """Return the error that every rank raises."""
+    observation = "\n".join([f"job {job!r}: {heading}:", *(f"  {line}" for line in lines)])
+    return ConnectivityError.explain(observation, cause=cause, remedy=remedy)
+
+
+def warning(job: str, proof: Proof, unit: Unit) -> str:
+    """Return the warning of a job that forms all the same."""
+    heading, lines = describe(proof)
+    cause, remedy = cause_of(proof)
+    return (
+        f"job {job!r}: {heading}; the {unit}s start all the same (mesh=warn): {'; '.join(lines)}. "
+        f"Likely cause: {cause}. Fix: {remedy}"
+    )

@@ -1,0 +1,143 @@
+"""The network that a session takes: one that all members share and, where a mesh is asked for, on which it holds. Pure.
+
+The host chooses from the paths that the members have proved to its addresses, before CONFIRM, and lets the nodes dial
+each other there (:mod:`mingle.protocol.mesh`). The confirmations bring newer paths and what could not be reached, and
+so either settle the choice or ask for another proof. Paths and failures can change with each epoch, so all that counts
+here is bounded: each network is proved once, one of them once more at the end, and :data:`MOST_MOVES` limits how often
+newer paths can move the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from mingle.protocol import mesh, mesh_report
+from mingle.protocol.machine import Mesh
+from mingle.protocol.mesh_report import Proof
+from mingle.protocol.seating import common_address, place
+from mingle.protocol.seats import Seats
+
+LEAST_SECONDS = 0.5
+"""The least time for a target that does not answer, if the deadline is near."""
+MOST_MOVES = 3
+"""How often the mesh is proved on another network because the members have found more paths meanwhile."""
+
+# --- what comes out of the confirmations -----------------------------------------------------------------------------
+
+
+class Chosen(Struct, frozen=True):
+    """The session takes this network."""
+
+    address: str
+    """The host's address on it."""
+    broken: Proof | None = None
+    """The mesh that does not hold there, which is only a warning; None: it holds, or none is asked for."""
+
+
+class NothingShared(Struct, frozen=True):
+    """No address of the host is reached by all members."""
+
+
+class AnotherProof(Struct, frozen=True):
+    """The mesh is to be proved on another network, or on this one again."""
+
+
+class MeshBroken(Struct, frozen=True):
+    """On no network that the members share do all nodes reach each other."""
+
+    proof: Proof
+
+
+Choice: TypeAlias = Chosen | NothingShared | AnotherProof | MeshBroken
+
+
+class NetworkChoice:
+    """The choice of a session's network, from the first CONFIRM of an attempt until the session is sealed.
+
+    Args:
+        seats: of the session.
+        mode: what to do if nodes can't reach each other.
+        deadline: when a job that has not formed is an error.
+    """
+
+    def __init__(self, seats: Seats, mode: Mesh, deadline: float) -> None:
+        self._seats = seats
+        self._mode = mode
+        self._deadline = deadline
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all proofs: the members may be others now."""
+        self._broken: dict[str, Proof] = {}
+        """The networks on which the mesh does not hold."""
+        self._moves = 0
+        """How often newer paths have moved the session to another network."""
+        self._warned = False
+        """Whether the mesh is proved no further: it does not hold, and that is only a warning."""
+
+    def next_proof(self, now: float) -> Proof | None:
+        """Return what is to be proved next; None: nothing."""
+        seats = self._seats
+        if self._mode == "off" or self._warned or len(seats) != seats.size:
+            return None
+        network, last = self._common(without=self._broken), False
+        seconds = mesh.NEXT_NETWORK_SECONDS if self._broken else mesh.NETWORK_SECONDS
+        if network is None and self._broken:
+            # Once more on the first network: a path that was cut for a moment must not end the job.
+            network, seconds, last = next(iter(self._broken)), mesh.AGAIN_SECONDS, True
+        if network is None:
+            return None
+        # The error that names the nodes has to come before the deadline.
+        seconds = min(seconds, max(LEAST_SECONDS, (self._deadline - now) / 3))
+        applicants = [msgspec.structs.replace(seat.applicant, paths=seat.paths) for seat in seats.values()]
+        places = place(applicants, seats.size)
+        proof = mesh_report.begin(network, seats.host, seats, places, seconds=seconds, last=last)
+        return proof if proof.is_needed else None
+
+    def choose(self, proof: Proof | None, now: float) -> Choice:
+        """Return the choice, now that all members have confirmed.
+
+        Args:
+            proof: what they have proved beforehand; None: nothing.
+            now: the current time.
+        """
+        common = self._common()
+        if common is None:
+            return NothingShared()
+        if self._mode == "off" or self._warned:
+            return Chosen(common)
+        if proof is None:
+            # Without a next proof there is one node, or no other one takes part.
+            return Chosen(common) if self.next_proof(now) is None else AnotherProof()
+        if proof.failures:
+            if proof.last:
+                return self._give_up(proof, common)
+            self._broken[proof.network] = proof
+            return AnotherProof()
+        exhausted = proof.last or self._moves >= MOST_MOVES
+        if self._is_common(proof.network):
+            # The confirmations can have brought a network that is preferred to the one that was chosen before them.
+            if exhausted or proof.network == self._common(without=self._broken):
+                return Chosen(proof.network)
+        elif exhausted:
+            return NothingShared()
+        self._moves += 1
+        return AnotherProof()
+
+    def _give_up(self, proof: Proof, common: str) -> Chosen | MeshBroken:
+        proof.others = tuple(each for each in self._broken if each != proof.network)
+        if self._mode != "warn":
+            return MeshBroken(proof)
+        self._warned = True
+        return Chosen(common, proof)
+
+    def _common(self, without: Container[str] = ()) -> str | None:
+        return common_address(self._seats.host, self._seats.paths(), without=without)
+
+    def _is_common(self, address: str) -> bool:
+        others = [each for each in self._seats.host.addresses if each != address]
+        return self._common(without=others) is not None

@@ -1,0 +1,177 @@
+"""What a machine has observed, for the progress line and for the error that explains why a job did not form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct, field
+
+from mingle.diagnostics import Finding
+from mingle.protocol.events import Source
+from mingle.protocol.machine import Identity
+from mingle.wire.datagrams import Bye, Datagram, List, Offer, Seek, asker_name
+
+# Other jobs and processes that were heard are remembered for reports; bounded against a network full of them.
+REMEMBERED_PER_KIND = 64
+LATELY_SECONDS = 75.0
+"""How long a job that was heard counts as being on the network: two questions on the browse group, and a lost one."""
+KEPT_OUT_SECONDS = 5.0
+"""How long a rank must have looked for the job until it counts as kept out of it."""
+SEEKING_SECONDS = 15.0
+"""How long a rank that was heard counts as looking for the job: a few of its questions."""
+
+
+class NetworkFacts(Struct, frozen=True, kw_only=True):
+    """What the driver knows and a report should say."""
+
+    interfaces: Sequence[str] = ()
+    groups: Sequence[str] = ()
+    port: int = 0
+    peers: Sequence[str] = ()
+    sent: int = 0
+    received: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    send_errors: Counter[str] = field(default_factory=Counter)
+    failures: Sequence[str] = ()
+    findings: Sequence[Finding] = ()
+    """What is wrong with this machine, worst first; read when something has failed."""
+
+
+class Snapshot(Struct, frozen=True):
+    """The state of a discovery, for the progress line."""
+
+    host_found: bool
+    joined: int
+    missing: tuple[int, ...]
+    phase: str = "open"
+    note: str = ""
+    hosts: str = ""
+    """The machines of those that have joined, if others are missing."""
+
+
+class Diagnostics(Struct):
+    """What was heard and tried, kept for the error that explains why the job did not form."""
+
+    unit: str = "rank"
+    """What the ranks of this job count (`ProcessInfo.unit`)."""
+    other_jobs: dict[str, str] = field(default_factory=dict)
+    """Other job ids on the network, each with a process that named it."""
+    other_seekers: dict[str, dict[bytes, None]] = field(default_factory=dict)
+    """The processes that look for the host of another job, by job id, if no host of it was heard."""
+    other_hosts: dict[str, bool] = field(default_factory=dict)
+    """The other jobs that have a host, each with whether it takes members."""
+    other_attempts: dict[str, str] = field(default_factory=dict)
+    seekers: dict[bytes, str] = field(default_factory=dict)
+    """The other processes that look for this job, by member id."""
+    hosts: dict[str, str] = field(default_factory=dict)
+    """Hosts of this job that were heard, each with what became of it."""
+    proved: dict[str, None] = field(default_factory=dict)
+    """The hosts that have proved their session to us over TCP."""
+    store_failures: dict[str, str] = field(default_factory=dict)
+    """The stores of this job that this host could not reach, each with the reason."""
+    signed_without_secret: int = 0
+    secret_signs: int = 0
+    """Datagrams of this job whose signature is missing or wrong."""
+    secret_failures: dict[str, None] = field(default_factory=dict)
+    heard_at: dict[str | bytes, tuple[float, float]] = field(default_factory=dict)
+    """When another job (by id) or a seeker (by member id) was heard first and last."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether no process was heard: no host, no rank, no other job and no sender with another secret."""
+        names = (self.other_jobs, self.other_attempts, self.seekers, self.hosts)
+        return not (any(names) or self.secret_failures or self.signed_without_secret or self.secret_signs)
+
+    def lately(self, now: float) -> Diagnostics:
+        """Return what holds of the network now, for the progress line: jobs and ranks that are gone are left out.
+
+        A rank that has just begun to look for the job is left out as well, since it is about to join.
+        """
+        since = {each: now - first for each, (first, _) in self.heard_at.items()}
+        silent = {each: now - last for each, (_, last) in self.heard_at.items()}
+        seekers = {
+            member: text
+            for member, text in self.seekers.items()
+            if since[member] >= KEPT_OUT_SECONDS and silent[member] <= SEEKING_SECONDS
+        }
+        other_jobs = {job: text for job, text in self.other_jobs.items() if silent[job] <= LATELY_SECONDS}
+        return msgspec.structs.replace(self, seekers=seekers, other_jobs=other_jobs)
+
+    def joined(self, member: bytes) -> None:
+        """Take note that a process that looked for this job has come."""
+        self.seekers.pop(member, None)
+        self.heard_at.pop(member, None)
+
+    def _heard(self, memory: dict[str, str] | dict[bytes, str], who: str | bytes, now: float) -> None:
+        if who in memory:
+            first, _ = self.heard_at.get(who, (now, now))
+            self.heard_at[who] = first, now
+
+    def seeker(self, message: Seek | List, source: Source, now: float) -> None:
+        """Note a rank that looks for this job; an observer looks for it, too, and never joins."""
+        observer = message.kind == "observer" if isinstance(message, Seek) else not message.hostname
+        if not observer and message.member not in self.seekers and len(self.seekers) < REMEMBERED_PER_KIND:
+            self.seekers[message.member] = asker_name(message, source.address, self.unit)
+        self._heard(self.seekers, message.member, now)
+
+    def concerns(self, identity: Identity, message: Datagram, source: Source, now: float, *, secured: bool) -> bool:
+        """Note a datagram of another job or attempt; return whether this one is of the same job and attempt."""
+        # An observer has no attempt, and its secret says nothing of the ranks'; a BYE does not tell whose it is.
+        if isinstance(message, List):
+            of_a_rank = bool(message.hostname)
+        else:
+            of_a_rank = not isinstance(message, Bye) and message.kind != "observer"
+        if message.job != identity.job:
+            self.other(message, source, now)
+        elif message.attempt != identity.attempt:
+            if of_a_rank:
+                note(self.other_attempts, message.attempt or "none", source.address)
+        else:
+            self.signed_without_secret += of_a_rank and source.signed and not secured
+            return True
+        return False
+
+    def unverified(self, identity: Identity, message: Datagram) -> None:
+        """Note a datagram whose signature is missing or wrong: a hint for the report, and no more than that."""
+        ours = (message.job, message.attempt) == (identity.job, identity.attempt)
+        if ours and not (isinstance(message, Seek) and message.kind == "observer"):
+            self.secret_signs += 1
+
+    def other(self, message: Datagram, source: Source, now: float) -> None:
+        """Note a datagram of another job."""
+        job = message.job
+        if isinstance(message, Seek | Offer):
+            note(self.other_jobs, job, f"host {message.hostname or 'unknown'} ({source.address}), pid {message.pid}")
+        elif job not in self.other_jobs:  # a good-bye says less than what was heard before
+            note(self.other_jobs, job, f"address {source.address}")
+        self._heard(self.other_jobs, job, now)
+        if job not in self.other_jobs:
+            return
+        if isinstance(message, Offer):
+            self.other_hosts[job] = message.takes_members
+            self.other_seekers.pop(job, None)
+        elif isinstance(message, Seek | List) and job not in self.other_hosts and _looks_for_a_host(message):
+            seekers = self.other_seekers.setdefault(job, {})
+            if len(seekers) < REMEMBERED_PER_KIND:
+                seekers[message.member] = None
+
+
+def _looks_for_a_host(question: Seek | List) -> bool:
+    """Return whether a rank that asks has no host: hosts ask on the browse group as well, and observers SEEK."""
+    if isinstance(question, Seek):
+        return question.kind != "observer"
+    return question.rank not in (None, 0)
+
+
+def note(memory: dict[str, str], name: str, text: str) -> None:
+    """Keep a remark, unless too many are kept already."""
+    if name and (name in memory or len(memory) < REMEMBERED_PER_KIND):
+        memory[name] = text
+
+
+def note_name(memory: dict[str, None], name: str) -> None:
+    """Keep a name, unless too many are kept already."""
+    if name in memory or len(memory) < REMEMBERED_PER_KIND:
+        memory[name] = None

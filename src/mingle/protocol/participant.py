@@ -1,0 +1,235 @@
+"""A member's part in the two-phase commit of its session, from its seat to GO. Pure.
+
+The host is the coordinator (:mod:`mingle.protocol.registrar`), each member is a participant. SEALED asks it to prepare,
+ACK is its vote, GO is commit, and VOID is abort (Gray, "Notes on Data Base Operating Systems", 1978). From CONFIRMED
+on a participant is bound to the session: it can't tell which of its frames have arrived, so the host may have decided
+GO, and only VOID or the end of the session releases it.
+
+The host numbers its attempts: an *epoch* begins with CONFIRM and ends with GO or VOID.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, TypeAlias
+
+from msgspec import Struct
+
+from mingle.protocol.effects import Effect, ProveStore, ReachStore
+from mingle.protocol.mesh import Prover
+from mingle.protocol.sessions import KnownSession
+from mingle.protocol.states import Transitions, transition
+from mingle.wire import frames
+
+STORE_RETRY_SECONDS = 0.5
+"""The time after which a store that was not reached is tried again, until the host voids the epoch."""
+
+
+class AwaitingConfirm(Struct, frozen=True):
+    """The member has a seat, and the host waits for other members."""
+
+    stage: ClassVar[str] = "seated"
+    epoch: int
+
+
+class TryingPaths(Struct, frozen=True):
+    """CONFIRM has come: each address of the host is tried, since the seal chooses among those that are proved."""
+
+    stage: ClassVar[str] = "seated"
+    epoch: int
+
+
+class AwaitingSeal(Struct, frozen=True):
+    """The member has sent CONFIRMED."""
+
+    stage: ClassVar[str] = "confirmed"
+    epoch: int
+
+
+class _WithSeal(Struct, frozen=True):
+    """A state after SEALED."""
+
+    sealed: frames.Sealed
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the seal."""
+        return self.sealed.epoch
+
+
+class ProvingStore(_WithSeal, frozen=True):
+    """SEALED has come: the store that it names must be reached, and must hold the session's token."""
+
+    stage: ClassVar[str] = "proving the store"
+    retry_at: float | None = None
+    """When to try again; None while an attempt is under way."""
+
+
+class AwaitingGo(_WithSeal, frozen=True):
+    """The member has sent ACK. If its connection breaks now, GO alone is lacking, and it can begin here again."""
+
+    stage: ClassVar[str] = "acknowledged"
+
+
+class Decided(_WithSeal, frozen=True):
+    """GO has come."""
+
+    stage: ClassVar[str] = "formed"
+
+
+State: TypeAlias = AwaitingConfirm | TryingPaths | AwaitingSeal | ProvingStore | AwaitingGo | Decided
+
+CONFIRM, VOID = "CONFIRM", "VOID"
+TRANSITIONS: Transitions = {
+    AwaitingConfirm: {CONFIRM: TryingPaths},
+    TryingPaths: {"every path is tried: CONFIRMED": AwaitingSeal, CONFIRM: TryingPaths, VOID: AwaitingConfirm},
+    AwaitingSeal: {"SEALED": ProvingStore, CONFIRM: TryingPaths, VOID: AwaitingConfirm},
+    ProvingStore: {
+        "the store is proved: ACK": AwaitingGo,
+        "the store is not reached": ProvingStore,
+        "the store is tried again": ProvingStore,
+        CONFIRM: TryingPaths,
+        VOID: AwaitingConfirm,
+    },
+    AwaitingGo: {"GO": Decided, CONFIRM: TryingPaths, VOID: AwaitingConfirm},
+    Decided: {},
+}
+
+
+class Participant:
+    """A member's part in the commit of one session.
+
+    Args:
+        session: whose host has given this member a seat.
+        epoch: the host's present epoch, as JOINED says.
+        effects: the list to which the participant adds what is to be done with stores.
+        prove_mesh: begins to open connections to the targets that CONFIRM names.
+    """
+
+    def __init__(
+        self,
+        session: KnownSession,
+        epoch: int,
+        effects: list[Effect],
+        prove_mesh: Callable[[KnownSession, frames.Confirm, float], Prover],
+    ) -> None:
+        self.session = session
+        self.state: State = AwaitingConfirm(epoch)
+        if session.acknowledged is not None and session.acknowledged.epoch == epoch:
+            self.state = AwaitingGo(session.acknowledged)
+        self.prover: Prover | None = None
+        """The connections to the targets of this epoch, if it has any."""
+        self._effects = effects
+        self._begin_proof = prove_mesh
+
+    def _change(self, why: str, state: State) -> None:
+        self.state = transition(TRANSITIONS, self.state, why, state)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, as far as the host has told."""
+        return self.state.epoch
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the member has sent CONFIRMED: the host may go on to GO without hearing of a new connection."""
+        return isinstance(self.state, AwaitingSeal | ProvingStore | AwaitingGo)
+
+    @property
+    def can_confirm(self) -> bool:
+        """Whether the host waits for CONFIRMED, and every path to it, and every target, has been tried."""
+        race = self.session.race
+        tried = race is not None and not race.pending and (self.prover is None or self.prover.done)
+        return isinstance(self.state, TryingPaths) and tried
+
+    # --- what the host says ----------------------------------------------------------------------------------------
+
+    def said(self, frame: frames.AnyFrame, now: float) -> None:
+        """Handle a frame of the host; one that does not belong to the state is late, and is ignored."""
+        state = self.state
+        match frame:
+            case frames.Store() if isinstance(state, AwaitingConfirm | TryingPaths):
+                self._effects.append(ReachStore(self.session.scoped(frame.address), frame.port))
+            case frames.Confirm() if frame.epoch >= self.epoch and not isinstance(state, Decided):
+                self._asked_to_confirm(frame, now)
+            case frames.Sealed() if isinstance(state, AwaitingSeal) and frame.epoch == state.epoch:
+                self._change("SEALED", ProvingStore(frame))
+                self._prove_store(frame)
+            case frames.Go() if isinstance(state, AwaitingGo) and frame.epoch == state.epoch:
+                self._change("GO", Decided(state.sealed))
+            case frames.Void() if frame.epoch == self.epoch and not isinstance(state, AwaitingConfirm | Decided):
+                self.end()
+                self._change(VOID, AwaitingConfirm(frame.epoch))
+                self.session.acknowledged = None
+
+    def _asked_to_confirm(self, confirm: frames.Confirm, now: float) -> None:
+        session = self.session
+        # A host that asks again after CONFIRMED has found no path that is common to all, unless it names a network.
+        prove_again = session.paths_stale or (isinstance(self.state, AwaitingSeal) and confirm.network is None)
+        self._change(CONFIRM, TryingPaths(confirm.epoch))
+        self.end()
+        if confirm.targets:
+            self.prover = self._begin_proof(session, confirm, now)
+        session.paths_stale, session.acknowledged = False, None
+        assert session.race is not None  # CONFIRM has come on its connection
+        if prove_again:
+            session.race.prove_again(now)
+        else:
+            session.race.try_again(now)
+
+    def confirm(self) -> None:
+        """Send CONFIRMED, which reports the paths that were proved. Call it only if `can_confirm`."""
+        self._change("every path is tried: CONFIRMED", AwaitingSeal(self.epoch))
+        self.session.confirmed = True
+        failures = () if self.prover is None else tuple(self.prover.failures)
+        confirmed = frames.Confirmed(
+            session=self.session.name, epoch=self.epoch, paths=self.session.paths, failures=failures
+        )
+        self.session.send(confirmed)
+
+    def end(self) -> None:
+        """Hang up on the targets: their epoch is over."""
+        if self.prover is not None:
+            self.prover.stop()
+            self.prover = None
+
+    # --- the store -------------------------------------------------------------------------------------------------
+
+    def _prove_store(self, sealed: frames.Sealed) -> None:
+        address = self.session.scoped(sealed.store_address)
+        self._effects.append(ProveStore(sealed.epoch, address, sealed.store_port, sealed.session, sealed.store_token))
+
+    def proves_store(self, session: bytes, epoch: int) -> frames.Sealed | None:
+        """Return the seal whose store is to be proved, if it is the one of this session and epoch."""
+        if not isinstance(self.state, ProvingStore):
+            return None
+        sealed = self.state.sealed
+        return sealed if (sealed.session, sealed.epoch) == (session, epoch) else None
+
+    def store_proved(self, sealed: frames.Sealed) -> None:
+        """Vote with ACK: the store was reached and holds the session's token."""
+        self._change("the store is proved: ACK", AwaitingGo(sealed))
+        self.session.acknowledged = sealed
+        self.session.send(frames.Ack(session=sealed.session, epoch=sealed.epoch))
+
+    def store_unreachable(self, sealed: frames.Sealed, now: float) -> None:
+        """Try again soon; what keeps the store out of reach can have broken other paths to the host as well."""
+        self._change("the store is not reached", ProvingStore(sealed, now + STORE_RETRY_SECONDS))
+        self.session.paths_stale = True
+
+    # --- time ------------------------------------------------------------------------------------------------------
+
+    def next_timer(self) -> float | None:
+        """Return the time of the next call to :meth:`handle_timer`."""
+        if self.prover is not None and isinstance(self.state, TryingPaths):
+            return self.prover.next_timer()
+        return self.state.retry_at if isinstance(self.state, ProvingStore) else None
+
+    def handle_timer(self, now: float) -> None:
+        """Dial the targets again, or try to reach the store again, if that is due."""
+        if self.prover is not None:
+            self.prover.handle_timer(now)
+        state = self.state
+        if isinstance(state, ProvingStore) and state.retry_at is not None and now >= state.retry_at:
+            self._change("the store is tried again", ProvingStore(state.sealed))
+            self._prove_store(state.sealed)

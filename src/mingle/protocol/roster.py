@@ -1,0 +1,111 @@
+"""What a session says of its members, to other processes and to people. Pure.
+
+The registrar (:mod:`mingle.protocol.registrar`) decides; nothing here does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from mingle.protocol import reports
+from mingle.protocol.seats import Seated
+from mingle.wire import frames
+
+# Bounds against a rank that crashes and restarts in a loop, so that STATUS fits into one frame whatever the names are.
+REMEMBERED_DEPARTURES = 16
+REMEMBERED_TEXT = 256
+"""The number of characters kept of each departure and refusal."""
+NAMED_AGENTS = 32
+"""How many agents STATUS names."""
+
+
+class History:
+    """The members that have gone and the newcomers that were refused, as texts."""
+
+    def __init__(self) -> None:
+        self.departures: deque[str] = deque(maxlen=REMEMBERED_DEPARTURES)
+        self.refusals: deque[str] = deque(maxlen=REMEMBERED_DEPARTURES)
+
+    def gone(self, seat: Seated, reason: str) -> None:
+        """Remember a member that is gone."""
+        self.departures.append(f"{seat.who}: {reason}"[:REMEMBERED_TEXT])
+
+    def refused(self, applicant: frames.Join, refusal: frames.Refused) -> None:
+        """Remember a newcomer that was refused, unless its settings are right."""
+        # These only wait, or come without their token.
+        if refusal.reason not in ("running", "full", "surplus", "session"):
+            who = msgspec.structs.replace(applicant.who, rank=applicant.rank)
+            self.refusals.append(f"{who}: {reports.refusal_text(refusal, who.unit)}"[:REMEMBERED_TEXT])
+
+    def came(self, applicant: frames.Join) -> None:
+        """Forget the refusals of a rank that has a seat now: it was started again with the right settings."""
+        came = f"{applicant.who.unit} {applicant.rank} on "
+        for refusal in [each for each in self.refusals if each.startswith(came)]:
+            if ": rank taken (" not in refusal:  # else another process claimed this rank, and still may
+                self.refusals.remove(refusal)
+
+
+def whos(seats: Mapping[bytes, Seated], places: Mapping[bytes, frames.Place]) -> list[frames.ProcessInfo]:
+    """Return the members' processes by rank, or in order while they have none.
+
+    Args:
+        seats: the members.
+        places: their places in the job, once they have any.
+    """
+    ordered = sorted(seats.values(), key=lambda seat: seat.key)
+    everyone = [msgspec.structs.replace(seat.applicant.who, rank=rank_of(seat, places)) for seat in ordered]
+    return sorted(everyone, key=lambda who: -1 if who.rank is None else who.rank)
+
+
+def rank_of(seat: Seated, places: Mapping[bytes, frames.Place]) -> int | None:
+    """Return a member's rank in the job, or the one that it was given."""
+    place = places.get(seat.member)
+    return place.rank if place else seat.applicant.rank
+
+
+def described(members: Sequence[frames.ProcessInfo]) -> str:
+    """Return the members as text for an error; cut where it gets long."""
+    return reports.few(members, "; ")[: frames.MAX_TEXT_CHARACTERS]
+
+
+def hosts(seats: Mapping[bytes, Seated]) -> str:
+    """Return the host names of the members, in order."""
+    ordered = sorted(seats.values(), key=lambda seat: seat.key)
+    return reports.few(dict.fromkeys(seat.applicant.who.hostname or "unknown" for seat in ordered))
+
+
+def roster(
+    seats: Mapping[bytes, Seated], places: Mapping[bytes, frames.Place], store_address: str
+) -> list[frames.Seat]:
+    """Return the seats of all members, in order of rank.
+
+    Args:
+        seats: the members.
+        places: their places in the job.
+        store_address: the host's address on the network of the job.
+    """
+    listed = []
+    for member, seat in seats.items():
+        place = places[member]
+        listed.append(
+            frames.Seat(
+                rank=place.rank,
+                local_rank=place.local_rank,
+                node_rank=place.node_rank,
+                hostname=seat.applicant.who.hostname,
+                address=_address(seat, store_address),
+                pid=seat.applicant.who.pid,
+                program_port=seat.applicant.program_port,
+            )
+        )
+    return sorted(listed, key=lambda seat: seat.rank)
+
+
+def _address(seat: Seated, store_address: str) -> str:
+    for path in seat.paths:
+        if path.host_address == store_address:
+            return path.local_address
+    return seat.applicant.who.address

@@ -1,0 +1,265 @@
+"""The search of a process for the host of its job: what it asks and hears, and for which sessions it races. Pure.
+
+A datagram that names a session is a hint. The search races for the session (:mod:`mingle.protocol.connection_race`):
+to *join* it, or only to *probe* it, where it is said to be sealed and could be running without this process
+(:class:`~mingle.protocol.sessions.RunningCheck`). The member joins the first session that proves itself.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from mingle.errors import MingleError
+from mingle.protocol import reports
+from mingle.protocol.connection_race import ConnectionRace, RaceState, address_seconds, named
+from mingle.protocol.effects import Effect
+from mingle.protocol.events import BytesReceived, ConnectionEvent, Disconnected, Source
+from mingle.protocol.machine import Context, Identity
+from mingle.protocol.observations import Diagnostics, note, note_name
+from mingle.protocol.pacing import DiscoveryClient
+from mingle.protocol.sessions import (
+    RUNNING_PATIENCE_SECONDS,
+    KnownSession,
+    RunningCheck,
+    SessionPolicy,
+    SessionTable,
+    remember,
+)
+from mingle.wire import frames
+from mingle.wire.datagrams import Datagram, Offer
+
+
+class Searcher(Protocol):
+    """The member that searches."""
+
+    @property
+    def session(self) -> KnownSession | None:
+        """The session whose host it is connected to."""
+
+    @property
+    def returns_to(self) -> KnownSession | None:
+        """The session that it tries before any other."""
+
+    def join(self, session: KnownSession, now: float) -> None:
+        """Join a session, whose host has proved it."""
+
+    def host_said(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
+        """Handle a frame of the host that it is connected to."""
+
+    def host_lost(self, session: KnownSession, reason: str, now: float) -> None:
+        """Handle the end of that connection."""
+
+    def unreached(self, session: KnownSession, now: float, *, refused: bool) -> None:
+        """Handle a race that was lost; ``refused``: on every address, so that the host's process has ended."""
+
+    def runs_elsewhere(self, running: frames.Running) -> None:
+        """Handle what a session says of itself that this process is not in."""
+
+
+class Search(SessionPolicy[KnownSession]):
+    """The questions of a process, the sessions that it has heard of, and the races for them.
+
+    Args:
+        identity: of this process.
+        context: what races need.
+        now: the time.
+        diagnostics: takes note of what was heard.
+        effects: the list to which the search adds what is to be done.
+        searcher: the member that searches.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        context: Context,
+        now: float,
+        *,
+        diagnostics: Diagnostics,
+        effects: list[Effect],
+        searcher: Searcher,
+    ) -> None:
+        self.conflict: MingleError | None = None
+        """Why a session that this process waited for has ended, if that concerns every rank of the job."""
+        self.table = SessionTable(self, context, effects, patience=address_seconds(identity.world_size))
+        self.running_check = RunningCheck(
+            identity,
+            self.table,
+            effects,
+            claims=context.claims,
+            patience=min(RUNNING_PATIENCE_SECONDS, context.timeout),
+            freed=self.resume,
+        )
+        self._searcher = searcher
+        self._identity = identity
+        self._diagnostics = diagnostics
+        self._client = DiscoveryClient(identity, context, now, diagnostics=diagnostics, effects=effects)
+
+    # --- datagrams -------------------------------------------------------------------------------------------------
+
+    def heard(self, message: Datagram, source: Source, now: float, *, seated: bool) -> KnownSession | None:
+        """Handle a datagram, or an object in a folder; return the session of this job that it names, if any."""
+        offer = self._client.heard(message, source, now, seated=seated)
+        if offer is None:
+            return None
+        if offer.host_name not in self._diagnostics.hosts:
+            note(self._diagnostics.hosts, offer.host_name, "heard")
+        targets = named(offer, source.interface, source.address)
+        return remember(self.table, offer, targets, source.address, in_folder=source.folder)
+
+    @property
+    def asked_at(self) -> float | None:
+        """The time of the first question since it started to look for a host; None: it has not asked yet."""
+        return self._client.seeker.asked_at
+
+    def resume(self, now: float) -> None:
+        """Ask for a host again."""
+        self._client.seeker.resume(now)
+
+    def hurry(self, now: float) -> None:
+        """Ask as often as at the beginning, unless no question is needed."""
+        self._client.seeker.hurry(now)
+
+    def pause(self) -> None:
+        """Ask for no host."""
+        self._client.seeker.pause()
+
+    # --- races -----------------------------------------------------------------------------------------------------
+
+    def offered(self, session: KnownSession, now: float) -> None:
+        """Handle an OFFER of a session that this process is not in."""
+        race = session.race
+        if race is None:
+            if now >= session.retry_at:
+                self.race(session, now)
+            return
+        reopened = race.call.purpose == "probe" and session.offer.takes_members
+        if not reopened or race.state is RaceState.RACING or now < session.retry_at:
+            race.add(session.targets)
+            return
+        # It was sealed when it was asked, and says that it takes members again: joining it proves that.
+        session.give_up(now)
+        self.race(session, now)
+
+    def make_for(self, offer: Offer, interface: str, now: float, *, sender: str = "") -> None:
+        """Join this session, without waiting for a datagram of its host."""
+        session = remember(self.table, offer, named(offer, interface, sender))
+        if session is None or (session.race is not None and session.race.call.purpose == "join"):
+            return
+        session.hang_up()  # it was only asked whether it lives
+        self.race(session, now)
+
+    def race(self, session: KnownSession, now: float) -> bool:
+        """Start a race for a session, unless it is one to join and another comes first. Return whether it started."""
+        bound = self.bound_elsewhere(session)
+        has_room = session.offer.takes_members or session.confirmed
+        if has_room and bound and (session.alive_since is None or session.offer.state == "sealed"):
+            # It is said to have a free seat, so it does not run without this member. It will be heard again.
+            session.forget_life()
+            return False
+        # A host that has said that it runs without this member is asked: only a datagram says that it is open again.
+        joins = not bound and (has_room or session.said_open)
+        purpose: frames.Purpose = "join" if joins else "probe"
+        session.said_open = False
+        self.table.race(session, self._identity.call(session.name, purpose), now)
+        self.running_check.weigh(now)
+        return True
+
+    def bound_elsewhere(self, candidate: KnownSession) -> bool:
+        """Return whether the candidate must not be joined: there is a host, may be one, or the job runs elsewhere."""
+        searcher = self._searcher
+        if searcher.session is not None:
+            return True
+        if searcher.returns_to is not None:
+            return candidate is not searcher.returns_to
+        return self.running_check.runs(candidate)
+
+    # --- what becomes of a session -----------------------------------------------------------------------------------
+
+    def keeps(self, session: KnownSession) -> bool:
+        """Return whether a session must not make room for another one."""
+        return session is self._searcher.returns_to
+
+    def on_proved(self, session: KnownSession, now: float) -> None:
+        """Handle a session whose host has just proved it."""
+        note(self._diagnostics.hosts, session.host_name, "proved")
+        note_name(self._diagnostics.proved, session.host_name)
+        if session.race is None or session.race.call.purpose != "join":
+            self.running_check.proved(session, now)
+            return
+        session.forget_life()
+        self.conflict = None
+        if self.bound_elsewhere(session):
+            # Another session was quicker, or the job runs elsewhere: this one will be heard again.
+            session.hang_up()
+            return
+        self.pause()
+        self._searcher.join(session, now)
+
+    def on_unreached(self, session: KnownSession, race: ConnectionRace, now: float) -> None:
+        """Handle a race that was lost on every address."""
+        note(self._diagnostics.hosts, session.host_name, f"not reached: {race.failure_text}")
+        self._searcher.unreached(session, now, refused=race.state is RaceState.DEAD and not race.may_live)
+        asked_again = self.running_check.unreached(session, race, now) and self.race(session, now)
+        if not asked_again and session.alive_since is not None:
+            # Dead, or said to take members while there is a host: in neither case it is in the way.
+            self.running_check.free(session, now)
+
+    def on_lost(self, session: KnownSession, race: ConnectionRace, reason: str, now: float) -> None:
+        """Handle the end of the connection to a host that has proved its session."""
+        if session is self._searcher.session:
+            self._searcher.host_lost(session, reason, now)
+        elif session.alive_since is not None:
+            self.running_check.free(session, now)
+
+    def on_frame(self, session: KnownSession, frame: frames.AnyFrame, now: float) -> None:
+        """Handle a frame that came from a host."""
+        if session is self._searcher.session:
+            self._searcher.host_said(session, frame, now)
+        elif isinstance(frame, frames.Running):
+            self._searcher.runs_elsewhere(frame)
+            self._probed(session, frame, now)
+        elif isinstance(frame, frames.Closed) and frame.conflict:
+            # The next session can be free of the conflict: it counts if none comes.
+            self.conflict = reports.closed_by_host(self._identity, frame)
+
+    def _probed(self, session: KnownSession, running: frames.Running, now: float) -> None:
+        if running.state == "open":
+            # It reopened while it was asked, or was never sealed: its next OFFER leads to joining it, whatever it says.
+            session.give_up(now)
+            session.said_open = True
+            self.running_check.free(session, now)
+        else:
+            self.running_check.said(session, running, now)
+
+    # --- connections -----------------------------------------------------------------------------------------------
+
+    def handle(self, event: ConnectionEvent, now: float) -> None:
+        """Process what has happened on a connection of a race."""
+        race = self.table.owner(event.conn).race
+        self.table.handle(event, now)
+        if race is not None and isinstance(event, BytesReceived | Disconnected):
+            for address, reason in race.failures.items():
+                if reason.startswith("secret"):
+                    note_name(self._diagnostics.secret_failures, f"{address}: {reason}")
+
+    def rewired(self, now: float) -> None:
+        """Handle a change of this machine's interfaces: other paths may lead to the hosts now, or to another host."""
+        self.paths_broke()
+        self.hurry(now)
+
+    def paths_broke(self) -> None:
+        """Take note that paths that were proved can be broken by now, and that others can be open."""
+        for session in self.table:
+            session.paths_stale = True
+
+    # --- time ------------------------------------------------------------------------------------------------------
+
+    def next_timer(self) -> float | None:
+        """Return the time of the next call to :meth:`handle_timer`, or to the running check's ``verdict``."""
+        check = self.running_check
+        times = [self._client.next_timer(), check.next_timer(), check.verdict_timer()]
+        return min((time for time in times if time is not None), default=None)
+
+    def handle_timer(self, now: float) -> None:
+        """Ask what is due."""
+        self._client.handle_timer(now)

@@ -1,0 +1,327 @@
+"""The seats of a session: which process holds which seat, on which connection. Pure.
+
+A member is known by its member id, and proves that it holds its seat by the seat's *token*. :class:`Seats` is the book
+that the registrar keeps (:mod:`mingle.protocol.registrar`). If a newcomer wants a seat that is taken, it becomes a
+:class:`Challenge`: it waits until the holder of the seat has shown that it lives, or has lost the seat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+from msgspec import Struct, field
+
+from mingle.wire import frames
+from mingle.wire.authentication import new_token
+
+EXPLICIT = b"\x00"
+"""The first byte of an order that begins with a node rank; its next four bytes are the number."""
+CLAIM_BYTES = 5
+"""The length of an order that is a node rank given by hand. A launcher's is longer, and several nodes can have it."""
+
+
+class Seated(Struct):
+    """A member that has a seat, or a latecomer."""
+
+    member: bytes
+    conn: int | None
+    """Its connection; None for the host itself, and for a member that was lost after GO."""
+    applicant: frames.Join
+    paths: tuple[frames.Path, ...] = ()
+    token: bytes = field(default_factory=new_token)
+    """Only the process that knows it comes back into the seat; the host tells it to the holder in JOINED."""
+    done: bool = False
+    """Whether it has sent READY or LEAVE: the end of its connection is no loss from then on."""
+    joined_at: float = float("-inf")
+    """When it asked for its seat."""
+    ahead: int = 0
+    """Agents only: by how many seconds its wall clock is ahead of the host's, as far as it is known."""
+
+    @property
+    def who(self) -> frames.ProcessInfo:
+        """The process, with the rank that it was given."""
+        return msgspec.structs.replace(self.applicant.who, rank=self.applicant.rank)
+
+    @property
+    def key(self) -> tuple[bool, bytes, bool, int, int, bytes]:
+        """What the members are sorted by: the order of the machine, the local rank or process id on it, the member id.
+
+        It consists of what the member has said of itself and never changes, so all hosts sort alike.
+        """
+        applicant = self.applicant
+        if not applicant.order:
+            return True, b"", True, 0, 0, b""  # all alike: sorting leaves them in the order in which they came
+        local = applicant.local_rank
+        return False, applicant.order, local is None, local or 0, applicant.who.pid, self.member
+
+
+class Latecomer(Struct):
+    """An agent that joined after CONFIRM. It is not in the job before its own ACK."""
+
+    seat: Seated
+    admit_by: float
+    """When it is dropped if it has not acknowledged."""
+    asked: bool = False
+    """Whether it was asked to confirm."""
+    place: frames.Place | None = None
+    """Its place in the job, once it was sent SEALED."""
+
+
+class HostSeat(Struct, frozen=True, kw_only=True):
+    """The host's own seat in its session."""
+
+    member: bytes
+    applicant: frames.Join
+    """Its paths are its own addresses in order of preference."""
+    prefix_lengths: Mapping[str, int]
+    """The prefix lengths of its addresses; 0 or none where nothing is known of the subnet."""
+    last_resort: frozenset[str] = frozenset()
+    """Those of its addresses on tunnels and on bridges inside its machine, taken only if nothing better is shared."""
+    named: bool = False
+    """Whether the user named the interfaces; if so, their order decides."""
+    readdressed_at: float = float("-inf")
+    """When its addresses changed; minus infinity: they are the first ones."""
+
+    @property
+    def addresses(self) -> list[str]:
+        """Its own addresses, the preferred one first."""
+        return [path.host_address for path in self.applicant.paths]
+
+
+class Seats(dict[bytes, Seated]):
+    """The members of a session by their ids, the host first, and the latecomers beside them.
+
+    A caller reads it as a mapping. Only the methods below change it, since they keep ranks and connections up to date.
+
+    Args:
+        host: the host's own seat.
+        size: how many seats there are.
+    """
+
+    def __init__(self, host: HostSeat, size: int) -> None:
+        super().__init__({host.member: Seated(host.member, None, host.applicant, host.applicant.paths)})
+        self.host = host
+        self.size = size
+        self.latecomers: dict[bytes, Latecomer] = {}
+        self.departed_ranks: set[int] = set()
+        """The given ranks whose members are gone."""
+        self._conns: dict[int, bytes] = {}
+        """The connections of members and latecomers."""
+        self._ranks = {} if host.applicant.rank is None else {host.applicant.rank: host.member}
+        """The member that holds each given rank."""
+
+    # --- what is known ---------------------------------------------------------------------------------------------
+
+    @property
+    def assigned(self) -> bool:
+        """Whether the session assigns the ranks."""
+        return self.host.applicant.rank is None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all seats are taken, if the latecomers count."""
+        return len(self) + len(self.latecomers) >= self.size
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The given ranks that never came."""
+        if self.assigned:
+            return ()
+        return tuple(rank for rank in range(self.size) if rank not in self._ranks and rank not in self.departed_ranks)
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether every connected member has said READY: its process group stands."""
+        return all(seat.done or seat.conn is None for seat in self.others())
+
+    @property
+    def all_left(self) -> bool:
+        """Whether every member but the host has said good-bye, or was lost for good."""
+        return all(seat.done and seat.conn is None for seat in self.others())
+
+    def others(self) -> list[Seated]:
+        """Return the members without the host."""
+        return [seat for seat in self.values() if seat.member != self.host.member]
+
+    def in_order(self) -> list[Seated]:
+        """Return the members, the host first and the others in order: so ranks are assigned."""
+        return [self[self.host.member], *sorted(self.others(), key=lambda seat: seat.key)]
+
+    def before_host(self) -> Seated | None:
+        """Return the first member in order, unless the host stands as far in front but for its process id.
+
+        Process ids are no reason for a handover: they are others at each start.
+        """
+        first = min(self.values(), key=lambda seat: seat.key)
+        return first if first.key[:4] < self[self.host.member].key[:4] else None
+
+    def same_place(self, applicant: frames.Join) -> Seated | None:
+        """Return a member that was given the node rank of a newcomer, on another machine or as a node of its own."""
+        if not applicant.order.startswith(EXPLICIT) or len(applicant.order) > CLAIM_BYTES:
+            return None
+        machine, shares = machine_of(applicant), applicant.who.unit == "rank"
+        alike = (seat for seat in self.values() if seat.applicant.order == applicant.order)
+        return next((seat for seat in alike if not shares or machine_of(seat.applicant) != machine), None)
+
+    def paths(self) -> list[tuple[frames.Path, ...]]:
+        """Return the paths that each of the other members has proved."""
+        return [seat.paths for seat in self.others()]
+
+    def connections(self) -> list[int]:
+        """Return the connections of all members and latecomers."""
+        return list(self._conns)
+
+    def member_at(self, conn: int) -> Seated | None:
+        """Return the member on a connection."""
+        return self.get(self._conns.get(conn, b""))
+
+    def latecomer_at(self, conn: int) -> Latecomer | None:
+        """Return the latecomer on a connection."""
+        return self.latecomers.get(self._conns.get(conn, b""))
+
+    def at(self, conn: int) -> Seated | None:
+        """Return the member or latecomer on a connection."""
+        return self.find(self._conns.get(conn, b""))
+
+    def find(self, member: bytes) -> Seated | None:
+        """Return the member or latecomer of this id."""
+        latecomer = self.latecomers.get(member)
+        return self.get(member) if latecomer is None else latecomer.seat
+
+    def holder(self, rank: int | None) -> Seated | None:
+        """Return the member that holds a given rank."""
+        return None if rank is None or rank not in self._ranks else self[self._ranks[rank]]
+
+    # --- changes ---------------------------------------------------------------------------------------------------
+
+    def readdress(self, host: HostSeat) -> None:
+        """Take the host's new addresses."""
+        self.host = host
+        own = self[host.member]
+        own.applicant, own.paths = host.applicant, host.applicant.paths
+
+    def take(self, seat: Seated) -> None:
+        """Give a newcomer, or an admitted latecomer, its seat."""
+        self[seat.member] = seat
+        self.latecomers.pop(seat.member, None)
+        self._connect(seat)
+        rank = seat.applicant.rank
+        if rank is not None:
+            self._ranks[rank] = seat.member
+            self.departed_ranks.discard(rank)
+
+    def wait(self, latecomer: Latecomer) -> None:
+        """Let a latecomer wait beside the members."""
+        self.latecomers[latecomer.seat.member] = latecomer
+        self._connect(latecomer.seat)
+
+    def take_latecomers(self) -> None:
+        """Give all latecomers their seats: the session takes members again."""
+        for latecomer in list(self.latecomers.values()):
+            self.take(latecomer.seat)
+
+    def move(self, seat: Seated, conn: int) -> None:
+        """Move a member to a new connection."""
+        self.disconnect(seat)
+        seat.conn = conn
+        self._connect(seat)
+
+    def disconnect(self, seat: Seated) -> None:
+        """Keep the seat of a member that has lost its connection."""
+        if seat.conn is not None:
+            del self._conns[seat.conn]
+            seat.conn = None
+
+    def free(self, seat: Seated) -> None:
+        """Free the seat of a member that is gone, or forget a latecomer."""
+        if seat.conn is not None:
+            del self._conns[seat.conn]
+        if self.latecomers.pop(seat.member, None) is not None:
+            return
+        del self[seat.member]
+        rank = seat.applicant.rank
+        if rank is not None:
+            del self._ranks[rank]
+            self.departed_ranks.add(rank)
+
+    def _connect(self, seat: Seated) -> None:
+        if seat.conn is not None:
+            self._conns[seat.conn] = seat.member
+
+
+def machine_of(applicant: frames.Join) -> str:
+    """Return the key of an applicant's machine, which containers of that machine share."""
+    return applicant.node.partition("/net:")[0]
+
+
+def rank_taken(holder: Seated) -> frames.Refused:
+    """Return the refusal of a newcomer that wants the rank, or the node rank, of a live process."""
+    applicant = holder.applicant
+    if applicant.rank is None:
+        number = int.from_bytes(applicant.order[1:5], "big")
+        detail = f"node rank {number} is held by another live node"
+        return frames.Refused(reason="node rank taken", detail=detail, who=holder.who)
+    detail = f"rank {applicant.rank} is held by a live process"
+    return frames.Refused(reason="rank taken", detail=detail, who=holder.who)
+
+
+class Challenge(Struct, frozen=True):
+    """A newcomer that wants a taken seat, while the holder of the seat is asked whether it lives."""
+
+    conn: int
+    member: bytes
+    applicant: frames.Join
+    seat: bytes
+    """The holder's member id."""
+    deadline: float
+    """When a holder that has not answered loses the seat."""
+
+
+class Challenges:
+    """The newcomers that wait for the answers of such holders.
+
+    Args:
+        refuse: refuses the newcomer on a connection.
+    """
+
+    def __init__(self, refuse: Callable[[int, frames.Join, frames.Refused], None]) -> None:
+        self._refuse = refuse
+        self._waiting: list[Challenge] = []
+
+    def add(self, challenge: Challenge) -> None:
+        """Let a newcomer wait."""
+        self._waiting.append(challenge)
+
+    def withdraw(self, conn: int) -> None:
+        """Forget the newcomer on a connection."""
+        self._waiting = [each for each in self._waiting if each.conn != conn]
+
+    def answered(self, holder: Seated) -> None:
+        """Refuse those that wait for a seat: its holder lives."""
+        for challenge in self.take(holder.member):
+            refusal = rank_taken(holder)
+            if challenge.member == holder.member:
+                # It looks further, as a member does whose own answer was still on its way.
+                detail = "a live process with this member id has a seat, and its token"
+                refusal = frames.Refused(reason="session", detail=detail, who=holder.who)
+            self._refuse(challenge.conn, challenge.applicant, refusal)
+
+    def take(self, seat: bytes) -> list[Challenge]:
+        """Return, once, those that wait for a seat, the first first."""
+        taken = [each for each in self._waiting if each.seat == seat]
+        self._waiting = [each for each in self._waiting if each.seat != seat]
+        return taken
+
+    def take_all(self) -> list[Challenge]:
+        """Return all, once."""
+        taken, self._waiting = self._waiting, []
+        return taken
+
+    def unanswered(self, now: float) -> list[bytes]:
+        """Return the holders whose time to answer is over."""
+        return list(dict.fromkeys(each.seat for each in self._waiting if now >= each.deadline))
+
+    def next_timer(self) -> float:
+        """Return when that is the case for the next one; infinity: never."""
+        return min((each.deadline for each in self._waiting), default=float("inf"))

@@ -1,0 +1,137 @@
+"""What mingle logs and shows, kept out of the threads in which no line of an application may run.
+
+A logging handler of the application, its record factory, and what it puts in place of ``sys.stderr`` can block, raise
+or fork. In the loop's thread that would stop the discovery, end it, or leave half of it in the child. So such a thread
+*defers* what it has to say (`defer_here`): a thread that lives as long as there is something to say runs it, in order.
+Every other thread logs as usual, by the same `logger`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from mingle import forksafe
+
+MOST_DEFERRED = 1000
+"""The number of deferred actions while a handler blocks; further ones are dropped."""
+FLUSH_SECONDS = 1.0
+"""How long `flush` waits: milliseconds, unless a handler blocks."""
+
+_logger = logging.getLogger("mingle")
+_this_thread = threading.local()
+_changing = forksafe.register_lock(threading.Condition())
+_deferred: deque[Callable[[], object]] = deque()
+_mask: set[int | signal.Signals] | None = None
+"""The signals that the application blocks."""
+_running = False
+"""Whether a thread runs what was deferred."""
+
+
+def defer_here() -> None:
+    """Have the present thread defer what it logs and shows, until it ends."""
+    global _mask
+    _this_thread.defers = True
+    if _mask is None and hasattr(signal, "pthread_sigmask"):
+        _mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())  # a loop comes first, and has not blocked any signal yet
+
+
+def run(action: Callable[[], object]) -> None:
+    """Run what can reach a line of the application: now, or in another thread if this one defers."""
+    global _running
+    if not getattr(_this_thread, "defers", False):
+        action()
+        return
+    with _changing:
+        if len(_deferred) < MOST_DEFERRED:
+            _deferred.append(action)
+        if _running:
+            return
+        _running = True
+    try:
+        threading.Thread(target=_run_deferred, name="mingle-log", daemon=True).start()
+    except RuntimeError:  # no more threads: the next action tries again
+        _running = False
+
+
+def flush() -> None:
+    """Wait until what was deferred has been run, so that it precedes what the caller shows next."""
+    if _running and not getattr(_this_thread, "defers", False):
+        with _changing:
+            _changing.wait_for(lambda: not _running, FLUSH_SECONDS)
+
+
+def _run_deferred() -> None:
+    global _running
+    if _mask is not None:  # a handler can start a process, which inherits the mask
+        signal.pthread_sigmask(signal.SIG_SETMASK, _mask)
+    process = os.getpid()
+    while True:
+        with _changing:
+            if not _deferred:
+                _running = False
+                _changing.notify_all()
+                return
+            action = _deferred.popleft()
+        try:
+            action()
+        except Exception:
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+        if os.getpid() != process:  # a handler has forked, and returns in the child as well
+            return
+
+
+def _forget_in_child() -> None:
+    global _running
+    _running = False
+    _deferred.clear()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_forget_in_child)
+
+
+class Logger:
+    """The logger ``mingle``, for code that can run in a thread that defers."""
+
+    def log(self, level: int, text: str, *args: object, exc_info: BaseException | None = None) -> None:
+        """Log a record."""
+        self._log(level, text, args, exc_info)
+
+    def debug(self, text: str, *args: object) -> None:
+        """Log a record of this level."""
+        self._log(logging.DEBUG, text, args)
+
+    def info(self, text: str, *args: object, exc_info: BaseException | None = None) -> None:
+        """Log a record of this level."""
+        self._log(logging.INFO, text, args, exc_info)
+
+    def _log(self, level: int, text: str, args: tuple[object, ...], error: BaseException | None = None) -> None:
+        if not _logger.isEnabledFor(level):
+            return
+        if not getattr(_this_thread, "defers", False):
+            _logger.log(level, text, *args, exc_info=error, stacklevel=3)
+            return
+        frame, thread = sys._getframe(2), threading.current_thread()
+        place = frame.f_code.co_filename, frame.f_lineno
+        exc_info = None if error is None else (type(error), error, error.__traceback__)
+        made = {"created": time.time(), "thread": thread.ident, "threadName": thread.name}
+        run(partial(_handle, (_logger.name, level, *place, text, args, exc_info, frame.f_code.co_name), made))
+
+
+def _handle(record: tuple[Any, ...], made: dict[str, Any]) -> None:
+    """Have the application's handlers process a record that another thread has made."""
+    logged = _logger.makeRecord(*record)
+    vars(logged).update(made, msecs=made["created"] % 1 * 1000)
+    _logger.handle(logged)
+
+
+logger = Logger()

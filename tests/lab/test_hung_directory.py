@@ -1,0 +1,109 @@
+"""A directory whose server does not answer: it is named, everything else works beside it, and no end waits for it.
+
+The processes are on `lo` of this machine; the mount is what these tests need root for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.bystanders import free_udp_port
+
+from .hung_directory import HungDirectory, hung_directory
+from .lab import why_unavailable
+
+END_SECONDS = 2.0
+WAITS = """
+import atexit, sys, time
+atexit.register(lambda: print(f"the last exit handler at {time.monotonic()}", flush=True))
+import mingle
+try:
+    rank, timeout = int(sys.argv[2]), float(sys.argv[3])
+    job = mingle.discover("hung", rank=rank, world_size=2, peers=sys.argv[1], discovery_timeout=timeout)
+    print(f"formed after {job.elapsed:.2f} s", flush=True)
+    job.close()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+except mingle.DiscoveryTimeoutError as error:
+    print(error, flush=True)
+print(f"returned at {time.monotonic()}", flush=True)
+"""
+
+
+@pytest.fixture
+def hung(tmp_path: Path) -> Iterator[HungDirectory]:
+    reason = why_unavailable()
+    if reason is not None:
+        pytest.skip(reason)
+    path = tmp_path / "hung"
+    path.mkdir()
+    with hung_directory(path) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def start(hung: HungDirectory, rank: int, port: int, timeout: float = 60.0) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS, f"dir:{hung.path}", str(rank), str(timeout)],
+        env={**os.environ, "MINGLE_INTERFACE": "lo", "MINGLE_PORT": str(port)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ended(process: subprocess.Popen[str], since: float | None = None) -> tuple[str, str]:
+    """Return what a process wrote; check that it ended in time, since a moment or since its call returned.
+
+    What counts is the interpreter's last exit handler: torch's own end takes a second more on a machine that is busy.
+    """
+    out, err = process.communicate(timeout=60)
+    total = time.monotonic()
+    returned, last = (float(each.split()[0]) for each in out.split("at ")[-2:])
+    begin = returned if since is None else since
+    print(f"the last exit handler ran after {last - begin:.2f} s, the process ended after {total - begin:.2f} s")
+    assert last - begin < END_SECONDS
+    assert total - begin < 5 * END_SECONDS
+    assert process.returncode == 0, err
+    return out, err
+
+
+def test_ctrl_c_ends_a_process_although_a_directory_hangs(hung: HungDirectory) -> None:
+    with start(hung, 1, free_udp_port()) as process:
+        assert hung.asked.wait(30)
+        interrupted = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, _ = ended(process, interrupted)
+    assert "interrupted" in out
+
+
+def test_a_directory_that_hangs_is_named_and_does_not_delay_the_exit(hung: HungDirectory) -> None:
+    with start(hung, 1, free_udp_port(), timeout=12.0) as process:
+        out, err = ended(process)
+    cause = f"dir:{hung.path} in MINGLE_PEERS has not answered for more than 3 s"
+    assert f"10 s · likely cause: {cause}" in err
+    assert f"likely cause: {cause}" in out
+
+
+def test_multicast_works_beside_a_directory_that_hangs(hung: HungDirectory) -> None:
+    port = free_udp_port()
+    with start(hung, 0, port) as host, start(hung, 1, port) as member:
+        for process in (member, host):
+            out, _ = process.communicate(timeout=60)
+            assert process.returncode == 0
+            print(out)
+            assert float(out.split("formed after ")[1].split()[0]) < 2.0

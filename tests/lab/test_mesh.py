@@ -1,0 +1,303 @@
+"""Nodes of a job that can't reach each other: every rank raises the same error in seconds, and it names them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import mingle
+from tests.support.levels import repeated
+
+from . import Host, Lab
+from .scenarios import TIMEOUT, check, report_log, results, train, wait_for_log
+
+RAISED_SECONDS = 12.0
+"""By when every rank has raised, from its start."""
+SIZE = 4
+
+
+def join(job_id: str, rank: int, world_size: int = SIZE, **arguments: Any) -> tuple[float, str, str]:
+    """Discover; return the seconds until it ended, the kind of its end, and what it said."""
+    report_log()
+    arguments.setdefault("mesh", "on")
+    began = time.monotonic()
+    try:
+        with mingle.discover(job_id, rank=rank, world_size=world_size, discovery_timeout=TIMEOUT, **arguments) as job:
+            return time.monotonic() - began, "formed", job.master_addr
+    except mingle.MingleError as error:
+        return time.monotonic() - began, type(error).__name__, str(error)
+
+
+def raised(hosts: Sequence[Host], job_id: str, **arguments: Any) -> str:
+    """Start a rank on each host; return the error that all of them raise, which must come in time."""
+    ranks = [host.start(join, job_id, rank, len(hosts), **arguments) for rank, host in enumerate(hosts)]
+    ends = [rank.result(2 * TIMEOUT) for rank in ranks]
+    assert {kind for _, kind, _ in ends} == {"ConnectivityError"}, ends
+    assert len({text for *_, text in ends}) == 1, ends
+    assert max(seconds for seconds, *_ in ends) < RAISED_SECONDS, ends
+    text = ends[0][2]
+    print(f"{max(seconds for seconds, *_ in ends):.2f} s\n{text}", file=sys.stderr)
+    assert len(text.splitlines()) <= 10
+    return text
+
+
+def pairs_of(text: str) -> list[str]:
+    """Return the lines about pairs."""
+    return [line.strip() for line in text.splitlines()[1:] if not line.startswith(("  likely cause:", "  fix:"))]
+
+
+def four(lab: Lab) -> list[Host]:
+    network = lab.network()
+    return [lab.host(network) for _ in range(SIZE)]
+
+
+def from_host(host: Host) -> str:
+    """Match the TCP packets of a host; UDP passes."""
+    return f"meta l4proto tcp ip saddr {host.address()}"
+
+
+@pytest.mark.quick
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_filter_between_two_workers(lab: Lab, seed: int) -> None:
+    hosts = four(lab)
+    hosts[1].drop(from_host(hosts[2]))
+    (line,) = pairs_of(raised(hosts, f"pair {seed}"))
+    assert "rank 1 on host host2" in line
+    assert "rank 2 on host host3" in line
+    assert "do not reach each other: no answer" in line
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_firewall_that_rejects_one_direction(lab: Lab, seed: int) -> None:
+    """Only new connections are rejected, as by a firewall with states: the other direction works."""
+    hosts = four(lab)
+    syn = f"{from_host(hosts[2])} tcp flags & (syn | ack) == syn reject with tcp reset"
+    hosts[1].namespace.nft(f"table inet own {{ chain c {{ type filter hook input priority 0; {syn}; }}; }}")
+    (line,) = pairs_of(raised(hosts, f"reject {seed}"))
+    assert line.startswith("rank 2 on host host3")
+    assert "does not reach rank 1 on host host2" in line
+    assert line.endswith("refuses connections; the other way works")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_firewall_that_drops_one_direction(lab: Lab, seed: int) -> None:
+    hosts = four(lab)
+    hosts[1].drop(f"{from_host(hosts[2])} tcp flags & (syn | ack) == syn")
+    (line,) = pairs_of(raised(hosts, f"direction {seed}"))
+    assert line.startswith("rank 2 on host host3")
+    assert "does not reach rank 1 on host host2" in line
+    assert line.endswith("the other way works")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_host_that_accepts_no_tcp(lab: Lab, seed: int) -> None:
+    hosts = four(lab)
+    hosts[3].drop("tcp flags & (syn | ack) == syn")
+    (line,) = pairs_of(raised(hosts, f"deaf {seed}"))
+    assert line.startswith("no other node reaches rank 3 on host host4")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_two_groups_beside_rank_0(lab: Lab, seed: int) -> None:
+    """All reach rank 0, so that the job has a store; behind it are two groups."""
+    network = lab.network()
+    hosts = [lab.host(network) for _ in range(5)]
+    for one in hosts[1:3]:
+        for other in hosts[3:]:
+            one.drop(from_host(other))
+    (line,) = pairs_of(raised(hosts, f"halves {seed}"))
+    assert line.startswith("host2, host3 and host4, host5 do not reach each other")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_black_hole_for_large_packets(lab: Lab, seed: int) -> None:
+    hosts = four(lab)
+    hosts[1].drop(f"{from_host(hosts[2])} meta length > 1000")
+    (line,) = pairs_of(raised(hosts, f"large {seed}"))
+    assert "rank 1 on host host2" in line
+    assert "rank 2 on host host3" in line
+    assert "large packets do not pass" in line
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("length", "others"), [pytest.param(31, [3], id="all but rank 3"), pytest.param(32, [2, 3], id="rank 0 only")]
+)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_a_wrong_netmask(lab: Lab, length: int, others: list[int], seed: int) -> None:
+    """Rank 1 has routes to rank 0 and not to all others, so it can't answer them either."""
+    hosts = four(lab)
+    address, interface = hosts[1].address(), hosts[1].interface()
+    hosts[1].ip(
+        f"address flush dev {interface}",
+        f"address add {address}/{length} dev {interface}",
+        f"route replace {hosts[0].address()}/32 dev {interface}",
+    )
+    lines = pairs_of(raised(hosts, f"netmask {length} {seed}"))
+    assert all("host2" in line for line in lines), lines
+    named = {number for number in (0, 2, 3) if any(f"host{number + 1}" in line for line in lines)}
+    assert named == set(others), lines
+
+
+FOREIGN = {
+    "speaks": "while True: socket.accept()[0].sendall(b'SSH-2.0-OpenSSH_9.6\\r\\n')",
+    "answers": "while True: one = socket.accept()[0]; one.recv(9); one.sendall(b'HTTP/1.0 400 Bad Request\\r\\n')",
+}
+"""What another program does with a connection."""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("program", FOREIGN)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_another_program_answers_for_a_worker(lab: Lab, program: str, seed: int) -> None:
+    """What rank 2 opens to rank 1, on whatever port, comes to another program; the other direction works."""
+    hosts = four(lab)
+    code = f"from socket import *\nsocket = create_server(('', 9999))\nprint('ready', flush=True)\n{FOREIGN[program]}"
+    hosts[1].run([sys.executable, "-c", code]).wait_for_output("ready")
+    rule = f"{from_host(hosts[2])} redirect to :9999"
+    hosts[1].namespace.nft(f"table ip own {{ chain c {{ type nat hook prerouting priority dstnat; {rule}; }}; }}")
+    (line,) = pairs_of(raised(hosts, f"foreign {program} {seed}"))
+    assert line.startswith("rank 2 on host host3")
+    assert "does not reach rank 1 on host host2" in line
+    assert "another program answers on TCP port" in line
+    assert line.endswith("the other way works")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_the_next_network_is_taken_if_the_mesh_holds_there(lab: Lab, seed: int) -> None:
+    first, second = lab.network("10.77.0.0/24"), lab.network("10.78.0.0/24")
+    hosts = [lab.host(first, second) for _ in range(SIZE)]
+    hosts[1].drop(f"meta l4proto tcp ip saddr {hosts[2].address(first)}")
+    ranks = [host.start(train, f"second {seed}", rank, SIZE, mesh="on") for rank, host in enumerate(hosts)]
+    ends = results(ranks)
+    assert {end["sum"] for end in ends} == {10}
+    assert {end["master_addr"] for end in ends} == {hosts[0].address(second)}
+    assert {end["interface"] for end in ends} == {hosts[0].interface(second)}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_with_off_the_job_forms_all_the_same(lab: Lab, seed: int) -> None:
+    hosts = four(lab)
+    hosts[1].drop(from_host(hosts[2]))
+    ranks = [host.start(join, f"off {seed}", rank, mesh="off") for rank, host in enumerate(hosts)]
+    ends = [rank.result(2 * TIMEOUT) for rank in ranks]
+    assert {kind for _, kind, _ in ends} == {"formed"}, ends
+    assert max(seconds for seconds, *_ in ends) < 6, ends
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_with_warn_the_job_forms_and_rank_0_names_the_pair(lab: Lab, seed: int) -> None:
+    hosts = four(lab)
+    hosts[1].drop(from_host(hosts[2]))
+    ranks = [host.start(join, f"warn {seed}", rank, mesh="warn") for rank, host in enumerate(hosts)]
+    wait_for_log(ranks[0], "do not reach each other", 2 * TIMEOUT)
+    ends = [rank.result(2 * TIMEOUT) for rank in ranks]
+    assert {kind for _, kind, _ in ends} == {"formed"}, ends
+
+
+# --- the commands -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("mesh", ["warn", "on", "off"])
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_mingle_run_warns_or_refuses(lab: Lab, mesh: str, seed: int) -> None:
+    hosts = four(lab)[:3]
+    hosts[1].drop(from_host(hosts[2]))
+    line = [sys.executable, "-m", "mingle.run.command", "--nnodes=3", "--job-id=run", f"--mesh={mesh}"]
+    commands = [[*line, f"--node-rank={rank}", "--", "echo", "started {node_rank}"] for rank in range(3)]
+    processes = [hosts[0].run(commands[0])]
+    # Node 0 hosts before the others start: one of the pair could be elected, and the other could not join it.
+    assert hosts[0].run([sys.executable, "-m", "mingle", "find", "run", "--control"]).wait(TIMEOUT) == 0
+    processes += [host.run(command) for host, command in zip(hosts[1:], commands[1:], strict=True)]
+    statuses = [process.wait(2 * TIMEOUT) for process in processes]
+    for rank, process in enumerate(processes):
+        started = f"started {rank}" in process.stdout
+        named = all(name in process.stderr for name in ("host host2 (10.77.0.2 on", "host host3 (10.77.0.3 on"))
+        assert started == (mesh != "on"), process.stderr
+        assert named == (mesh == "on" or (mesh == "warn" and rank == 0)), process.stderr
+    assert statuses == [1 if mesh == "on" else 0] * 3
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_mingle_check_names_the_pair(lab: Lab, seed: int) -> None:
+    hosts = four(lab)[:3]
+    hosts[1].drop(from_host(hosts[2]))
+    line = [sys.executable, "-m", "mingle.check.command", "--nnodes=3", "--json", "--mesh=on"]
+    # Given ranks: of assigned ones, a process of the pair could be elected first, and the other can't join it.
+    ranks = [{"MINGLE_RANK": str(rank), "MINGLE_WORLD_SIZE": "3", "MINGLE_TIMEOUT": "30"} for rank in range(3)]
+    processes = [host.run(line, env=env) for host, env in zip(hosts, ranks, strict=True)]
+    assert [process.wait(2 * TIMEOUT) for process in processes] == [1, 1, 1]
+    (error,) = {json.dumps(json.loads(process.stdout)["error"]) for process in processes}
+    assert json.loads(error)["type"] == "ConnectivityError"
+    assert "host host2 (10.77.0.2 on eth0)" in error
+    assert "host host3 (10.77.0.3 on eth0)" in error
+    assert "host1 (" not in error
+
+
+# --- no false alarm -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_no_alarm_on_a_network_that_loses_packets(lab: Lab, seed: int) -> None:
+    hosts = four(lab)
+    for host in hosts:
+        host.drop_udp(50)
+        host.drop('iifname != "lo" meta l4proto tcp numgen random mod 100 < 5')
+    check(
+        results([host.start(train, f"loss {seed}", rank, SIZE, mesh="on") for rank, host in enumerate(hosts)]),
+        hosts,
+        hosts[0],
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", repeated(1, soak=10))
+def test_no_alarm_while_a_rank_is_stopped(lab: Lab, seed: int) -> None:
+    """It is stopped for 3 s at a moment between the last start and GO, wherever chance puts it."""
+    hosts = four(lab)
+    ranks = [hosts[rank].start(train, f"stopped {seed}", rank, SIZE, mesh="on") for rank in range(SIZE - 1)]
+    wait_for_log(ranks[1], "seated")
+    ranks.append(hosts[-1].start(train, f"stopped {seed}", SIZE - 1, SIZE, mesh="on"))
+    wait_for_log(ranks[-1], "joining")
+    threading.Event().wait(random.Random(seed).uniform(0, 0.02))
+    victim = ranks[1 + seed % 3]
+    os.kill(victim.pid, signal.SIGSTOP)
+    threading.Event().wait(3.0)
+    os.kill(victim.pid, signal.SIGCONT)
+    check(results(ranks), hosts, hosts[0])

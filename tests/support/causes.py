@@ -1,0 +1,475 @@
+"""The table of causes: what was observed, and the likely cause that each ladder names for it.
+
+``docs/causes.md`` shows it, ``tests/docs/test_causes.py`` runs each row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec.structs import replace
+
+from mingle.cli import jobs
+from mingle.cli.checks import judge, why_unheard
+from mingle.diagnostics import Finding, diagnosis
+from mingle.diagnostics.diagnosis import Facts, Holder
+from mingle.elastic import reports as agent_reports
+from mingle.elastic.quorum import Memory, Nodes, Policy
+from mingle.observe.finder import not_found
+from mingle.protocol import reports
+from mingle.protocol.machine import Identity
+from mingle.protocol.observations import Diagnostics, NetworkFacts
+from mingle.wire.datagrams import Offer, Seek
+from mingle.wire.echo import EchoRequest
+from mingle.wire.frames import ProcessInfo, Status
+from tests.support.bystanders import Wire, a_finder
+from tests.support.ping_lan import Lan, echo_heard
+
+
+def _offer() -> Offer:
+    return Offer(job="resnet", session=b"S" * 16, host=b"H" * 16, addresses=("10.0.0.9",), port=5000, world_size=2)
+
+
+HEALTHY = Facts(port=29499, used=["eth0 10.0.0.5/24"], used_names=["eth0"], networks=["10.0.0.0/24"])
+NO_ROUTE = Facts(port=29499, used=["eth0 10.0.0.5/24"], used_names=["eth0"], default_route=False)
+LOOPBACK = Facts(port=29499, used=["lo 127.0.0.1/8"], used_names=["lo"], only_loopback=True)
+NAMED = Facts(port=29499, used=["eth0"], used_names=["eth0"], unused=["eth1 10.1.0.5/24"], named_by="MINGLE_INTERFACE")
+SHARED_PORT = Facts(port=29499, used=["eth0"], used_names=["eth0"], holders=[Holder(99, "telemetry", 0)])
+SURE = Facts(port=29499, used=["eth0"], used_names=["eth0"], send_errors={"ENETUNREACH": 3}, default_route=False)
+
+HOST = "host node0 (10.0.0.1:40000), pid 7"
+VERSION: Mapping[str, int] = {"version 9": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row: what was observed by whom, in words and as facts, and words of the cause that is named."""
+
+    observed: str
+    cause: str
+    machine: Facts = HEALTHY
+    heard: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the evidence, or for `find` what is heard."""
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    status: Status | None = None
+    assigned: bool = False
+    silent_host: bool = False
+    """Whether the host took our connection and says nothing."""
+
+    def facts(self) -> NetworkFacts:
+        """What the driver gives to the report: the warnings and failures of the local checks among it."""
+        found: list[Finding] = diagnosis.troubles(self.machine)
+        return NetworkFacts(port=29499, rejected=Counter(self.rejected), findings=found)
+
+
+def _identity(row: Row) -> Identity:
+    rank = None if row.assigned else 0 if row.status is not None else 1
+    return Identity(
+        job="resnet",
+        attempt="",
+        member=b"M" * 16,
+        rank=rank,
+        world_size=4,
+        node="n",
+        who=ProcessInfo(hostname="n", pid=1),
+    )
+
+
+def rank_names(row: Row) -> str:
+    """The cause in the error of a rank whose time is up."""
+    connected = row.silent_host or row.status is not None
+    diagnostics = Diagnostics(**row.heard)
+    error = reports.timeout(_identity(row), diagnostics, row.facts(), seconds=5, status=row.status, connected=connected)
+    return str(error.cause)
+
+
+def agent_names(row: Row) -> str:
+    """The same, of an agent."""
+    status = row.status or Status(joined=1, world_size=4, lacks="1 more node(s): 2 to 4 are wanted")
+    policy = Policy(nodes=Nodes(minimum=2, maximum=4), last_call=30.0)
+    error = agent_reports.incomplete(_identity(row), Memory(policy), status, 5.0, Diagnostics(**row.heard), row.facts())
+    return str(error.cause)
+
+
+def find_names(row: Row) -> str:
+    """The same, of `mingle-discover find`."""
+    wire = Wire()
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    if "seeker" in row.heard:
+        wire.hear("10.0.0.2", Seek(job="resnet", member=b"M" * 16, world_size=2, rank=1), "10.0.0.3")
+    if "offer" in row.heard:
+        wire.hear("10.0.0.2", _offer(), "10.0.0.9")
+        finder.sessions[0].was_alive = row.heard["offer"] == "was alive"
+    if "other" in row.heard:
+        finder.diagnostics.other_jobs[row.heard["other"]] = "host two (10.0.0.2), pid 7"
+    return str(not_found("resnet", finder, row.facts(), 5.0).cause)
+
+
+def list_names(row: Row) -> str:
+    """The same, of `mingle-discover list`."""
+    return jobs.why_no_job(row.facts())[0]
+
+
+def ping_names(row: Row) -> str:
+    """The same, of `mingle-discover ping`."""
+    machine = replace(row.machine, versions=dict.fromkeys(row.rejected, "192.0.2.66"))
+    pings = Lan().add("10.0.0.1")
+    if "job" in row.heard:
+        hello = EchoRequest(job=row.heard["job"], pinger=b"P" * 16, number=1, way="multicast")
+        pings.handle(echo_heard(hello, "192.0.2.66", size=640), 100.0)
+    return why_unheard(judge(pings, machine))[0]
+
+
+SEEKER = {b"A" * 16: "rank 2 on host node2 (10.0.0.2), pid 9"}
+A_PROCESS = {b"A" * 16: "a process without a rank on host node2 (10.0.0.2), pid 9"}
+TYPO = {"resent": "host node9 (10.0.0.9), pid 4"}
+OTHER = {"bert": "host node9 (10.0.0.9), pid 4"}
+SECRET = {"10.0.0.2: secret: it has another one": None}
+LACKING = Status(joined=2, world_size=4, missing=(2, 3))
+ALONE = Status(joined=1, world_size=4, missing=(1, 2, 3))
+PAIR = Status(joined=2, world_size=4, lacks="1 more node(s): 3 to 4 are wanted")
+
+NO_ROUTE_WORDS = "no default route"
+RANKS = (
+    Row(
+        observed="a rank was refused",
+        status=Status(joined=2, world_size=4, missing=(2, 3), refused=("rank 2: world size",)),
+        machine=SURE,
+        cause="settings that contradict the others",
+    ),
+    Row(
+        observed="all ranks have joined and some do not answer, and a process too many was refused",
+        status=Status(joined=4, world_size=4, unconfirmed=(2, 3), refused=("host x: full",)),
+        cause="those processes are stopped, or their network was cut",
+    ),
+    Row(
+        observed="a rank came, went, and is not back",
+        status=Status(joined=3, world_size=4, departed=(2,), left=("rank 2 on host x: reset",)),
+        cause="a rank crashed or was stopped",
+    ),
+    Row(
+        observed="a rank came, went and came back; then another one does not answer",
+        status=Status(joined=4, world_size=4, left=("rank 2 on host x: reset",), phase="confirming", unconfirmed=(3,)),
+        cause="those processes are stopped",
+    ),
+    Row(
+        observed="all ranks joined, and one does not answer",
+        status=Status(joined=4, world_size=4, phase="confirming", unconfirmed=(3,)),
+        machine=NO_ROUTE,
+        cause="those processes are stopped",
+    ),
+    Row(
+        observed="all ranks joined, and rank 0's store is not reached from here",
+        status=Status(joined=4, world_size=4, phase="sealed", unconfirmed=(0,)),
+        heard={"store_failures": {"10.0.0.1:4567": "Connection timed out"}},
+        cause="the store at 10.0.0.1:4567 is not reached from this host (Connection timed out)",
+    ),
+    Row(
+        observed="ranks are missing, and a check of this machine fails",
+        status=LACKING,
+        machine=SURE,
+        cause="Network is unreachable",
+    ),
+    Row(
+        observed="ranks are missing, and a process did not prove the secret",
+        status=LACKING,
+        heard={"secret_failures": SECRET},
+        cause="without a secret or with another one",
+    ),
+    Row(
+        observed="a missing rank was heard and has not joined",
+        status=LACKING,
+        heard={"seekers": SEEKER, "other_jobs": TYPO},
+        machine=NO_ROUTE,
+        cause="rank 2 on host node2 (10.0.0.2), pid 9: heard, and has not joined",
+    ),
+    Row(
+        observed="ranks are assigned, and more processes were heard than have joined",
+        status=Status(joined=1, world_size=4),
+        assigned=True,
+        heard={"seekers": A_PROCESS},
+        cause="a process without a rank on host node2 (10.0.0.2), pid 9: heard, and has not joined",
+    ),
+    Row(
+        observed="ranks are missing, and another version of the protocol is heard",
+        status=LACKING,
+        rejected=VERSION,
+        cause="an incompatible mingle",
+    ),
+    Row(
+        observed="ranks are missing, and the same job is heard in another attempt of the launcher",
+        status=LACKING,
+        heard={"other_attempts": {"2": "10.0.0.3"}},
+        cause="the launcher's attempt differs: '2'",
+    ),
+    Row(
+        observed="ranks are missing, and a similar job id is heard; there is no default route",
+        status=ALONE,
+        heard={"other_jobs": TYPO},
+        machine=NO_ROUTE,
+        cause="a mistyped job id: 'resent'",
+    ),
+    Row(
+        observed="ranks are missing, and a job id that resembles ours not at all is heard",
+        status=ALONE,
+        heard={"other_jobs": OTHER},
+        cause="the missing ranks were never started, or no network leads from them to rank 0",
+    ),
+    Row(
+        observed="ranks are missing, others have joined, and there is no default route",
+        status=LACKING,
+        machine=NO_ROUTE,
+        cause="the missing ranks were never started",
+    ),
+    Row(
+        observed="ranks are missing, others have joined, and only loopback is up",
+        status=LACKING,
+        machine=LOOPBACK,
+        cause="the missing ranks were never started",
+    ),
+    Row(
+        observed="rank 0 is alone, no process is heard, and there is no default route",
+        status=ALONE,
+        machine=NO_ROUTE,
+        cause="the missing ranks were never started",
+    ),
+    Row(
+        observed="rank 0 is alone, no process is heard, and only loopback is up",
+        status=ALONE,
+        machine=LOOPBACK,
+        cause="only loopback is used",
+    ),
+    Row(
+        observed="rank 0 is alone, no process is heard, and another program shares the UDP port",
+        status=ALONE,
+        machine=SHARED_PORT,
+        cause="is also held by pid 99",
+    ),
+    Row(observed="ranks are missing, and nothing else is observed", status=LACKING, cause="were never started"),
+    Row(
+        observed="rank 0 took the connection and does not answer",
+        silent_host=True,
+        machine=NO_ROUTE,
+        cause="the host's process is stopped or hangs",
+    ),
+    Row(
+        observed="rank 0 was heard and no connection to it stood",
+        heard={"hosts": {HOST: "not reached: 10.0.0.1 no proof within 1 s"}, "other_jobs": TYPO},
+        machine=NO_ROUTE,
+        cause="rank 0 was heard but could not be reached over TCP",
+    ),
+    Row(
+        observed="rank 0 was reached and is gone",
+        heard={"hosts": {HOST: "not reached: 10.0.0.1 Connection refused"}, "proved": {HOST: None}},
+        cause="rank 0 was reached and has gone since",
+    ),
+    Row(
+        observed="rank 0 is not heard, and another version of the protocol is",
+        rejected=VERSION,
+        machine=NO_ROUTE,
+        cause="an incompatible mingle",
+    ),
+    Row(
+        observed="rank 0 is not heard, and a check of this machine fails",
+        machine=SURE,
+        heard={"other_jobs": TYPO},
+        cause="Network is unreachable",
+    ),
+    Row(
+        observed="rank 0 is not heard, and the same job is in another attempt of the launcher",
+        heard={"other_attempts": {"2": "10.0.0.3"}},
+        machine=NO_ROUTE,
+        cause="the launcher's attempt differs: '2'",
+    ),
+    Row(
+        observed="rank 0 is not heard, a similar job id is; there is no default route",
+        heard={"other_jobs": TYPO},
+        machine=NO_ROUTE,
+        cause="a mistyped job id: 'resent' is on this network",
+    ),
+    Row(
+        observed="rank 0 is not heard, other ranks of the job are, and so is another job",
+        heard={"seekers": SEEKER, "other_jobs": OTHER},
+        machine=NO_ROUTE,
+        cause="rank 0 was not started, or runs alone with a world size of 1",
+    ),
+    Row(
+        observed="rank 0 is not heard, a job id that resembles ours not at all is",
+        heard={"other_jobs": OTHER},
+        machine=NO_ROUTE,
+        cause="its multicast does not reach this network (other jobs are heard, so multicast works here)",
+    ),
+    Row(
+        observed="rank 0 is not heard, other ranks of the job are",
+        heard={"seekers": SEEKER},
+        machine=NO_ROUTE,
+        cause="rank 0 was not started, or runs alone with a world size of 1",
+    ),
+    Row(
+        observed="no process is heard, and only loopback is up",
+        machine=LOOPBACK,
+        cause="only loopback is used",
+    ),
+    Row(
+        observed="no process is heard, and MINGLE_INTERFACE names one of two networks",
+        machine=NAMED,
+        cause="MINGLE_INTERFACE names eth0 alone",
+    ),
+    Row(
+        observed="no process is heard, and there is no default route",
+        machine=NO_ROUTE,
+        cause="rank 0 was not started, or this network carries no multicast",
+    ),
+    Row(observed="no process is heard", cause="rank 0 was not started, or this network carries no multicast"),
+)
+AGENTS = (
+    Row(
+        observed="a node was refused",
+        status=Status(joined=2, world_size=4, refused=("host x: world size",)),
+        machine=SURE,
+        cause="settings that contradict the others",
+    ),
+    Row(observed="a check of this machine fails", machine=SURE, heard={"other_jobs": TYPO}, cause="unreachable"),
+    Row(
+        observed="a process did not prove the secret",
+        heard={"secret_failures": SECRET},
+        machine=NO_ROUTE,
+        cause="without a secret or with another one",
+    ),
+    Row(observed="another version is heard", rejected=VERSION, machine=NO_ROUTE, cause="an incompatible mingle"),
+    Row(
+        observed="more nodes were heard than have joined",
+        heard={"seekers": A_PROCESS},
+        machine=NO_ROUTE,
+        cause="some nodes were heard looking for the job and have not joined it",
+    ),
+    Row(
+        observed="another job id is heard; there is no default route",
+        heard={"other_jobs": TYPO},
+        machine=NO_ROUTE,
+        cause="a mistyped --rdzv-id: 'resent' is on this network",
+    ),
+    Row(
+        observed="a job id that resembles ours not at all is heard",
+        heard={"other_jobs": OTHER},
+        machine=LOOPBACK,
+        cause="the other nodes were not started",
+    ),
+    Row(
+        observed="other nodes have joined, and there is no default route",
+        status=PAIR,
+        machine=NO_ROUTE,
+        cause="the other nodes were not started",
+    ),
+    Row(
+        observed="other nodes have joined, and only loopback is up",
+        status=PAIR,
+        machine=LOOPBACK,
+        cause="the other nodes were not started",
+    ),
+    Row(
+        observed="a node came and went, and only loopback is up",
+        status=Status(joined=1, world_size=4, left=("host x: reset",)),
+        machine=LOOPBACK,
+        cause="the other nodes were not started",
+    ),
+    Row(
+        observed="no process is heard, and there is no default route",
+        machine=NO_ROUTE,
+        cause="the other nodes were not started",
+    ),
+    Row(observed="no process is heard, and only loopback is up", machine=LOOPBACK, cause="only loopback is used"),
+    Row(observed="no process is heard", cause="the other nodes were not started"),
+)
+FIND = (
+    Row(
+        observed="the host was heard and no connection to it stood",
+        heard={"offer": "", "seeker": ""},
+        machine=NO_ROUTE,
+        cause="its host was heard but could not be reached over TCP",
+    ),
+    Row(
+        observed="the host was reached and is gone",
+        heard={"offer": "was alive"},
+        machine=NO_ROUTE,
+        cause="its host was reached and has gone since",
+    ),
+    Row(observed="another version is heard", rejected=VERSION, machine=NO_ROUTE, cause="an incompatible mingle"),
+    Row(observed="a check of this machine fails", machine=SURE, heard={"seeker": ""}, cause="Network is unreachable"),
+    Row(
+        observed="ranks look for the job",
+        heard={"seeker": "", "other": "resent"},
+        machine=NO_ROUTE,
+        cause="its rank 0 was not started or does not hear us",
+    ),
+    Row(
+        observed="a similar job id is heard; there is no default route",
+        heard={"other": "resent"},
+        machine=NO_ROUTE,
+        cause="a mistyped job id: 'resent' is on this network",
+    ),
+    Row(
+        observed="a job id that resembles it not at all is heard",
+        heard={"other": "bert"},
+        machine=LOOPBACK,
+        cause="the job does not run, or its multicast does not reach this network (other jobs are heard",
+    ),
+    Row(observed="no process is heard, and only loopback is up", machine=LOOPBACK, cause="only loopback is used"),
+    Row(
+        observed="no process is heard, and there is no default route",
+        machine=NO_ROUTE,
+        cause="the job does not run, or this network carries no multicast",
+    ),
+)
+LIST = (
+    Row(observed="a check of this machine fails", machine=SURE, rejected=VERSION, cause="Network is unreachable"),
+    Row(observed="another version is heard", rejected=VERSION, machine=LOOPBACK, cause="an incompatible mingle"),
+    Row(observed="no process is heard, and only loopback is up", machine=LOOPBACK, cause="only loopback is used"),
+    Row(
+        observed="no process is heard, and there is no default route",
+        machine=NO_ROUTE,
+        cause="no job runs here, or no multicast passes",
+    ),
+)
+PING = (
+    Row(observed="a check of this machine fails", machine=SURE, cause="Network is unreachable"),
+    Row(
+        observed="a host pings about another job",
+        heard={"job": "bert"},
+        machine=NO_ROUTE,
+        cause="192.0.2.66 pings about 'bert', and not with us",
+    ),
+    Row(observed="another version is heard", rejected=VERSION, machine=LOOPBACK, cause="version 9 of the protocol"),
+    Row(observed="no process is heard, and only loopback is up", machine=LOOPBACK, cause="only loopback is used"),
+    Row(
+        observed="no process is heard, and there is no default route",
+        machine=NO_ROUTE,
+        cause="the command does not run on another host, or no multicast passes",
+    ),
+)
+LADDERS: Mapping[str, tuple[Callable[[Row], str], tuple[Row, ...]]] = {
+    "a rank": (rank_names, RANKS),
+    "a torchrun agent": (agent_names, AGENTS),
+    "`mingle-discover find`": (find_names, FIND),
+    "`mingle-discover list`": (list_names, LIST),
+    "`mingle-discover ping`": (ping_names, PING),
+}
+
+
+def table() -> str:
+    """The rows as they stand in the document."""
+    lines = [
+        "## Which cause an error names",
+        "",
+        "A failed check can be named as the cause whatever was heard. A check that warns is reported as a remark",
+        "(`on this machine: …`); it is named as the cause only if it can explain silence and no process was heard. The",
+        "first row that applies counts.",
+    ]
+    for who, (_, rows) in LADDERS.items():
+        lines += ["", f"| observed by {who} | likely cause named |", "|---|---|"]
+        lines += [f"| {row.observed} | {row.cause} |" for row in rows]
+    return "\n".join(lines) + "\n"

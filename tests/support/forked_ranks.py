@@ -1,0 +1,136 @@
+"""Ranks for a test: real processes on the loopback interface, forked from one that has imported torch.
+
+Torch takes seconds to import. So a process of its own does that once, forks all the ranks a test wants, and
+tells what they printed; the test's process stays free of torch and of what the ranks leave behind.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+DEADLINE = 120  # seconds; a bound for a loaded machine, not an expectation
+# IPv6 on the loopback interface is not everywhere, and would lengthen what is printed.
+ON_LOOPBACK = {"MINGLE_INTERFACE": "lo", "MINGLE_FAMILY": "4"}
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A process to be: its environment and what it runs."""
+
+    settings: Mapping[str, str]
+    code: str = 'import mingle; mingle.discover("resnet")'
+    file: str = "train.py"
+
+
+def unused_udp_ports(count: int) -> list[int]:
+    """Return ports that nobody uses now, each another one."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def run_ranks(groups: Mapping[str, Sequence[Rank]], preload: Sequence[str] = ()) -> dict[str, list[tuple[int, str]]]:
+    """Run groups of ranks, all at once; return each one's exit status and what it printed.
+
+    A group has a UDP port of its own, so none hears another, nor what runs beside this test; what is printed
+    names the default port in its place. What is slow to import, beside torch, is named in ``preload``.
+    """
+    # Not above: whether and when mingle is imported is the ranks' own affair.
+    from mingle.config.settings import DEFAULT_PORT
+
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    ports = dict(zip(groups, map(str, unused_udp_ports(len(groups))), strict=True))
+    wanted = [
+        {
+            "settings": {**ON_LOOPBACK, "MINGLE_PORT": ports[name], **rank.settings},
+            "code": rank.code,
+            "file": rank.file,
+        }
+        for name, ranks in groups.items()
+        for rank in ranks
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.forked_ranks", *preload],
+        input=json.dumps(wanted),
+        cwd=ROOT,
+        env=kept | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=DEADLINE,
+        check=True,
+    )
+    results = iter(json.loads(done.stdout))
+    return {
+        name: [
+            (status, output.replace(f"UDP port {ports[name]}", f"UDP port {DEFAULT_PORT}"))
+            for status, output in (next(results) for _ in ranks)
+        ]
+        for name, ranks in groups.items()
+    }
+
+
+def _run_all() -> None:
+    """The process that forks the ranks."""
+    for module in ("torch.distributed", *sys.argv[1:]):
+        importlib.import_module(module)  # once for all of them
+
+    wanted = json.load(sys.stdin)
+    sys.stdin.close()
+    outputs = [tempfile.TemporaryFile("w+") for _ in wanted]  # noqa: SIM115 - open until all have written
+    pids = []
+    for rank, output in zip(wanted, outputs, strict=True):
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            os._exit(_run_one(rank))
+        pids.append(pid)
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    results = []
+    for status, output in zip(statuses, outputs, strict=True):
+        output.seek(0)
+        results.append((status, output.read()))
+        output.close()
+    json.dump(results, sys.stdout)
+
+
+_MAIN: dict[str, Any] = {"__name__": "__main__"}
+"""The names of a rank's script, kept until its exit functions have run, as an interpreter keeps them.
+
+DDP's reducer, freed while one of Gloo's threads still waits for the interpreter's lock, joins that thread for ever.
+"""
+
+
+def _run_one(rank: dict[str, Any]) -> int:
+    """Run the code as an interpreter runs a script, and end as one."""
+    os.environ.update(rank["settings"])
+    status = 0
+    try:
+        exec(compile(rank["code"], rank["file"], "exec"), _MAIN)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
+
+
+if __name__ == "__main__":
+    _run_all()

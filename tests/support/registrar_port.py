@@ -1,0 +1,68 @@
+"""The registrar's port in tests: it writes down what it is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from mingle.protocol.mesh_report import Proof
+from mingle.wire import frames
+
+Frame = TypeVar("Frame")
+
+
+class RecordingPort:
+    """Remembers each call by name, in order, until :meth:`take` hands them out."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def send(self, conn: int, frame: frames.AnyFrame) -> None:
+        self.calls.append(("send", conn, frame))
+
+    def hang_up(self, conn: int) -> None:
+        self.calls.append(("hang_up", conn))
+
+    def prepare_store(self, address: str) -> None:
+        self.calls.append(("prepare_store", address))
+
+    def open_store(self, epoch: int, address: str, now: float) -> None:
+        self.calls.append(("open_store", epoch, address))
+
+    def no_common_network(self, matrix: str) -> None:
+        self.calls.append(("no_common_network", matrix))
+
+    def prove_mesh(
+        self, epoch: int, network: str, targets: Sequence[frames.Target], seconds: float, now: float
+    ) -> None:
+        self.calls.append(("prove_mesh", epoch, network, targets, seconds))
+
+    def no_mesh(self, proof: Proof) -> None:
+        self.calls.append(("no_mesh", proof))
+
+    def mesh_warning(self, proof: Proof) -> None:
+        self.calls.append(("mesh_warning", proof))
+
+    def reopened(self, reason: str, now: float) -> None:
+        self.calls.append(("reopened", reason))
+
+    def formed(self) -> None:
+        self.calls.append(("formed",))
+
+    def member_lost(self, who: frames.ProcessInfo, how: str) -> None:
+        self.calls.append(("member_lost", who, how))
+
+    def take(self) -> list[tuple[Any, ...]]:
+        """Return the calls since the last time."""
+        taken, self.calls = self.calls, []
+        return taken
+
+
+def told(calls: list[tuple[Any, ...]], conn: int, kind: type[Frame]) -> list[Frame]:
+    """Return the frames of one kind that were sent on a connection."""
+    return [call[2] for call in calls if call[:2] == ("send", conn) and isinstance(call[2], kind)]
+
+
+def of(calls: list[tuple[Any, ...]], name: str) -> list[tuple[Any, ...]]:
+    """Return the calls of one name."""
+    return [call for call in calls if call[0] == name]

@@ -1,0 +1,341 @@
+"""The port of a rank of mingle-check, and what the rank does without a file descriptor."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import multiprocessing
+import os
+import resource
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mingle
+from mingle.check import control, session
+from mingle.check.session import Options
+from tests.support.loopback import until
+
+HELLO: dict[str, Any] = {
+    "rank": 1,
+    "node": 0,
+    "host": "a",
+    "pid": 4711,
+    "address": "10.0.0.2",
+    "interface": "eth0",
+    "networks": [{"interface": "eth0", "address": "10.0.0.2", "network": "10.0.0.0/24", "mtu": 1500}],
+    "gpus": 0,
+    "local_world_size": 1,
+    "port": 4567,
+    "token": "t",
+    "options": {"backend": "auto"},
+}
+
+
+@pytest.fixture
+def server() -> Iterator[control.Server]:
+    """Give the port of rank 0."""
+    with contextlib.closing(control.Server(0)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def tracebacks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[threading.ExceptHookArgs]]:
+    """Give the exceptions that end a thread."""
+    seen: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", seen.append)
+    yield seen
+    assert seen == []
+
+
+def peer_of(server: control.Server) -> dict[str, Any]:
+    return {"rank": 0, "address": "127.0.0.1", "port": server.port, "token": server.token}
+
+
+def framed(body: bytes) -> bytes:
+    return struct.pack("!i", len(body)) + body
+
+
+def call(server: control.Server) -> socket.socket:
+    caller = socket.create_connection(("127.0.0.1", server.port))
+    caller.settimeout(10)
+    return caller
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Leave this process without a free file descriptor."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def serving_threads() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name == "mingle-check-serve"]
+
+
+HOSTILE = {
+    "a token that is not ASCII": framed('{"token": "é"}'.encode()),
+    "a token with a surrogate": framed(rb'{"token": "\ud800"}'),
+    "200 KB of brackets": framed(b"[" * 200_000),
+    "brackets in a hello": framed(b'{"token": "t", "hello": ' + b'{"a":' * 50_000),
+    "no object": framed(b"[1]"),
+    "a number": framed(b"9" * 5000),
+    "not UTF-8": framed(b'{"token": "\xff"}'),
+    "nothing": framed(b""),
+    "a negative length": struct.pack("!i", -1) + struct.pack("!Q", 1 << 40),
+    "a length beyond the limit": struct.pack("!i", 1 << 30),
+    "HTTP": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_bytes_end_in_a_dropped_connection(
+    server: control.Server, name: str, tracebacks: list[threading.ExceptHookArgs]
+) -> None:
+    with call(server) as caller:
+        caller.sendall(HOSTILE[name])
+        with contextlib.suppress(ConnectionError):
+            assert caller.recv(100) == b""
+    assert control.reaches(peer_of(server))
+
+
+CHANGES: list[tuple[str, Any]] = [
+    *[("hello", hello) for hello in (1, [], {}, {"rank": 0}, {**HELLO, "rank": []}, {**HELLO, "rank": -1})],
+    *[("hello", {**HELLO, name: value}) for name, value in (("address", "a"), ("networks", 1), ("port", "x"))],
+    *[("probe", probe) for probe in (1, "x", {}, {"rank": 1}, {**HELLO, "address": 5}, {**HELLO, "port": 1 << 20})],
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_question_of_a_rank_that_makes_no_sense_ends_in_a_dropped_connection(
+    server: control.Server, change: tuple[str, Any], tracebacks: list[threading.ExceptHookArgs]
+) -> None:
+    with call(server) as caller:
+        caller.sendall(framed(json.dumps({"token": server.token, change[0]: change[1]}).encode()))
+        with contextlib.suppress(ConnectionError):
+            assert caller.recv(100) == b""
+    assert server.controls.empty()
+
+
+@given(st.binary(max_size=300) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
+@settings(max_examples=300, deadline=None)
+def test_malformed_question_raises_value_error(untrusted: bytes | str) -> None:
+    data = untrusted.encode() if isinstance(untrusted, str) else untrusted
+    with pytest.raises(ValueError, match="no question"):
+        control.question_of(data)
+
+
+def test_a_hello_comes_through_as_it_was_sent(server: control.Server) -> None:
+    with control.dial("127.0.0.1", server.port) as line:
+        control.send(line, {"token": server.token, "hello": HELLO, "later": 1})
+        connection, hello = server.controls.get(timeout=10)
+        connection.close()
+    assert hello == {**HELLO, "reached": "127.0.0.1"}
+
+
+def test_a_slow_caller_is_dropped_at_a_deadline(server: control.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "CONNECT_SECONDS", 0.5)
+    started = time.monotonic()
+    with call(server) as caller, contextlib.suppress(ConnectionError):
+        caller.sendall(struct.pack("!i", 1000))
+        for _ in range(100):  # each byte in time, and the message never
+            caller.sendall(b"[")
+            time.sleep(0.1)
+    assert time.monotonic() - started < 5
+
+
+def test_a_rank_that_does_not_take_its_answer_is_dropped_at_a_deadline(
+    server: control.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "PROBED_SECONDS", 0.5)
+    with control.dial("127.0.0.1", server.port) as line:
+        control.greet(line, peer_of(server))
+        with contextlib.suppress(EOFError, OSError):
+            for _ in range(100):
+                control.exchange(line, 1, 1)
+                time.sleep(0.1)
+            pytest.fail("it is still served after 10 s")
+
+
+def test_strangers_are_bounded_and_the_newest_stay(server: control.Server) -> None:
+    with contextlib.ExitStack() as open_:
+        callers = [open_.enter_context(call(server)) for _ in range(control.STRANGERS + 20)]
+        assert callers[0].recv(1) == b""
+        until(lambda: len(serving_threads()) <= control.STRANGERS + 1)  # a thread ends after its connection
+        assert control.reaches(peer_of(server))
+
+
+def test_a_thread_that_can_t_be_started_costs_the_caller_alone(
+    server: control.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch, call(server) as caller:
+        patch.setattr(control.detached, "start", refuse)
+        caller.sendall(b"x")
+        with contextlib.suppress(ConnectionError):
+            assert caller.recv(1) == b""
+    assert control.reaches(peer_of(server))
+
+
+def test_a_process_without_descriptors_says_so_to_its_callers_and_accepts_again(server: control.Server) -> None:
+    assert control.reaches(peer_of(server))
+    until(lambda: not serving_threads())  # the descriptor of that caller is free, and will not become so meanwhile
+    with socket.socket() as first, socket.socket() as caller:
+        caller.settimeout(10)
+        with no_descriptors():
+            first.connect(("127.0.0.1", server.port))  # the kernel took a descriptor for it when the wait began
+            caller.connect(("127.0.0.1", server.port))
+            size = int.from_bytes(caller.recv(4, socket.MSG_WAITALL), "big")
+            assert json.loads(caller.recv(size, socket.MSG_WAITALL)) == {"gone": "descriptors"}
+    assert server.starved.is_set()
+    assert control.reaches(peer_of(server))
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENETDOWN])
+def test_accept_pauses_after_an_error_and_goes_on(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    tries: list[float] = []
+    real = socket.socket.accept
+
+    def accept(self: socket.socket) -> Any:
+        if len(tries) < 6:
+            tries.append(time.monotonic())
+            raise OSError(number, os.strerror(number))
+        return real(self)
+
+    monkeypatch.setattr(control, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    with contextlib.closing(control.Server(0)) as server:
+        assert control.reaches(peer_of(server))
+    assert len(tries) == 6
+    assert tries[-1] - tries[0] > 0.09
+
+
+def test_a_worker_without_descriptors_tells_rank_zero() -> None:
+    here, there = multiprocessing.Pipe()
+    starved = threading.Event()
+    running = threading.Thread(target=lambda: control.Worker(there, [], 60, starved).run(None, str))
+    running.start()
+    control.send(here, {})
+    assert control.receive(here) == {}
+    starved.set()
+    control.send(here, {})
+    assert control.receive(here) == {"gone": "descriptors"}
+    control.send(here, {"report": {}})
+    running.join(10)
+    here.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "how"),
+    [
+        (
+            {"error": "RuntimeError: [enforce fail at socket.cc:24] rv != -1. socket: Too many open files"},
+            "descriptors",
+        ),
+        ({"result": {"fault": "no TCP connection ([Errno 24] Too many open files)"}}, "descriptors"),
+        ({"gone": "descriptors"}, "descriptors"),
+        ({"gone": "by magic"}, "ended"),
+        ({"gone": []}, "ended"),
+        ({"gone": {"a": 1}}, "ended"),
+    ],
+)
+def test_loss_of_a_rank_is_named_by_its_answer(answer: dict[str, Any], how: str) -> None:
+    here, there = multiprocessing.Pipe()
+    conductor = session.Conductor(None, None, Options(seconds=60), str)  # type: ignore[arg-type]
+    conductor._lines = {there: 1}
+    control.send(here, {"id": 1, **answer})
+    with pytest.raises(session.StopError), here:
+        conductor._ask("step", {1: {"do": "add"}})
+    assert conductor._seen.lost == {1: how}
+    there.close()
+
+
+@pytest.mark.parametrize("untrusted", [b"[" * 200_000, b"\xff", b"[1]", b""])
+def test_a_worker_that_reads_no_message_has_lost_rank_zero(untrusted: bytes) -> None:
+    here, there = multiprocessing.Pipe()
+    here.send_bytes(untrusted)
+    with pytest.raises(control.LostError), here:
+        control.Worker(there, [], 60).run(None, str)
+
+
+def job_of(rank: int, store: socket.socket) -> mingle.Job:
+    return mingle.Job(
+        job_id="j",
+        rank=rank,
+        world_size=2,
+        local_rank=0,
+        local_world_size=1,
+        node_rank=rank,
+        num_nodes=2,
+        master_addr="127.0.0.1",
+        master_port=store.getsockname()[1],
+        interface="lo",
+        address=f"127.0.0.{rank + 1}",
+        elapsed=0.0,
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_without_descriptors_names_itself(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """It closes its own port first, so that rank 0 is told."""
+    here, there = multiprocessing.Pipe()
+    dialed: list[str] = []
+
+    def dial(*_where: object, **_how: object) -> Any:
+        dialed.append("")
+        if len(dialed) == 1:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return there
+
+    class Store:
+        def set(self, *_pair: object) -> None: ...
+
+        def get(self, _key: str) -> str:
+            return '[4567, "t"]'
+
+    monkeypatch.setattr(session, "_connect_store", lambda _seconds: Store())
+    monkeypatch.setattr(session.Conductor, "run", str)
+    monkeypatch.setattr(control, "dial", dial)
+    with socket.create_server(("127.0.0.1", 0)) as store, contextlib.closing(control.Server(rank)) as server:
+        report = session.take_part(job_of(rank, store), server, Options(seconds=1), str)
+    assert report["lost"] == {str(rank): "descriptors"}
+    (verdict,) = report["verdicts"]
+    assert verdict["kind"] == "rank-descriptors"
+    assert server.starved.is_set()
+    if rank:
+        assert control.receive(here)["hello"]["rank"] == rank
+        assert control.receive(here) == {"gone": "descriptors"}
+    here.close()
+    there.close()
+
+
+def test_rank_zero_without_descriptors_tells_the_ranks_that_it_knows() -> None:
+    here, there = multiprocessing.Pipe()
+    with contextlib.closing(control.Server(0)) as server:
+        server.starved.set()
+        server.controls.put((there, {**HELLO, "reached": ""}))
+        job = SimpleNamespace(world_size=3)
+        session.Conductor(job, server, Options(seconds=60), str, {**HELLO, "rank": 0}).run()  # type: ignore[arg-type]
+    while "report" not in (message := control.receive(here)):
+        pass
+    assert message["report"]["lost"] == {"0": "descriptors"}
+    assert [verdict["kind"] for verdict in message["report"]["verdicts"]] == ["rank-descriptors"]
+    here.close()
+    there.close()

@@ -1,0 +1,295 @@
+"""``doctor`` and ``ping``: on `lo`, and how findings and figures look."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from mingle.cli import checks, main, output
+from mingle.config.settings import Network
+from mingle.config.values import Peer
+from mingle.diagnostics import CheckStatus, Finding
+from mingle.network import folders, inspection, peers
+from mingle.observe.ping import Figures, PingPeer
+from tests.support.bystanders import free_udp_port
+from tests.support.loopback import until
+from tests.support.pingers import answering
+
+FINDINGS = [
+    Finding("port", CheckStatus.PASS, "free"),
+    Finding("tcp", CheckStatus.FAIL, "filtered\x1b[2J", "nft [bold] insert"),
+]
+PEER = PingPeer(b"P" * 16, "node2", 7, "10.0.0.2", "eth0", 4000)
+PEER.figures["multicast"] = Figures(sent=3, received=2, total=0.004, shortest=0.001, longest=0.003, arrived=2)
+
+
+def drawn(table: object) -> str:
+    text = io.StringIO()
+    Console(file=text, width=120, color_system=None).print(table)
+    return text.getvalue()
+
+
+def test_records_of_findings_and_figures() -> None:
+    assert checks.finding_record(FINDINGS[0]) == {
+        "name": "port",
+        "status": "PASS",
+        "observation": "free",
+        "remedy": None,
+    }
+    row = checks.peer_record(PEER)["ways"]["multicast"]
+    assert (row["sent"], row["received"], row["loss"], row["min"], row["max"]) == (3, 2, 0.3333, 0.001, 0.003)
+    assert checks.peer_record(PEER)["ways"]["tcp"]["avg"] is None
+
+
+def test_rows_of_text() -> None:
+    assert checks.ping_rows(PEER)[0] == (
+        "node2 (10.0.0.2)", "multicast", "3", "2", "33%", "1.00", "2.00", "3.00", "2"
+    )  # fmt: skip
+    assert checks.ping_rows(PEER)[3] == ("node2 (10.0.0.2)", "TCP", "0", "0", "-", "-", "-", "-", "0")
+
+
+def test_tables() -> None:
+    table = drawn(checks.ping_table([PEER]))
+    assert "node2 (10.0.0.2)" in table
+    assert table.count("node2") == 1
+    table = drawn(checks.findings_table(FINDINGS))
+    assert "→ nft [bold] insert" in table
+    assert "\x1b" not in table
+
+
+def test_findings_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    output.show(checks.findings_table(FINDINGS), checks.finding_lines(FINDINGS))
+    assert capsys.readouterr().out == "PASS\tport\tfree\nFAIL\ttcp\tfiltered\\x1b[2J\tnft [bold] insert\n"
+
+
+# --- doctor ---
+
+
+def doctor(*words: str, port: int, **variables: str) -> Result:
+    environment = {"MINGLE_PORT": str(port), "MINGLE_INTERFACE": "lo", **variables}
+    return CliRunner().invoke(main, ["doctor", *words], env=environment, catch_exceptions=False)
+
+
+def test_doctor_in_json() -> None:
+    result = doctor("--json", port=free_udp_port())
+    answer = json.loads(result.stdout)
+    assert (answer["schema"], answer["command"], answer["peers"]) == (1, "doctor", [])
+    for check in answer["checks"]:
+        assert set(check) == {"name", "status", "observation", "remedy"}
+        assert check["status"] in {"PASS", "WARN", "FAIL"}
+        assert (check["remedy"] is None) == (check["status"] == "PASS")
+    assert {"interfaces", "port", "multicast", "environment"} <= {check["name"] for check in answer["checks"]}
+
+
+def test_a_failed_check_is_status_1() -> None:
+    result = doctor(port=free_udp_port(), MINGLE_INTERFACE="nope0")
+    assert result.exit_code == 1
+    assert "FAIL\tinterfaces\tthere is no interface with the name 'nope0'" in result.stdout
+    result = doctor(port=free_udp_port(), RANK="3")
+    assert result.exit_code == 1
+    assert "FAIL\tenvironment" in result.stdout
+
+
+def test_a_warning_is_status_0() -> None:
+    result = doctor(port=free_udp_port(), MASTER_ADDR="10.9.9.9")
+    assert result.exit_code == 0
+    assert "WARN\tenvironment\tthe environment has MASTER_ADDR=10.9.9.9 already" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("job_id", "problem"), [("caf\udce9", "surrogate"), (257 * "x", "257 bytes"), ("", "is empty")]
+)
+def test_doctor_names_a_job_id_that_cannot_be_one_beside_all_else(job_id: str, problem: str) -> None:
+    done = doctor(port=free_udp_port(), MINGLE_JOB_ID=job_id)
+    assert done.exit_code == 1
+    (line,) = [each for each in done.stdout.splitlines() if each.startswith("FAIL")]
+    assert line.split("\t")[1] == "environment"
+    assert problem in line
+    assert "PASS\tinterfaces" in done.stdout
+
+
+def test_a_peer_that_serves() -> None:
+    port = free_udp_port()
+    with answering(Network(interfaces=("lo",), port=port)):
+        result = doctor("--check", "127.0.0.1", "--json", port=port)
+    assert result.exit_code == 0, result.stdout
+    answer = json.loads(result.stdout)
+    assert [peer["address"] for peer in answer["peers"]] == ["127.0.0.1"]
+
+
+def test_a_peer_that_does_not_answer() -> None:
+    result = doctor("--check", "127.0.0.9", port=free_udp_port())
+    assert result.exit_code == 1
+    assert "FAIL\t127.0.0.9\tnothing serves on 127.0.0.9" in result.stdout
+    assert "start `mingle-discover doctor --serve` on 127.0.0.9" in result.stdout
+
+
+def test_a_program_that_does_not_serve_is_told_from_a_port_that_is_closed() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as deaf:
+        deaf.bind(("127.0.0.9", 0))
+        result = doctor("--check", f"127.0.0.9:{deaf.getsockname()[1]}", port=free_udp_port())
+    assert result.exit_code == 1
+    assert "FAIL\t127.0.0.9\t127.0.0.9 did not answer" in result.stdout
+    assert "nothing serves" not in result.stdout
+
+
+def test_a_peer_that_does_not_resolve_is_wrong_usage() -> None:
+    result = doctor("--check", "no..host", port=free_udp_port())
+    assert result.exit_code == 2
+    assert "no..host" in result.stderr
+
+
+def test_serving_ends_when_its_time_is_over() -> None:
+    result = doctor("--serve", "--timeout", "0.3", port=free_udp_port())
+    assert "serving" in result.stderr
+    assert result.stdout.count("PASS") >= 5
+
+
+def test_a_host_that_can_not_serve_gives_one_answer() -> None:
+    result = doctor("--serve", "--json", port=free_udp_port(), MINGLE_INTERFACE="nope0")
+    assert result.exit_code == 1
+    (line,) = result.stdout.splitlines()
+    assert json.loads(line)["checks"][0]["status"] == "FAIL"
+    assert "mingle-discover doctor: there is no interface with the name 'nope0'" in result.stderr
+
+
+def test_a_check_of_this_host_itself_is_not_passed_over() -> None:
+    result = doctor("--check", "127.0.0.1", port=free_udp_port())
+    assert "WARN\t127.0.0.1\t127.0.0.1 is an address of this host" in result.stdout
+
+
+def test_a_check_of_a_host_without_an_address_of_the_family_is_wrong_usage() -> None:
+    result = doctor("--check", "fd00::5", "--family", "4", port=free_udp_port())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--check 'fd00::5' has no IPv4 address: fd00::5" in result.stderr
+
+
+@pytest.mark.parametrize("folder", ["dir:/shared/mingle", "s3://bucket/mingle"])
+def test_a_check_of_a_shared_folder_is_wrong_usage(folder: str) -> None:
+    result = doctor("--check", f"127.0.0.1,{folder}", port=free_udp_port())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"--check names {folder!r}, which is a shared folder and not a host" in result.stderr
+    assert f"`mingle-discover doctor --peers {folder}`" in result.stderr
+
+
+def test_a_check_asks_no_address_to_which_no_route_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "has_route", lambda address: ":" not in address)
+    monkeypatch.setattr(inspection, "resolve_all", lambda names: dict.fromkeys(names, (["fd00::5", "10.0.0.5"], "")))
+    assert checks._resolve(Network(), ("node-5",)) == ((Peer("10.0.0.5"),), {})
+
+
+def test_names_are_looked_up_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that does not answer costs one time limit, however many names there are."""
+    names = ("node-1", "node-2", "node-3")
+    together = threading.Barrier(len(names))
+
+    def look_up(host: str, *_args: object, **_kwargs: object) -> list[object]:
+        together.wait(5)
+        raise socket.gaierror(socket.EAI_AGAIN, f"no answer for {host}")
+
+    monkeypatch.setattr(inspection, "NAME_SECONDS", 30.0)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    assert checks._resolve(Network(peers=tuple(map(Peer, names))), ()) == (
+        (),
+        {name: f"no answer for {name}" for name in names},
+    )
+
+
+def test_hosts_that_do_not_answer_are_examined_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = ("127.0.0.7", "127.0.0.8", "127.0.0.9")
+    together = threading.Barrier(len(hosts))
+
+    def refuses(address: str, _port: int) -> bool:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(5)
+        return address == "127.0.0.8"
+
+    monkeypatch.setattr(checks, "refuses", refuses)
+    findings, _ = checks.examine(Network(interfaces=("lo",), port=free_udp_port()), hosts)
+    assert not together.broken
+    silent = {each.name: "nothing serves" in each.observation for each in findings if each.name in hosts}
+    assert silent == {"127.0.0.7": False, "127.0.0.8": True, "127.0.0.9": False}
+
+
+# --- ping ---
+
+
+def ping(*words: str, port: int) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, ["ping", *words], env={"MINGLE_PORT": str(port), "MINGLE_INTERFACE": "lo"})
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_ping_without_an_answer_is_status_1() -> None:
+    status, answer, errors = ping("--count", "2", "--interval", "0.05", port=free_udp_port())
+    assert (status, answer) == (1, "")
+    assert "no host answered" in errors
+
+
+def test_ping_in_a_pipe() -> None:
+    port = free_udp_port()
+    with answering(Network(interfaces=("lo",), port=port), "resnet"):
+        status, answer, _ = ping("resnet", "--count", "4", "--interval", "0.1", port=port)
+    assert status == 0
+    lines = [line.split("\t") for line in answer.splitlines()]
+    assert [line[0] for line in lines] == ["+", "=", "=", "=", "=", "PASS"]
+    assert [line[2] for line in lines[1:5]] == ["multicast", "224.0.0.x", "unicast", "TCP"]
+    assert all(len(line) == 10 for line in lines[1:5])
+
+
+def test_the_heading_of_ping_comes_before_its_first_line() -> None:
+    port = free_udp_port()
+    with answering(Network(interfaces=("lo",), port=port)):
+        _, text, _ = ping("--count", "4", "--interval", "0.1", "--header", port=port)
+    assert [line.split("\t")[0] for line in text.splitlines()] == ["EVENT", "+", "=", "=", "=", "=", "STATUS", "PASS"]
+
+
+def test_ping_in_json() -> None:
+    port = free_udp_port()
+    with answering(Network(interfaces=("lo",), port=port)):
+        status, answer, _ = ping("--count", "10", "--interval", "0.1", "--json", port=port)
+    assert status == 0
+    record = json.loads(answer)
+    assert (record["schema"], record["command"], record["job"]) == (1, "ping", None)
+    (peer,) = record["peers"]
+    assert set(peer) == {"hostname", "address", "pid", "interface", "gone", "ways"}
+    assert set(peer["ways"]) == {"multicast", "link", "unicast", "tcp"}
+    assert set(peer["ways"]["tcp"]) == {"sent", "received", "loss", "min", "avg", "max", "arrived", "reason"}
+    assert 0 < peer["ways"]["multicast"]["min"] < 5
+    assert [finding["status"] for finding in record["findings"]] == ["PASS"]
+
+
+def test_another_job_is_another_conversation() -> None:
+    port = free_udp_port()
+    with answering(Network(interfaces=("lo",), port=port), "bert"):
+        status, answer, _ = ping("resnet", "--count", "2", "--interval", "0.1", port=port)
+    assert status == 1
+    assert "+" not in answer
+
+
+def test_doctor_checks_the_shared_directories(tmp_path: Path) -> None:
+    network = Network(interfaces=("lo",), port=free_udp_port(), folders=(f"dir:{tmp_path}", f"dir:{tmp_path}/missing"))
+    found, _ = checks.examine(network, ())
+    good, bad = [each for each in found if each.name == "folder"]
+    assert (good.status, bad.status) == (CheckStatus.PASS, CheckStatus.FAIL)
+    assert f"dir:{tmp_path}/missing in MINGLE_PEERS does not exist" in bad.observation
+    assert "no other host has written there just now" in good.observation
+    assert not list(tmp_path.iterdir())
+
+
+def test_doctor_reads_what_another_host_shows_in_a_directory(tmp_path: Path) -> None:
+    network = Network(interfaces=("lo",), port=free_udp_port(), folders=(f"dir:{tmp_path}",))
+    with folders.examined(network.folders, "another node"):
+        until(lambda: list(tmp_path.rglob("s-*")), 10)
+        found, _ = checks.examine(network, ())
+    (good,) = [each for each in found if each.name == "folder"]
+    assert good.status is CheckStatus.PASS
+    assert "and reads what 1 other host wrote; the newest is 0 s old" in good.observation
+    assert not list(tmp_path.iterdir())

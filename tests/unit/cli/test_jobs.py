@@ -1,0 +1,290 @@
+"""``list``, ``watch`` and ``find``: against jobs on `lo`, and their records and rows."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner, Result
+
+from mingle.cli import jobs, main
+from mingle.cli.jobs import changes
+from mingle.config.settings import Network
+from mingle.errors import DiscoveryTimeoutError
+from mingle.observe.finder import Seeking, find_job
+from mingle.wire.datagrams import Seek
+from tests.support.bystanders import (
+    Wire,
+    a_finder,
+    a_formed_job,
+    command_environment,
+    free_udp_port,
+    gathering,
+    run_command,
+)
+
+SECRET = "correct horse battery staple"
+
+FIELDS = {
+    "job",
+    "kind",
+    "state",
+    "session",
+    "host",
+    "address",
+    "port",
+    "endpoint",
+    "world_size",
+    "joined",
+    "missing",
+    "secret",
+    "proved",
+    "problem",
+    "seconds",
+}
+
+
+@pytest.fixture
+def port() -> int:
+    return free_udp_port()
+
+
+def command(*arguments: str, port: int, **variables: str) -> Result:
+    return CliRunner().invoke(main, arguments, env={"MINGLE_PORT": str(port), **variables}, catch_exceptions=False)
+
+
+def test_nothing_there_is_an_empty_answer_with_a_word_on_stderr(port: int) -> None:
+    result = command("list", "-t", "0.3", port=port)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no job answered" in result.stderr
+    assert f"UDP port {port}" in result.stderr
+    result = command("list", "-t", "0.3", "--json", port=port)
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {"schema": 1, "command": "list", "jobs": []}
+    for words in (("--fail-if-empty",), ("--fail-if-empty", "--json")):
+        result = command("list", "-t", "0.3", *words, port=port)
+        assert (result.exit_code, "no job answered" in result.stderr) == (1, True)
+    result = command("find", "nothing", "-t", "0.3", "--json", port=port)
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["error"]["type"] == "DiscoveryTimeoutError"
+
+
+def test_list_shows_a_gathering_its_missing_ranks_and_who_seeks(port: int) -> None:
+    with (
+        gathering("half there\n", port, (0, 2, 3), world_size=6),
+        gathering("headless", port, (4,), world_size=8),
+        gathering("all there", port, (0, 1), world_size=2),
+    ):
+        rows = [line.split("\t") for line in command("list", port=port).stdout.splitlines()]
+        record = json.loads(command("list", "--json", port=port).stdout)
+        found = command("find", "half there\n", "--control", port=port)
+        verbose = command("find", "half there\n", "--control", "-v", "--json", port=port)
+    formed, half, headless = rows
+    assert (formed[:2], formed[3:5]) == (["all there", "running"], ["127.0.0.1:29500", "2/2"])
+    assert half[:3] == ["half there\\n", "open", "node0 pid 100"]
+    assert half[4:] == ["3/6", "1, 4, 5", "-", "-"]
+    assert headless == ["headless", "seeking", "-", "-", "0/8", "-", "rank 4 on node4 pid 104", "-"]
+
+    assert (record["schema"], record["command"]) == (1, "list")
+    for job in record["jobs"]:
+        assert set(job) == FIELDS | {"seeking"}
+    running, open_job, seeking = record["jobs"]
+    assert (running["endpoint"], running["kind"], running["joined"]) == ("store", "ranks", 2)
+    assert (open_job["joined"], open_job["world_size"], open_job["missing"]) == (3, 6, [1, 4, 5])
+    assert open_job["proved"] is True
+    assert (open_job["endpoint"], open_job["state"]) == ("control", "open")
+    assert (seeking["host"], seeking["address"], seeking["seeking"][0]["rank"]) == (None, None, 4)
+
+    assert found.exit_code == 0
+    assert found.stdout == f"127.0.0.1:{open_job['port']}\n"
+    assert "datagrams sent" in verbose.stderr
+    answer = json.loads(verbose.stdout)
+    assert set(answer) == FIELDS | {"schema", "command"}
+    assert (answer["address"], answer["port"], answer["endpoint"]) == (
+        "127.0.0.1",
+        open_job["port"],
+        "control",
+    )
+
+
+def test_a_secret_is_shown_and_opens_the_answer(port: int) -> None:
+    with gathering("guarded", port, (0,), world_size=1, secret=SECRET.encode()):
+        (closed,) = command("list", "-t", "3", port=port).stdout.splitlines()
+        (opened,) = command("list", "-t", "3", port=port, MINGLE_SECRET=SECRET).stdout.splitlines()
+        refused = command("find", "guarded", "-t", "3", port=port)
+        found = command("find", "guarded", port=port, MINGLE_SECRET=SECRET)
+    assert closed.split("\t")[1] == "sealed, not proved"
+    assert closed.endswith("\tsecret")
+    assert opened.split("\t")[1] == "running"
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "--secret-file" in refused.stderr
+    assert found.stdout == "127.0.0.1:29500\n"
+
+
+def test_export_is_what_a_shell_evaluates(port: int) -> None:
+    with gathering("exported", port, (0,), world_size=1):
+        plain = command("find", "exported", port=port)
+        exported = command("find", "exported", "--export", port=port)
+    assert plain.stdout == "127.0.0.1:29500\n"
+    shell = ["sh", "-c", 'eval "$1"; printf "%s|%s" "$MASTER_ADDR" "$MASTER_PORT"', "sh", exported.stdout]
+    assert subprocess.run(shell, capture_output=True, text=True, check=True).stdout == "127.0.0.1|29500"
+
+
+@pytest.mark.parametrize("words", [(), ("--export",), ("--json",)])
+def test_a_job_that_gathers_has_no_store_to_print(port: int, words: tuple[str, ...]) -> None:
+    with gathering("not yet", port, (0, 2), world_size=3):
+        result = command("find", "not yet", "-t", "1", *words, port=port)
+    assert result.exit_code == 1
+    assert "2 of 3 ranks joined, missing ranks: 1" in result.stderr
+    assert "--control" in result.stderr
+    assert ("error" in json.loads(result.stdout)) if words == ("--json",) else (result.stdout == "")
+
+
+def test_a_control_port_is_nothing_to_export(port: int) -> None:
+    result = command("find", "job", "--export", "--control", port=port)
+    assert result.exit_code == 2
+    assert "--control" in result.stderr
+
+
+def test_find_waits_as_long_as_the_ranks_do(port: int) -> None:
+    result = command("find", "nothing", port=port, MINGLE_TIMEOUT="0.5")
+    assert "within 0.5 s" in result.stderr
+
+
+RANK = """
+import sys, mingle
+with mingle.discover("real", rank=int(sys.argv[1]), world_size=2, discovery_timeout=60) as job:
+    print(job.master_addr, job.master_port, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_job_that_has_formed_is_found_at_its_store(port: int) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank)],
+            env=command_environment(port),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        exported = run_command("find", "real", "--export", "-t", "60", port=port).stdout
+        control = json.loads(run_command("find", "real", "--control", "--json", port=port).stdout)
+        (row,) = command("list", port=port).stdout.splitlines()
+    finally:
+        said = [rank.communicate(timeout=60)[0].split() for rank in ranks]
+    (address, store_port), _ = said
+    assert said[0] == said[1]
+    assert shlex.split(exported) == ["export", f"MASTER_ADDR={address}", f"MASTER_PORT={store_port}"]
+    assert (control["address"], control["endpoint"]) == (address, "control")
+    assert control["port"] != int(store_port)
+    cells = row.split("\t")
+    assert cells[0] == "real"
+    assert cells[1] in {"sealed", "running"}
+    assert cells[3:7] == [f"{address}:{store_port}", "2/2", "-", "-"]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+
+
+# --- watch ---
+
+A, B = ("a", "1"), ("b", None)
+
+
+def test_a_watch_tells_changes() -> None:
+    record = {"state": "open", "seconds": 1.0}
+    assert list(changes({}, {A: record})) == [("new", A)]
+    assert list(changes({A: record}, {})) == [("gone", A)]
+    assert list(changes({A: record}, {A: {**record, "seconds": 9.0}})) == []
+    assert list(changes({A: record}, {A: {**record, "state": "sealed"}, B: record})) == [("changed", A), ("new", B)]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_watch_in_a_pipe(as_json: bool) -> None:
+    port = free_udp_port()
+    words = ["watch", "-t", "30", *(["--json"] if as_json else [])]
+    with subprocess.Popen(
+        [sys.executable, "-m", "mingle", *words],
+        env=command_environment(port),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as watching:
+        assert watching.stdout is not None
+        with gathering("resnet", port, (0,), world_size=1):
+            first = watching.stdout.readline()
+        last = ""
+        while not last.startswith(("-", '{"schema": 1, "command": "watch", "event": "gone"')):
+            last = watching.stdout.readline()
+            assert last
+        watching.terminate()
+    if as_json:
+        event = json.loads(first)
+        assert (event["event"], event["job"]["job"], event["job"]["port"]) == ("new", "resnet", 29500)
+    else:
+        assert first.startswith("+\tresnet\trunning\t")
+        assert last.startswith("-\tresnet\t")
+
+
+# --- find ---
+
+
+def test_after_its_good_bye_a_job_is_found_no_more() -> None:
+    network = Network(interfaces=("lo",), port=free_udp_port(), discovery_timeout=10)
+    with gathering("passing", network.port, (0,), world_size=1):
+        assert str(find_job("passing", network)[0].target()) == "127.0.0.1:29500"
+    with pytest.raises(DiscoveryTimeoutError):
+        find_job("passing", Network(interfaces=("lo",), port=network.port, discovery_timeout=0.5))
+
+
+# --- records and rows ---
+
+
+def a_seeker(job: str, rank: int | None, size: int = 4) -> Seeking:
+    seek = Seek(job=job, member=bytes([rank or 9]) * 16, world_size=size, rank=rank, hostname="node", pid=5)
+    return Seeking(seek, "10.0.0.5", signed=False)
+
+
+def test_a_job_that_only_seekers_speak_of() -> None:
+    (record,) = jobs.records([], [a_seeker("resnet", 1), a_seeker("resnet", None)])
+    assert (record["job"], record["state"], record["world_size"], record["host"]) == ("resnet", "seeking", 4, None)
+    assert [each["rank"] for each in record["seeking"]] == [1, None]
+    row = jobs.row(record)
+    assert len(row) == len(jobs.COLUMNS)
+    assert row[:5] == ("resnet", "seeking", "-", "-", "0/4")
+    assert row[6] == "rank 1 on node pid 5; a process on node pid 5"
+    (record,) = jobs.records([], [a_seeker("resnet", 1), a_seeker("resnet", 2, size=8)])
+    assert record["world_size"] is None
+
+
+def test_a_seeker_has_an_address_or_the_folder_that_holds_its_sign() -> None:
+    heard = a_seeker("resnet", 1)
+    found = Seeking(heard.seek, "dir:/shared", signed=False, in_folder=True)
+    assert str(found) == "rank 1 on host node (in dir:/shared), pid 5"
+    fields = []
+    for each in (heard, found):
+        ((seeking,),) = [record["seeking"] for record in jobs.records([], [each])]
+        fields.append((seeking["address"], seeking["folder"]))
+    assert fields == [("10.0.0.5", None), (None, "dir:/shared")]
+
+
+def test_the_order_in_which_ranks_are_heard_is_no_change() -> None:
+    ranks = [a_seeker("resnet", 1), a_seeker("resnet", None), a_seeker("resnet", 0)]
+    assert jobs.records([], ranks) == jobs.records([], ranks[::-1])
+
+
+def test_a_session_that_is_proved() -> None:
+    wire = Wire()
+    finder = a_finder(wire, None)
+    wire.add("10.0.0.9", finder)
+    wire.add("10.0.0.1", a_formed_job(wire, "resnet", "10.0.0.1"), 5000)
+    wire.run(2)
+    (record,) = jobs.records(finder.sessions, [])
+    assert record["proved"]
+    assert jobs.row(record)[:4] == ("resnet", "running", "node0 pid 100", "10.0.0.1:29500")
+    assert jobs.record(finder.sessions[0])["session"] == record["session"]

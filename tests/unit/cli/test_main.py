@@ -1,0 +1,187 @@
+"""The command as a whole: how fast it answers, how it ends, what it loads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import mingle
+from mingle import cli
+from mingle.cli import COMMANDS, main
+from tests.support.bystanders import command_environment, free_udp_port
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=["main", *COMMANDS])
+def test_help_comes_by_both_flags(command: list[str], flag: str) -> None:
+    result = CliRunner().invoke(main, [*command, flag])
+    assert result.exit_code == 0
+    assert result.output.startswith(f"Usage: mingle-discover {' '.join(command)}".rstrip())
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "completion"])
+def test_every_command_takes_the_shared_options(command: str) -> None:
+    shown = CliRunner().invoke(main, [command, "--help"]).output
+    for option in (
+        "--json",
+        "-i, --interface",
+        "-p, --port",
+        "-t, --timeout",
+        "--peers",
+        "--family",
+        "--ttl",
+    ):
+        assert option in shown
+    for option in ("--secret-file", "-v, --verbose", "-h, --help", "--version"):
+        assert option in shown
+
+
+@pytest.mark.parametrize("command", [[], ["find"], ["list"]], ids=["main", "find", "list"])
+def test_version(command: list[str]) -> None:
+    result = CliRunner().invoke(main, [*command, "--version"])
+    assert (result.exit_code, result.output) == (0, f"mingle-discover {mingle.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["find"],
+        ["find", ""],
+        ["find", "x" * 257],
+        ["list", "-p", "70000"],
+        ["list", "-t", "-1"],
+        ["list", "-t", "soon"],
+        ["list", "--family", "5"],
+        ["list", "--ttl", "256"],
+        ["list", "--secret-file", "/nonexistent"],
+        ["list", "--peers", "http://node1"],
+        ["find", "job", "--export", "--json"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_status_2_and_no_answer(arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr
+
+
+@pytest.mark.parametrize(
+    "module", [["-m", "mingle"], ["-c", "from mingle.cli import main; main()"]], ids=["module", "script"]
+)
+def test_without_arguments_it_says_what_to_type_next(module: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, *module], env=command_environment(1), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"{cli.FIRST_SCREEN}\n"
+
+
+def test_the_commands_of_the_first_screen_are_there() -> None:
+    lines = [line.split() for line in cli.FIRST_SCREEN.splitlines() if line.startswith("  ")]
+    named = {words[1] for words in lines if words[0] == "mingle-discover"}
+    assert {"list", "watch", "doctor"} < named <= {*COMMANDS, "--help"}
+    assert {words[0] for words in lines} == {"mingle-discover", "torchrun", "mingle-run", "mingle-check"}
+    assert all(len(line) <= 100 for line in cli.FIRST_SCREEN.splitlines())
+
+
+def test_a_wrong_variable_is_wrong_usage_too() -> None:
+    result = CliRunner().invoke(main, ["list"], env={"MINGLE_PORT": "high"})
+    assert result.exit_code == 2
+    assert "MINGLE_PORT='high'" in result.stderr
+    assert "fix:" in result.stderr
+
+
+def test_neither_help_nor_a_list_loads_torch() -> None:
+    code = (
+        "import sys; from mingle.cli import main; main(ARGUMENTS, standalone_mode=False); "
+        "assert {'torch', 'numpy'}.isdisjoint(sys.modules), sorted(sys.modules)"
+    )
+    for arguments in (["--help"], ["interfaces"], ["list", "-t", "0.2"]):
+        environment = command_environment(free_udp_port())
+        done = subprocess.run(
+            [sys.executable, "-c", code.replace("ARGUMENTS", repr(arguments))],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        # standalone_mode=False returns the status of ctx.exit instead of ending the process.
+        assert done.returncode == 0, done.stderr
+
+
+def test_help_loads_neither_the_network_nor_rich() -> None:
+    code = (
+        "import sys; from mingle.cli import main; main(['--help'], standalone_mode=False); "
+        "assert {'torch', 'rich', 'msgspec', 'netifaces', 'multicast_expert'}.isdisjoint(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], env=command_environment(1), check=True, timeout=60, stdout=-3)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_loads_neither_torch_nor_rich(command: str) -> None:
+    code = (
+        f"import sys; from mingle.cli import main; main([{command!r}, '--help'], standalone_mode=False); "
+        "loaded = {'torch', 'rich'} & {*sys.modules}; assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", code], env=command_environment(1), check=True, timeout=60, stdout=-3)
+
+
+@pytest.mark.parametrize(("command", "summary"), [(name, summary) for name, (_, summary) in COMMANDS.items()])
+def test_a_summary_is_the_first_line_of_the_commands_own_help_and_is_shown_whole(command: str, summary: str) -> None:
+    shown = CliRunner().invoke(main, [command, "--help"]).output.splitlines()
+    assert shown[2].strip() == summary
+    assert shown[-1].startswith(("  Example: ", "  Documentation: "))
+    assert f"  {command:10}  {summary}" in CliRunner().invoke(main, ["--help"]).output.splitlines()
+
+
+def test_help_leads_to_the_documentation_where_the_distribution_names_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cli, "__file__", str(tmp_path / "mingle" / "cli" / "__init__.py"))
+    assert "Documentation:" not in CliRunner().invoke(main, ["--help"]).output
+    (tmp_path / "multinode_mingle-1.0.dist-info").mkdir()
+    url = "https://example.org/mingle/blob/HEAD/docs/index.md"
+    metadata = f"Name: multinode-mingle\nProject-URL: Source, https://example.org\nProject-URL: Documentation, {url}\n"
+    (tmp_path / "multinode_mingle-1.0.dist-info" / "METADATA").write_text(metadata)
+    assert CliRunner().invoke(main, ["--help"]).output.endswith(f"Documentation: {url}\n")
+
+
+def test_help_costs_little_more_than_click() -> None:
+    """As a ratio of CPU time, so that a slow or busy machine does not decide; alone on one it is about 0.1 s."""
+
+    def seconds(*command: str) -> float:
+        before = os.times()
+        subprocess.run([sys.executable, *command], env=command_environment(1), check=True, stdout=-3, timeout=60)
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
+
+    pairs = [(seconds("-c", "import click"), seconds("-m", "mingle", "--help")) for _ in range(5)]
+    click_alone, with_mingle = (statistics.median(times) for times in zip(*pairs, strict=True))
+    assert with_mingle < 2.5 * click_alone + 0.05
+
+
+@pytest.mark.parametrize("arguments", [["find", "nothing"], ["list"]], ids=" ".join)
+def test_ctrl_c_ends_quietly_with_130(arguments: list[str]) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mingle", *arguments, "-t", "60", "-v"],
+        env=command_environment(free_udp_port()),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("info: listening on lo")
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=20) == ("", "")
+    assert process.returncode == 130

@@ -1,0 +1,457 @@
+"""The table of launchers, against the environments that they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from msgspec.structs import astuple
+
+from mingle.config.launchers import LAUNCHERS, TORCHRUN, Launcher, Placement, expand_counts, seen
+from mingle.errors import LauncherError
+from tests.support import launcher_environments as recorded
+from tests.support.launcher_environments import BY_LAUNCHER
+
+ROWS = {row.name: row for row in LAUNCHERS}
+HYDRA = "Hydra (MPICH, Intel MPI)"
+BY_NAME = pytest.mark.parametrize("row", LAUNCHERS, ids=lambda row: row.name)
+Place = tuple[int, int, int | None, int | None, int | None, int | None, str | None, str | None]
+
+
+def place(identity: Placement | None) -> Place:
+    assert identity is not None
+    return (
+        identity.rank,
+        identity.world_size,
+        identity.local_rank,
+        identity.local_world_size,
+        identity.node_rank,
+        identity.num_nodes,
+        identity.job_id,
+        identity.attempt,
+    )
+
+
+def detect(environ: Mapping[str, str]) -> Placement | None:
+    """Return the place that the innermost launcher gives to a process."""
+    row = seen(environ)
+    return None if row is None else row.read(environ)
+
+
+def test_nothing_is_detected_where_no_launcher_is() -> None:
+    assert detect({}) is None
+    assert detect({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}) is None
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "SLURM_JOB_ID",
+        "PBS_JOBID",
+        "LSB_JOBID",
+        "FLUX_JOB_ID",
+        "AWS_BATCH_JOB_ID",
+        "SKYPILOT_TASK_ID",
+        "LWS_LEADER_ADDRESS",
+    ],
+)
+def test_a_job_id_alone_is_no_launcher(variable: str) -> None:
+    assert detect({variable: "77"}) is None
+
+
+def test_every_row_has_an_environment_here() -> None:
+    assert list(BY_LAUNCHER) == [row.name for row in LAUNCHERS]
+
+
+# Rank, size, local rank, local size, node rank, nodes, job id, attempt.
+WHOLE: dict[str, Place] = {
+    "torchrun": (5, 8, 1, 4, 1, 2, "run-7", "2"),
+    "jsrun": (7, 12, 1, 6, None, None, "4711", None),
+    "Open MPI": (1, 2, 1, 2, None, None, "932315137", None),
+    "MVAPICH2": (3, 4, 1, 2, None, None, None, None),
+    "PALS": (13, 24, 1, 12, 1, None, "6e4b28c4-5fc5-4a5b-8b3b-9c4a0d2f3f10", None),
+    "Flux": (3, 4, 1, None, None, 2, "ƒ2xVXmy3w", None),
+    HYDRA: (1, 2, 1, 2, None, None, None, None),
+    "Slurm": (3, 4, 1, 2, 1, 2, "1.0", None),
+    "PMI": (1, 2, None, None, None, None, None, None),
+    "LeaderWorkerSet": (2, 4, None, None, 2, None, "trainer-0.trainer.default", None),
+    "Kubeflow": (2, 4, None, None, 2, 4, None, None),
+    "SageMaker": (1, 3, None, None, 1, 3, "resnet-2026-11-20", None),
+    "SkyPilot": (1, 2, None, None, 1, 2, "sky-managed-2026-11-20-10-11-12-123456_resnet_7-0", None),
+    "AWS Batch": (1, 2, None, None, 1, 2, "6f4b7d0e-7d1c-4d3e-9a55-0a1b2c3d4e5f", "2"),
+    "Kubernetes Indexed Job": (2, 4, None, None, 2, None, None, None),
+}
+
+
+@BY_NAME
+def test_a_whole_row(row: Launcher) -> None:
+    found = detect(BY_LAUNCHER[row.name])
+    assert place(found) == WHOLE[row.name]
+    assert found is not None
+    assert found.launcher == row.name
+    assert found.node == (None if found.node_rank is None else str(found.node_rank))
+
+
+@BY_NAME
+def test_the_rank_and_the_size_are_needed(row: Launcher) -> None:
+    """Whatever of them is taken away, the error names it, with all that was seen; nothing is put in its place."""
+    environ = BY_LAUNCHER[row.name]
+    groups = [row.rank, row.world_size, *((name,) for name in row.required)]
+    needed = [group for group in groups if set(group) & set(environ)]
+    assert len(needed) >= 2
+    for group in needed:
+        partial = {name: value for name, value in environ.items() if name not in group}
+        if not row.is_seen(partial):  # no mark is left, as of the Indexed Job, whose only variable is the rank
+            assert set(group) & set(row.marks)
+            continue
+        with pytest.raises(LauncherError) as raised:
+            detect(partial)
+        message = str(raised.value)
+        assert group[0] in message
+        assert all(f"{name}={value!r}" in message for name, value in row.variables_seen(partial).items())
+        assert raised.value.remedy == row.start
+
+
+@BY_NAME
+def test_an_empty_variable_counts_as_unset(row: Launcher) -> None:
+    environ = BY_LAUNCHER[row.name]
+    emptied = row.world_size if set(row.world_size) & set(environ) else row.required[-1:]
+    with pytest.raises(LauncherError, match=emptied[0]):
+        detect({**environ, **dict.fromkeys(emptied, " ")})
+
+
+# SageMaker's rank is counted, not read.
+@pytest.mark.parametrize("row", [row for row in LAUNCHERS if row.name != "SageMaker"], ids=lambda row: row.name)
+def test_a_rank_that_is_no_rank(row: Launcher) -> None:
+    for bad in ("x", "-1", "1.0", "1_0", "٣", "9" * 5000, "2147483648", "1:4"):
+        with pytest.raises(LauncherError, match=row.rank[0]):
+            detect({**BY_LAUNCHER[row.name], row.rank[0]: bad})
+
+
+@BY_NAME
+def test_messages_give_all_three_parts(row: Launcher) -> None:
+    assert row.outside
+    assert row.start
+    assert all(name.isidentifier() for name in row.variables)
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher"),
+    [
+        ({**recorded.SRUN, **recorded.OPEN_MPI}, "Open MPI"),
+        ({**recorded.SRUN, **recorded.TORCHRUN}, "torchrun"),
+        ({**recorded.OPEN_MPI, **recorded.TORCHRUN}, "torchrun"),
+        ({**recorded.SBATCH_BODY, **recorded.OPEN_MPI}, "Open MPI"),
+        ({**recorded.SALLOC_SHELL, **recorded.TORCHRUN}, "torchrun"),
+        ({**recorded.SRUN, **recorded.FLUX}, "Flux"),
+        ({**recorded.MVAPICH2, **recorded.MPICH}, "MVAPICH2"),
+        ({**recorded.INDEXED_JOB, **recorded.MPICH}, HYDRA),
+        ({**recorded.TRAIN_JOB, **recorded.TORCHRUN}, "torchrun"),
+        ({**recorded.SKYPILOT, **recorded.OPEN_MPI}, "Open MPI"),
+        (recorded.JSRUN, "jsrun"),
+        (recorded.SRUN_PMI2, "Slurm"),
+        (recorded.MPICH_UNDER_SLURM, HYDRA),
+    ],
+)
+def test_the_innermost_launcher_counts(environ: dict[str, str], launcher: str) -> None:
+    found = detect(environ)
+    assert found is not None
+    assert found.launcher == launcher
+
+
+def test_an_outer_launcher_does_not_stand_in_for_a_partial_inner_one() -> None:
+    with pytest.raises(LauncherError, match="Open MPI"):
+        detect({**recorded.SRUN, "OMPI_COMM_WORLD_RANK": "0"})
+
+
+# --- Slurm ------------------------------------------------------------------------------------------------------
+
+
+def test_a_slurm_step_of_one_task_in_a_larger_allocation() -> None:
+    assert place(detect(recorded.SRUN_OF_ONE)) == (0, 1, 0, 1, 0, 1, "1.0", None)
+
+
+def test_slurm_prefers_the_steps_size_to_the_allocations() -> None:
+    found = detect({**recorded.SRUN, "SLURM_NTASKS": "64"})
+    assert found is not None
+    assert (found.world_size, found.world_size_from) == (4, "SLURM_STEP_NUM_TASKS")
+
+
+def test_slurm_without_a_steps_size_takes_the_number_of_tasks() -> None:
+    older = {name: value for name, value in recorded.SRUN.items() if name != "SLURM_STEP_NUM_TASKS"}
+    found = detect(older)
+    assert found is not None
+    assert (found.world_size, found.world_size_from) == (4, "SLURM_NTASKS")
+
+
+def test_slurms_legacy_names() -> None:
+    found = detect({"SLURM_JOBID": "9", "SLURM_STEPID": "2", "SLURM_PROCID": "1", "SLURM_NPROCS": "2"})
+    assert place(found)[:2] == (1, 2)
+    assert place(found)[6] == "9.2"
+
+
+def test_slurms_restart_count_is_the_attempt() -> None:
+    assert place(detect({**recorded.SRUN, "SLURM_RESTART_COUNT": "1"}))[7] == "1"
+
+
+def test_two_steps_of_one_slurm_job_are_two_jobs() -> None:
+    assert place(detect(recorded.SRUN))[6] != place(detect({**recorded.SRUN, "SLURM_STEP_ID": "1"}))[6]
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        recorded.SBATCH_BODY,
+        recorded.SALLOC_SHELL,
+        recorded.SALLOC_INTERACTIVE_STEP,
+        {"SLURM_NTASKS": "4"},
+        {"SLURM_PROCID": "0"},
+    ],
+    ids=["sbatch body", "salloc shell", "salloc interactive step", "size alone", "rank alone"],
+)
+def test_outside_a_slurm_step_the_fix_is_srun(environ: dict[str, str]) -> None:
+    with pytest.raises(LauncherError, match="start it with srun") as raised:
+        detect(environ)
+    shown = ROWS["Slurm"].variables_seen(environ)
+    assert {"SLURM_NTASKS", "SLURM_PROCID"} & set(shown)
+    assert all(f"{name}={value!r}" in str(raised.value) for name, value in shown.items())
+
+
+# --- the others' traps ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (recorded.OPEN_MPI_5, (1, 2, 1, 2, None, None, "prterun-vm-19962@1", None)),
+        (recorded.INTEL_MPI, (3, 4, 1, 2, None, None, "8c4c0000-875d-9ab7-bc60-060032a30f42", None)),
+        (recorded.TRAIN_JOB, (2, 4, None, None, 2, 4, None, None)),
+    ],
+    ids=["Open MPI 5", "Intel MPI", "Kubeflow Trainer 2"],
+)
+def test_another_version_of_a_launcher(environ: dict[str, str], expected: Place) -> None:
+    assert place(detect(environ)) == expected
+
+
+def test_open_mpis_node_rank_is_none() -> None:
+    assert "OMPI_COMM_WORLD_NODE_RANK" not in ROWS["Open MPI"].variables
+
+
+@pytest.mark.parametrize(("index", "job"), [("3", "4711[3]"), ("0", "4711"), (None, "4711")])
+def test_the_elements_of_an_lsf_array_are_jobs_of_their_own(index: str | None, job: str) -> None:
+    environ = {name: value for name, value in recorded.JSRUN.items() if name != "LSB_JOBINDEX"}
+    assert place(detect(environ if index is None else {**environ, "LSB_JOBINDEX": index}))[6] == job
+
+
+def test_jsrun_without_lsf_has_no_job_id() -> None:
+    environ = {name: value for name, value in recorded.JSRUN.items() if not name.startswith("LSB_")}
+    assert place(detect(environ))[6] is None
+
+
+def test_fluxs_job_id_under_an_ascii_locale() -> None:
+    as_python_reads_it = recorded.FLUX["FLUX_JOB_ID"].encode().decode("ascii", "surrogateescape")
+    assert place(detect({**recorded.FLUX, "FLUX_JOB_ID": as_python_reads_it}))[6] == recorded.FLUX["FLUX_JOB_ID"]
+
+
+def test_pals_without_pmi_says_no_size() -> None:
+    environ = {name: value for name, value in recorded.PALS.items() if not name.startswith("PMI_")}
+    with pytest.raises(LauncherError, match="but not PMI_SIZE"):
+        detect(environ)
+
+
+@pytest.mark.parametrize("children", [("#0", "#1"), ("", "")])
+def test_the_nodes_of_an_aws_batch_job_have_one_id(children: tuple[str, str]) -> None:
+    jobs = {place(detect({**recorded.AWS_BATCH, "AWS_BATCH_JOB_ID": f"6f4b{child}"}))[6] for child in children}
+    assert jobs == {"6f4b"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"SM_HOSTS": '["algo-1"]'},
+        {"SM_HOSTS": "algo-1,algo-2"},
+        {"SM_HOSTS": '"algo-2"'},
+        {"SM_HOSTS": '["algo-2", "algo-2"]'},
+        {"SM_CURRENT_HOST": ""},
+    ],
+)
+def test_sagemaker_hosts_that_do_not_hold_this_one(change: dict[str, str]) -> None:
+    with pytest.raises(LauncherError, match="but not the index of SM_CURRENT_HOST in SM_HOSTS"):
+        detect({**recorded.SAGEMAKER, **change})
+
+
+@pytest.mark.parametrize(
+    ("environ", "variable"),
+    [
+        (recorded.PYTORCH_JOB_OF_8_PER_POD, "WORLD_SIZE / PET_NNODES='8'"),
+        ({**recorded.PYTORCH_JOB_OF_8_PER_POD, "WORLD_SIZE": "33"}, "PET_NPROC_PER_NODE='8'"),
+        ({**recorded.TRAIN_JOB, "PET_NPROC_PER_NODE": "gpu"}, "PET_NPROC_PER_NODE='gpu'"),
+        ({**recorded.SAGEMAKER, "SM_NUM_GPUS": "8"}, "SM_NUM_GPUS='8'"),
+        ({**recorded.SKYPILOT, "SKYPILOT_NUM_GPUS_PER_NODE": "4"}, "SKYPILOT_NUM_GPUS_PER_NODE='4'"),
+    ],
+)
+def test_a_nodes_number_is_no_rank_where_nodes_hold_several(environ: dict[str, str], variable: str) -> None:
+    with pytest.raises(LauncherError, match="torchrun") as raised:
+        detect(environ)
+    assert f"{variable} says that there are several processes" in str(raised.value)
+
+
+def test_an_elastic_kubeflow_job_has_no_fixed_size() -> None:
+    with pytest.raises(LauncherError, match="PET_NNODES='1:4'"):
+        detect({**recorded.TRAIN_JOB, "PET_NNODES": "1:4"})
+
+
+@pytest.mark.parametrize("row", ["LeaderWorkerSet", "SageMaker", "SkyPilot", "AWS Batch", "Kubernetes Indexed Job"])
+def test_launcher_that_numbers_nodes_yields_to_a_rank(row: str) -> None:
+    assert seen({**BY_LAUNCHER[row], "RANK": "9"}) is None
+
+
+def test_kubeflow_yields_to_a_local_rank_only_since_it_sets_the_rank_itself() -> None:
+    assert seen(recorded.PYTORCH_JOB) is ROWS["Kubeflow"]
+    assert seen({**recorded.PYTORCH_JOB, "LOCAL_RANK": "3"}) is None
+
+
+@pytest.mark.parametrize(
+    ("row", "change", "problem"),
+    [
+        ("Slurm", {"SLURM_PROCID": "4"}, "rank 4 does not fit a world_size of 4"),
+        ("Slurm", {"SLURM_LOCALID": "2"}, "local_rank 2 does not fit a local_world_size of 2"),
+        ("Slurm", {"SLURM_STEP_NUM_NODES": "1"}, "node_rank 1 does not fit a num_nodes of 1"),
+        ("Slurm", {"SLURM_STEP_TASKS_PER_NODE": "2"}, "holds no count for node rank 1"),
+        ("Slurm", {"SLURM_STEP_TASKS_PER_NODE": "2(y2)"}, "holds no count for node rank 1"),
+        ("Open MPI", {"OMPI_COMM_WORLD_LOCAL_SIZE": "5"}, "local_world_size 5 exceeds a world_size of 2"),
+        ("torchrun", {"RANK": "8"}, "rank 8 does not fit a world_size of 8"),
+        ("Kubernetes Indexed Job", {"JOB_COMPLETION_INDEX": "4"}, "rank 4 does not fit a world_size of 4"),
+    ],
+)
+def test_contradictions(row: str, change: dict[str, str], problem: str) -> None:
+    with pytest.raises(LauncherError) as raised:
+        detect({**BY_LAUNCHER[row], **change})
+    assert problem in str(raised.value)
+
+
+def test_a_partial_torchrun_names_what_is_missing() -> None:
+    for name in TORCHRUN.required:
+        partial = {key: value for key, value in recorded.TORCHRUN.items() if key != name}
+        with pytest.raises(LauncherError, match=f"but not {name}\n"):
+            detect(partial)
+
+
+def test_rows_are_immutable_data() -> None:
+    first, second = (astuple(identity) for identity in map(detect, [recorded.SRUN, dict(recorded.SRUN)]) if identity)
+    assert first == second
+
+
+# --- how a row is read ------------------------------------------------------------------------------------------------
+
+PAIR = {"X_RANK": "1", "X_SIZE": "4"}
+
+
+def launcher(**fields: Any) -> Launcher:
+    plain: dict[str, Any] = {
+        "name": "X",
+        "marks": ("X_RANK", "X_SIZE"),
+        "rank": ("X_RANK",),
+        "world_size": ("X_SIZE",),
+        "outside": "a part of X's environment",
+        "start": "start it with x",
+    }
+    return Launcher(**plain | fields)
+
+
+def test_a_row_is_data() -> None:
+    found = launcher(local_rank=("X_LOCAL",)).read({**PAIR, "X_LOCAL": "0"})
+    assert (found.rank, found.rank_from, found.world_size, found.world_size_from) == (1, "X_RANK", 4, "X_SIZE")
+    assert (found.local_rank, found.local_world_size, found.node, found.job_id, found.attempt) == (0, *[None] * 4)
+
+
+def test_of_several_names_the_first_that_is_set_counts() -> None:
+    row = launcher(rank=("X_NEW", "X_RANK"))
+    assert row.read({**PAIR, "X_NEW": "2"}).rank == 2
+    assert row.read({**PAIR, "X_NEW": " "}).rank_from == "X_RANK"
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [({}, None), ({"A": "7"}, None), ({"B": "1"}, None), ({"A": "7", "B": "1"}, "7.1")],
+)
+def test_a_job_id_has_all_its_parts_or_is_none(environ: dict[str, str], expected: str | None) -> None:
+    assert launcher(job_id=(("A",), ("B",))).read({**PAIR, **environ}).job_id == expected
+
+
+def test_computed_value_is_read_like_a_variable_and_listed_as_none() -> None:
+    row = launcher(
+        rank=("half of X_RANK",), computed=lambda environ: {"half of X_RANK": str(int(environ["X_RANK"]) // 2)}
+    )
+    found = row.read({"X_RANK": "6", "X_SIZE": "4"})
+    assert (found.rank, found.rank_from) == (3, "half of X_RANK")
+    assert "half of X_RANK" not in row.variables
+    assert "half of X_RANK" not in row.variables_seen({"X_RANK": "6", "X_SIZE": "4", "half of X_RANK": "0"})
+
+
+def test_a_row_that_yields_is_not_seen() -> None:
+    row = launcher(defers_to=("RANK",))
+    assert row.is_seen(PAIR)
+    assert row.is_seen({**PAIR, "RANK": " "})
+    assert not row.is_seen({**PAIR, "RANK": "0"})
+
+
+@pytest.mark.parametrize(
+    ("count", "refused"), [("0", False), ("1", False), (" 1 ", False), ("2", True), ("auto", True)]
+)
+def test_one_per_node(count: str, refused: bool) -> None:
+    row, environ = launcher(one_per_node=("X_GPUS",)), {**PAIR, "X_GPUS": count}
+    if not refused:
+        assert row.read(environ).rank == 1
+        return
+    with pytest.raises(LauncherError) as raised:
+        row.read(environ)
+    assert f"X_GPUS={count!r} says that there are several processes" in raised.value.observation
+    assert raised.value.remedy == "start it with x"
+
+
+@pytest.mark.parametrize(
+    ("started", "environ", "lacking"),
+    [
+        (True, {"X_RANK": "1"}, "X_RANK='1', but not X_SIZE"),
+        (True, {"X_SIZE": "4"}, "X_SIZE='4', but not X_RANK"),
+        (False, PAIR, "X_RANK='1', X_SIZE='4', but not for a task that it started"),
+    ],
+)
+def test_incomplete_environment_is_an_error_with_the_variables_seen(
+    started: bool, environ: dict[str, str], lacking: str
+) -> None:
+    with pytest.raises(LauncherError) as raised:
+        launcher(started=lambda _: started).read(environ)
+    assert lacking in raised.value.observation
+    assert (raised.value.cause, raised.value.remedy) == ("a part of X's environment", "start it with x")
+
+
+def test_a_number_that_is_none_is_shown_among_the_others() -> None:
+    with pytest.raises(LauncherError) as raised:
+        launcher().read({**PAIR, "X_SIZE": "many"})
+    assert raised.value.observation.startswith("X has set X_RANK='1', X_SIZE='many': X_SIZE='many' is not a whole")
+
+
+@pytest.mark.parametrize(("text", "counts"), [("4", [4]), ("2(x3),1", [2, 2, 2, 1]), ("1,2", [1, 2]), ("3(x1)", [3])])
+def test_expand_counts(text: str, counts: list[int]) -> None:
+    assert list(expand_counts(text)) == counts
+
+
+@pytest.mark.parametrize("text", ["", "x", "2(x)", "2x3", "2(x3", "-1", "2,,1"])
+def test_expand_counts_refuses(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a task count"):
+        list(expand_counts(text))
+
+
+@pytest.mark.parametrize(("node_rank", "tasks"), [("0", 2), ("2", 2), ("3", 1)])
+def test_the_tasks_of_this_node(node_rank: str, tasks: int) -> None:
+    row = launcher(node_rank=("X_NODE",), tasks_per_node=("X_TASKS",))
+    environ = {"X_RANK": "6", "X_SIZE": "7", "X_NODE": node_rank, "X_TASKS": "2(x3),1"}
+    assert row.read(environ).local_world_size == tasks
+
+
+def test_a_huge_count_costs_nothing() -> None:
+    row = launcher(node_rank=("X_NODE",), tasks_per_node=("X_TASKS",))
+    assert row.read({**PAIR, "X_NODE": "3", "X_TASKS": "1(x999999999)"}).local_world_size == 1

@@ -1,0 +1,485 @@
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.pretty import pretty_repr
+
+from mingle.config import settings, values
+from mingle.config.launchers import Placement
+from mingle.config.settings import Arguments, Network, Peer, Settings
+from mingle.errors import ConfigurationError, LauncherError, MingleError
+
+TORCHRUN_TASK = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "run-7",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+SRUN_TASK = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+
+
+def resolve(environ: Mapping[str, str], **arguments: Any) -> Settings:
+    return settings.resolve(environ, Arguments(**arguments))
+
+
+def resolve_network(environ: Mapping[str, str], **arguments: Any) -> Network:
+    return settings.resolve_network(environ, Arguments(**arguments))
+
+
+def test_defaults() -> None:
+    assert resolve({}, job_id="j", rank=0, world_size=2) == Settings(
+        job_id="j",
+        placement=Placement(rank=0, world_size=2),
+        discovery_timeout=300.0,
+        interfaces=(),
+        interfaces_from="",
+        peers=(),
+        folders=(),
+        secret=None,
+        port=29499,
+        master_port=None,
+        ttl=1,
+        family="auto",
+        advertise=None,
+        progress="auto",
+        master_addr=None,
+        mesh="off",
+    )
+
+
+BY_VARIABLE = {
+    "MINGLE_JOB_ID": "j",
+    "MINGLE_RANK": "1",
+    "MINGLE_WORLD_SIZE": "2",
+    "MINGLE_NODE_RANK": "1",
+    "MINGLE_TIMEOUT": "2.5",
+    "MINGLE_MESH": "warn",
+    "MINGLE_INTERFACE": "eth0, 10.0.0.1",
+    "MINGLE_PORT": "1000",
+    "MINGLE_PEERS": "a,b:2,dir:/shared/mingle",
+    "MINGLE_SECRET": "s",
+    "MINGLE_TTL": "0",
+    "MINGLE_FAMILY": "6",
+    "MINGLE_ADVERTISE": "2001:db8::1",
+    "MINGLE_MASTER_PORT": "2000",
+    "MINGLE_PROGRESS": "off",
+}
+FROM_VARIABLES = Settings(
+    job_id="j",
+    placement=Placement(rank=1, world_size=2, node_rank=1, node_rank_from="MINGLE_NODE_RANK='1'"),
+    discovery_timeout=2.5,
+    interfaces=("eth0", "10.0.0.1"),
+    interfaces_from="MINGLE_INTERFACE",
+    port=1000,
+    peers=(Peer("a"), Peer("b", 2)),
+    folders=("dir:/shared/mingle",),
+    secret=b"s",
+    ttl=0,
+    family="6",
+    advertise="2001:db8::1",
+    master_port=2000,
+    progress="off",
+    mesh="warn",
+)
+
+
+def test_every_variable() -> None:
+    assert resolve(BY_VARIABLE) == FROM_VARIABLES
+
+
+def test_the_table_of_variables_is_complete() -> None:
+    source = Path(settings.__file__).read_text() + Path(settings.__file__).with_name("placement.py").read_text()
+    assert {*settings.VARIABLES, *settings.WRITTEN} == set(re.findall(r'"(MINGLE_[A-Z_]+)"', source))
+    assert settings.VARIABLES.keys() == {*BY_VARIABLE, "MINGLE_SECRET_FILE"}
+
+
+def test_arguments_come_before_variables() -> None:
+    placed = {"MINGLE_RANK", "MINGLE_WORLD_SIZE", "MINGLE_NODE_RANK"}
+    found = resolve(
+        {name: value for name, value in BY_VARIABLE.items() if name not in placed},
+        job_id="k",
+        rank=0,
+        world_size=3,
+        discovery_timeout=timedelta(minutes=1),
+        interface=["lo"],
+        peers=["c"],
+        secret=b"t",
+        port=3000,
+        master_port=4000,
+        ttl=5,
+        family=4,
+        advertise="10.0.0.9",
+        node_rank=2,
+        mesh="on",
+    )
+    assert found == Settings(
+        job_id="k",
+        placement=Placement(rank=0, world_size=3, node_rank=2, node_rank_from="node_rank=2"),
+        discovery_timeout=60.0,
+        interfaces=("lo",),
+        interfaces_from="interface=",
+        peers=(Peer("c"),),
+        secret=b"t",
+        port=3000,
+        master_port=4000,
+        ttl=5,
+        family="4",
+        advertise="10.0.0.9",
+        progress="off",
+        mesh="on",
+    )
+
+
+def test_blank_variables_do_not_count() -> None:
+    may_be_blank = settings.VARIABLES.keys() - {"MINGLE_JOB_ID", "MINGLE_SECRET", "MINGLE_SECRET_FILE"}
+    assert resolve(dict.fromkeys(may_be_blank, " "), job_id="j", world_size=2) == resolve({}, job_id="j", world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("MINGLE_TIMEOUT", "0"),
+        ("MINGLE_TIMEOUT", "5m"),
+        ("MINGLE_TIMEOUT", "nan"),
+        ("MINGLE_INTERFACE", ","),
+        ("MINGLE_PORT", "0"),
+        ("MINGLE_PORT", "65536"),
+        ("MINGLE_PEERS", "a:b"),
+        ("MINGLE_TTL", "-1"),
+        ("MINGLE_TTL", "256"),
+        ("MINGLE_FAMILY", "5"),
+        ("MINGLE_FAMILY", "ipv4"),
+        ("MINGLE_ADVERTISE", "host"),
+        ("MINGLE_MASTER_PORT", "0"),
+        ("MINGLE_MASTER_PORT", "x"),
+        ("MINGLE_PROGRESS", "loud"),
+        ("MINGLE_SECRET", ""),
+        ("MINGLE_SECRET_FILE", ""),
+        ("MINGLE_SECRET_FILE", "/nonexistent/secret"),
+        ("MINGLE_JOB_ID", ""),
+    ],
+)
+def test_a_variable_that_cannot_be_used(variable: str, value: str) -> None:
+    environ = {"MINGLE_JOB_ID": "j", "MINGLE_WORLD_SIZE": "2", variable: value}
+    with pytest.raises(ConfigurationError, match=variable):
+        resolve(environ)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("job_id", ""),
+        ("job_id", 7),
+        ("job_id", "x" * 257),
+        ("job_id", "\udcff"),
+        ("discovery_timeout", 0),
+        ("discovery_timeout", float("inf")),
+        ("discovery_timeout", timedelta(seconds=-1)),
+        ("discovery_timeout", True),
+        ("interface", ""),
+        ("interface", ["eth0", ""]),
+        ("interface", 5),
+        ("interface", b"eth0"),
+        ("peers", ""),
+        ("peers", ["[::1"]),
+        ("peers", 5),
+        ("secret", ""),
+        ("secret", b""),
+        ("secret", 5),
+        ("port", 0),
+        ("port", 65536),
+        ("port", True),
+        ("master_port", 0),
+        ("ttl", -1),
+        ("ttl", 256),
+        ("family", 5),
+        ("family", True),
+        ("family", "IPv4"),
+        ("advertise", "host"),
+        ("advertise", ""),
+    ],
+)
+def test_an_argument_that_cannot_be_used(argument: str, value: object) -> None:
+    arguments = {"job_id": "j", "world_size": 2, argument: value}
+    with pytest.raises(ConfigurationError, match=argument):
+        resolve({}, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("job_id", ["x", "x" * 256, "é" * 128, "ƒJ2k", "a b/c?d#e%20\n", "\x00"])
+def test_any_text_is_a_job_id(job_id: str) -> None:
+    assert resolve({}, job_id=job_id, world_size=2).job_id == job_id
+
+
+def test_job_ids_are_counted_in_bytes() -> None:
+    with pytest.raises(ConfigurationError, match="258 bytes"):
+        resolve({}, job_id="é" * 129, world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("environ", "argument", "expected"),
+    [
+        ({"MINGLE_JOB_ID": "m"}, "a", "a"),
+        ({"MINGLE_JOB_ID": ""}, "a", "a"),
+        ({**SRUN_TASK, "MINGLE_JOB_ID": "m"}, None, "m"),
+        (SRUN_TASK, None, "77.0"),
+        (SRUN_TASK, "a", "a"),
+        (TORCHRUN_TASK, None, "run-7"),
+        (TORCHRUN_TASK, "a", "a"),
+    ],
+)
+def test_where_the_job_id_comes_from(environ: dict[str, str], argument: str | None, expected: str) -> None:
+    size = None if {"SLURM_JOB_ID", "RANK"} & environ.keys() else 2
+    assert resolve(environ, job_id=argument, world_size=size).job_id == expected
+
+
+def test_without_a_job_id_the_fix_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="pass job_id= or set MINGLE_JOB_ID"):
+        resolve({}, world_size=2)
+
+
+@pytest.mark.parametrize("job_id", ["gloo", "nccl", "NCCL", "mpi", "ucc", "xccl", "cpu:gloo,cuda:nccl", "cuda:nccl"])
+def test_the_name_of_a_backend_is_no_job_id(job_id: str) -> None:
+    for environ, argument in (({}, job_id), ({"MINGLE_JOB_ID": job_id}, None)):
+        with pytest.raises(ConfigurationError, match="is the name of a torch backend") as caught:
+            resolve(environ, job_id=argument)  # also before the missing world size is noticed
+        assert "backend=" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize("job_id", ["gloo-test", "resnet", "gloo resnet", "cpu:", "", "a,b"])
+def test_job_id_that_resembles_a_backend_is_accepted(job_id: str) -> None:
+    settings.refuse_backend(job_id, "job_id")
+
+
+def test_a_launchers_job_id_may_be_the_name_of_a_backend() -> None:
+    assert resolve({**TORCHRUN_TASK, "TORCHELASTIC_RUN_ID": "gloo"}).job_id == "gloo"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("MINGLE_JOBID", "MINGLE_JOB_ID"),
+        ("MINGLE_JOB", "MINGLE_JOB_ID"),
+        ("MINGLE_INTEFACE", "MINGLE_INTERFACE"),
+        ("MINGLE_WORLDSIZE", "MINGLE_WORLD_SIZE"),
+        ("MINGLE_SECRETFILE", "MINGLE_SECRET_FILE"),
+        ("MINGLE_LAB_HOSTS", None),
+        ("MINGLE_X", None),
+    ],
+)
+def test_a_variable_that_looks_like_one_of_ours(name: str, meant: str | None) -> None:
+    assert settings.unknown_variables({name: "x", "MINGLE_RANK": "0", "PATH": ""}) == {name: meant}
+
+
+def test_variables_written_for_workers_are_known() -> None:
+    written = {"MINGLE_GENERATION": "000003-9f2c51aa", "MINGLE_HOSTS": "192.0.2.1", "MINGLE_HOSTFILE": "/tmp/hosts"}
+    assert settings.unknown_variables(written) == {}
+
+
+def test_without_a_job_id_a_mistyped_variable_is_the_likely_cause() -> None:
+    with pytest.raises(ConfigurationError, match=r"MINGLE_JOBID is set.*did you mean MINGLE_JOB_ID"):
+        resolve({"MINGLE_JOBID": "resnet"}, world_size=2)
+
+
+@pytest.mark.parametrize("name", ["rank", "world_size", "port", "ttl"])
+def test_a_number_that_is_a_text_is_said_to_be_one(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name}='1' is a str, not an integer") as caught:
+        resolve({}, **{"job_id": "j", "world_size": 2, name: "1"})  # type: ignore[arg-type]
+    assert "int(" in str(caught.value.remedy)
+
+
+def test_a_launchers_job_id_is_checked_too() -> None:
+    with pytest.raises(ConfigurationError, match="torchrun's id"):
+        resolve({**TORCHRUN_TASK, "TORCHELASTIC_RUN_ID": "x" * 257})
+
+
+@pytest.mark.parametrize(
+    ("environ", "argument", "interfaces", "where"),
+    [
+        ({}, None, (), ""),
+        ({}, "eth0", ("eth0",), "interface="),
+        ({}, "eth0,eth1", ("eth0", "eth1"), "interface="),
+        ({}, ["eth0", "fe80::1%eth1", "eth0"], ("eth0", "fe80::1%eth1"), "interface="),
+        ({"MINGLE_INTERFACE": "a"}, [], ("a",), "MINGLE_INTERFACE"),
+        ({"MINGLE_INTERFACE": "a", "GLOO_SOCKET_IFNAME": "b"}, "c", ("c",), "interface="),
+        ({"MINGLE_INTERFACE": "a", "GLOO_SOCKET_IFNAME": "b"}, None, ("a",), "MINGLE_INTERFACE"),
+        ({"GLOO_SOCKET_IFNAME": "b"}, None, ("b",), "GLOO_SOCKET_IFNAME"),
+        ({"GLOO_SOCKET_IFNAME": "b,c"}, None, ("b", "c"), "GLOO_SOCKET_IFNAME"),
+        ({"GLOO_SOCKET_IFNAME": "^docker0"}, None, (), ""),
+        ({"GLOO_SOCKET_IFNAME": "=eth0"}, None, (), ""),
+        ({"GLOO_SOCKET_IFNAME": ""}, None, (), ""),
+        ({"NCCL_SOCKET_IFNAME": "eth0"}, None, (), ""),
+    ],
+)
+def test_where_interfaces_are_named(
+    environ: dict[str, str], argument: str | list[str] | None, interfaces: tuple[str, ...], where: str
+) -> None:
+    found = resolve_network(environ, interface=argument)
+    assert (found.interfaces, found.interfaces_from) == (interfaces, where)
+
+
+def test_no_peers_as_an_argument_leave_the_variables() -> None:
+    assert resolve_network({"MINGLE_PEERS": "a"}, peers=()).peers == (Peer("a"),)
+
+
+@pytest.mark.parametrize(("variable", "service"), [("MINGLE_PORT", "mingle"), ("MINGLE_MASTER_PORT", "mingle-master")])
+def test_a_port_that_kubernetes_sets_for_a_service(variable: str, service: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{variable}='tcp://.* not a number(?s:.*)here {service}\n"):
+        resolve({variable: "tcp://10.96.7.1:29500"}, job_id="j", rank=0, world_size=2)
+
+
+@pytest.mark.parametrize(("family", "expected"), [("auto", "auto"), ("4", "4"), ("6", "6"), (4, "4"), (6, "6")])
+def test_family(family: str | int, expected: str) -> None:
+    assert resolve_network({}, family=family).family == expected
+
+
+@pytest.mark.parametrize(("family", "address"), [(4, "2001:db8::1"), (6, "10.0.0.1")])
+def test_an_advertised_address_must_be_of_the_family(family: int, address: str) -> None:
+    with pytest.raises(ConfigurationError, match="advertise="):
+        resolve_network({}, family=family, advertise=address)
+
+
+def test_a_secret_file(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(b"k\n")
+    assert resolve_network({"MINGLE_SECRET_FILE": str(path)}).secret == b"k"
+    assert resolve_network({"MINGLE_SECRET_FILE": str(path)}, secret="t").secret == b"t"
+
+
+@pytest.mark.parametrize("secret", ["", "s"])
+def test_two_secrets_are_refused(secret: str) -> None:
+    with pytest.raises(ConfigurationError, match="both MINGLE_SECRET and MINGLE_SECRET_FILE"):
+        resolve_network({"MINGLE_SECRET": secret, "MINGLE_SECRET_FILE": "/x"})
+
+
+def test_a_secret_is_never_shown() -> None:
+    found = resolve({}, job_id="j", world_size=2, secret="tell-nobody")
+    assert found.secret == b"tell-nobody"
+    assert "tell-nobody" not in repr(found) + str(found) + pretty_repr(found)
+    assert "job_id='j'" in repr(found)
+
+
+def test_torchrun_passes_through_with_everything_filled_in() -> None:
+    found = resolve(TORCHRUN_TASK)
+    assert (found.master_addr, found.master_port) == ("10.0.0.1", 29500)
+    told = found.placement
+    assert (told.rank, told.world_size, told.local_rank, told.local_world_size) == (5, 8, 1, 4)
+    assert (told.node_rank, told.num_nodes, told.attempt) == (1, 2, "2")
+
+
+def beside(environ: dict[str, str] | None = None, **arguments: Any) -> Settings:
+    return resolve(
+        {**TORCHRUN_TASK, **(environ or {})}, **{"rank": 1, "world_size": 2, "may_leave_torchrun": True, **arguments}
+    )
+
+
+@pytest.mark.parametrize("named", [{"job_id": "pair"}, {"environ": {"MINGLE_JOB_ID": "pair"}}])
+def test_a_job_of_another_name_than_torchruns_stands_beside_it(named: dict[str, Any]) -> None:
+    found = beside(**named)
+    assert (found.job_id, found.placement, found.beside_torchrun) == ("pair", Placement(rank=1, world_size=2), True)
+    assert (found.master_addr, found.master_port) == (None, None)
+    # Equal to torchrun's by chance: other members of the job may be no workers of this torchrun.
+    assert beside(rank=5, world_size=8, **named).beside_torchrun
+    assert beside(master_port=7, **named).master_port == 7
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"job_id": "run-7"},
+        {"job_id": None},
+        {"job_id": "pair", "world_size": None},
+        {"job_id": "pair", "rank": None},
+        {"job_id": "pair", "may_leave_torchrun": False},
+    ],
+    ids=["torchrun's id", "no id", "a rank alone", "a size alone", "by mingle.init"],
+)
+def test_all_else_must_agree_with_torchrun(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="torchrun's"):
+        beside(**arguments)
+
+
+def test_job_under_torchruns_own_id_keeps_torchruns_master() -> None:
+    found = beside(job_id="run-7", rank=5, world_size=8)
+    assert (found.master_addr, found.beside_torchrun) == ("10.0.0.1", False)
+
+
+def test_without_torchrun_there_is_nothing_to_leave() -> None:
+    assert not resolve({}, job_id="pair", rank=1, world_size=2, may_leave_torchrun=True).beside_torchrun
+
+
+def test_torchruns_port_counts_when_another_was_asked_for() -> None:
+    assert resolve({**TORCHRUN_TASK, "MINGLE_MASTER_PORT": "1"}, master_port=2).master_port == 29500
+
+
+@pytest.mark.parametrize("port", ["x", "0", "65536"])
+def test_torchruns_port_is_checked(port: str) -> None:
+    with pytest.raises(LauncherError, match="MASTER_PORT"):
+        resolve({**TORCHRUN_TASK, "MASTER_PORT": port})
+
+
+def test_a_foreign_address_alone_does_not_pass_through() -> None:
+    found = resolve({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}, job_id="j")
+    assert (found.master_addr, found.master_port) == (None, None)
+
+
+def test_another_launcher_does_not_pass_through() -> None:
+    found = resolve(SRUN_TASK)
+    assert (found.placement.rank, found.master_addr) == (1, None)
+
+
+def test_settings_are_a_network_that_can_be_copied_and_not_changed() -> None:
+    assert isinstance(FROM_VARIABLES, Network)
+    for twin in (copy.deepcopy(FROM_VARIABLES), pickle.loads(pickle.dumps(FROM_VARIABLES))):
+        assert twin == FROM_VARIABLES
+    with pytest.raises(AttributeError):
+        FROM_VARIABLES.job_id = "k"  # type: ignore[misc]
+
+
+def test_errors_have_their_three_parts() -> None:
+    with pytest.raises(MingleError) as raised:
+        resolve({"RANK": "x", "WORLD_SIZE": "2"}, job_id="j")
+    assert raised.value.cause
+    assert raised.value.remedy
+
+
+def test_the_settings_side_loads_no_heavy_module() -> None:
+    heavy = {"torch", "click", "rich", "netifaces", "multicast_expert"}
+    modules = [f"config.{name}" for name in ("values", "launchers", "placement", "settings")]
+    imports = ", ".join(f"mingle.{name}" for name in ("errors", "distributed.environment", *modules))
+    code = f"import sys, {imports}; print(*{heavy} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(Path(settings.__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("job_id", "side"), [("-resnet", "begins"), ("resnet-", "ends"), ("-", "begins"), ("a-b", ""), ("ada-resnet", "")]
+)
+def test_a_job_id_with_a_variable_that_was_unset_causes_a_warning(job_id: str, side: str) -> None:
+    resolve({}, job_id=job_id, rank=0, world_size=1)
+    remarks = values.remarks(None)
+    assert len(remarks) == bool(side)
+    assert all(f"the job id {job_id!r} {side} with '-'" in each and "unset" in each for each in remarks)
+    assert values.remarks(None) == []

@@ -1,0 +1,168 @@
+"""What facts mean: a healthy machine gives no WARN and no FAIL, and each fault the one that names it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from mingle.diagnostics import CheckStatus, Finding, worst
+from mingle.diagnostics.diagnosis import Facts, Holder, examine, troubles
+from mingle.diagnostics.firewall import parse
+
+HEALTHY = Facts(
+    port=29499,
+    group="239.192.1.1",
+    used=["eth0 10.0.0.5/24"],
+    used_names=["eth0"],
+    networks=["10.0.0.0/24"],
+    multicasts_on=frozenset({"eth0"}),
+    holders=[Holder(12, "python train.py", 0, mingle=True)],
+    default_route=True,
+    memberships=20,
+    rp_filter={"eth0": 1},
+    hostname="node5",
+    hostname_addresses=["10.0.0.5"],
+)
+DROPS = parse("table inet f {\nchain i {\ntype filter hook input priority filter; policy drop;\n}\n}\n")
+STRANGER = Holder(99, "telemetry", 0)
+
+
+def faults(facts: Facts) -> list[tuple[str, CheckStatus]]:
+    return [(each.name, each.status) for each in examine(facts) if each.status is not CheckStatus.PASS]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        HEALTHY,
+        replace(HEALTHY, unused=["eth1 10.1.0.5/24"], named_by="MINGLE_INTERFACE"),
+        replace(HEALTHY, group="", networks=["fd00::/64"], hostname_addresses=["fd00::5"]),
+        replace(HEALTHY, rp_filter={}, memberships=None, default_route=None, hostname_addresses=[]),
+        replace(HEALTHY, multicasts_on=None),
+        replace(HEALTHY, rp_filter={"eth0": 2}, rp_drops=5),
+        replace(HEALTHY, only_loopback=True, named_by="MINGLE_INTERFACE", multicasts_on=frozenset()),
+    ],
+)
+def test_a_healthy_machine(facts: Facts) -> None:
+    assert faults(facts) == []
+    names = [each.name for each in examine(facts)]
+    assert len(names) == len(set(names))
+
+
+FAIL, WARN = CheckStatus.FAIL, CheckStatus.WARN
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "status", "words"),
+    [
+        (
+            {"interface_problem": ("no such thing", "name another")},
+            "interfaces",
+            FAIL,
+            ("no such thing", "name another"),
+        ),
+        ({"only_loopback": True}, "interfaces", WARN, ("only loopback", "ip link set")),
+        ({"default_route": False}, "routes", WARN, ("no default route", "10.0.0.0/24")),
+        ({"send_errors": {"ENETUNREACH": 3}}, "routes", FAIL, ("3 datagrams", "unreachable", "ip route add")),
+        (
+            {"send_errors": {"ENETUNREACH": 3}, "unicasts_sent": 3},
+            "routes",
+            WARN,
+            ("3 datagrams", "unreachable", "ip route add"),
+        ),
+        ({"send_errors": {"ENETUNREACH": 3}, "only_loopback": True}, "interfaces", WARN, ("only loopback",)),
+        ({"relay_failure": "all 64 names are taken"}, "relay", WARN, ("all 64 names are taken", "MINGLE_PORT")),
+        ({"relay_failure": "no name: Permission denied"}, "relay", WARN, ("Permission denied", "AppArmor")),
+        ({"holders": [STRANGER]}, "port", WARN, ("pid 99 (telemetry)", "unicast", "MINGLE_PORT")),
+        (
+            {"holders": [STRANGER], "failures": {"eth0 IPv4": "EADDRINUSE: in use"}},
+            "port",
+            FAIL,
+            ("held by pid 99", "eth0 IPv4", "ss -ulpn 'sport = :29499'"),
+        ),
+        ({"failures": {"eth0 IPv4": "EADDRINUSE: in use"}}, "port", FAIL, ("another program",)),
+        ({"memberships": 1}, "memberships", FAIL, ("igmp_max_memberships=1", "sysctl -w")),
+        ({"failures": {"eth1 IPv4": "ENOBUFS: full"}}, "memberships", FAIL, ("eth1 IPv4", "ENOBUFS")),
+        ({"multicasts_on": frozenset()}, "multicast", FAIL, ("this host's firewall", "nft insert rule")),
+        (
+            {"multicasts_on": frozenset(), "manager": "ufw"},
+            "multicast",
+            FAIL,
+            ("not even our own", "ufw allow 29499/udp"),
+        ),
+        (
+            {"send_errors": {"EPERM": 2}},
+            "multicast",
+            FAIL,
+            ("refused to send 2", "EPERM", "inet filter output udp dport 29499 accept"),
+        ),
+        ({"chains": DROPS}, "tcp", WARN, ("policy drop", "saddr 10.0.0.0/24 meta l4proto tcp accept")),
+        ({"rp_drops": 7}, "rp_filter", FAIL, ("dropped 7", "sysctl -w net.ipv4.conf.eth0.rp_filter=2")),
+        (
+            {"rp_drops": 7, "rp_filter": {"eth0.100": 1}},
+            "rp_filter",
+            FAIL,
+            ("eth0.100", "sysctl -w net.ipv4.conf.eth0/100.rp_filter=2"),
+        ),
+        (
+            {"folders": {"dir:/shared": ("does not exist", "mount its file system")}},
+            "folder",
+            FAIL,
+            ("dir:/shared in MINGLE_PEERS does not exist", "mount its file system"),
+        ),
+        ({"unresolved": {"head": "unknown"}}, "peers", FAIL, ("'head' in MINGLE_PEERS", "getent hosts head")),
+        ({"versions": {"version 2": "10.0.0.9"}}, "version", WARN, ("10.0.0.9 speaks version 2", "same version")),
+        ({"hostname_addresses": ["127.0.1.1"]}, "hostname", WARN, ("127.0.1.1", "/etc/hosts")),
+        ({"hostname_problem": "not known", "hostname_addresses": []}, "hostname", WARN, ("not known", "/etc/hosts")),
+        ({"master": "MASTER_ADDR=1.2.3.4"}, "environment", WARN, ("MASTER_ADDR=1.2.3.4", "unset")),
+        ({"environment_problems": [("half a rank", "give both")]}, "environment", FAIL, ("half a rank", "give both")),
+    ],
+)
+def test_a_fault_is_named_and_no_other(
+    changes: dict[str, object], name: str, status: CheckStatus, words: tuple[str, ...]
+) -> None:
+    facts = replace(HEALTHY, **changes)
+    assert faults(facts) == [(name, status)]
+    (finding,) = [each for each in examine(facts) if each.status is status]
+    for word in words:
+        assert word in str(finding)
+    assert finding.remedy
+
+
+def test_troubles_are_the_worst_first_and_no_pass() -> None:
+    facts = replace(
+        HEALTHY,
+        multicasts_on=frozenset(),
+        unused=["eth1 10.1.0.5/24"],
+        named_by="MINGLE_INTERFACE",
+        default_route=False,
+    )
+    found = troubles(facts)
+    assert [each.name for each in found] == ["multicast", "interfaces", "routes"]
+    assert "MINGLE_INTERFACE names eth0 alone, and eth1 10.1.0.5/24 is up as well" in found[1].observation
+    assert troubles(HEALTHY) == []
+
+
+def test_an_interface_that_could_not_be_opened_is_no_firewall() -> None:
+    facts = replace(HEALTHY, multicasts_on=frozenset(), failures={"eth0 IPv4": "ENODEV: gone"})
+    assert ("multicast", FAIL) not in faults(facts)
+
+
+def test_a_port_that_keeps_every_interface_from_being_opened_is_not_called_usable() -> None:
+    facts = replace(HEALTHY, interface_problem=("nothing could be opened (EADDRINUSE)", "end it"), holders=[STRANGER])
+    assert [each.name for each in examine(facts) if "port" in each.observation] == []
+
+
+WRONG = Finding("port", CheckStatus.FAIL, "it is taken", "free it")
+
+
+def test_worst() -> None:
+    fine, doubtful = Finding("a", CheckStatus.PASS, "x"), Finding("b", CheckStatus.WARN, "y", "z")
+    assert worst([]) is CheckStatus.PASS
+    assert worst([fine, doubtful]) is CheckStatus.WARN
+    assert worst([doubtful, WRONG, fine]) is CheckStatus.FAIL
+
+
+def test_text() -> None:
+    assert str(WRONG) == "it is taken; free it"
+    assert str(Finding("a", CheckStatus.PASS, "x")) == "x"

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from mingle.distributed.environment import Environment, process_environment, variables
+from mingle.protocol.machine import Formation
+from mingle.wire.frames import Place
+
+PAIR = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+def job(*, named: bool = False, **changes: Any) -> dict[str, str]:
+    formation = Formation(
+        session=b"S" * 16,
+        place=Place(rank=5, world_size=8, local_rank=1, local_world_size=4, node_rank=1, num_nodes=2),
+        store_address="10.0.0.1",
+        store_port=29500,
+        interface="eth1",
+        address="10.0.0.5",
+        roster_digest=b"",
+    )
+    return variables(structs.replace(formation, **changes), named=named)
+
+
+def test_variables_of_a_job() -> None:
+    assert job() == {
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "4",
+        "NODE_RANK": "1",
+        "GROUP_RANK": "1",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500",
+        "GLOO_SOCKET_IFNAME": "eth1",
+        "TP_SOCKET_IFNAME": "eth1",
+    }
+
+
+def test_nccl_gets_an_exact_name_only_when_the_user_named_it() -> None:
+    assert job(named=True)["NCCL_SOCKET_IFNAME"] == "=eth1"
+    assert "NCCL_SOCKET_IFNAME" not in job()
+
+
+def test_export_writes_and_restore_takes_away() -> None:
+    target = {"HOME": "/root"}
+    environment = Environment(target)
+    assert environment.export(job()) == []
+    assert target == {"HOME": "/root", **job()}
+    environment.restore()
+    assert target == {"HOME": "/root"}
+    environment.restore()
+    assert target == {"HOME": "/root"}
+
+
+def test_restore_puts_back_what_was_there() -> None:
+    target = {"RANK": "5", "MASTER_ADDR": "old"}
+    environment = Environment(target)
+    environment.export(job())
+    environment.restore()
+    assert target == {"RANK": "5", "MASTER_ADDR": "old"}
+
+
+def test_visible_is_the_environment_without_mingles_values() -> None:
+    target = {"RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "old"}
+    environment = Environment(target)
+    environment.export(job())
+    assert environment.visible() == {"RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "old"}
+
+
+def test_value_changed_after_the_export_stays() -> None:
+    target = {"MASTER_ADDR": "old"}
+    environment = Environment(target)
+    environment.export(job())
+    target["MASTER_ADDR"] = "new"
+    del target["RANK"]
+    assert environment.visible() == {"MASTER_ADDR": "new"}
+    environment.restore()
+    assert target == {"MASTER_ADDR": "new"}
+
+
+def test_restore_after_restore_leaves_the_users_equal_value_alone() -> None:
+    target: dict[str, str] = {}
+    environment = Environment(target)
+    environment.export(PAIR)
+    environment.restore()
+    target.update(PAIR)
+    environment.restore()
+    assert target == PAIR
+
+
+def test_a_second_export_replaces_the_first_and_remembers_the_original() -> None:
+    target = {"MASTER_ADDR": "old"}
+    environment = Environment(target)
+    environment.export(job(named=True))
+    place = Place(rank=6, world_size=8, local_rank=2, local_world_size=4, node_rank=1, num_nodes=2)
+    environment.export(job(place=place, store_address="10.0.0.2"))
+    assert target == job(place=place, store_address="10.0.0.2")
+    environment.restore()
+    assert target == {"MASTER_ADDR": "old"}
+
+
+def test_a_second_export_takes_the_users_change_for_the_users() -> None:
+    target: dict[str, str] = {}
+    environment = Environment(target)
+    environment.export({"RANK": "1"})
+    target["RANK"] = "3"
+    (note,) = environment.export({"RANK": "2"})
+    assert "RANK=3" in note
+    assert "RANK=2" in note
+    environment.restore()
+    assert target == {"RANK": "3"}
+
+
+@pytest.mark.parametrize("name", ["GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"])
+def test_an_interface_that_the_user_set_stays(name: str) -> None:
+    target = {name: "ib0"}
+    environment = Environment(target)
+    assert environment.export(job(named=True)) == []
+    assert target[name] == "ib0"
+    environment.restore()
+    assert target == {name: "ib0"}
+
+
+def test_an_empty_interface_is_none_and_comes_back() -> None:
+    target = {"GLOO_SOCKET_IFNAME": ""}
+    environment = Environment(target)
+    environment.export(job())
+    assert target["GLOO_SOCKET_IFNAME"] == "eth1"
+    environment.restore()
+    assert target == {"GLOO_SOCKET_IFNAME": ""}
+
+
+def test_an_interface_that_mingle_set_is_replaced_by_the_next_export() -> None:
+    target: dict[str, str] = {}
+    environment = Environment(target)
+    environment.export(job(interface="eth1"))
+    environment.export(job(interface="eth2"))
+    assert target["GLOO_SOCKET_IFNAME"] == "eth2"
+
+
+@pytest.mark.parametrize(
+    ("before", "noted"),
+    [
+        ({}, []),
+        (PAIR, []),
+        ({"MASTER_PORT": "29500"}, []),
+        ({"MASTER_ADDR": "10.0.0.1"}, []),
+        ({"MASTER_ADDR": "", "MASTER_PORT": ""}, []),
+        ({"MASTER_PORT": "1234"}, ["MASTER_PORT=1234"]),
+        ({"MASTER_ADDR": "localhost"}, ["MASTER_ADDR=localhost"]),
+        ({"MASTER_ADDR": "10.9.9.9", "MASTER_PORT": "29500"}, ["MASTER_ADDR=10.9.9.9", "MASTER_PORT=29500"]),
+        ({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}, ["MASTER_ADDR=10.0.0.1", "MASTER_PORT=1234"]),
+    ],
+)
+def test_a_foreign_address_and_port_are_one_pair(before: dict[str, str], noted: list[str]) -> None:
+    target = dict(before)
+    notes = Environment(target).export(PAIR)
+    assert target == PAIR
+    assert len(notes) == bool(noted)
+    assert all(text in notes[0] for text in [*noted, "MASTER_ADDR=10.0.0.1 MASTER_PORT=29500"] if noted)
+
+
+def test_mingles_own_pair_is_never_foreign() -> None:
+    environment = Environment({})
+    environment.export(PAIR)
+    assert environment.export({"MASTER_ADDR": "10.0.0.2", "MASTER_PORT": "29501"}) == []
+
+
+def test_exports_of_many_threads_leave_one_of_them_and_restore_all() -> None:
+    target = {"RANK": "original"}
+    environment = Environment(target)
+    start = threading.Barrier(8)
+
+    def work(number: int) -> None:
+        start.wait(10)
+        for _ in range(50):
+            environment.export({"RANK": str(number), f"ONLY_{number}": "1"})
+            environment.visible()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert target == {"RANK": target["RANK"], f"ONLY_{target['RANK']}": "1"}
+    environment.restore()
+    assert target == {"RANK": "original"}
+
+
+def test_the_process_environment_is_bound_to_os_environ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MINGLE_TEST_EXPORT", raising=False)
+    process_environment.export({"MINGLE_TEST_EXPORT": "1"})
+    try:
+        assert os.environ["MINGLE_TEST_EXPORT"] == "1"
+        assert "MINGLE_TEST_EXPORT" not in process_environment.visible()
+    finally:
+        process_environment.restore()
+    assert "MINGLE_TEST_EXPORT" not in os.environ

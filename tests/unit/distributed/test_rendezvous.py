@@ -1,0 +1,826 @@
+"""From a call to a job: what is refused before any packet, a rank alone, one call at a time, and what is left."""
+
+from __future__ import annotations
+
+import gc
+import linecache
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
+from itertools import count
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.pretty import pretty_repr
+
+import mingle
+from mingle.config import placement
+from mingle.config.settings import Settings
+from mingle.distributed import gloo, rendezvous
+from mingle.distributed.environment import process_environment
+from mingle.distributed.session import LoneSession, Session
+from mingle.distributed.url_scheme import rendezvous_handler
+from mingle.engine import discovery, driver, progress, store
+from mingle.engine.discovery import Discovery, process_identity
+from mingle.errors import (
+    ConfigurationError,
+    DiscoveryTimeoutError,
+    InterfaceError,
+    LauncherError,
+    MingleError,
+)
+from mingle.forksafe import Closable
+from mingle.network import interfaces
+from mingle.network.interfaces import Interface
+from mingle.protocol.machine import Formation
+from mingle.protocol.observations import NetworkFacts
+from mingle.wire.frames import Place, encode_frame
+from tests.support.bystanders import free_udp_port
+from tests.support.children import held_by_another_thread, in_child
+from tests.support.frames import read
+from tests.support.in_process import discovery_of, settings_of
+from tests.support.leaks import ABANDONED_THREAD
+from tests.support.loopback import answers, busy_port, job_name, until
+
+PLACE = {"job_id": "resnet", "rank": 1, "world_size": 2}
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "run-7",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_session_is_left() -> Iterator[None]:
+    yield
+    rendezvous.end_session()
+
+
+@pytest.fixture
+def no_packet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever could send one is not even opened."""
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("a socket of the discovery was opened")
+
+    monkeypatch.setattr(driver, "Transport", forbidden)
+    monkeypatch.setattr(driver, "Connections", forbidden)
+
+
+def refused(kind: type[MingleError], match: str, **arguments: Any) -> MingleError:
+    """Call, and expect a plain error at once: in milliseconds, were the machine idle."""
+    before, started = dict(os.environ), time.monotonic()
+    with pytest.raises(kind, match=match) as caught:
+        mingle.discover(**arguments)
+    assert time.monotonic() - started < 0.5
+    assert type(caught.value) is kind
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None or caught.value.__suppress_context__, "an error of our own depths shows"
+    assert caught.value.cause
+    assert caught.value.remedy
+    assert dict(os.environ) == before
+    return caught.value
+
+
+def frames_of(error: BaseException) -> list[str]:
+    """Return the functions in a traceback, from the test on."""
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize("door", ["init", "discover", "rendezvous_handler"])
+def test_a_traceback_has_no_frames_of_ours_but_the_entry_point(door: str, caplog: pytest.LogCaptureFixture) -> None:
+    calls: dict[str, Callable[[], object]] = {
+        "init": lambda: mingle.init("resnet", rank=2, world_size=2),
+        "discover": lambda: mingle.discover("resnet", rank=2, world_size=2),
+        "rendezvous_handler": lambda: next(rendezvous_handler("mingle://resnet?rank=2&world_size=2")),
+    }
+    with caplog.at_level(logging.DEBUG, "mingle"), pytest.raises(ConfigurationError) as caught:
+        calls[door]()
+    assert frames_of(caught.value)[1:] == ["<lambda>", door]
+    assert "in resolve" in str(caplog.text), "the log has the others"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_control_c_while_waiting_is_one_line_and_a_short_traceback(rank: int, caplog: pytest.LogCaptureFixture) -> None:
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            mingle.init(job_name("stopped"), rank=rank, world_size=2, port=free_udp_port(), interface="lo")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert frames_of(caught.value)[1:] == ["init"]
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    state = ("1/2 joined, waiting for rank 1", "looking for rank 0")[rank]
+    assert said.endswith(f": interrupted: {state} · 0 s")
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_a_call_without_a_fault_would_send(rank: int | None) -> None:
+    with pytest.raises(MingleError, match="a socket of the discovery was opened"):
+        mingle.discover("resnet", rank=rank, world_size=2)
+
+
+@pytest.mark.parametrize("door", ["init", "discover", "rendezvous_handler"])
+def test_control_c_during_the_end_of_a_failed_call_keeps_the_failure(
+    door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a defect")
+
+    def interrupt(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rendezvous, "form", fail)
+    monkeypatch.setattr(rendezvous, "end_session", interrupt)
+    calls: dict[str, Callable[[], object]] = {
+        "init": lambda: mingle.init("resnet", rank=1, world_size=2),
+        "discover": lambda: mingle.discover("resnet", rank=1, world_size=2),
+        "rendezvous_handler": lambda: next(rendezvous_handler("mingle://resnet?rank=1&world_size=2")),
+    }
+    with pytest.raises(KeyboardInterrupt) as caught:
+        calls[door]()
+    assert "RuntimeError: a defect" in "".join(traceback.format_exception(caught.value))
+
+
+# --- refused --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"rank": 7, "world_size": 4}, "rank.*7"),
+        ({"rank": -1}, "rank"),
+        ({"world_size": 0}, "world_size"),
+        ({"world_size": None}, "world_size"),
+        ({"job_id": ""}, "job_id='' is empty"),
+        ({"job_id": "x" * 10_240}, "10240 bytes"),
+        ({"job_id": None}, "there is no job id"),
+        ({"port": 0}, "port"),
+        ({"port": 70_000}, "port"),
+        ({"master_port": 70_000}, "master_port"),
+        ({"discovery_timeout": -1}, "discovery_timeout"),
+        ({"discovery_timeout": 0}, "discovery_timeout"),
+        ({"ttl": 256}, "ttl"),
+        ({"family": "5"}, "family"),
+        ({"peers": "http://node7/"}, "peers"),
+        ({"secret": ""}, "secret"),
+        ({"advertise": "node7"}, "advertise"),
+    ],
+)
+def test_a_wrong_argument(arguments: dict[str, Any], match: str) -> None:
+    refused(ConfigurationError, match, **{**PLACE, **arguments})
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize(
+    ("variables", "kind", "match"),
+    [
+        ({"RANK": "x", "WORLD_SIZE": "2"}, ConfigurationError, "RANK='x'"),
+        ({"RANK": "7", "WORLD_SIZE": "4"}, ConfigurationError, "7"),
+        ({"MINGLE_RANK": "1", "MINGLE_WORLD_SIZE": "1.5"}, ConfigurationError, "MINGLE_WORLD_SIZE"),
+        ({"MINGLE_PORT": "0"}, ConfigurationError, "MINGLE_PORT"),
+        ({"MINGLE_TIMEOUT": "soon"}, ConfigurationError, "MINGLE_TIMEOUT"),
+        ({"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4"}, LauncherError, "Slurm"),
+    ],
+)
+def test_a_wrong_variable(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], kind: type[MingleError], match: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    refused(kind, match, job_id="resnet")
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_an_interface_that_does_not_exist(rank: int | None) -> None:
+    error = refused(InterfaceError, "nosuch0", job_id="resnet", rank=rank, world_size=2, interface="nosuch0")
+    assert "lo" in str(error), "those that exist are named"
+
+
+@pytest.mark.usefixtures("no_packet")
+def test_an_interface_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = (*interfaces.scan(), Interface("bare0", 77, ()))
+    monkeypatch.setattr(interfaces, "scan", lambda: found)
+    refused(InterfaceError, "bare0", **PLACE, interface="bare0")
+    refused(InterfaceError, "bare0", **PLACE, interface="bare0", family="4")
+
+
+@pytest.mark.usefixtures("no_packet")
+def test_a_system_that_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    refused(ConfigurationError, "Windows", **PLACE)
+
+
+def test_a_fixed_port_that_is_taken_is_told_before_anybody_waits() -> None:
+    with busy_port() as taken:
+        for world_size in (1, 2):
+            started = time.monotonic()
+            with pytest.raises(ConfigurationError, match=f":{taken}: Address already in use"):
+                mingle.discover("port", rank=0, world_size=world_size, master_port=taken, port=free_udp_port())
+            assert time.monotonic() - started < 1
+
+
+@pytest.mark.usefixtures("no_packet")
+def test_a_mistyped_variable_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[int, str]] = []
+    monkeypatch.setattr(progress, "say", lambda level, text, **_: said.append((level, text)))
+    monkeypatch.setenv("MINGLE_INTEFACE", "eth0")
+    monkeypatch.setenv("MINGLE_JOBID", "resnet")
+    monkeypatch.setenv("MINGLE_OF_SOMEBODY_ELSE", "x")
+    refused(ConfigurationError, "there is no job id", world_size=2)
+    assert said == [
+        (logging.WARNING, "MINGLE_INTEFACE is set, and mingle reads no such variable; did you mean MINGLE_INTERFACE?"),
+        (logging.WARNING, "MINGLE_JOBID is set, and mingle reads no such variable; did you mean MINGLE_JOB_ID?"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("secret", "more"),
+    [
+        ("tell nobody", {"rank": 7}),
+        (b"tell nobody", {"discovery_timeout": "soon"}),
+        ("tell nobody", {"interface": "nosuch0"}),
+        ("tell nobody", {"discovery_timeout": 0.1, "family": "4"}),
+        ("tell nobody \udfff", {}),
+        (["tell nobody"], {}),
+    ],
+    ids=["place", "settings", "interface", "timeout", "no text", "another type"],
+)
+@pytest.mark.parametrize("door", ["discover", "init"])
+def test_a_traceback_that_shows_local_variables_does_not_show_the_secret(
+    door: str, secret: Any, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mingle, "cut_frames", lambda error: None)  # the log has them at DEBUG
+    arguments = {"rank": 1, "world_size": 2, "port": free_udp_port(), **more}
+    with pytest.raises(MingleError) as caught:
+        getattr(mingle, door)("guarded", secret=secret, **arguments)
+    ours = [entry.frame for entry in caught.traceback if entry.frame.f_globals.get("__name__", "").startswith("mingle")]
+    assert len(ours) > 2
+    for frame in ours:
+        assert "tell nobody" not in repr(frame.f_locals) + pretty_repr(frame.f_locals), frame.code.name
+    seen: list[str] = []
+    error: BaseException | None = caught.value
+    while error is not None:  # also the ones that are hidden by "from None" are in a debugger
+        seen.append(repr(error) + repr(vars(error)))
+        error = error.__context__
+    assert "tell nobody" not in "".join(seen)
+
+
+# --- failed ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_a_failed_call_changes_nothing(monkeypatch: pytest.MonkeyPatch, rank: int | None) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "192.0.2.9")
+    before, threads = dict(os.environ), threading.active_count()
+    with pytest.raises(DiscoveryTimeoutError):
+        mingle.discover(job_name("alone"), rank=rank, world_size=2, discovery_timeout=0.3, port=free_udp_port())
+    assert dict(os.environ) == before
+    assert threading.active_count() == threads
+    with mingle.discover(job_name("after"), rank=0, world_size=1) as job:
+        assert os.environ["MASTER_ADDR"] == job.master_addr == "127.0.0.1"
+
+
+def test_an_environment_that_cannot_be_written_ends_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[store.StoreServer] = []
+    open_server = store.open_server
+
+    def remembered(*arguments: Any) -> store.StoreServer:
+        opened.append(open_server(*arguments))
+        return opened[-1]
+
+    def fail(*_: object, **__: object) -> list[str]:
+        raise OSError("no memory for another variable")
+
+    monkeypatch.setattr(store, "open_server", remembered)
+    monkeypatch.setattr(type(process_environment), "export", fail)
+    with pytest.raises(OSError, match="no memory"):
+        mingle.discover(job_name("export"), rank=0, world_size=1)
+    assert [each.held for each in opened] == [False]
+
+
+# --- alone ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_packet")
+def test_a_rank_alone_needs_no_packet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_PORT", "9")
+    before = dict(os.environ)
+    with mingle.discover("alone", rank=0, world_size=1) as job:
+        assert (job.rank, job.world_size, job.local_rank, job.local_world_size) == (0, 1, 0, 1)
+        assert (job.node_rank, job.num_nodes, job.interface, job.address) == (0, 1, "lo", "127.0.0.1")
+        (member,) = job.members
+        assert (member.rank, member.pid, member.address) == (0, os.getpid(), "127.0.0.1")
+        assert socket.gethostname().startswith(member.hostname)
+        exported = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "GLOO_SOCKET_IFNAME")}
+        assert exported == {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+        assert os.environ["MASTER_PORT"] == str(job.master_port)
+        assert answers(job.master_port)
+        assert job.elapsed < 5
+    assert dict(os.environ) == before
+    until(lambda: not answers(job.master_port))
+
+
+@pytest.mark.usefixtures("no_packet")
+def test_a_rank_alone_needs_no_rank() -> None:
+    with mingle.discover("alone", world_size=1) as job:
+        assert job.rank == 0
+
+
+def test_a_foreign_address_is_replaced_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[int, str]] = []
+    monkeypatch.setattr(progress, "say", lambda level, text, **_: said.append((level, text)))
+    monkeypatch.setenv("MASTER_ADDR", "192.0.2.9")
+    with mingle.discover("replaced", rank=0, world_size=1):
+        assert os.environ["MASTER_ADDR"] == "127.0.0.1"
+    ((level, text),) = said
+    assert level == logging.WARNING
+    assert "job replaced: the environment had MASTER_ADDR=192.0.2.9" in text
+
+
+# --- two ranks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_two_ranks(rank: int) -> None:
+    job_id, port = job_name("two"), free_udp_port()
+    other = discovery_of(settings_of(job_id, 1 - rank, 2, port))
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(other.run)
+        with mingle.discover(job_id, rank=rank, world_size=2, port=port, family="4", discovery_timeout=20) as job:
+            formation = running.result(20)
+            assert (formation.store_address, formation.store_port) == (job.master_addr, job.master_port)
+            assert [member.rank for member in job.members] == [0, 1]
+            assert (job.rank, job.local_rank, job.local_world_size, job.num_nodes) == (rank, rank, 2, 1)
+            assert os.environ["LOCAL_RANK"] == str(rank)
+        other.close("the test is over")
+    assert "LOCAL_RANK" not in os.environ
+    assert [member.rank for member in job.members] == [0, 1], "kept"
+
+
+def test_members_for_the_first_time_after_rank_zero_has_gone() -> None:
+    job_id, port = job_name("gone"), free_udp_port()
+    host = discovery_of(settings_of(job_id, 0, 2, port))
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(host.run)
+        with mingle.discover(job_id, rank=1, world_size=2, port=port, family="4", discovery_timeout=20) as job:
+            running.result(20)
+            host.close("it is done")
+            started = time.monotonic()
+            with pytest.raises(MingleError, match="rank 0 "):
+                _ = job.members
+            assert time.monotonic() - started < 5
+
+
+# --- one at a time --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("collects", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_garbage_collector_pauses_during_a_call_and_is_then_as_before(
+    collects: bool, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def form(*_: object, **__: object) -> tuple[None, None]:
+        seen.append(gc.isenabled())
+        if fails:
+            raise RuntimeError("as asked for")
+        return None, None
+
+    monkeypatch.setattr(rendezvous, "form", form)
+    if not collects:
+        gc.disable()
+    try:
+        with pytest.raises(RuntimeError) if fails else nullcontext():
+            mingle.discover(job_name("collector"), rank=0, world_size=1)
+        assert gc.isenabled() is collects
+    finally:
+        gc.enable()
+    assert seen == [False]
+
+
+def test_a_rank_that_waits_collects_garbage_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    collects = threading.Event()
+
+    class Progress(progress.Progress):
+        def show(self, machine: progress.Shown, now: float, facts: Callable[[], NetworkFacts]) -> None:
+            super().show(machine, now, facts)
+            if gc.isenabled():
+                collects.set()
+
+    monkeypatch.setattr(discovery, "Progress", Progress)
+    monkeypatch.setattr(discovery, "COLLECTOR_PAUSE_SECONDS", 0.05)
+    with pytest.raises(DiscoveryTimeoutError):
+        mingle.discover(job_name("collects"), rank=1, world_size=2, port=free_udp_port(), discovery_timeout=1.0)
+    assert collects.is_set()
+
+
+def test_a_forked_child_collects_garbage_whatever_another_thread_does() -> None:
+    with discovery.collector_paused():
+        assert not gc.isenabled()
+        assert in_child(lambda: str(gc.isenabled())) == "True"
+
+
+def test_a_call_that_is_refused_leaves_the_pause_of_the_other_thread_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the two steps of that thread's pause, it would leave the collector off for ever."""
+    disable, seen = gc.disable, []
+
+    def refuse() -> None:
+        with pytest.raises(ConfigurationError, match="already discovering"):
+            mingle.discover("second", rank=0, world_size=1)
+
+    def disable_later() -> None:
+        for step in (lambda: None, disable):
+            step()
+            thread = threading.Thread(target=refuse)
+            thread.start()
+            thread.join()
+            seen.append(gc.isenabled())
+
+    monkeypatch.setattr(gc, "disable", disable_later)
+    mingle.discover("first", rank=0, world_size=1).close()
+    assert seen == [True, False]
+    assert gc.isenabled()
+
+
+def test_two_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, go_on, form = threading.Event(), threading.Event(), rendezvous.form
+
+    def slow(wanted: Settings, **more: Any) -> tuple[mingle.Job, Session]:
+        inside.set()
+        assert go_on.wait(10)
+        return form(wanted, **more)
+
+    monkeypatch.setattr(rendezvous, "form", slow)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(mingle.discover, "first", rank=0, world_size=1)
+        assert inside.wait(10)
+        refused(ConfigurationError, "already discovering", job_id="second", rank=0, world_size=1)
+        go_on.set()
+        first.result(10).close()
+    with mingle.discover("third", rank=0, world_size=1) as job:
+        assert job.job_id == "third"
+
+
+def test_a_close_that_is_interrupted_restores_the_environment_when_it_is_called_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = dict(os.environ)
+    restore = rendezvous.process_environment.restore
+
+    def interrupted() -> None:
+        monkeypatch.setattr(rendezvous.process_environment, "restore", restore)
+        raise KeyboardInterrupt
+
+    job = mingle.discover(job_name("interrupted"), rank=0, world_size=1)
+    monkeypatch.setattr(rendezvous.process_environment, "restore", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        job.close()
+    job.close()
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["its thread calls again", "its thread has ended"])
+def test_a_call_that_was_interrupted_before_it_could_tidy_up_blocks_no_other(ended: bool) -> None:
+    """Ctrl-C may come between any two steps, and a notebook's cell is run again."""
+    left_over = rendezvous.one_call()
+    if ended:
+        thread = threading.Thread(target=left_over.__enter__)
+        thread.start()
+        thread.join()
+    else:
+        left_over.__enter__()
+    with mingle.discover(job_name("again"), rank=0, world_size=1) as job:
+        assert job.rank == 0
+
+
+def interrupted(call: Callable[[], Closable], line: int) -> str | None:
+    """Call, with a KeyboardInterrupt at the n-th line that mingle runs in this thread from the loop's start on.
+
+    Returns where that was; None: the call has so few lines, and its job is closed.
+    """
+    passed = -1
+    begun = False
+    place: str | None = None
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal passed, begun, place
+        if not frame.f_globals.get("__name__", "").startswith(
+            ("mingle.distributed", "mingle.engine.discovery", "mingle.engine.loop", "mingle.job")
+        ):
+            return None
+        # The end of a with block counts as its first line, before the call of __exit__: no signal comes in between.
+        source = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and begun and not source.lstrip().startswith("with "):
+            passed += 1
+            if passed == line:
+                sys.settrace(None)
+                place = f"{frame.f_code.co_name}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+        begun = begun or frame.f_code in (Discovery.run.__code__, rendezvous._form_alone.__code__)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        job = call()
+        sys.settrace(before)
+        job.close()
+    except KeyboardInterrupt:
+        assert place is not None
+    finally:
+        sys.settrace(before)
+    return place
+
+
+def mingles_threads() -> list[str]:
+    """Those that must end. A call of torch that is connecting to a store can't be ended, and is left behind."""
+    names = [each.name for each in threading.enumerate()]
+    return [name for name in names if name.startswith("mingle-") and not name.startswith(ABANDONED_THREAD)]
+
+
+def nothing_is_left(before: dict[str, str], where: str) -> None:
+    assert gc.isenabled(), where
+    assert rendezvous._active is None, where
+    assert dict(os.environ) == before, where
+    assert not torch.distributed.is_initialized(), where
+    until(lambda: not mingles_threads())
+
+
+def test_an_interrupt_at_any_line_of_a_rank_alone_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next cell of a notebook must neither wait for what the interrupted one has left, nor be refused."""
+    before, seen = dict(os.environ), set[str]()
+    # Nobody asks for the store here, and torch takes longer to open one than all the rest.
+    monkeypatch.setattr(store, "open_server", lambda *_: store.StoreServer("127.0.0.1", 1, b"S" * 16, "token"))
+    for line in count():
+        place = interrupted(partial(mingle.discover, job_name("alone"), rank=0, world_size=1), line)
+        nothing_is_left(before, f"interrupted at {place}")
+        if place is None:
+            break
+        seen.add(place.partition(":")[0])
+    assert seen > {"_form_alone", "_hold", "serve", "export", "form", "one_call"}
+
+
+def through_init() -> Closable:
+    return mingle.init(job_name("alone"), rank=0, world_size=1, backend="gloo")
+
+
+def through_the_url() -> Closable:
+    handing_out = rendezvous_handler("mingle://alone?rank=0&world_size=1")
+    next(handing_out)
+    return SimpleNamespace(close=rendezvous.end_session, kept_as_torch_does=handing_out)
+
+
+@pytest.mark.parametrize("door", [through_init, through_the_url])
+def test_an_interrupt_of_the_other_doors_leaves_nothing_either(door: Callable[[], Closable]) -> None:
+    before, seen = dict(os.environ), set[str]()
+    for line in count(step=9):
+        place = interrupted(door, line)
+        nothing_is_left(before, f"interrupted at {place}")
+        if place is None:
+            break
+        seen.add(place.partition(":")[0])
+    assert len(seen) > 5
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_interrupt_at_any_line_from_the_start_of_the_loop_leaves_nothing(rank: int) -> None:
+    before, seen = dict(os.environ), set[str]()
+    for line in count():
+        job_id, port = job_name("two"), free_udp_port()
+        other = discovery_of(settings_of(job_id, 1 - rank, 2, port))
+        call = partial(mingle.discover, job_id, rank=rank, world_size=2, port=port, family="4", discovery_timeout=20)
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(other.run)
+            place = interrupted(call, line * 3)
+            other.close("the test is over")
+            running.exception(20)
+        nothing_is_left(before, f"interrupted at {place}")
+        if place is None:
+            break
+        seen.add(place.partition(":")[0])
+    assert seen > {"run", "_await_outcome", "_export"}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_child_that_is_forked_while_another_thread_is_in_our_code_can_call() -> None:
+    """A DataLoader forks its workers while a thread of the rank reads ``job.members`` or closes the job."""
+    job = mingle.discover(job_name("parent"), rank=0, world_size=1)
+    session = job._session
+    assert isinstance(session, LoneSession)
+    locks = (
+        *(job._fetching, job._closing, session._closing),
+        *(rendezvous._changing_caller, process_environment._lock),
+    )
+
+    def child() -> str:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        members = len(job.members)
+        job.close()
+        with mingle.discover(job_name("child"), rank=0, world_size=1) as own:
+            return f"{members} {own.rank} {os.environ['MASTER_PORT'] != str(job.master_port)}"
+
+    with held_by_another_thread(*locks):
+        assert in_child(child) == "1 0 True"
+    assert answers(job.master_port), "the parent's store"
+    job.close()
+
+
+def test_a_call_that_fails_lets_the_next_one_in() -> None:
+    for _ in range(2):
+        refused(ConfigurationError, "job_id", **{**PLACE, "job_id": ""})
+
+
+def test_a_new_call_ends_the_session_before_it() -> None:
+    first = mingle.discover(job_name("first"), rank=0, world_size=1)
+    with mingle.discover(job_name("second"), rank=0, world_size=1) as second:
+        until(lambda: not answers(first.master_port))
+        # The older one has nothing left to close: not the newer one's variables, nor its store.
+        first.close()
+        assert os.environ["MASTER_PORT"] == str(second.master_port)
+        assert answers(second.master_port)
+    assert "MASTER_PORT" not in os.environ
+
+
+def test_closing_twice() -> None:
+    job = mingle.discover(job_name("twice"), rank=0, world_size=1)
+    job.close()
+    job.close()
+    with pytest.raises(MingleError, match="never asked for"):
+        _ = job.members
+
+
+def test_the_end_of_the_interpreter_ends_the_session() -> None:
+    job = mingle.discover(job_name("exit"), rank=0, world_size=1)
+    rendezvous._at_exit()
+    assert "MASTER_PORT" not in os.environ
+    until(lambda: not answers(job.master_port))
+    rendezvous._at_exit()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_leaves_its_parents_job_alone() -> None:
+    with mingle.discover(job_name("fork"), rank=0, world_size=1) as job:
+
+        def child() -> str:
+            job.close()
+            rendezvous._at_exit()
+            return os.environ["MASTER_PORT"]
+
+        assert in_child(child) == str(job.master_port)
+        assert answers(job.master_port)
+        assert len(job.members) == 1
+
+
+# --- under torchrun -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_packet")
+@pytest.mark.parametrize("node_rank", [None, "", "1"])
+def test_under_torchrun_nothing_is_discovered(monkeypatch: pytest.MonkeyPatch, node_rank: str | None) -> None:
+    for name, value in {**TORCHRUN, **({} if node_rank is None else {"NODE_RANK": node_rank})}.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    for _ in range(2):
+        with mingle.discover() as job:
+            assert (job.job_id, job.rank, job.world_size, job.local_rank, job.num_nodes) == ("run-7", 5, 8, 1, 2)
+            assert (job.master_addr, job.master_port, job.interface, job.address) == ("10.0.0.1", 29500, "", "")
+            assert job.members == ()
+            assert os.environ["NODE_RANK"] == "1"
+            assert {name: os.environ[name] for name in TORCHRUN} == TORCHRUN
+        assert dict(os.environ) == before
+
+
+def test_a_url_with_a_place_forms_a_job_beside_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``tcp://`` and ``file://`` do. What torchrun has told this process stays for others, such as its children."""
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    before = dict(os.environ)
+    handing_out = rendezvous_handler("mingle://beside?rank=0&world_size=1")
+    store_handed, rank, world_size = next(handing_out)
+    assert (rank, world_size, store_handed.host) == (0, 1, "127.0.0.1")
+    assert store_handed.port != int(TORCHRUN["MASTER_PORT"])
+    told = {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+    assert dict(os.environ) == {**before, **told}
+    rendezvous.end_session()
+    assert dict(os.environ) == before
+
+
+# --- who this process is --------------------------------------------------------------------------------------------
+
+
+def test_a_member_says_who_it_is_and_has_a_new_name_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "a-machine-with-a-name-of-65-bytes-" + "ä" * 40)
+    wanted = settings_of("resnet", 1, 2, 29499, local_rank=3, attempt="2" * 300)
+    first, second = process_identity(wanted), process_identity(wanted)
+    assert first.member != second.member
+    assert (first.job, first.rank, first.world_size, first.local_rank) == ("resnet", 1, 2, 3)
+    assert len(first.who.hostname.encode()) <= 64
+    assert first.who.hostname.startswith("a-machine-with-a-name-of-65-bytes-")
+    assert first.who.pid == os.getpid()
+    assert len(first.attempt.encode()) <= 64
+    assert first.versions["torch"] == str(torch.__version__)
+    assert first.versions["mingle"] == mingle.__version__
+
+
+def test_the_launchers_word_for_a_node_counts_before_the_machines() -> None:
+    assert process_identity(settings_of("x", 1, 2, 1, node="7")).node == "launcher 7"
+    assert process_identity(settings_of("x", 1, 2, 1)).node.startswith("boot:" if os.name == "posix" else "")
+
+
+def test_a_host_name_in_another_encoding_can_be_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(placement, "_BOOT_ID", tmp_path / "none")
+    monkeypatch.setattr(socket, "gethostname", lambda: os.fsdecode(b"k\xfcche"))
+    for wanted in settings_of("x", 1, 2, 1), settings_of("x", 1, 2, 1, node=os.fsdecode(b"\xfc" * 300)):
+        identity = process_identity(wanted)
+        join = identity.join(identity.who, ())
+        assert read(encode_frame(join)) == join
+
+
+@pytest.mark.parametrize(("rank", "hosts"), [(0, True), (None, True), (1, False)])
+def test_process_that_can_host_raises_its_file_limit(
+    monkeypatch: pytest.MonkeyPatch, rank: int | None, hosts: bool
+) -> None:
+    asked: list[int] = []
+
+    class Stop(Exception):
+        pass
+
+    def stop(*_: object, **__: object) -> None:
+        raise Stop
+
+    monkeypatch.setattr(discovery, "make_room", lambda members, *_, **__: asked.append(members))
+    monkeypatch.setattr(Discovery, "_drive", stop)
+    with pytest.raises(MingleError, match="unforeseen Stop"):
+        mingle.discover("room", rank=rank, world_size=2)
+    assert asked == ([2] if hosts else [])
+
+
+# --- Gloo -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("named", "taken", "address", "told"),
+    [
+        ("eth0", "10.0.0.1", "10.0.0.1", None),  # by the name alone it would take the right one
+        ("eth0", "10.0.0.1", "fd00::1", "fd00::1"),
+        ("eth0", "10.0.0.1", "fe80::1", "fe80::1%eth0"),
+        ("eth0", None, "10.0.0.1", None),  # the interface has just gone
+        ("eth7", "10.0.0.1", "fd00::1", None),  # the user's own choice
+    ],
+)
+def test_gloo_is_told_the_address_where_it_would_take_another(
+    monkeypatch: pytest.MonkeyPatch, named: str, taken: str | None, address: str, told: str | None
+) -> None:
+    said: list[str] = []
+
+    def bind(where: str) -> Callable[[], None]:
+        said.append(where)
+        return lambda: said.append("undone")
+
+    monkeypatch.setattr(gloo, "bind", bind)
+    monkeypatch.setattr(gloo, "default_address", lambda interface: taken)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", named)
+    formation = Formation(
+        session=bytes(16),
+        place=Place(rank=1, world_size=2, local_rank=0, local_world_size=1, node_rank=1, num_nodes=2),
+        store_address="fd00::7",
+        store_port=1,
+        interface="eth0",
+        address=address,
+        roster_digest=b"",
+    )
+    rendezvous._bind_gloo(formation)
+    assert said == ([] if told is None else [told])
+    for _ in range(2):
+        rendezvous._unbind_gloo()
+    assert said == ([] if told is None else [told, "undone"])

@@ -1,0 +1,669 @@
+"""What goes on behind a job that has formed: the roster, the process group's coming and going, the end."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+
+import mingle
+from mingle.distributed import process_group, session
+from mingle.distributed.session import LoneSession, RunningSession
+from mingle.engine import loop, store
+from mingle.errors import MingleError
+from mingle.job import Member
+from mingle.protocol import membership
+from mingle.protocol.host import Host
+from mingle.protocol.member import Joiner
+from tests.support.children import in_child
+from tests.support.in_process import Formed, formed
+from tests.support.loopback import answers, job_name, until
+
+forks = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+
+AT_ONCE = min(loop.ANSWER_SECONDS, session.ROSTER_SECONDS)
+"""Less than what a wait in vain costs, however busy the machine is."""
+
+
+class Group:
+    """Stands for torch's default process group: tells whether there is one."""
+
+    def __init__(self) -> None:
+        self.stands = False
+
+    def __call__(self) -> bool:
+        return self.stands
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> Group:
+    group = Group()
+    monkeypatch.setattr(process_group, "stands", group)
+    return group
+
+
+@pytest.fixture
+def ranks(group: Group) -> Iterator[list[Formed]]:
+    with formed() as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def sessions(ranks: list[Formed]) -> list[RunningSession]:
+    return [RunningSession(*rank) for rank in ranks]
+
+
+def fails_soon(asked: RunningSession, match: str, fix: str = "read job.members once, early") -> None:
+    started = time.monotonic()
+    with pytest.raises(MingleError, match=match) as caught:
+        asked.roster()
+    assert time.monotonic() - started < AT_ONCE
+    assert fix in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+# --- the roster -----------------------------------------------------------------------------------------------------
+
+
+def test_the_roster_is_the_same_on_every_rank(ranks: list[Formed], sessions: list[RunningSession]) -> None:
+    rosters = [each.roster() for each in sessions]
+    assert rosters[0] == rosters[1] == sessions[1].roster()
+    assert [(each.rank, each.local_rank, each.node_rank) for each in rosters[0]] == [(0, 0, 0), (1, 1, 0)]
+    for each in rosters[0]:
+        assert (each.address, each.pid) == ("127.0.0.1", os.getpid())
+
+
+def test_the_roster_after_rank_zero_has_ended(sessions: list[RunningSession]) -> None:
+    sessions[0].close(failing=False)
+    fails_soon(sessions[1], "rank 0 has ended its job")
+
+
+def test_the_roster_of_a_session_that_has_ended_here(sessions: list[RunningSession]) -> None:
+    # A job whose place another call has taken: its user still holds it.
+    for each in reversed(sessions):
+        each.close(failing=False)
+    for each in sessions:
+        fails_soon(each, "its session has ended")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_roster_that_was_not_the_one_sealed(ranks: list[Formed], rank: int) -> None:
+    discovery, formation = ranks[rank]
+    other = RunningSession(ranks[1 - rank].discovery, ranks[1 - rank].formation)
+    mine = RunningSession(discovery, msgspec.structs.replace(formation, roster_digest=b"another"))
+    fails_soon(mine, r"what came is not the roster that was sealed(.|\n)*another process than rank 0 answered")
+    assert len(other.roster()) == 2
+
+
+def test_a_host_that_does_not_answer(
+    sessions: list[RunningSession], ranks: list[Formed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "ROSTER_SECONDS", 0.2)
+    monkeypatch.setattr(ranks[1].discovery.membership, "ask_roster", lambda: None)
+    fails_soon(sessions[1], "rank 0 has not answered for 0.2 s", "the next use of job.members asks again")
+
+
+def test_a_host_that_is_lost_without_a_word(
+    sessions: list[RunningSession], ranks: list[Formed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joiner = ranks[1].discovery._machine
+    assert isinstance(joiner, Joiner)
+    membership = joiner.membership
+    assert membership is not None
+    monkeypatch.setattr(membership, "_call", lambda *_: None)  # the way back
+
+    def lose() -> None:
+        session = joiner.state.session
+        assert session is not None
+        joiner.drop_host("reset", time.monotonic())
+        membership.unreached(session, math.inf, refused=True)
+
+    ranks[1].discovery.call(lose)
+    fails_soon(sessions[1], r"rank 0 is lost \(.*: reset\)")
+
+
+def test_the_roster_is_fetched_by_the_connection_of_a_member_that_came_back(
+    sessions: list[RunningSession], ranks: list[Formed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joiner = ranks[1].discovery._machine
+    assert isinstance(joiner, Joiner)
+    membership = joiner.membership
+    assert membership is not None
+    asks = membership.ask_roster
+
+    def ask_and_lose() -> None:
+        monkeypatch.setattr(membership, "ask_roster", asks)
+        asks()
+        joiner.drop_host("reset", time.monotonic())
+
+    monkeypatch.setattr(membership, "ask_roster", ask_and_lose)
+    assert len(sessions[1].roster()) == 2
+
+
+def test_a_job_that_is_closed_while_its_roster_is_fetched_is_named_so(
+    sessions: list[RunningSession], ranks: list[Formed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Event()
+    monkeypatch.setattr(ranks[1].discovery.membership, "ask_roster", asked.set)  # rank 0 is slow
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(sessions[1].roster)
+        assert asked.wait(5)
+        started = time.monotonic()
+        sessions[1].close(failing=True)
+        error = waiting.exception(timeout=15)
+    assert time.monotonic() - started < AT_ONCE
+    assert isinstance(error, MingleError)
+    assert "its session has ended" in str(error)
+    assert error.cause is not None
+    assert "was closed" in error.cause
+
+
+def test_the_alarm_of_the_user_is_not_taken_for_a_thread_that_does_not_answer(
+    sessions: list[RunningSession], ranks: list[Formed]
+) -> None:
+    def alarmed(*_: object) -> None:
+        raise TimeoutError("the alarm")
+
+    free = threading.Event()
+    ranks[1].discovery.call(lambda: free.wait(10) and None)  # the session's thread is busy
+    before = signal.signal(signal.SIGALRM, alarmed)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(TimeoutError, match="the alarm"):
+            sessions[1].roster()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        free.set()
+
+
+def test_a_thread_that_does_not_answer_is_not_taken_for_rank_zero(
+    sessions: list[RunningSession], ranks: list[Formed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(ranks[1].discovery, "call", lambda *_: None)
+    fails_soon(sessions[1], "its loop has not answered for 0.05 s", "look at the load of this machine")
+
+
+# --- the process group ----------------------------------------------------------------------------------------------
+
+
+def test_the_store_is_let_go_of_when_the_process_group_stands(
+    ranks: list[Formed], sessions: list[RunningSession], group: Group
+) -> None:
+    server = ranks[0].discovery.store_server
+    assert server is not None
+    assert server.held
+    group.stands = True
+    until(lambda: not server.held)
+    assert len(sessions[1].roster()) == 2, "rank 0 goes on answering"
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_rank_zero_ends_when_the_groups_of_the_others_stand_or_time_is_up(
+    ranks: list[Formed], sessions: list[RunningSession], group: Group, monkeypatch: pytest.MonkeyPatch, ready: bool
+) -> None:
+    membership = ranks[1].discovery.membership
+    assert membership is not None
+    says_ready = membership.ready
+    monkeypatch.setattr(membership, "ready", lambda _now: None)  # its init is still at work
+    monkeypatch.setattr(session, "READY_SECONDS", 30.0 if ready else 1.0)
+    group.stands = True
+    sessions[0].group_stands()
+    closing = threading.Thread(target=partial(sessions[0].close, failing=False))
+    closing.start()
+    closing.join(0.5)
+    assert closing.is_alive(), "the end of rank 0's store would end the init of rank 1"
+    assert len(sessions[1].roster()) == 2
+    if ready:
+        ranks[1].discovery.call(partial(says_ready, time.monotonic()))
+    closing.join(10)
+    assert not closing.is_alive()
+
+
+@pytest.mark.parametrize("failing", [True, False])
+def test_rank_zero_waits_for_nobody_without_a_group_or_when_it_fails(
+    ranks: list[Formed], sessions: list[RunningSession], group: Group, failing: bool
+) -> None:
+    if failing:
+        group.stands = True
+        sessions[0].group_stands()
+    began = time.monotonic()
+    sessions[0].close(failing=failing)
+    assert time.monotonic() - began < session.READY_SECONDS
+
+
+def test_made_process_group_counts_before_it_is_seen(ranks: list[Formed], sessions: list[RunningSession]) -> None:
+    server = ranks[0].discovery.store_server
+    for each in sessions:
+        each.group_stands()
+    assert server is not None
+    assert not server.held
+
+
+def test_standing_process_group_is_reported_at_once(
+    ranks: list[Formed], sessions: list[RunningSession], group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "WATCH_STANDING_SECONDS", 60.0)
+    monkeypatch.setattr(ranks[1].discovery, "_deaf_due", math.inf)  # nor for the end of the member's UDP sockets
+    host = ranks[0].discovery.host
+    assert host is not None
+    group.stands = True
+    until(lambda: ranks[0].discovery.ask(lambda: host.registrar.seats.all_ready))
+
+
+def test_a_job_ends_with_its_process_group(ranks: list[Formed], sessions: list[RunningSession], group: Group) -> None:
+    group.stands = True
+    for each in sessions:
+        each.group_stands()
+    assert len(sessions[1].roster()) == 2
+    group.stands = False
+    membership = ranks[1].discovery.membership
+    assert membership is not None
+    until(lambda: not membership.connected)
+    fails_soon(sessions[1], "rank 0 has ended its job|its session has ended")
+
+
+def test_whether_a_process_group_stands_is_told_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert process_group.stands() is False
+    monkeypatch.delitem(sys.modules, "torch.distributed")
+    assert process_group.stands() is False
+    monkeypatch.setitem(sys.modules, "torch.distributed", type(sys)("a torch built without it"))
+    assert process_group.stands() is False
+
+
+# --- rank 0 is lost before there is a process group -------------------------------------------------------------------
+
+
+def test_a_rank_zero_that_goes_before_the_process_group_is_named(
+    sessions: list[RunningSession], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert sessions[1].host_lost is None
+    assert [each.loss() for each in sessions] == [None, None]
+    caplog.set_level(logging.INFO, "mingle")
+    sessions[0].close(failing=True)
+    assert "rank 0 was lost after the job had formed" in str(sessions[1].loss())
+    until(lambda: [record for record in caplog.records if "was lost" in record.message])  # it is said last
+    assert sessions[1].host_lost is not None
+    assert {record.levelname for record in caplog.records if "was lost" in record.message} == {"INFO"}
+    assert "rank 0 was lost after the job had formed" in str(sessions[1].host_lost)
+    assert f"pid {os.getpid()}: it ended its session: an exception ended it" in caplog.text
+
+
+def test_a_rank_zero_that_dies_before_the_process_group_is_an_error_in_the_log(
+    sessions: list[RunningSession], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "RETURN_SECONDS", 0.1)
+    monkeypatch.setattr(Host, "close", lambda _host, _reason: None)  # no good-bye: its sockets just end
+    sessions[0].close(failing=True)
+    assert "rank 0 was lost after the job had formed" in str(sessions[1].loss())
+    until(lambda: [record for record in caplog.records if "was lost" in record.message])  # it is said last
+    assert {record.levelname for record in caplog.records if "was lost" in record.message} == {"ERROR"}
+
+
+def test_a_rank_zero_that_goes_after_it_is_no_loss(
+    sessions: list[RunningSession], ranks: list[Formed], group: Group
+) -> None:
+    group.stands = True
+    sessions[1].group_stands()
+    sessions[0].close(failing=False)
+    membership = ranks[1].discovery.membership
+    assert membership is not None
+    until(lambda: not membership.connected)
+    assert sessions[1].host_lost is None
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_thread_that_dies_is_told_at_once_wherever_somebody_waits(
+    ranks: list[Formed], sessions: list[RunningSession], rank: int
+) -> None:
+    mine, died = sessions[rank], threading.Event()
+
+    def die() -> None:
+        died.set()
+        raise ZeroDivisionError("a riddle")
+
+    ranks[rank].discovery.call(die)
+    assert died.wait(10)
+    until(lambda: ranks[rank].discovery.failure)
+    started = time.monotonic()
+    for ask in (mine.group_stands, mine.roster, partial(mine.entry, 60)):
+        with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError: a riddle") as caught:
+            ask()
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert isinstance(mine.loss(), MingleError)
+    assert time.monotonic() - started < AT_ONCE
+    mine.close(failing=True)
+
+
+def test_a_thread_that_dies_while_it_is_asked_fails_that_call(
+    ranks: list[Formed], sessions: list[RunningSession]
+) -> None:
+    discovery, dying = ranks[0].discovery, threading.Event()
+
+    def die() -> None:
+        discovery.call(lambda: 1 // 0)
+        dying.set()
+        until(lambda: discovery._calls.qsize() == 2)
+
+    discovery.call(die)
+    assert dying.wait(10)
+    started = time.monotonic()
+    with pytest.raises(MingleError, match="unforeseen ZeroDivisionError"):
+        discovery.ask(lambda: None)
+    assert time.monotonic() - started < AT_ONCE
+
+
+def test_a_proof_that_is_looked_at_again_is_given_up_when_the_thread_dies(
+    monkeypatch: pytest.MonkeyPatch, group: Group
+) -> None:
+    monkeypatch.setattr(session, "FRESH_SECONDS", -1.0)
+    waits = threading.Event()
+
+    def never(_address: str, _port: int) -> Any:
+        waits.set()
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    with formed(2, enters=True) as ranks:
+        waiting = RunningSession(*ranks[1])
+        monkeypatch.setattr(store, "connect_plainly", never)
+        with ThreadPoolExecutor(1) as pool:
+            entry = pool.submit(waiting.entry, 60)
+            assert waits.wait(10)
+            ranks[1].discovery.call(lambda: 1 // 0)
+            error = entry.exception(10)
+        assert "unforeseen ZeroDivisionError" in str(error)
+        assert isinstance(error.__cause__, ZeroDivisionError)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("stands", [False, True])
+def test_blocked_store_call_fails_when_the_members_thread_dies(
+    group: Group, stands: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is torch's call, which nothing else ends; unless the process group stands, and the job trains."""
+    with formed(2, enters=True) as ranks, ThreadPoolExecutor(1) as pool:
+        sessions = [RunningSession(*rank) for rank in ranks]
+        entry = sessions[1].entry(5)
+        assert entry is not None
+        handle, discovery, server = entry[0], ranks[1].discovery, ranks[0].discovery.store_server
+        assert server is not None
+        held = server.handle
+        assert held is not None
+        monkeypatch.setattr(store.StoreServer, "abort", lambda _: None)  # the host's, which is slower
+        if stands:
+            group.stands = True
+            until(lambda: discovery.group_stands)
+        blocked = pool.submit(handle.get, "a key")
+        discovery.call(lambda: 1 // 0)
+        until(lambda: discovery.failure is not None and discovery.driver.transport is None)
+        if stands:
+            held.set("a key", "a value")
+            assert blocked.result(10) == b"a value"
+        else:
+            with pytest.raises(RuntimeError):
+                blocked.result(10)
+
+
+# --- what torch is handed -------------------------------------------------------------------------------------------
+
+
+def test_torch_is_handed_the_connection_by_which_the_store_was_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, connected = store.connect, []
+
+    def counted(*place: Any) -> store.StoreClient:
+        connected.append(connect(*place))
+        return connected[-1]
+
+    monkeypatch.setattr(store, "connect", counted)
+    with formed(3, enters=True) as ranks:
+        sessions = [RunningSession(*rank) for rank in ranks]
+        entries = [entry for each in sessions if (entry := each.entry(5)) is not None]
+        assert [place for _, *place in entries] == [[0, 3], [1, 3], [2, 3]]
+        assert ranks[0].discovery.store_server is not None
+        assert entries[0][0] is ranks[0].discovery.store_server.handle
+        assert {id(handle) for handle, *_ in entries[1:]} == {id(each.hand_over()) for each in connected}
+        entries[1][0].set("a", "b")
+        assert [handle.get("a") for handle, *_ in entries] == [b"b"] * 3
+        assert [each.entry(5) for each in sessions[1:]] == [None, None], "it is handed out once"
+
+
+def test_where_nobody_wants_a_process_group_no_connection_is_kept(
+    ranks: list[Formed], sessions: list[RunningSession]
+) -> None:
+    assert ranks[1].discovery.stores.client is None
+    assert sessions[1].entry(5) is None
+
+
+def test_a_proof_of_the_store_that_is_not_fresh_any_more_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's calls can't be stopped where the store is out of reach; this one can."""
+    monkeypatch.setattr(session, "FRESH_SECONDS", -1.0)
+    looked: list[tuple[str, int]] = []
+    await_server = store.await_server
+
+    def counted(address: str, port: int, **more: Any) -> None:
+        looked.append((address, port))
+        await_server(address, port, **more)
+
+    monkeypatch.setattr(store, "await_server", counted)
+    with formed(3, enters=True) as ranks:
+        sessions = [RunningSession(*rank) for rank in ranks]
+        place = ranks[0].formation.store_address, ranks[0].formation.store_port
+        assert sessions[1].entry(5) is not None
+        assert looked == [place]
+        sessions[0].close(failing=True)
+        with pytest.raises(MingleError, match="rank 0 was lost after the job had formed"):
+            sessions[2].entry(60)
+
+
+# --- whether it goes on --------------------------------------------------------------------------------------------
+
+
+def test_a_job_goes_on_with_its_own_process_group_alone(
+    group: Group, sessions: list[RunningSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, present = sessions[1], Group()
+    monkeypatch.setattr(process_group, "current", lambda: present if group.stands else None)
+    assert mine.goes_on, "a group can still be made"
+    group.stands = True
+    mine.group_stands()
+    until(lambda: mine._group_stood)
+    assert mine.goes_on
+    mine._discovery.call(lambda: 1 // 0)
+    until(lambda: mine._discovery.failure is not None)
+    assert mine.goes_on, "the group stands whatever becomes of the thread"
+    group.stands = False
+    assert not mine.goes_on
+    group.stands, present = True, Group()
+    assert not mine.goes_on, "another group that was made meanwhile"
+
+
+# --- a member that ends before its process group stands ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stands", "awaits_group", "failing", "reason"),
+    [
+        (False, False, True, "an exception ended it"),
+        (False, True, True, "its process group could not be made"),
+        (False, True, False, "its process group could not be made"),
+        (False, False, False, ""),
+        (True, True, True, ""),
+    ],
+)
+def test_a_member_that_fails_before_its_process_group_stands_is_a_loss(
+    ranks: list[Formed],
+    sessions: list[RunningSession],
+    group: Group,
+    monkeypatch: pytest.MonkeyPatch,
+    stands: bool,
+    awaits_group: bool,
+    failing: bool,
+    reason: str,
+) -> None:
+    """Rank 0's store is closed then: otherwise the other ranks would wait for this one until torch's timeout."""
+    host, server = ranks[0].discovery.host, ranks[0].discovery.store_server
+    assert host is not None
+    assert server is not None
+    losses: list[str] = []
+    monkeypatch.setattr(ranks[0].discovery, "say", lambda text, _error=None: losses.append(text))
+    sessions[1].awaits_group = awaits_group
+    group.stands = stands
+    sessions[1].close(failing=failing)
+    until(lambda: ranks[0].discovery.ask(lambda: host.registrar.seats.all_left))
+    assert [text for text in losses if "rank 1" in text and reason in text and "its store is closed" in text] == losses
+    assert bool(losses) == bool(reason)
+    assert not (reason and server.held)
+
+
+# --- the end --------------------------------------------------------------------------------------------------------
+
+
+def test_closing_ends_everything_once(ranks: list[Formed], sessions: list[RunningSession]) -> None:
+    ended: list[int] = []
+    port = ranks[0].formation.store_port
+    for number in (1, 0):
+        sessions[number].on_close = partial(ended.append, number)
+        sessions[number].close(failing=False)
+    assert ended == [1, 0]
+    until(lambda: not answers(port))
+
+
+@pytest.mark.parametrize("failing", [True, False])
+def test_a_close_that_continues_after_an_interrupt_does_not_ask_the_loop_that_has_ended(
+    sessions: list[RunningSession], group: Group, monkeypatch: pytest.MonkeyPatch, failing: bool
+) -> None:
+    """The interpreter's exit would wait 10 s for an answer."""
+    ended: list[str] = []
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    group.stands = True
+    sessions[1].group_stands()
+    sessions[0].group_stands()
+    sessions[0].on_close = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        sessions[0].close(failing=failing)
+    monkeypatch.setattr(sessions[0]._discovery, "ask", lambda _: pytest.fail("the loop is asked"))
+    sessions[0].on_close = lambda: ended.append("closed")
+    sessions[0].close(failing=False)
+    assert ended == ["closed"]
+
+
+def test_closing_at_the_same_time_is_closing_once(ranks: list[Formed], sessions: list[RunningSession]) -> None:
+    """``job.close()`` in one thread and a new call, or the interpreter's exit, in another."""
+    ended: list[int] = []
+    for number, each in enumerate(sessions):
+        each.on_close = partial(ended.append, number)
+    held = threading.Event()
+    ranks[1].discovery.call(lambda: until(held.is_set))  # its thread ends only when all of them wait for it
+    with ThreadPoolExecutor(4) as pool:
+        closing = [pool.submit(each.close, failing=False) for each in (sessions[1], sessions[0]) for _ in range(2)]
+        until(lambda: all(call.running() or call.done() for call in closing))
+        held.set()
+        for call in closing:
+            call.result(10)
+    assert sorted(ended) == [0, 1]
+
+
+@needs_fork
+@forks
+def test_a_forked_child_does_nothing_to_its_parents_session(sessions: list[RunningSession]) -> None:
+    told: list[str] = []
+    sessions[0].on_close = lambda: told.append("closed")
+
+    def child() -> str:
+        with pytest.raises(MingleError, match="this process is a fork of the rank") as refused:
+            sessions[1].roster()
+        assert "forked process" in str(refused.value.cause)
+        for each in sessions:
+            each.close(failing=False)
+            each.close(failing=True)
+        return f"closed nothing {told}"
+
+    assert in_child(child) == "closed nothing []"
+    assert [len(each.roster()) for each in sessions] == [2, 2]
+
+
+# --- alone ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lone() -> Iterator[LoneSession]:
+    server = store.open_server("127.0.0.1", None, b"S" * 16)
+    member = Member(rank=0, local_rank=0, node_rank=0, hostname="here", address="127.0.0.1", pid=os.getpid())
+    lone = LoneSession(member, server)
+    lone.serve()
+    yield lone
+    lone.close(failing=False)
+
+
+def test_a_rank_alone_is_its_own_roster(lone: LoneSession) -> None:
+    assert [member.rank for member in lone.roster()] == [0]
+
+
+def test_a_rank_alone_holds_its_store_until_torch_does(lone: LoneSession) -> None:
+    server, ended = lone.server, list[str]()
+    lone.on_close = lambda: ended.append("closed")
+    assert server is not None
+    store.prove("127.0.0.1", server.port, server.session, server.token)
+    lone.group_stands()
+    until(lambda: not answers(server.port))
+    lone.close(failing=False)
+    assert ended == ["closed"]
+
+
+def test_a_rank_alone_sees_that_torch_holds_its_store(lone: LoneSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, stands = lone.server, threading.Event()
+    assert server is not None
+    monkeypatch.setattr(process_group, "stands", stands.is_set)
+    assert server.held
+    stands.set()
+    until(lambda: not server.held)
+    until(lambda: not [each for each in threading.enumerate() if each.name == "mingle-lone"])
+
+
+def test_a_rank_alone_that_is_closed_leaves_no_thread(lone: LoneSession) -> None:
+    assert [each for each in threading.enumerate() if each.name == "mingle-lone"]
+    lone.close(failing=False)
+    until(lambda: not [each for each in threading.enumerate() if each.name == "mingle-lone"])
+
+
+def test_an_interrupt_while_the_thread_of_a_rank_alone_is_started_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython can turn it into a RuntimeError, see `detached.start`."""
+
+    def interrupted(_: threading.Thread) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Lock().release()
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mingle.discover(job_name("interrupted"), rank=0, world_size=1)
+
+
+@needs_fork
+@forks
+def test_a_forked_child_of_a_rank_alone(lone: LoneSession) -> None:
+    server = lone.server
+    assert server is not None
+
+    def child() -> str:
+        lone.close(failing=False)
+        return str(server.held)
+
+    assert in_child(child) == "True"
+    store.prove("127.0.0.1", server.port, server.session, server.token)

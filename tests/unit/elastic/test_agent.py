@@ -1,0 +1,146 @@
+"""One agent from session to session: what it does when its session is no more."""
+
+from __future__ import annotations
+
+import pytest
+
+from mingle.elastic.agent import ElasticCandidacy
+from mingle.elastic.host import ElasticHost
+from mingle.elastic.member import AgentMember
+from mingle.protocol.election import Elector
+from mingle.protocol.events import BytesReceived, StoreProved, StoreUnreachable
+from mingle.protocol.machine import Identity
+from mingle.wire.datagrams import Offer
+from mingle.wire.frames import ProcessInfo
+from tests.lan.agents import AgentGathering
+
+IDENTITY = Identity(
+    job="job", attempt="", member=b"M" * 16, rank=None, world_size=4, node="M", who=ProcessInfo(), kind="agents"
+)
+
+
+def offer(host: str, *, joined: int = 1, state: str = "open", kind: str = "agents") -> Offer:
+    return Offer(
+        job="job",
+        session=b"T" * 16,
+        host=host.encode() * 16,
+        addresses=("10.0.0.9",),
+        port=4000,
+        world_size=4,
+        joined=joined,
+        state=state,  # type: ignore[arg-type]
+        kind=kind,  # type: ignore[arg-type]
+        assigned=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "competes"),
+    [
+        (offer("A"), True),
+        (offer("A", state="sealed", joined=3), True),
+        (offer("A", state="sealed", joined=4), False),
+        (offer("M"), False),
+        (offer("A", kind="ranks"), False),
+    ],
+)
+def test_every_session_that_could_be_joined_competes(other: Offer, competes: bool) -> None:
+    assert ElasticCandidacy(IDENTITY).competes(other) is competes
+
+
+@pytest.mark.parametrize(
+    ("other", "loses"),
+    [(offer("A"), True), (offer("Z"), False), (offer("Z", state="sealed"), True)],
+)
+def test_sealed_comes_before_open_then_the_lower_id(other: Offer, loses: bool) -> None:
+    assert ElasticCandidacy(IDENTITY).loses_to(other) is loses
+
+
+def test_from_seeking_to_a_session_and_on_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.lan.agents.UNREAD", 0.0)
+    gathering = AgentGathering(5, (1, 2))
+    one, other = agents = [gathering.start("m0"), gathering.start("m1")]
+    gathering.world.run(0.1)
+    assert all(isinstance(each.agent.part, Elector) for each in agents)
+    gathering.run_until_together(agents, 12.0)
+    assert {type(each.agent.part) for each in agents} == {ElasticHost, AgentMember}
+    host = gathering.host_of(agents)
+    rest = other if host is one else one
+    port, identity = rest.agent.endpoints.port, rest.identity.member
+    assert (rest.agent.stage(), rest.agent.losses, rest.agent.lost) == ("formed", 0, None)
+    first = rest.agent.generation
+    host.kill()
+    gathering.world.run(0.01)
+    assert rest.outcome is None
+    assert rest.agent.hold.until == float("-inf")
+    assert isinstance(rest.agent.part, Elector)
+    back = gathering.start(host.machine.name)
+    gathering.run_until_together([rest, back], 5.0)
+    (second,) = {each.agent.memory.generation for each in (rest, back)}
+    assert second > first
+    assert (rest.agent.endpoints.port, rest.identity.member) == (port, identity)
+    assert rest.agent.losses == 1
+
+
+def test_every_event_looks_at_the_clock_first() -> None:
+    gathering = AgentGathering(5, (2, 3))
+    agents = gathering.everybody(3)
+    gathering.run_until_together(agents, 12.0)
+    gathering.world.run(1.0)
+    for process in agents:
+        agent, conn = process.agent, next(iter(process._ends))
+        late = gathering.world.now + 20.0
+        agent.handle(BytesReceived(conn, b"what lay in the socket meanwhile"), late)
+        assert agent.outcome is None
+        assert agent.losses == 1
+
+
+def test_failed_agent_rests_until_it_is_asked_again() -> None:
+    gathering = AgentGathering(5, (2, 2), timeout=5.0)
+    process = gathering.start("m0")
+    gathering.world.run(1.0)
+    agent = process.agent
+    now = gathering.world.now
+    agent.give_up(process.facts(), now)
+    assert agent.failure is not None
+    assert agent.part is None
+    assert (agent.stage(), agent.snapshot().phase, agent.calling(), agent.next_timer()) == (
+        "at rest",
+        "at rest",
+        None,
+        None,
+    )
+    agent.gather(now)
+    assert agent.failure is None
+    assert isinstance(agent.part, Elector)
+    assert not agent.deadline_passed(now + 4.9)
+    assert agent.deadline_passed(now + 5.0)
+
+
+def test_closed_agent_looks_for_no_session() -> None:
+    gathering = AgentGathering(5, (2, 2))
+    process = gathering.start("m0")
+    gathering.world.run(1.0)
+    agent = process.agent
+    agent.close("done")
+    agent.close("done")
+    agent.gather(gathering.world.now)
+    assert agent.part is None
+    assert agent.closed
+
+
+def test_store_answers_of_an_earlier_session_are_ignored() -> None:
+    gathering = AgentGathering(5, (1, 2))
+    agents = gathering.everybody(2)
+    gathering.run_until_together(agents, 12.0)
+    host = gathering.host_of(agents)
+    rest = next(each for each in agents if each is not host)
+    assert rest.outcome is not None
+    old_session = rest.outcome.session
+    host.kill()
+    gathering.world.run(0.01)
+    now = gathering.world.now
+    rest.agent.handle(StoreProved(old_session, 1), now)
+    rest.agent.handle(StoreUnreachable(old_session, 1, "no answer"), now)
+    assert isinstance(rest.agent.part, Elector)
+    assert rest.outcome is None

@@ -1,0 +1,346 @@
+"""Gathering, what the torchrun back-end uses, with real sockets on `lo` and several agents in one process."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mingle.config.launchers import Placement
+from mingle.config.settings import Settings
+from mingle.elastic import gathering as agents
+from mingle.elastic.gathering import Gathered, Gathering
+from mingle.elastic.quorum import Nodes, Policy
+from mingle.engine import store
+from mingle.engine.discovery import FILES_PER_NODE
+from mingle.engine.driver import Driver
+from mingle.errors import DiscoveryTimeoutError, InterfaceError, MingleError
+from mingle.network.transport import NothingOpenedError
+from tests.support.bystanders import free_udp_port
+from tests.support.loopback import answers, job_name, until
+
+import torch.distributed  # isort: skip # noqa: F401 - takes seconds: here, and not within the time that a test allows
+
+
+class Job:
+    """Agents of one job, closed at the end."""
+
+    def __init__(self) -> None:
+        self.job_id = job_name("agents")
+        self.port = free_udp_port()
+        self.agents: list[Gathering] = []
+
+    def agent(self, minimum: int = 2, maximum: int = 3, *, timeout: float = 20.0) -> Gathering:
+        settings = Settings(
+            job_id=self.job_id,
+            placement=Placement(rank=None, world_size=maximum),
+            discovery_timeout=timeout,
+            port=self.port,
+            interfaces=("lo",),
+            family="4",
+            progress="off",
+        )
+        policy = Policy(nodes=Nodes(minimum=minimum, maximum=maximum), last_call=0.5)
+        self.agents.append(Gathering(settings, policy))
+        return self.agents[-1]
+
+    def close(self) -> None:
+        for agent in self.agents:
+            agent.close("the test is over")
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    made = Job()
+    yield made
+    made.close()
+
+
+def gather(*several: Gathering) -> list[Gathered]:
+    """Let all of them gather at once."""
+    with ThreadPoolExecutor(len(several)) as pool:
+        return list(pool.map(Gathering.gather, several))
+
+
+def host_first(several: list[Gathering]) -> list[Gathering]:
+    return sorted(several, key=lambda agent: agent.present is None)
+
+
+def kill(agent: Gathering) -> None:
+    """End an agent as SIGKILL does: the kernel closes its sockets, and nothing is said."""
+
+    def die() -> None:
+        agent.driver.connections.close()
+        agent._agent.closed = True
+        agent._agent.part = None
+        agent._stopping = True
+
+    agent.call(die)
+
+
+def test_gathering_imports_without_torch() -> None:
+    code = "import sys, mingle.elastic.gathering; sys.exit('torch' in sys.modules)"
+    sources = Path(agents.__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={"PYTHONPATH": str(sources)})
+
+
+def test_an_agent_alone_opens_its_store_and_closes_it(job: Job) -> None:
+    alone = job.agent(1, 1)
+    (found,) = gather(alone)
+    server, control = alone._stores.server, alone._agent.endpoints.port
+    assert server is not None
+    assert server.handle is not None
+    assert answers(found.formation.store_port)
+    assert answers(control)
+    thread = alone._thread
+    alone.close("the test is over")
+    assert thread is not None
+    assert not thread.is_alive()
+    assert not answers(control)
+    assert server.handle is None
+
+
+def test_every_agent_makes_room_since_each_can_become_host(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, bool]] = []
+    monkeypatch.setattr(agents, "make_room", lambda *count, what, quiet: asked.append((*count, quiet)))
+    with ThreadPoolExecutor(1) as pool:
+        agent = job.agent(1, 700)
+        gathering = pool.submit(agent.gather)
+        agent.ask(lambda: None)
+        agent.close("the test is over")
+        assert isinstance(gathering.exception(10), MingleError | None)
+    assert asked == [(700, FILES_PER_NODE, True)]
+
+
+def test_a_store_that_cannot_be_opened_ends_the_gathering(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> store.StoreServer:
+        raise MingleError.explain("no store today", cause="a test", remedy="none")
+
+    monkeypatch.setattr(store, "open_server", fail)
+    with pytest.raises(MingleError, match="no store today"):
+        job.agent(1, 1).gather()
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_thread_that_the_system_refuses_is_an_error_and_leaves_nothing_behind(
+    job: Job, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    alone = job.agent(1, 1)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(MingleError, match="can't start new thread"):
+            alone.gather()
+    assert not hasattr(alone, "driver")
+    if again:
+        alone.gather()
+        assert alone.present == {alone.member}
+    alone.close("the test is over")
+
+
+def test_agents_gather_and_share_a_store(job: Job) -> None:
+    several, began = [job.agent() for _ in range(3)], time.time()
+    found = gather(*several)
+    assert len({each.formation.session for each in found}) == 1
+    assert {(each.formation.store_address, each.formation.interface) for each in found} == {("127.0.0.1", "lo")}
+    (generation,) = {each.generation for each in found}
+    assert began - 1 <= generation <= time.time()
+    host, *others = host_first(several)
+    assert host._stores.server is not None
+    assert all(other._stores.server is None for other in others)
+    assert host._stores.server.port == found[0].formation.store_port
+    until(lambda: host.present == {agent.member for agent in several})
+    assert others[0].present is None
+    assert gather(*several) == found, "asked again, it is the same session"
+    assert not any(agent.session_lost.is_set() or agent.lost or agent.ended for agent in several)
+
+
+def test_a_host_that_ends_for_good_ends_the_job_for_all(job: Job) -> None:
+    several = [job.agent() for _ in range(2)]
+    gather(*several)
+    host, other = host_first(several)
+    host.close("its workers failed")
+    host.close("a second time")
+    assert other.session_lost.wait(5)
+    assert (other.lost, other.ended) == (None, "its workers failed")
+    with pytest.raises(MingleError, match="has ended: its workers failed"):
+        other.gather()
+    with pytest.raises(MingleError, match="this agent has closed its part"):
+        host.gather()
+
+
+def test_agent_with_finished_workers_gathers_no_more(job: Job) -> None:
+    several = [job.agent(1, 2) for _ in range(2)]
+    gather(*several)
+    host, other = host_first(several)
+    other.workers_done()
+    kill(host)
+    assert other.session_lost.wait(5)
+    # Its word and the loss may come in one round of the loop, in either order.
+    until(lambda: other._agent.part is None)
+
+
+def test_too_few_nodes_are_an_error_that_counts_and_names_them(job: Job) -> None:
+    alone = job.agent(2, 4, timeout=2.5)
+    with pytest.raises(DiscoveryTimeoutError, match="1 of 2 to 4 nodes were there") as failure:
+        alone.gather()
+    assert f"pid {alone._identity.who.pid}" in str(failure.value)
+    for part in ("interfaces: lo ", f"UDP port {job.port}", "datagrams: "):
+        assert part in str(failure.value)
+    with pytest.raises(DiscoveryTimeoutError):
+        alone.gather()
+
+
+def test_closing_ends_a_call_that_waits(job: Job) -> None:
+    waiting = job.agent(2, 2)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(waiting.gather)
+        waiting.ask(lambda: None)
+        waiting.close("changed its mind")
+        with pytest.raises(MingleError, match="this agent has closed its part") as refused:
+            call.result(timeout=10)
+    assert "shutdown" in str(refused.value.cause)
+
+
+def test_an_interrupted_wait_says_how_far_it_has_come(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    """Torchrun's handlers raise an exception of its own in the waiting call."""
+
+    class SignalError(Exception):
+        pass
+
+    def raised(*_: object) -> None:
+        raise SignalError
+
+    before = signal.signal(signal.SIGALRM, raised)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 2.0)
+        with pytest.raises(SignalError):
+            job.agent(2, 2).gather()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    (said,) = [record.getMessage() for record in caplog.records if "interrupted" in record.getMessage()]
+    assert said.startswith(f"job {job.job_id}: interrupted: 1/2 joined ({socket.gethostname()}) · ")
+
+
+def test_an_interrupt_while_the_thread_is_started_leaves_nothing_behind(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    alone = job.agent(1, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            alone.gather()
+    with pytest.raises(MingleError, match="this agent has closed its part"):
+        alone.gather()
+    alone.close("the test is over")
+    assert not hasattr(alone, "driver")
+
+
+def test_a_store_of_a_session_that_was_given_up_is_not_kept(job: Job) -> None:
+    several = [job.agent(2, 2) for _ in range(2)]
+    gather(*several)
+    _, member = host_first(several)
+    given_up = store.open_server("127.0.0.1", None, b"S" * 16)
+
+    planted = threading.Event()
+
+    def plant() -> None:
+        member._stores.server = given_up
+        planted.set()
+
+    member.call(plant)
+    assert planted.wait(5)
+    until(lambda: member._stores.server is None)
+    assert given_up.handle is None
+
+
+def test_a_thread_that_died_is_an_error(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    waiting = job.agent(2, 2)
+    with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.ERROR, logger="mingle"):
+        call = pool.submit(waiting.gather)
+        waiting.ask(lambda: None)
+        waiting.call(lambda: 1 // 0)
+        with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError") as caught:
+            call.result(timeout=10)
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        assert waiting._thread is not None
+        waiting._thread.join(10)
+    assert "its loop was ended by an unforeseen ZeroDivisionError" in caplog.text
+
+
+def test_sockets_that_cannot_be_opened_are_no_defect_of_ours_however_slowly_the_loop_ends(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised = threading.Event()
+
+    def fail_calls(agent: Gathering, over: MingleError, genuine: Any = Gathering._fail_calls) -> None:
+        genuine(agent, over)
+        if threading.current_thread() is agent._thread:
+            raised.wait(10)
+
+    def fail(*_: Any, **__: Any) -> Driver:
+        raise NothingOpenedError(29499, {"eth0": "EADDRNOTAVAIL"})
+
+    monkeypatch.setattr(Gathering, "_fail_calls", fail_calls)
+    monkeypatch.setattr(agents, "Driver", fail)
+    agent = job.agent()
+    try:
+        with pytest.raises(InterfaceError, match="nothing could be opened for discovery on UDP port 29499"):
+            agent.gather()
+    finally:
+        raised.set()
+
+
+@pytest.mark.parametrize("part", ["host", "member"])
+def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(job: Job, part: str) -> None:
+    several = [job.agent(2, 2) for _ in range(2)]
+    found = gather(*several)
+    host, member = host_first(several)
+    mine, other = (host, member) if part == "host" else (member, host)
+    client = socket.create_connection((found[0].formation.store_address, found[0].formation.store_port))
+    control = mine._agent.endpoints.port
+    mine.call(lambda: 1 // 0)
+    assert mine.session_lost.wait(5)
+    assert "unforeseen ZeroDivisionError" in (mine.lost or "")
+    assert mine.present is None
+    with client:
+        client.settimeout(10)
+        if part == "host":
+            assert client.recv(1) == b"", "calls on the store fail now, not at torch's timeout"
+            assert not answers(found[0].formation.store_port), "it would hold the others in a lost session"
+    assert not answers(control)
+    began = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(MingleError, match="unforeseen ZeroDivisionError") as caught:
+            mine.gather()
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert time.monotonic() - began < 1
+    if part == "host":
+        assert other.session_lost.wait(5), "the others see its connections end"
+    mine.close("the test is over")
+
+
+def test_a_lease_that_has_ended_is_noticed_before_the_loop_does(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    several = [job.agent() for _ in range(2)]
+    gather(*several)
+    assert all(agent.await_round(lambda: False, 10.0) for agent in several)
+    later = agents.boot_time() + 20.0
+    monkeypatch.setattr(agents, "boot_time", lambda: later)
+    assert not any(agent.await_round(lambda: False, 0.5) for agent in several)
+    assert not any(agent.session_lost.is_set() for agent in several)

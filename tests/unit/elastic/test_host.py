@@ -1,0 +1,223 @@
+"""An agent that hosts: whom it counts, when it stops, and for which session it steps down."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from mingle.elastic.host import LOOK_AROUND_SECONDS, ElasticHost
+from mingle.elastic.leases import ANSWER_SECONDS, LEASE_SECONDS
+from mingle.protocol.claims import SENDER_DIALS_AT_ONCE, SENDER_DIALS_PER_SECOND
+from mingle.protocol.effects import Dial, Reset
+from mingle.protocol.events import Heard, Source
+from mingle.wire import frames
+from mingle.wire.datagrams import Seek
+from tests.lan.agents import AgentGathering, AgentProcess
+
+
+@pytest.fixture
+def gathering() -> AgentGathering:
+    return AgentGathering(7, (1, 4))
+
+
+def started(gathering: AgentGathering, count: int = 4) -> tuple[AgentProcess, ElasticHost, list[AgentProcess]]:
+    """The host's process, its machine, and the others."""
+    agents = gathering.everybody(count)
+    gathering.run_until_together(agents, 15.0)
+    gathering.world.run(1.0)
+    process = gathering.host_of(agents)
+    assert process.hosted is not None
+    return process, process.hosted, [agent for agent in agents if agent is not process]
+
+
+def ids(*agents: AgentProcess) -> set[bytes]:
+    return {agent.identity.member for agent in agents}
+
+
+def test_all_members_learn_of_a_latecomer(gathering: AgentGathering) -> None:
+    process, host, others = started(gathering, 3)
+    late = gathering.start("m9")
+    gathering.run_until_together([process, *others, late], 3.0)
+    gathering.world.run(0.5)
+    for agent in (process, *others, late):
+        memory = agent.agent.memory
+        assert {who.hostname for who in memory.companions} == {each.machine.name for each in (process, *others, late)}
+        assert (memory.generation, memory.had_quorum) == (host.quorum.generation, True)
+    assert host.offer().joined == 4
+    assert host.offer().quorum
+    assert not host.offer().takes_members
+
+
+def test_a_silent_member_is_reset_when_its_lease_ends(
+    gathering: AgentGathering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, host, others = started(gathering)
+    done: list[object] = []
+    genuine = AgentProcess._do
+    monkeypatch.setattr(AgentProcess, "_do", lambda self, effect: (done.append(effect), genuine(self, effect))[1])
+    seat = host.registrar.seats[others[0].identity.member]
+    gathering.network.cut(others[0].machine)
+    gathering.world.run(LEASE_SECONDS - 1.5)
+    assert seat.member in host.registrar.seats
+    gathering.world.run(1.6)
+    assert host.registrar.seats.keys() == ids(process, *others[1:])
+    assert [effect for effect in done if isinstance(effect, Reset)] == [Reset(seat.conn or 0)]
+
+
+def test_host_with_too_few_members_stops_at_once_and_says_why(gathering: AgentGathering) -> None:
+    process, host, _ = started(gathering)
+    gathering.network.cut(process.machine)
+    gathering.world.run(LEASE_SECONDS + 0.01)
+    assert host.dissolved is not None
+    assert "1 node(s) can be reached, and it takes 2 to keep the session" in host.dissolved
+    assert process.closed_stores == [host.dissolved]
+    assert process.agent.lost == host.dissolved
+
+
+def test_host_of_a_running_session_asks_for_others_periodically(
+    gathering: AgentGathering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    process, host, _ = started(gathering)
+    original = AgentProcess._multicast
+
+    def count(self: AgentProcess, message: object, browse: bool, *, padded: bool) -> None:
+        if isinstance(message, Seek) and self is process:
+            asked.append(gathering.world.now)
+        original(self, message, browse, padded=padded)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(AgentProcess, "_multicast", count)
+    gathering.world.run(10 * LOOK_AROUND_SECONDS)
+    assert 7 <= len(asked) <= 15
+    assert host.calling() == process.identity.seek()
+
+
+def test_closed_host_asks_for_nothing(gathering: AgentGathering) -> None:
+    process, host, others = started(gathering)
+    process.close()
+    gathering.world.run(1.0)
+    assert host.closed
+    assert all(other.agent.ended == "its workers are done" for other in others)
+    assert host.calling() is None
+
+
+def test_a_job_that_an_agent_has_ended_keeps_its_store_and_begins_no_round(gathering: AgentGathering) -> None:
+    process, host, others = started(gathering)
+    for other in others:
+        other.close()
+    gathering.world.run(2 * LEASE_SECONDS)
+    assert process.hosted is host, "its workers go on to their end, and their store stays"
+    assert host.quorum.ending
+    assert process.agent.hold.until == float("-inf")
+
+
+def test_an_answer_counts_on_the_connection_of_the_seat_only(gathering: AgentGathering) -> None:
+    _, host, others = started(gathering)
+    member = others[0].identity.member
+    seat, leases = host.registrar.seats[member], host.quorum.leases
+    assert seat.conn is not None
+    caller, now = host._callers[seat.conn], gathering.world.now + 0.5
+    number = leases.ask(member, now)
+    host._frame(10**6, caller, frames.Pong(number=number), now)
+    assert leases.until(member) < now + LEASE_SECONDS, "a claim to be that member renews no lease"
+    host._frame(seat.conn, caller, frames.Pong(number=number), now)
+    assert leases.until(member) == now + LEASE_SECONDS
+
+
+def ask_round(agent: AgentProcess) -> float:
+    """Let an agent ask whether its session stands, since a round is complete now; when that is."""
+    made = agent.now
+    agent._event(lambda: agent.agent.ask_round(agent.now))
+    return made
+
+
+def test_a_round_is_proved_by_answers_to_what_was_sent_after_it_for_two_seconds(gathering: AgentGathering) -> None:
+    process, _, others = started(gathering)
+    for agent in (process, others[0]):
+        made = agent.now
+        assert not agent.agent.hold.allows(made, agent.now)
+        ask_round(agent)
+        gathering.world.run(0.1)
+        assert agent.agent.hold.allows(made, agent.now)
+    for other in others:
+        gathering.network.cut(other.machine)
+    gathering.world.run(ANSWER_SECONDS)
+    for agent in (process, others[0]):
+        assert agent.now < agent.agent.hold.until, "the lease is valid"
+        assert not agent.agent.hold.allows(made, agent.now)
+
+
+def test_no_member_is_answered_while_too_few_answer_the_host() -> None:
+    gathering = AgentGathering(7, (1, 5))
+    process, host, others = started(gathering, 5)
+    for other in others[1:]:
+        gathering.network.cut(other.machine)
+    made = [ask_round(agent) for agent in (process, others[0])]
+    gathering.world.run(ANSWER_SECONDS + 1.5)
+    assert not any(agent.agent.hold.allows(at, agent.now) for agent, at in zip((process, others[0]), made, strict=True))
+    asked = [at for questions in host._rounds_asked.values() for at in questions.values()]
+    assert min(asked) > process.now - ANSWER_SECONDS - 1.1, "older questions are forgotten"
+    for other in others[1:]:
+        gathering.network.heal(other.machine)
+    gathering.world.run(1.5)
+    for agent, at in zip((process, others[0]), made, strict=True):
+        ask_round(agent)
+        gathering.world.run(0.1)
+        assert agent.agent.hold.allows(at, agent.now)
+
+
+def test_many_questions_cost_few_pings(gathering: AgentGathering) -> None:
+    process, host, others = started(gathering)
+    numbers = host.quorum.leases._last_number
+    for other in others:
+        for _ in range(4):
+            ask_round(other)
+    gathering.world.run(0.3)
+    assert host.quorum.leases._last_number - numbers <= 5 * len(others)
+    assert all(other.agent.hold.allows(other.now - 0.3, other.now) for other in others)
+    assert process.hosted is host
+
+
+def test_dial_budget_of_a_sender_also_bounds_a_running_session(
+    gathering: AgentGathering,
+) -> None:
+    process, host, _ = started(gathering)
+    offer = replace(host.offer(), host=bytes(16), addresses=tuple(f"10.9.0.{number}" for number in range(1, 13)))
+    for number in range(30):
+        forged = replace(offer, session=number.to_bytes(16, "big"))
+        process.agent.handle(Heard(forged, Source(interface="eth0", address="10.0.0.66")), process.now)
+    seconds = 0.75  # none of them is given up meanwhile
+    for step in range(1, 16):
+        host.conflicts.handle_timer(process.now + seconds * step / 15)
+    dialed = [effect for effect in process.agent.effects() if isinstance(effect, Dial)]
+    assert 0 < len(dialed) <= SENDER_DIALS_AT_ONCE + SENDER_DIALS_PER_SECOND * seconds
+
+
+def test_of_two_sessions_the_one_that_has_had_its_quorum_comes_first_then_the_lower_host_id(
+    gathering: AgentGathering,
+) -> None:
+    process, host, _ = started(gathering)
+    offer = host.offer()
+    low, high = b"\x00" * 16, b"\xff" * 16
+    assert not host._comes_first(offer)
+
+    def comes_first(other: bytes, *, quorum: bool) -> bool:
+        return host._comes_first(
+            type(offer)(
+                job="job",
+                session=b"T" * 16,
+                host=other,
+                addresses=offer.addresses,
+                port=1,
+                world_size=4,
+                state="sealed",
+                kind="agents",
+                quorum=quorum,
+            )
+        )
+
+    assert [comes_first(low, quorum=True), comes_first(high, quorum=True)] == [True, False]
+    assert not comes_first(low, quorum=False)
+    host.quorum.had_quorum = False
+    assert [comes_first(high, quorum=True), comes_first(low, quorum=False)] == [True, True]
+    assert process.hosted is host

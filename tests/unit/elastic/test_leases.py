@@ -1,0 +1,91 @@
+"""Leases: the host counts from what it sent, the member is bound from what it processed."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mingle.elastic.leases import BINDING_SECONDS, LEASE_SECONDS, Binding, Leases
+from mingle.wire.frames import Ping
+
+A, B = b"a" * 16, b"b" * 16
+S, T = b"s" * 16, b"t" * 16
+NEVER = float("-inf")
+
+
+def acknowledged(at: float) -> Leases:
+    leases = Leases()
+    leases.sealed(A, at)
+    leases.acknowledged(A)
+    return leases
+
+
+def test_a_lease_begins_with_the_sending_of_what_was_acknowledged() -> None:
+    leases = Leases()
+    leases.sealed(A, 5.0)
+    assert leases.until(A) == NEVER
+    leases.acknowledged(A)
+    leases.acknowledged(B)
+    assert leases.until(A) == 5.0 + LEASE_SECONDS
+    assert leases.until(B) == NEVER, "whom SEALED was not sent has answered nothing"
+
+
+def test_an_answer_counts_from_the_sending_of_its_question() -> None:
+    leases = acknowledged(0.0)
+    first, second, third = (leases.ask(A, at) for at in (1.0, 2.0, 3.0))
+    leases.answered(A, second)
+    assert (leases.until(A), leases.answered_at(A)) == (2.0 + LEASE_SECONDS, 2.0), "the third has no answer yet"
+    leases.answered(A, first)
+    assert leases.until(A) == 2.0 + LEASE_SECONDS, "an answer that comes late shortens nothing"
+    leases.answered(A, third)
+    assert leases.until(A) == 3.0 + LEASE_SECONDS
+
+
+def test_nothing_else_renews_a_lease() -> None:
+    leases = acknowledged(0.0)
+    number = leases.ask(A, 1.0)
+    leases.answered(A, number + 7)
+    leases.answered(B, number)
+    assert leases.until(A) == LEASE_SECONDS
+    leases.answered(A, number)
+    leases.answered(A, number)
+    assert leases.until(A) == 1.0 + LEASE_SECONDS
+
+
+def test_the_numbers_of_questions_fit_into_a_ping_for_ever() -> None:
+    leases = acknowledged(0.0)
+    leases._last_number = 2**31 - 3  # a host asks 1024 nodes so often in 24 days
+    for second in range(1, 6):
+        number = leases.ask(A, second)
+        msgspec.msgpack.decode(msgspec.msgpack.encode(Ping(number=number)), type=Ping)
+        leases.answered(A, number)
+        assert leases.until(A) == second + LEASE_SECONDS
+
+
+def test_forgotten_member_needs_a_new_seal_and_ack() -> None:
+    leases = acknowledged(0.0)
+    number = leases.ask(A, 1.0)
+    leases.forget(A)
+    leases.answered(A, number)
+    leases.acknowledged(A)
+    assert leases.until(A) == NEVER
+    leases.sealed(A, 3.0)
+    leases.answered(A, leases.ask(A, 4.0))
+    assert leases.until(A) == NEVER, "SEALED has not been acknowledged"
+    assert (leases._asked[A], leases._sealed_at) != ({}, {})
+
+
+def test_a_binding_is_to_one_session_and_ends_by_itself_or_by_its_host() -> None:
+    binding = Binding()
+    assert not binding.elsewhere(S, 0.0)
+    binding.renew(S, 0.0)
+    assert binding.holds(BINDING_SECONDS - 0.1)
+    assert not binding.holds(BINDING_SECONDS)
+    assert (binding.elsewhere(S, 1.0), binding.elsewhere(T, 1.0)) == (False, True)
+    binding.release(T)
+    assert binding.elsewhere(T, 1.0)
+    binding.release(S)
+    assert not binding.elsewhere(T, 1.0)
+
+
+def test_the_host_stops_counting_before_the_member_is_free_on_clocks_that_differ() -> None:
+    assert LEASE_SECONDS * 1.01 < BINDING_SECONDS * 0.99

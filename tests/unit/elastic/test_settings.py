@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mingle.config.launchers import Placement
+from mingle.config.values import Peer
+from mingle.elastic import settings as agent_settings
+from mingle.elastic.quorum import Nodes, Policy
+from mingle.elastic.settings import AgentSettings
+from mingle.errors import ConfigurationError
+
+
+def resolve(environ: dict[str, str] | None = None, **given: Any) -> AgentSettings:
+    arguments: dict[str, Any] = {"run_id": "resnet", "endpoint": "", "minimum": 2, "maximum": 4}
+    config = {"timeout": 900, **given.pop("config", {})}  # torch always adds it
+    return agent_settings.resolve(environ or {}, **{**arguments, "config": config, **given})
+
+
+def test_without_options_everything_is_at_its_default() -> None:
+    found = resolve()
+    assert found.settings.job_id == "resnet"
+    assert found.settings.placement == Placement(rank=None, world_size=4)
+    assert (found.policy, found.local_addr) == (Policy(nodes=Nodes(minimum=2, maximum=4), last_call=30), None)
+    assert (found.settings.port, found.settings.ttl, found.settings.discovery_timeout) == (29499, 1, 300)
+    assert found.torch == {"join_timeout": 600, "last_call_timeout": 30, "read_timeout": 60, "timeout": 900}
+
+
+def test_the_defaults_are_those_of_torch() -> None:
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
+
+    assert timedelta(seconds=agent_settings.TORCH_DEFAULTS["last_call_timeout"]) == RendezvousTimeout().last_call
+    assert timedelta(seconds=agent_settings.TORCH_DEFAULTS["join_timeout"]) == RendezvousTimeout().join
+
+
+def test_every_key_of_the_rendezvous_configuration(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s3cret\n")
+    found = resolve(
+        config={
+            "interface": "eth0;10.0.0.1",
+            "peers": "a;b:7",
+            "secret_file": str(secret),
+            "port": "7777",
+            "ttl": "3",
+            "family": "6",
+            "discovery_timeout": "12.5",
+            "allow_minority": "1",
+            "join_timeout": "100",
+            "last_call_timeout": "3",
+            "close_timeout": "4",
+            "heartbeat_timeout": "5",
+            "keep_alive_interval": "6",
+            "keep_alive_max_attempt": "7",
+            "read_timeout": "8",
+        }
+    )
+    settings = found.settings
+    assert settings.interfaces == ("eth0", "10.0.0.1")
+    assert settings.peers == (Peer("a"), Peer("b", 7))
+    assert settings.secret == b"s3cret"
+    assert (settings.port, settings.ttl, settings.family, settings.discovery_timeout) == (7777, 3, "6", 12.5)
+    assert (found.policy.allow_minority, found.policy.last_call) == (True, 3)
+    assert found.torch == {
+        "join_timeout": 100,
+        "last_call_timeout": 3,
+        "close_timeout": 4,
+        "heartbeat_timeout": 5,
+        "keep_alive_interval": 6,
+        "keep_alive_max_attempt": 7,
+        "read_timeout": 8,
+        "timeout": 900,
+    }
+
+
+def test_variables_count_and_options_come_first() -> None:
+    environ = {"MINGLE_PORT": "7000", "MINGLE_TTL": "2", "MINGLE_TIMEOUT": "9", "MINGLE_MASTER_PORT": "7001"}
+    settings = resolve(environ, config={"ttl": "5"}).settings
+    assert (settings.port, settings.ttl, settings.discovery_timeout, settings.master_port) == (7000, 5, 9, 7001)
+
+
+def test_the_ranks_of_a_launcher_are_not_those_of_agents() -> None:
+    environ = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77", "RANK": "5", "WORLD_SIZE": "6"}
+    settings = resolve(environ).settings
+    assert (settings.job_id, settings.placement) == ("resnet", Placement(rank=None, world_size=4))
+
+
+def test_the_number_of_a_launchers_node_is_the_rank_that_it_asks_for() -> None:
+    environ = {"SLURM_PROCID": "7", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0", "SLURM_NODEID": "3"}
+    asked = resolve(environ).settings.placement
+    assert (asked.rank, asked.node_rank, asked.node_rank_launched) == (None, 3, True)
+    assert asked.node_rank_from == "Slurm's SLURM_NODEID=3"
+
+
+def test_torchruns_own_variable_comes_before_a_launcher() -> None:
+    environ = {"SLURM_PROCID": "7", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0", "SLURM_NODEID": "3"}
+    asked = resolve({**environ, "PET_NODE_RANK": "1"}).settings.placement
+    assert (asked.node_rank, asked.node_rank_launched, asked.node_rank_from) == (1, False, "PET_NODE_RANK='1'")
+    asked = resolve({**environ, "PET_NODE_RANK": "1", "MINGLE_NODE_RANK": "2"}).settings.placement
+    assert (asked.node_rank, asked.node_rank_from) == (2, "MINGLE_NODE_RANK='2'")
+
+
+def test_a_node_rank_of_the_rendezvous_configuration() -> None:
+    for given in ("2", 2):
+        asked = resolve(config={"node_rank": given}).settings.placement
+        assert (asked.node_rank, asked.node_rank_from) == (2, "--rdzv-conf node_rank=2")
+
+
+@pytest.mark.parametrize(
+    ("environ", "given", "problem"),
+    [
+        ({}, "x", "--rdzv-conf node_rank='x' is not a whole number"),
+        ({}, "-1", "--rdzv-conf node_rank='-1' is negative"),
+        ({}, "4", "--rdzv-conf node_rank=4 does not fit a job of 4 nodes"),
+        ({"PET_NODE_RANK": "4"}, None, "PET_NODE_RANK='4' does not fit a job of 4 nodes"),
+        ({"MINGLE_NODE_RANK": "1.5"}, None, "MINGLE_NODE_RANK='1.5' is not a whole number"),
+        ({"MINGLE_NODE_RANK": "1"}, "2", "--rdzv-conf node_rank=2 contradicts MINGLE_NODE_RANK='1'"),
+        ({"PET_NODE_RANK": "1"}, "2", "--rdzv-conf node_rank=2 contradicts PET_NODE_RANK='1'"),
+        ({"JOB_COMPLETION_INDEX": "1"}, "2", "contradicts Kubernetes Indexed Job's JOB_COMPLETION_INDEX=1"),
+    ],
+)
+def test_a_node_rank_that_cannot_be_is_refused(environ: dict[str, str], given: str | None, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(problem)):
+        resolve(environ, config={} if given is None else {"node_rank": given})
+
+
+def test_a_program_may_give_numbers() -> None:
+    assert resolve(config={"port": 7777, "allow_minority": True}).policy.allow_minority
+
+
+@pytest.mark.parametrize("run_id", ["none", ""])
+def test_an_id_that_was_not_given_is_refused_with_the_line_to_type(run_id: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"torchrun --rdzv-backend=mingle --rdzv-id=NAME --nnodes=2:4"):
+        resolve(run_id=run_id)
+    with pytest.raises(ConfigurationError, match=r"--nnodes=4 "):
+        resolve(run_id=run_id, minimum=4)
+
+
+def test_an_endpoint_is_refused_with_both_ways_out() -> None:
+    with pytest.raises(ConfigurationError, match=r"drop --rdzv-endpoint.*--rdzv-backend=c10d"):
+        resolve(endpoint="node1:29400")
+
+
+def test_an_endpoint_that_accelerate_makes_is_refused_with_the_option_that_it_lacks() -> None:
+    with pytest.raises(ConfigurationError, match="--rdzv-endpoint=None:29500") as error:
+        resolve(endpoint="None:29500")
+    assert error.value.cause == "accelerate launch makes it of --main_process_ip, unless --same_network is given"
+    assert error.value.remedy == "add --same_network to accelerate launch."
+
+
+def test_an_id_that_accelerate_can_not_be_given_is_said_in_its_own_words() -> None:
+    with pytest.raises(ConfigurationError) as error:
+        resolve(run_id="none")
+    assert "PET_RDZV_ID=NAME accelerate launch" in str(error.value.remedy)
+    assert "notebook_launcher(rdzv_id=NAME)" in str(error.value.remedy)
+
+
+def test_unknown_keys_are_named_with_those_that_are_known() -> None:
+    with pytest.raises(ConfigurationError) as error:
+        resolve(config={"intreface": "eth0", "store_type": "file"})
+    assert error.value.observation == "--rdzv-conf holds intreface, store_type, which mingle does not know."
+    for key in (*agent_settings.OWN_KEYS, *agent_settings.TORCH_KEYS, "is_host"):
+        assert key in str(error.value.remedy)
+
+
+@pytest.mark.parametrize("value", ["0", "1", "true", "'1'"])
+def test_the_key_by_which_c10d_chooses_the_host_is_accepted_and_not_passed_on(value: str) -> None:
+    found = resolve(config={"is_host": value})
+    assert found == resolve()
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+@pytest.mark.parametrize("text", ["join_timeout=5,last_call_timeout=1,timeout=5", "is_host=1", "interface=eth0;eth1"])
+def test_quotes_that_no_shell_has_removed_are_ignored(text: str, quote: str) -> None:
+    from torch.distributed.elastic.rendezvous.utils import _parse_rendezvous_config
+
+    plain, quoted, inner = (
+        resolve(config=_parse_rendezvous_config(each))
+        for each in (text, f"{quote}{text}{quote}", re.sub(r"=([^,]*)", rf"={quote}\1{quote}", text))
+    )
+    assert plain == quoted == inner
+
+
+def test_the_document_lists_every_key_with_its_meaning() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "torchrun.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([a-z_]+)` \| (.+) \|$", text, re.MULTILINE))
+    assert rows == agent_settings.OWN_KEYS
+    assert [key for key in (*agent_settings.TORCH_KEYS, "is_host") if f"`{key}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("port", "0"),
+        ("port", "65536"),
+        ("ttl", "256"),
+        ("discovery_timeout", "5m"),
+        ("secret_file", "/nonexistent"),
+        ("allow_minority", "perhaps"),
+        ("is_host", "perhaps"),
+        ("last_call_timeout", "0"),
+        ("join_timeout", "ten"),
+        ("keep_alive_interval", "1.5"),
+    ],
+)
+def test_a_value_that_can_not_be_used_is_named_by_its_key(key: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"--rdzv-conf {key}="):
+        resolve(config={key: value})
+
+
+@pytest.mark.parametrize(("key", "value"), [("family", "5"), ("peers", "http://x"), ("interface", ";")])
+def test_a_value_of_the_network_that_can_not_be_used_is_named(key: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"--rdzv-conf {key}"):
+        resolve(config={key: value})
+
+
+def test_interfaces_of_the_configuration_are_named_by_it() -> None:
+    assert resolve(config={"interface": "eth7"}).settings.interfaces_from == "--rdzv-conf interface"
+
+
+@pytest.mark.parametrize(("interval", "attempts", "least"), [(1, 2, 3), (5, 1, 2), (1, 1, 3), (None, 1, 2)])
+def test_a_node_is_not_called_dead_at_its_first_late_heartbeat(interval: int | None, attempts: int, least: int) -> None:
+    config = {"keep_alive_interval": interval, "keep_alive_max_attempt": attempts}
+    with pytest.raises(ConfigurationError, match=f"give keep_alive_max_attempt={least} or more") as error:
+        resolve(config=config)
+    assert f"keep_alive_interval={interval or 5} and keep_alive_max_attempt={attempts}" in error.value.observation
+    assert f"a heartbeat comes every {interval or 5} s" in str(error.value)
+
+
+@pytest.mark.parametrize(("interval", "attempts"), [(1, 3), (1, 4), (2, 2), (2, 3), (5, 2), (5, 3), (20, None)])
+def test_keep_alive_values_with_room_for_a_late_heartbeat_are_accepted(interval: int, attempts: int | None) -> None:
+    assert resolve(config={"keep_alive_interval": interval, "keep_alive_max_attempt": attempts})

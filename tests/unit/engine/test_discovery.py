@@ -1,0 +1,678 @@
+"""A rank's loop with its real sockets, on `lo`: it forms, it ends in time, and it leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+
+from mingle.config import values
+from mingle.config.settings import Settings
+from mingle.engine import driver, progress, store
+from mingle.engine.discovery import Discovery, make_room
+from mingle.engine.store import StoreServer
+from mingle.errors import DiscoveryTimeoutError, MingleError
+from mingle.network import interfaces
+from mingle.network.local_relay import LocalRelay
+from mingle.network.transport import Change
+from mingle.protocol.effects import CloseStore, ReachStore
+from mingle.protocol.election import Elector
+from mingle.protocol.events import Heard, Source
+from mingle.protocol.host import Host
+from mingle.protocol.machine import Formation
+from mingle.protocol.member import Joiner
+from mingle.protocol.registrar import Sealing
+from mingle.wire import datagrams
+from tests.support.bystanders import free_udp_port
+from tests.support.in_process import Formed, discovery_of, formed, opened, settings_of
+from tests.support.loopback import answers, busy_port, job_name, until
+
+
+def alone(rank: int | None, **more: Any) -> Discovery:
+    """A rank of a job of two whose other rank never comes."""
+    return discovery_of(settings_of(job_name("alone"), rank, 2, free_udp_port(), **more))  # type: ignore[arg-type]
+
+
+def pair(**more: Any) -> list[Discovery]:
+    job_id, port = job_name("pair"), free_udp_port()
+    return [discovery_of(settings_of(job_id, rank, 2, port, **more)) for rank in range(2)]
+
+
+def outcomes(ranks: list[Discovery]) -> list[Formation | MingleError]:
+    """Run all of them at once; what they return or raise."""
+
+    def run(rank: Discovery) -> Formation | MingleError:
+        try:
+            return rank.run()
+        except MingleError as error:
+            return error
+        finally:
+            rank.close("the test is over")
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(run, ranks))
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[Formed]]:
+    with formed(2) as ranks:
+        yield ranks
+
+
+# --- forming --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("secret", [None, b"s3cret"])
+def test_ranks_form_and_hold_one_store(secret: bytes | None) -> None:
+    with formed(3, secret=secret) as ranks:
+        found = [formation for _, formation in ranks]
+        assert [each.place.rank for each in found] == [0, 1, 2]
+        assert len({(each.session, each.store_address, each.store_port, each.roster_digest) for each in found}) == 1
+        assert {(each.address, each.interface, each.place.local_world_size) for each in found} == {
+            ("127.0.0.1", "lo", 3)
+        }
+        server = ranks[0].discovery.store_server
+        assert server is not None
+        assert (server.address, server.port, server.held) == ("127.0.0.1", found[0].store_port, True)
+        store.prove(server.address, server.port, found[0].session, server.token)
+    assert not server.held
+    until(lambda: not answers(server.port))
+
+
+def test_a_rank_that_waits_for_others_is_at_the_store_before_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, connected = store.connect, []
+
+    def counted(address: str, port: int, workers: int | None) -> store.StoreClient:
+        connected.append(threading.current_thread().name)
+        return connect(address, port, workers)
+
+    monkeypatch.setattr(store, "connect", counted)
+    job_id, port = job_name("ahead"), free_udp_port()
+    host, member, late = (discovery_of(settings_of(job_id, rank, 3, port)) for rank in range(3))
+    with ThreadPoolExecutor(3) as pool:
+        forming = [pool.submit(rank.run) for rank in (host, member)]
+        member.ask(lambda: None)
+        until(lambda: member.stores.client is not None)
+        formations = [pool.submit(late.run).result(), *(each.result() for each in forming)]
+    assert len({each.store_port for each in formations}) == 1
+    # The one that waited is proved by the connection that it had; the late one makes its own.
+    assert sorted(connected) == ["mingle-abandoned-store-ahead", "mingle-abandoned-store-proof"]
+    assert member.stores.client is None
+    for rank in (member, late, host):
+        rank.close("the test is over")
+
+
+def test_a_host_that_names_one_store_after_the_other_occupies_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached: list[int] = []
+    release = threading.Event()
+
+    def blocks(_address: str, port: int, _workers: int | None) -> None:
+        reached.append(port)
+        release.wait(20)
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(store, "connect", blocks)
+    rank = opened(alone(1))
+
+    def name(*ports: int) -> None:
+        for port in ports:
+            rank._perform(ReachStore("127.0.0.1", port))
+
+    rank.ask(partial(name, *range(1, 100)))
+    until(lambda: reached)
+    release.set()
+    until(lambda: not rank.stores._reaching)
+    rank.ask(partial(name, 100))
+    until(lambda: len(reached) > 1)
+    assert reached == [1, 100]
+    rank.close("the test is over")
+
+
+def test_connection_opened_ahead_closes_with_its_rank() -> None:
+    job_id, port = job_name("ahead"), free_udp_port()
+    ranks = [discovery_of(settings_of(job_id, rank, 3, port)) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(rank.run) for rank in ranks]
+        ranks[1].ask(lambda: None)
+        until(lambda: ranks[1].stores.client is not None)
+        server = ranks[0].store_server
+        assert server is not None
+        for rank in ranks:  # time is up now, however long the connection has taken
+            rank.call(partial(setattr, rank._machine, "_deadline", time.monotonic()))
+        assert all(isinstance(each.exception(), DiscoveryTimeoutError) for each in running)
+    assert ranks[1].stores.client is None
+    assert not server.held
+    until(lambda: not answers(server.port))
+
+
+def test_the_store_is_on_the_fixed_port() -> None:
+    with busy_port() as port:
+        pass
+    with formed(2, master_port=port) as ranks:
+        assert {formation.store_port for _, formation in ranks} == {port}
+
+
+def test_a_member_that_has_formed_hears_no_datagrams_any_more() -> None:
+    with formed(2) as ranks:
+        host, member = (discovery for discovery, _ in ranks)
+        until(lambda: member.driver.transport is None)
+        assert host.driver.transport is not None
+        assert member.driver.facts().sent == 0
+        assert host.driver.facts().sent > 0
+
+
+# --- what cannot be -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["Connections", "LocalRelay", "Peers"])
+def test_sockets_are_closed_when_opening_the_rest_fails(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    monkeypatch.setattr(driver, step, lambda *_, **__: riddle())
+    with pytest.raises(MingleError, match="a riddle"):
+        alone(0).run()
+
+
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_time_runs_out(rank: int | None) -> None:
+    waiting = alone(rank, timeout=0.3)
+    started = time.monotonic()
+    with pytest.raises(DiscoveryTimeoutError) as caught:
+        waiting.run()
+    assert 0.2 < time.monotonic() - started < 15  # not five minutes
+    assert f"UDP port {waiting.settings.port}" in str(caught.value)
+    assert "lo 127.0.0.1/8" in str(caught.value)
+    assert caught.value.__cause__ is None
+    waiting.close("a second time")
+
+
+def test_a_store_that_cannot_be_opened_is_everybodys_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> StoreServer:
+        raise RuntimeError("libuv is not available")
+
+    monkeypatch.setattr(store, "open_server", fail)
+    at_host, at_member = outcomes(pair(timeout=1.0))
+    assert "torch could not open its store at 127.0.0.1: libuv is not available" in str(at_host)
+    assert isinstance(at_member, MingleError)
+
+
+def test_a_proof_of_the_store_that_blocks_holds_nobody_beyond_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(store, "prove", lambda *_, **__: release.wait(20))
+    started = time.monotonic()
+    results = outcomes(pair(timeout=1.0))
+    assert time.monotonic() - started < 15  # the proof blocks for longer
+    assert all(isinstance(each, DiscoveryTimeoutError) for each in results)
+    release.set()
+    until(lambda: not [each for each in threading.enumerate() if each.name == "mingle-abandoned-store-proof"])
+
+
+def test_a_store_that_is_not_reached_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    prove, failures = store.prove, [ConnectionRefusedError(111, "Connection refused")]
+
+    def refused_at_first(*arguments: Any, **others: Any) -> store.StoreClient:
+        if failures:
+            raise failures.pop()
+        return prove(*arguments, **others)
+
+    monkeypatch.setattr(store, "prove", refused_at_first)
+    assert [each.place.rank for each in outcomes(pair()) if isinstance(each, Formation)] == [0, 1]
+    assert not failures
+
+
+# --- interrupted ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("farewell", ["said", "fails"])
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_an_unforeseen_exception_while_waiting_is_an_error_with_its_cause(
+    rank: int | None, farewell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = alone(rank)
+    if farewell == "fails":
+        for machine in (Joiner, Host, Elector):
+            monkeypatch.setattr(machine, "close", lambda *_: riddle())
+    waiting.call(riddle)
+    with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError: a riddle") as caught:
+        waiting.run()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert waiting.driver.transport is None
+    assert waiting.driver.connections._connections == {}
+    assert not waiting.driver.connections._listeners
+    waiting.close("a second time")
+
+
+def test_signal_handlers_exception_while_sockets_open_reaches_the_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A TimeoutError is an OSError."""
+    relay = driver.LocalRelay
+
+    def alarmed(*_: object) -> None:
+        raise TimeoutError("the alarm")
+
+    def slow(*arguments: Any) -> LocalRelay:
+        os.kill(os.getpid(), signal.SIGALRM)
+        time.sleep(0.1)
+        return relay(*arguments)
+
+    monkeypatch.setattr(driver, "LocalRelay", slow)
+    with alarm(alarmed, 60.0), pytest.raises(TimeoutError, match="the alarm"):
+        alone(1).run()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_serving_thread_that_dies_closes_store_and_sockets_and_tells_who_waits(
+    rank: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with formed(2) as ranks:
+        discovery = ranks[rank].discovery
+        server = ranks[0].discovery.store_server
+        assert server is not None
+        client = socket.create_connection((server.address, server.port))
+        told: list[MingleError] = []
+
+        def fail_in_between() -> None:
+            discovery.call(lambda: told.append(MingleError("it was run")), told.append)  # too late: it waits
+            riddle()
+
+        discovery.call(fail_in_between)
+        until(lambda: told)
+        discovery.call(lambda: told.append(MingleError("it was run")), told.append)
+        assert len(told) == 2
+        for error in told:
+            assert "ended by an unforeseen ZeroDivisionError: a riddle" in str(error)
+            assert isinstance(error.__cause__, ZeroDivisionError)
+        assert str(discovery.failure) == str(told[0])
+        until(lambda: discovery.driver.transport is None and not discovery.driver.connections._connections)
+        with client:
+            client.settimeout(10)
+            if rank == 0:
+                assert client.recv(1) == b"", "who uses the store fails now, and not at torch's timeout"
+                assert not server.held
+            else:
+                until(lambda: not server.held)  # a member is lost: the other ranks fail now
+        until(lambda: [record for record in caplog.records if "riddle" in record.message])  # it is said last
+        (record,) = [record for record in caplog.records if "riddle" in record.message]
+        assert record.levelno == logging.ERROR
+        assert record.exc_info is not None
+        assert "a riddle" in str(record.exc_info[1])
+
+
+def test_a_store_that_a_process_group_has_taken_over_outlives_the_serving_thread() -> None:
+    """The job trains: its store is torch's, and nobody waits for mingle."""
+    with formed(2) as ranks:
+        discovery = ranks[0].discovery
+        server = discovery.store_server
+        assert server is not None
+        held, client = server.handle, socket.create_connection((server.address, server.port))
+        assert held is not None
+        server.release()
+        discovery.call(riddle)
+        until(lambda: discovery.failure is not None and discovery.driver.transport is None)
+        with client:
+            client.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                client.recv(1)
+
+
+@pytest.mark.parametrize("step", ["open_server", "prove"])
+def test_unforeseen_error_in_a_worker_thread_ends_the_discovery(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    monkeypatch.setattr(store, step, lambda *_, **__: riddle())
+    at_host, at_member = outcomes(pair(timeout=2.0))
+    failed = at_host if step == "open_server" else at_member
+    assert isinstance(failed, MingleError)
+    assert isinstance(failed.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("what", ["error", "loss"])
+def test_errors_reach_stderr_where_logging_is_not_configured(
+    what: str, ranks: list[Formed], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_logging_shows", lambda _level: False)
+    discovery = ranks[0].discovery
+    monkeypatch.setattr(discovery._progress, "_quiet", False)
+    if what == "error":
+        discovery.say("the thread has failed", ZeroDivisionError("a riddle"))
+        assert capfd.readouterr().err == "mingle: the thread has failed\nZeroDivisionError: a riddle\n"
+    else:
+        discovery.ask(lambda: discovery._perform(CloseStore("rank 1 was lost")))
+        assert capfd.readouterr().err.startswith("mingle: rank 1 was lost; its store is closed")
+
+
+def test_a_host_whose_job_runs_renews_its_memberships(ranks: list[Formed], monkeypatch: pytest.MonkeyPatch) -> None:
+    discovery, renewed = ranks[0].discovery, threading.Event()
+    assert discovery.driver.transport is not None
+    real = discovery.driver.transport.refresh
+
+    def refresh() -> Change:
+        renewed.set()
+        return real()
+
+    monkeypatch.setattr(discovery.driver.transport, "refresh", refresh)
+
+    def renew_now() -> None:
+        discovery.driver._refresh_due = time.monotonic()
+
+    discovery.call(renew_now)
+    assert renewed.wait(10)
+
+
+# --- going on -------------------------------------------------------------------------------------------------------
+
+
+def test_calls_of_other_threads_run_in_order_in_the_loop() -> None:
+    with formed(2) as ranks:
+        discovery, ran, done = ranks[0].discovery, list[tuple[int, str]](), threading.Event()
+
+        def note(number: int) -> Callable[[], None]:
+            return lambda: ran.append((number, threading.current_thread().name))
+
+        looked = threading.Event()
+        discovery.watch = lambda: looked.set() or 60.0
+        assert looked.wait(10)
+        for number in range(200):
+            discovery.call(note(number))
+        discovery.call(done.set)
+        assert done.wait(15), "it is woken, and does not wait for a timer"
+        assert ran == [(number, "mingle-rank") for number in range(200)]
+
+
+def test_the_watch_is_called_in_the_loop_as_often_as_it_wants() -> None:
+    with formed(2) as ranks:
+        discovery, calls, enough = ranks[1].discovery, list[tuple[float, str]](), threading.Event()
+
+        def watch() -> float:
+            calls.append((time.monotonic(), threading.current_thread().name))
+            if len(calls) == 4:
+                enough.set()
+            return 0.05
+
+        discovery.watch = watch
+        assert enough.wait(5)
+        assert {name for _, name in calls} == {"mingle-rank"}
+        assert calls[3][0] - calls[0][0] >= 0.15
+
+
+def test_closing_says_good_bye_and_is_done_once(ranks: list[Formed]) -> None:
+    host, member = (discovery for discovery, _ in ranks)
+    host.close("its job was closed")
+    host.close("its job was closed")
+    membership = member.membership
+    assert membership is not None
+    until(lambda: not membership.connected)
+    assert host._thread is not None
+    assert not host._thread.is_alive()
+    host.call(lambda: None)  # from a thread that does not know yet
+
+
+def test_closing_from_its_own_thread_does_not_wait_for_itself(ranks: list[Formed]) -> None:
+    host = ranks[0].discovery
+    host.call(lambda: host.close("from within"))
+    assert host._thread is not None
+    host._thread.join(5)
+    assert not host._thread.is_alive()
+
+
+def test_a_store_that_was_opened_too_late_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, go_on, open_server = threading.Event(), threading.Event(), store.open_server
+    ports: list[int] = []
+
+    def slow(*arguments: Any) -> StoreServer:
+        opening.set()
+        assert go_on.wait(20)
+        server = open_server(*arguments)
+        ports.append(server.port)
+        return server
+
+    monkeypatch.setattr(store, "open_server", slow)
+    assert [type(each) for each in outcomes(pair(timeout=1.0))] == [DiscoveryTimeoutError] * 2
+    assert opening.is_set()
+    go_on.set()
+    until(lambda: ports)
+    until(lambda: gc.collect() >= 0 and not answers(ports[0]))
+
+
+def test_a_seal_that_is_called_off_while_its_store_is_opened_leaves_one_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, go_on, open_server = threading.Event(), threading.Event(), store.open_server
+
+    def slow(*arguments: Any) -> StoreServer:
+        opening.set()
+        assert go_on.wait(20)
+        return open_server(*arguments)
+
+    monkeypatch.setattr(store, "open_server", slow)
+    with busy_port() as fixed:
+        pass
+    job_id, port = job_name("again"), free_udp_port()
+    host, first, second = (
+        discovery_of(settings_of(job_id, rank, 2, port, timeout=20.0, master_port=fixed)) for rank in (0, 1, 1)
+    )
+    with ThreadPoolExecutor(3) as pool:
+        hosting, leaving = pool.submit(host.run), pool.submit(first.run)
+        assert opening.wait(10)
+        first.close("interrupted")
+        with pytest.raises(MingleError, match="its loop has ended"):
+            leaving.result(10)
+        joining = pool.submit(second.run)
+        machine = host.host
+        assert isinstance(machine, Host)
+        until(lambda: (machine.registrar.state.epoch, type(machine.registrar.state)) == (2, Sealing))
+        go_on.set()
+        assert hosting.result(20).store_port == joining.result(20).store_port == fixed
+    server = host.store_server
+    assert server is not None
+    store.prove(server.address, fixed, server.session, server.token)
+    for each in (second, host):
+        each.close("the test is over")
+
+
+# --- the network changes --------------------------------------------------------------------------------------------
+
+
+def test_an_interface_that_goes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interfaces, "LOOK_ANYWAY_SECONDS", 0.05)
+    scan, gone, scans = interfaces.scan, threading.Event(), list[int]()
+
+    def changing() -> tuple[interfaces.Interface, ...]:
+        scans.append(1)
+        return () if gone.is_set() else scan()
+
+    monkeypatch.setattr(interfaces, "scan", changing)
+    host, member = pair()
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(host.run)
+        host.ask(gone.set)
+        before = len(scans)
+        until(lambda: len(scans) >= before + 2)
+        gone.clear()
+        assert pool.submit(member.run).result(20).place.rank == 1
+        assert waiting.result(20).place.rank == 0
+    for each in (member, host):
+        each.close("the test is over")
+
+
+@contextlib.contextmanager
+def alarm(handler: Callable[..., object], seconds: float) -> Iterator[None]:
+    """Have a handler of the application called in the main thread."""
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def riddle() -> None:
+    raise ZeroDivisionError("a riddle")
+
+
+@pytest.mark.parametrize(
+    ("limits", "allowed", "after", "warned"),
+    [
+        ((256, 4_096), 10_000, 4_096, ""),
+        ((256, 2_000), 10_000, 2_000, "may open 2000 files"),
+        ((256, resource.RLIM_INFINITY), 10_000, None, ""),
+        ((256, resource.RLIM_INFINITY), 1_000, 256, "may open 256 files"),
+        ((256, 4_096), 1_000, 256, "may open 256 files"),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 10_000, resource.RLIM_INFINITY, ""),
+    ],
+)
+def test_the_limit_of_open_files_is_raised_as_far_as_it_goes(
+    limits: tuple[int, int],
+    allowed: int,
+    after: int | None,
+    warned: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = limits
+
+    def limit(_what: int, wanted: tuple[int, int]) -> None:
+        nonlocal now
+        if wanted[0] > allowed:
+            raise ValueError("not allowed to raise maximum limit")
+        now = wanted
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: now)
+    monkeypatch.setattr(resource, "setrlimit", limit)
+    make_room(1_000, 3, what="ranks", quiet=True)
+    assert now[0] == after if after is not None else 3_000 < now[0] < allowed
+    assert now[1] == limits[1]
+    assert warned in caplog.text if warned else not caplog.text
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """A process in which every ``open()`` and ``socket()`` fails."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open(os.devnull, os.O_RDONLY)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("rank", [0, 1, None])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_rank_whose_process_has_no_descriptor_left_waits_on(
+    rank: int | None, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything that opens something comes due: the look at the interfaces, the progress line, a caller, a call."""
+    for name in ("TERMINAL_AFTER_SECONDS", "LOG_AFTER_SECONDS", "TERMINAL_EVERY_SECONDS", "LOG_EVERY_SECONDS"):
+        monkeypatch.setattr(progress, name, 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    waiting = opened(alone(rank, progress="auto"))
+    own = [each.address for each in waiting.driver.addresses]
+    offer = datagrams.Offer(
+        job=waiting.settings.job_id,
+        session=b"S" * 16,
+        host=b"\0" * 16,
+        addresses=("127.0.0.1",),
+        port=9,
+        world_size=2,
+        state="sealed",
+    )
+
+    def fall_due() -> None:
+        waiting.driver.interfaces.scan_due = 0.0
+        waiting.driver._slow_from = waiting.driver._refresh_due = 0.0
+        waiting.driver._rp_drops = None
+        waiting.driver.tell(Heard(offer, Source(interface="lo", address="127.0.0.1")))
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(waiting.close, "the test is over")
+        stack.callback(waiting._progress.close)
+        callers = []
+        if waiting.driver.connections.port:
+            callers = [stack.enter_context(socket.socket())]
+        with no_descriptor_left():
+            for caller in callers:
+                caller.connect((own[0], waiting.driver.connections.port))
+            for _ in range(5):
+                waiting.ask(fall_due)
+                waiting.show(waiting._progress)
+            facts = waiting.facts()
+            until(lambda: waiting.driver.connections.starved or not callers)
+        assert facts.sent > 0
+        assert [each.address for each in waiting.driver.addresses] == own
+        until(lambda: not waiting.driver.connections.starved)
+        for caller in callers:
+            caller.settimeout(5)
+            assert rank is None or caller.recv(4) == datagrams.MAGIC, "it waited, and is taken now"
+
+
+def started(settings: Settings) -> MingleError | None:
+    """Start a rank and end it again; return why it could not start."""
+    rank = discovery_of(settings)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(rank.run)
+        try:
+            rank.ask(lambda: None)
+        except MingleError:
+            error = running.exception()
+            assert isinstance(error, MingleError)
+            return error
+        rank.close("the test is over")
+    return None
+
+
+@pytest.mark.parametrize("free", [0, 1, 2, 4, 6, 8, 10, 24])
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_a_rank_that_starts_without_enough_descriptors_says_why(rank: int | None, free: int) -> None:
+    """Each step of the start fails in its turn; what was opened before is closed."""
+    settings = settings_of(job_name("alone"), rank, 2, free_udp_port())  # type: ignore[arg-type]
+    with contextlib.ExitStack() as stack:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+        taken = []
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for descriptor in taken[free:]:
+            stack.callback(os.close, descriptor)
+        for descriptor in taken[:free]:
+            os.close(descriptor)
+        outcome = started(settings)
+    # A bare OSError would name neither the cause nor the fix.
+    assert outcome is None if free == 24 else outcome is None or "ulimit -n" in (outcome.remedy or "")
+    assert free > 4 or isinstance(outcome, MingleError)
+
+
+def test_a_store_is_shut_although_no_descriptor_is_left() -> None:
+    server = store.open_server("127.0.0.1", None, b"S" * 16)
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.release)
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        until(lambda: len(list(store._own_sockets(socket.socket.getsockname, server.port, server.address))) > 1)
+        with no_descriptor_left():
+            server.abort()
+        client.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):  # torch's thread had not accepted it yet
+            assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("secret", "warned"), [(b"short", True), (b"correct horse battery staple", False), (None, False)]
+)
+def test_a_rank_warns_of_a_short_secret(
+    secret: bytes | None, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(values, "_remarks", {})
+    alone(1, secret=secret, progress="auto").close("the test is over")
+    assert ("the secret has fewer than 16 characters" in caplog.text) is warned

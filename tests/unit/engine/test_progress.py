@@ -1,0 +1,602 @@
+"""The progress line: its texts, when it is shown, and who shows it. The clock is the test's."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import itertools
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rich.status import Status
+
+from mingle.engine import progress
+from mingle.engine.progress import Progress, line, say
+from mingle.protocol.observations import NetworkFacts, Snapshot
+from tests.support.loopback import job_name
+
+SEEKING = Snapshot(host_found=False, joined=0, missing=())
+
+
+class Waiting:
+    """A machine that waits, and counts how often it is asked to ask its host."""
+
+    def __init__(self, snapshot: Snapshot, cause: str = "") -> None:
+        self._snapshot = snapshot
+        self._cause = cause
+        self.asked = 0
+
+    def snapshot(self) -> Snapshot:
+        return self._snapshot
+
+    def cause(self, facts: NetworkFacts, now: float) -> tuple[str, str] | None:
+        return (self._cause, "do something.") if self._cause else None
+
+    def ask_status(self) -> None:
+        self.asked += 1
+
+
+def show(shown: Progress, now: float, snapshot: Snapshot = SEEKING, *, cause: str = "") -> bool:
+    """Show how a machine stands; return whether its host was asked."""
+    machine = Waiting(snapshot, cause)
+    shown.show(machine, now, NetworkFacts)
+    assert machine.asked <= 1
+    return machine.asked == 1
+
+
+needs_alarm = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="this system has no alarms")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix sockets are Linux's")
+
+
+class Terminal(io.StringIO):
+    """An stderr that is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.Condition()
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        with self.written:
+            self.written.notify_all()
+            return super().write(text)
+
+    def shows(self, text: str) -> bool:
+        """Whether it does, within some seconds: a thread of rich's paints."""
+        with self.written:
+            return self.written.wait_for(lambda: text in self.getvalue(), timeout=5)
+
+
+@pytest.fixture
+def job() -> str:
+    return job_name("progress")
+
+
+@pytest.fixture(autouse=True)
+def logger(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
+    """A script that has not set logging up; under pytest every logger of the process has handlers."""
+    alone = logging.Logger("mingle", logging.WARNING)  # noqa: LOG001 - belongs to no tree
+    alone.addHandler(logging.NullHandler())
+    monkeypatch.setattr(progress, "logger", alone)
+    return alone
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """One to redirect stderr to; pytest has an stderr of its own for each phase of a test."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    return Terminal()
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was written to stderr since the last look."""
+    return capsys.readouterr().err
+
+
+class Collecting(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append((record.levelno, record.getMessage()))
+
+
+@pytest.fixture
+def logged(logger: logging.Logger) -> Collecting:
+    """An application's logging, set up for INFO."""
+    handler = Collecting()
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    return handler
+
+
+# --- the texts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rank", "snapshot", "text"),
+    [
+        (1, SEEKING, "looking for rank 0"),
+        (None, SEEKING, "looking for a host"),
+        (1, Snapshot(True, 0, ()), "rank 0 found, joining"),
+        (1, Snapshot(True, 5, (3, 7, 8, 9)), "5/10 joined, waiting for ranks 3, 7-9"),
+        (1, Snapshot(True, 9, (3,)), "9/10 joined, waiting for rank 3"),
+        (None, Snapshot(True, 5, ()), "5/10 joined"),
+        (None, Snapshot(True, 5, (), hosts="node1, node2"), "5/10 joined (node1, node2)"),
+        (1, Snapshot(True, 9, (3,), hosts="node1, node2"), "9/10 joined, waiting for rank 3"),
+        (1, Snapshot(True, 10, (), "confirming"), "10/10 joined, confirming"),
+        (1, Snapshot(True, 10, (2, 4), "sealing"), "10/10 joined, sealing, no answer yet from ranks 2, 4"),
+        (1, Snapshot(True, 10, (4,), "sealing"), "10/10 joined, sealing, no answer yet from rank 4"),
+        (1, Snapshot(True, 5, (3,), note="job resnet runs already"), "job resnet runs already"),
+    ],
+)
+def test_texts(rank: int | None, snapshot: Snapshot, text: str) -> None:
+    assert line("resnet", 10, rank, snapshot, 12.4) == f"job resnet: {text} · 12 s"
+
+
+def test_a_line_is_one_line_that_no_terminal_obeys() -> None:
+    assert "\x1b" not in line("res\x1b[2Jnet", 2, 1, SEEKING, 1)
+
+
+# --- where it is said -----------------------------------------------------------------------------------------------
+
+
+def test_message_goes_to_stderr_without_logging(capsys: pytest.CaptureFixture[str]) -> None:
+    say(logging.WARNING, "two \x07things")
+    assert said(capsys) == "mingle: two \\x07things\n"
+
+
+def test_message_goes_to_logging_alone(capsys: pytest.CaptureFixture[str], logged: Collecting) -> None:
+    say(logging.WARNING, "one thing")
+    assert (logged.lines, said(capsys)) == ([(logging.WARNING, "one thing")], "")
+
+
+def test_a_level_that_logging_does_not_show_is_said_on_stderr(
+    capsys: pytest.CaptureFixture[str], logged: Collecting
+) -> None:
+    logged.setLevel(logging.WARNING)
+    say(logging.INFO, "one thing")
+    assert (logged.lines, said(capsys)) == ([], "mingle: one thing\n")
+
+
+def test_a_parents_handler_counts_unless_it_is_cut_off(
+    capsys: pytest.CaptureFixture[str], logger: logging.Logger
+) -> None:
+    handler, logger.parent = Collecting(), logging.Logger("root")  # noqa: LOG001 - not that of the process
+    logger.parent.addHandler(handler)
+    logger.propagate = False
+    say(logging.WARNING, "cut off")
+    assert (handler.lines, said(capsys)) == ([], "mingle: cut off\n")
+    logger.propagate = True
+    say(logging.WARNING, "passed on")
+    assert (handler.lines, said(capsys)) == ([(logging.WARNING, "passed on")], "")
+
+
+def test_quiet_is_logging_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    say(logging.WARNING, "one thing", quiet=True)
+    assert said(capsys) == ""
+
+
+def test_a_process_without_stderr_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    say(logging.WARNING, "one thing")
+    shown = Progress("x", 2, 1, off=False, now=0.0)
+    assert shown.next_timer() == 3.5
+
+
+# --- when -----------------------------------------------------------------------------------------------------------
+
+
+def test_in_a_log_nothing_is_said_for_ten_seconds_then_a_line_every_thirty(
+    capsys: pytest.CaptureFixture[str], job: str
+) -> None:
+    shown = Progress(job, 2, 1, off=False, now=0.0)
+    lines = {}
+    for step in range(101 * 20):
+        show(shown, step / 20)
+        if text := said(capsys):
+            lines[step / 20] = text
+    shown.close()
+    assert lines == {seconds: f"mingle: job {job}: looking for rank 0 · {seconds} s\n" for seconds in (10, 40, 70, 100)}
+
+
+def test_on_a_terminal_nothing_is_said_for_two_seconds_then_one_line_lives(terminal: Terminal, job: str) -> None:
+    with contextlib.redirect_stderr(terminal):
+        shown = Progress(job, 2, 1, off=False, now=0.0)
+        for now in (0.5, 1.0, 1.99):
+            show(shown, now)
+        assert terminal.getvalue() == ""
+        assert show(shown, 2.0)
+        assert terminal.shows(f"job {job}: looking for rank 0 · 2 s")
+        assert shown.next_timer() == 2.5
+        show(shown, 3.0, Snapshot(True, 1, (0,)))
+        assert terminal.shows(f"job {job}: 1/2 joined, waiting for rank 0 · 3 s")
+        shown.close()
+    assert terminal.getvalue().endswith("\x1b[2K"), "the line is taken away"
+    assert shown.next_timer() is None
+
+
+def test_markup_in_a_job_id_is_text(terminal: Terminal, job: str) -> None:
+    with contextlib.redirect_stderr(terminal):
+        shown = Progress(f"[red]{job}[/nonsense]", 2, 1, off=False, now=0.0)
+        show(shown, 5.0)
+        assert terminal.shows(f"[red]{job}[/nonsense]")
+        shown.close()
+
+
+def test_off_is_off(terminal: Terminal, job: str) -> None:
+    with contextlib.redirect_stderr(terminal):
+        shown = Progress(job, 2, 1, off=True, now=0.0)
+        assert shown.next_timer() is None
+        assert not show(shown, 100.0)
+        shown.say(logging.WARNING, "one thing")
+        shown.close()
+    assert terminal.getvalue() == ""
+
+
+def test_in_a_log_the_host_is_asked_for_each_look_and_shortly_before_each_line(job: str) -> None:
+    shown = Progress(job, 2, 1, off=False, now=0.0)
+    asked = [step / 20 for step in range(111 * 20) if show(shown, step / 20)]
+    looks = [*(3.5 + 3 * number for number in range(20)), *(70.5 + 10 * number for number in range(5))]
+    assert asked == sorted({*looks, 9, 39, 69, 99})
+    assert show(shown, 150.0), "the process was stopped"
+    timers = [shown.next_timer()]
+    show(shown, 179.0)
+    assert [*timers, shown.next_timer()] == [160.0, 180.0]
+    shown.close()
+    assert not show(shown, 190.0)
+
+
+def test_on_a_terminal_the_host_is_asked_once_a_second(terminal: Terminal, job: str) -> None:
+    with contextlib.redirect_stderr(terminal):
+        shown = Progress(job, 2, 1, off=False, now=0.0)
+        asked = [step / 20 for step in range(100) if show(shown, step / 20)]
+        shown.close()
+    assert asked == [1.0, 2.0, 3.0, 4.0]
+
+
+# --- why ------------------------------------------------------------------------------------------------------------
+
+
+def lines_of(
+    job: str, capsys: pytest.CaptureFixture[str], causes: Callable[[float], str], seconds: int = 101
+) -> dict[float, str]:
+    """Return the lines of a log, by time, if a look at each time finds such a cause: what follows the seconds."""
+    shown, lines = Progress(job, 2, 1, off=False, now=0.0), {}
+    for step in range(seconds * 20):
+        show(shown, step / 20, cause=causes(step / 20))
+        if text := said(capsys):
+            lines[step / 20] = text.rstrip().partition(" s")[2].removeprefix(" · ")
+    shown.close()
+    return lines
+
+
+def test_a_cause_is_named_from_ten_seconds_on(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = "likely cause: a typo; fix: do something"
+    assert lines_of(job, capsys, lambda _: "a typo") == {10.0: told, 40.0: told, 70.0: told, 100.0: told}
+
+
+def test_a_cause_that_comes_later_has_a_line_of_its_own(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(job, capsys, lambda now: "a typo" if now > 14 else "", 60)
+    assert [(at, bool(text)) for at, text in lines.items()] == [(10.0, False), (18.5, True), (48.5, True)]
+
+
+def test_a_cause_that_one_look_alone_finds_is_none(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(job, capsys, lambda now: "a typo" if 15 < now < 18 else "", 60)
+    assert set(lines.values()) == {""}
+
+
+def test_a_cause_that_is_mended_is_named_no_more(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(job, capsys, lambda now: "a typo" if now < 38 else "", 60)
+    assert [bool(text) for text in lines.values()] == [True, False]
+
+
+def test_causes_that_take_turns_do_not_fill_a_log(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(job, capsys, lambda now: ("a typo", "a secret")[int(now / 7) % 2], 301)
+    assert len(lines) <= 12
+    assert {text.split()[3].rstrip(";") for text in lines.values()} == {"typo", "secret"}
+    assert min(after - before for before, after in itertools.pairwise(lines)) >= 10
+
+
+def test_a_count_that_grows_is_no_new_cause(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = lines_of(job, capsys, lambda now: f"{now:.0f} datagrams could not be sent", 60)
+    assert list(lines) == [10.0, 40.0]
+    assert all("datagrams could not be sent" in text for text in lines.values())
+
+
+def test_on_a_terminal_the_living_line_names_the_cause(terminal: Terminal, job: str) -> None:
+    with contextlib.redirect_stderr(terminal):
+        shown = Progress(job, 2, 1, off=False, now=0.0)
+        for step in range(int(9.9 * 20)):
+            show(shown, step / 20, cause="a typo")
+        assert terminal.shows("looking for rank 0 · 10 s"), "it is 9.5 s"
+        assert "likely cause" not in terminal.getvalue()
+        for now in (10.0, 10.5):
+            show(shown, now, cause="a typo")
+        assert terminal.shows("10 s · likely cause: a typo; fix: do something")
+        shown.close()
+
+
+def test_found_or_lost_host_restarts_the_look_for_causes(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Progress(job, 2, 1, off=False, now=0.0)
+    for now in (4.0, 7.0, 9.5):
+        show(shown, now, cause="rank 0 can't be reached")
+    show(shown, 10.0, Snapshot(True, 1, (0,)), cause="rank 0 can't be reached")
+    assert "cause" not in said(capsys)
+    shown.close()
+
+
+@linux_only
+def test_a_process_without_a_host_speaks_beside_one_that_has_a_host(
+    job: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others do not know what keeps it out: another secret, in the second terminal of one machine."""
+    seated, kept_out, another = (Progress(job, 3, rank, off=False, now=0.0) for rank in (0, 1, 2))
+    show(seated, 10.0, Snapshot(True, 1, (1, 2)))
+    assert "1/3 joined" in said(capsys)
+    show(kept_out, 10.0)
+    show(another, 10.0)
+    assert said(capsys) == f"mingle: job {job}: looking for rank 0 · 10 s\n"
+    show(kept_out, 40.0, Snapshot(True, 2, (2,)))
+    assert said(capsys) == "", "the line of those that have a host is shown already"
+    show(another, 40.0)
+    assert "looking for rank 0" in said(capsys)
+    for each in (seated, kept_out, another):
+        each.close()
+
+
+# --- who ------------------------------------------------------------------------------------------------------------
+
+
+@linux_only
+def test_speaker_of_a_node_hands_the_line_on(capsys: pytest.CaptureFixture[str], job: str) -> None:
+    first, second = (Progress(job, 2, rank, off=False, now=0.0) for rank in (0, 1))
+    other = Progress(job_name("other"), 2, 0, off=False, now=0.0)
+    assert show(first, 9.0)
+    assert not show(second, 9.0)
+    assert show(other, 9.0), "jobs have speakers of their own"
+    assert not show(second, 10.0)
+    assert said(capsys) == ""
+    first.close()
+    assert show(second, 39.0)
+    show(second, 40.0)
+    assert "looking for rank 0" in said(capsys)
+    second.close()
+    other.close()
+
+
+@linux_only
+def test_one_process_of_a_node_with_many_ranks_speaks(job: str) -> None:
+    """Each of the others calls the speaker, which looks only when it has something to do itself."""
+    speaker = Progress(job, 300, 0, off=False, now=0.0)
+    assert show(speaker, 9.0)
+    others = [Progress(job, 300, rank, off=False, now=0.0) for rank in range(1, 300)]
+    try:
+        assert not any(show(other, 9.0) for other in others)
+    finally:
+        for each in (speaker, *others):
+            each.close()
+
+
+@linux_only
+def test_killed_speaker_is_replaced(job: str) -> None:
+    code = (
+        "import sys; from mingle.engine.progress import Progress; from tests.unit.engine.test_progress import show\n"
+        "shown = Progress(sys.argv[1], 2, 0, off=False, now=0.0); "
+        "print(show(shown, 9.0), flush=True); sys.stdin.read()"
+    )
+    mine = Progress(job, 2, 1, off=False, now=0.0)
+    with subprocess.Popen(
+        [sys.executable, "-c", code, job],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as speaker:
+        assert speaker.stdout is not None
+        assert speaker.stdout.readline() == "True\n"
+        assert not show(mine, 9.0)
+        speaker.kill()
+    assert show(mine, 39.0)
+    mine.close()
+
+
+@contextlib.contextmanager
+def held_by_another_user(*names: str, listens: bool) -> Iterator[None]:
+    """Have a process of another user hold abstract sockets of these names, of every type."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            os.setuid(65534)
+            held = []
+            for name in names:
+                for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
+                    held.append(socket.socket(socket.AF_UNIX, kind))
+                    held[-1].bind(f"\0{name}")
+                    if listens and kind == socket.SOCK_STREAM:
+                        held[-1].listen()
+            theirs.send(b"held")
+            ours.close()
+            theirs.recv(1)
+        os._exit(0)
+    theirs.close()
+    try:
+        with ours:
+            assert ours.recv(4) == b"held"
+            yield
+    finally:
+        os.waitpid(pid, 0)
+
+
+@linux_only
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to become another user")
+@pytest.mark.parametrize("listens", [True, False])
+def test_another_user_silences_nobody(job: str, listens: bool) -> None:
+    digest = hashlib.sha256(f"{os.geteuid()}\0{job}\0False".encode()).hexdigest()
+    name = f"mingle-progress-{digest[:32]}"
+    first, second = (Progress(job, 2, rank, off=False, now=0.0) for rank in (0, 1))
+    with held_by_another_user(name, listens=listens):
+        assert show(first, 9.0)
+        assert not show(second, 9.0), "one process shows the line, as always"
+        first.close()
+        assert show(second, 39.0)
+        second.close()
+    every = Progress(job, 2, 0, off=False, now=0.0)
+    with held_by_another_user(name, *(f"{name}-{number}" for number in range(1, 100)), listens=listens):
+        assert show(every, 9.0)
+    every.close()
+
+
+SHOWS = """
+import sys
+from mingle.engine.progress import Progress
+shown = Progress(sys.argv[1], 2, 1, off=False, now=0.0)
+assert shown._speaks()
+print("shows", flush=True)
+sys.stdin.read()
+"""
+
+
+@linux_only
+def test_a_second_terminal_says_once_where_the_line_is(terminal: Terminal, job: str, tmp_path: Path) -> None:
+    log = tmp_path / "stderr"
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(
+            [sys.executable, "-c", SHOWS, job], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
+        ) as other,
+    ):
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"shows\n"
+        with contextlib.redirect_stderr(terminal):
+            second = Progress(job, 2, 1, off=False, now=0.0)
+            for now in (1.0, 2.0, 2.5, 3.0, 3.5):
+                show(second, now)
+                said = terminal.getvalue().count(f"process {other.pid} shows the progress of this node, on {log}")
+                assert said == (now >= 2.0)
+            second.close()
+        other.stdin.close()
+
+
+@linux_only
+def test_the_processes_of_one_terminal_do_not_point_to_each_other(terminal: Terminal, job: str) -> None:
+    with contextlib.redirect_stderr(terminal):
+        first, second = (Progress(job, 2, 1, off=False, now=0.0) for _ in range(2))
+        for now in (1.0, 2.0, 3.0):
+            for shown in (first, second):
+                show(shown, now)
+        assert "process" not in terminal.getvalue()
+        second.close()
+        first.close()
+
+
+def test_each_process_speaks_on_other_systems(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    first, second = (Progress(job, 2, rank, off=False, now=0.0) for rank in (0, 1))
+    assert show(first, 9.0)
+    assert show(second, 9.0)
+
+
+@pytest.mark.parametrize("problem", [BrokenPipeError(32, "Broken pipe"), ValueError("I/O operation on closed file")])
+def test_a_stderr_that_nobody_reads_is_no_error(problem: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python train.py 2>&1 | head`: what can't be said must not end the rank."""
+
+    class Broken(io.StringIO):
+        def write(self, _: str) -> int:
+            raise problem
+
+    monkeypatch.setattr(progress, "_logging_shows", lambda _: False)
+    monkeypatch.setattr(sys, "stderr", Broken())
+    progress.say(logging.WARNING, "a word")
+
+
+@needs_alarm
+@pytest.mark.parametrize("where", ["write", "update", "stop"])
+def test_signal_handlers_exception_while_showing_reaches_the_caller(
+    where: str, terminal: Terminal, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual recipe for a deadline of one's own; a TimeoutError is an OSError."""
+
+    def alarmed(*_: object) -> None:
+        raise TimeoutError("the alarm")
+
+    def interrupted(*_: object) -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, alarmed)
+    try:
+        with contextlib.redirect_stderr(terminal), monkeypatch.context() as patch:
+            if where == "write":
+                patch.setattr(terminal, "write", interrupted)
+                with pytest.raises(TimeoutError, match="the alarm"):
+                    say(logging.ERROR, "a word")
+            else:
+                shown = Progress(job, 2, 1, off=False, now=0.0)
+                show(shown, 3.0)
+                patch.setattr(Status, where, interrupted)
+                with pytest.raises(TimeoutError, match="the alarm"):
+                    shown.close() if where == "stop" else show(shown, 4.0)
+                patch.undo()
+                shown.close()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_terminal_that_has_gone_is_no_error(terminal: Terminal, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank of a closed ssh session whose SIGHUP is ignored: each write is EIO, also the one that removes the line."""
+
+    def gone(_: str) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # of rich's thread
+    with contextlib.redirect_stderr(terminal):
+        shown = Progress(job, 2, 1, off=False, now=0.0)
+        show(shown, 3.0)
+        assert terminal.shows("looking for rank 0")
+        monkeypatch.setattr(terminal, "write", gone)
+        show(shown, 4.0)
+        shown.close()
+        assert sys.stderr is terminal
+
+
+class Tee:
+    """What scripts put in the place of stderr to write a file as well: no stream, and without `isatty`."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+
+def test_an_stderr_that_can_only_write_is_no_terminal(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tee = Tee()
+    monkeypatch.setattr(sys, "stderr", tee)
+    shown = Progress(job, 2, 1, off=False, now=0.0)
+    show(shown, 10.0)
+    shown.close()
+    assert "looking for rank 0" in tee.text
+
+
+def test_an_stderr_that_was_closed_is_no_terminal(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    shown = Progress(job, 2, 1, off=False, now=0.0)
+    show(shown, 10.0)
+    shown.close()

@@ -1,0 +1,506 @@
+"""Rank 0's store, on `lo`: opened, proved, shared with torch, let go of, cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import partial
+from subprocess import PIPE
+
+import pytest
+import torch
+from torch.distributed import TCPStore
+
+import tests.support.in_process  # noqa: F401 - torch, so that it costs each test as little as it can
+from mingle.detached import AbandonedError
+from mingle.engine import store
+from mingle.engine.store import (
+    StoreServer,
+    await_server,
+    check_port,
+    connect,
+    open_server,
+    prove,
+)
+from mingle.errors import ConfigurationError, DiscoveryTimeoutError, MingleError
+from mingle.network.connections import bare_address, tune
+from mingle.network.interfaces import scan
+from tests.support.children import in_child
+from tests.support.loopback import answers, busy_port, closed_port, until
+from tests.support.receiving import no_descriptor_leaks
+
+SESSION = b"S" * 16
+LO = next(interface for interface in scan() if interface.loopback)
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="this is how Linux behaves")
+needs_ipv6 = pytest.mark.skipif(not LO.of_family("6"), reason="lo has no IPv6 address")
+
+
+@pytest.fixture
+def server() -> Iterator[StoreServer]:
+    server = open_server("127.0.0.1", None, SESSION)
+    yield server
+    server.release()
+
+
+def client_of(server: StoreServer, seconds: float = 30) -> TCPStore:
+    return TCPStore(
+        server.address, server.port, is_master=False, timeout=timedelta(seconds=seconds), wait_for_workers=False
+    )
+
+
+def gone(server: StoreServer) -> bool:
+    """Whether its port refuses, after a moment if need be: the server ends in a thread of torch's."""
+    until(lambda: not answers(server.port))
+    return True
+
+
+# --- opening --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+def test_a_store_is_proved_by_its_token(address: str) -> None:
+    server = open_server(address, None, SESSION)
+    assert (server.address, server.session, server.held) == (address, SESSION, True)
+    prove(address, server.port, SESSION, server.token)
+    with pytest.raises(OSError, match="belongs to another session"):
+        prove(address, server.port, SESSION, "0" * 32)
+    server.release()
+
+
+def test_a_client_that_waited_is_the_one_that_proves(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = connect("127.0.0.1", server.port)
+    monkeypatch.setattr(store, "connect", lambda *_: pytest.fail("it connects a second time"))
+    prove("127.0.0.1", server.port, SESSION, server.token, ahead=client)
+    assert client.proved_at > 0
+    with pytest.raises(OSError, match="belongs to another session"):
+        prove("127.0.0.1", server.port, SESSION, "0" * 32, ahead=client)
+
+
+def test_a_client_that_broke_while_it_waited_is_replaced(server: StoreServer) -> None:
+    client = connect("127.0.0.1", server.port)
+    for own in store._own_sockets(socket.socket.getpeername, server.port, server.address):
+        own.shutdown(socket.SHUT_RDWR)
+    prove("127.0.0.1", server.port, SESSION, server.token, ahead=client)
+
+
+def test_a_client_of_another_store_proves_nothing(server: StoreServer) -> None:
+    second = open_server("127.0.0.1", None, SESSION)
+    client = connect("127.0.0.1", second.port)
+    prove("127.0.0.1", server.port, SESSION, server.token, ahead=client)
+    second.release()
+
+
+@linux_only
+def test_a_client_that_waits_notices_a_dead_peer_and_a_process_group_has_patience(server: StoreServer) -> None:
+    place = "127.0.0.2", server.port
+    # One of ours at the same port of another host, as impatient as it can be.
+    with socket.create_server(place), socket.create_connection(place) as elsewhere:
+        tune(elsewhere)
+        impatient = patience(elsewhere)
+        client = connect("127.0.0.1", server.port)
+        assert kept_patience(server.port) == {"127.0.0.1": (0, 0), "127.0.0.2": impatient}
+        client.tune()
+        assert kept_patience(server.port) == {"127.0.0.1": impatient, "127.0.0.2": impatient}
+        assert client.token(SESSION) == server.token
+        handed = client.hand_over()
+        assert kept_patience(server.port) == {"127.0.0.1": (0, 0), "127.0.0.2": impatient}
+        handed.set("a", "b")
+        assert handed.get("a") == b"b"
+
+
+def patience(own: socket.socket) -> tuple[int, int]:
+    """Whether a connection looks after a silent peer, and for how long it waits for one that it has written to."""
+    return (
+        own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+        own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+    )
+
+
+def kept_patience(port: int) -> dict[str, tuple[int, int]]:
+    """That of all connections of this process to a port, by address."""
+    return {
+        bare_address(own.getpeername()[0]): patience(own)
+        for own in store._own_sockets(socket.socket.getpeername, port, "::")
+    }
+
+
+@linux_only
+def test_a_descriptor_that_becomes_another_file_while_it_is_looked_at_leaves_no_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other threads open and close files meanwhile; a socket of a family that has no names is refused as well."""
+    monkeypatch.setattr(store.stat, "S_ISSOCK", lambda _mode: True)
+    with no_descriptor_leaks():
+        assert list(store._own_sockets(socket.socket.getpeername, 1, "192.0.2.77")) == []
+
+
+@linux_only
+def test_cutting_a_store_off_leaves_another_service_of_this_process_at_that_port_alone(server: StoreServer) -> None:
+    """Of one process the store may listen at a port of one address, and a service of the user's at that of another."""
+    place = "127.0.0.2", server.port
+    client = client_of(server)
+    with socket.create_server(place) as listener, socket.create_connection(place) as caller:
+        served, _ = listener.accept()
+        with served:
+            server.abort()
+            with pytest.raises(RuntimeError):
+                client.get("never set")
+            caller.sendall(b"?")
+            assert served.recv(1) == b"?"
+            served.sendall(b"!")
+            assert caller.recv(1) == b"!"
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", pytest.param("::", marks=needs_ipv6)])
+def test_a_store_on_every_address_is_cut_off_on_each(address: str) -> None:
+    server = open_server(address, None, SESSION)
+    client = TCPStore("127.0.0.1", server.port, is_master=False, timeout=timedelta(seconds=30), wait_for_workers=False)
+    server.abort()
+    with pytest.raises(RuntimeError):
+        client.get("never set")
+
+
+@linux_only
+def test_a_port_that_this_process_holds_on_another_address_is_not_the_one_that_is_taken() -> None:
+    with closed_port() as taken, socket.create_server(("127.0.0.2", taken)):
+        with pytest.raises(ConfigurationError, match=f"127.0.0.1:{taken}: Address already in use") as caught:
+            check_port(taken, ["127.0.0.1"])
+        assert "another process holds" in str(caught.value.cause)
+
+
+def test_a_client_may_count_as_one_of_the_workers_for_whom_rank_zero_waits(server: StoreServer) -> None:
+    """Rank 0 may make its process group by torch's own road, where it waits for as many clients as there are ranks."""
+    wait_for_four = partial(
+        TCPStore, "127.0.0.1", server.port, 4, True, timedelta(seconds=0.2), wait_for_workers=True, multi_tenant=True
+    )
+    clients = [prove("127.0.0.1", server.port, SESSION, server.token)]
+    clients.append(prove("127.0.0.1", server.port, SESSION, server.token, workers=4))
+    with pytest.raises(RuntimeError, match="2/4"):  # itself and the second one
+        wait_for_four()
+    clients.append(prove("127.0.0.1", server.port, SESSION, server.token, workers=4))
+    assert wait_for_four().port == server.port, "it has been counted twice by now"
+
+
+def test_a_store_that_nobody_serves_is_not_reached() -> None:
+    with closed_port() as port, pytest.raises(OSError, match="refused"):
+        connect("127.0.0.1", port)
+
+
+def test_two_stores_never_share_a_token(server: StoreServer) -> None:
+    second = open_server("127.0.0.1", None, SESSION)
+    assert second.port != server.port
+    assert second.token != server.token
+    with pytest.raises(OSError, match="belongs to another session"):
+        prove("127.0.0.1", second.port, SESSION, server.token)
+    second.release()
+
+
+def test_store_listens_on_its_address_alone(server: StoreServer) -> None:
+    assert answers(server.port)
+    assert not answers(server.port, "127.0.0.2")
+
+
+def test_a_fixed_port_is_used_and_may_be_used_again() -> None:
+    first = open_server("127.0.0.1", None, SESSION)
+    prove("127.0.0.1", first.port, SESSION, first.token)
+    port = first.port
+    first.release()
+    assert gone(first)
+    check_port(port, ["127.0.0.1"])
+    # Connections of the first one may linger in TIME_WAIT at this port.
+    second = open_server("127.0.0.1", port, SESSION)
+    assert second.port == port
+    second.release()
+
+
+def test_a_fixed_port_that_this_process_still_holds_is_no_strangers() -> None:
+    first = open_server("127.0.0.1", None, SESSION)
+    group = first.handle  # as a model in DistributedDataParallel keeps it
+    first.release()
+    for attempt in (
+        lambda: open_server("127.0.0.1", first.port, SESSION),
+        lambda: check_port(first.port, ["127.0.0.1"]),
+    ):
+        with pytest.raises(ConfigurationError, match=f"127.0.0.1:{first.port}: Address already in use") as caught:
+            attempt()
+        assert "this process itself" in str(caught.value)
+        assert "DistributedDataParallel" in str(caught.value)
+        assert "another process" not in str(caught.value)
+    del group
+    assert gone(first)
+    check_port(first.port, ["127.0.0.1"])
+
+
+def test_a_fixed_port_that_only_root_may_open_is_held_by_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(ConfigurationError, match="which only root may open") as told:
+        check_port(80, ["127.0.0.1"])
+    assert "another process" not in str(told.value)
+
+
+def test_a_connection_to_that_port_is_no_listener() -> None:
+    with (
+        foreign_listener() as port,
+        socket.create_connection(("127.0.0.1", port)),
+        pytest.raises(ConfigurationError, match="another process holds MINGLE_MASTER_PORT"),
+    ):
+        check_port(port, ["127.0.0.1"])
+
+
+@contextlib.contextmanager
+def foreign_listener() -> Iterator[int]:
+    """A port of 127.0.0.1 that a process of its own listens on."""
+    program = (
+        "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+        process.communicate("\n")
+
+
+def test_a_fixed_port_that_is_busy_is_told_at_once() -> None:
+    with foreign_listener() as port:
+        started = time.monotonic()
+        for attempt in (
+            lambda: open_server("127.0.0.1", port, SESSION),
+            lambda: check_port(port, ["127.0.0.2", "127.0.0.1"]),
+        ):
+            with pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}: Address already in use") as caught:
+                attempt()
+            assert "MINGLE_MASTER_PORT" in str(caught.value)
+            assert f"ss -tlnp 'sport = :{port}'" in str(caught.value)
+        assert time.monotonic() - started < 10
+
+
+def test_store_without_descriptors_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(store.socket, "socket", refuse)
+    with pytest.raises(MingleError, match=r"can't listen on 127\.0\.0\.1: Too many open files") as caught:
+        open_server("127.0.0.1", None, SESSION)
+    assert "ulimit -n" in str(caught.value)
+
+
+def test_an_address_that_has_gone() -> None:
+    with pytest.raises(MingleError, match=r"can't listen on 192\.0\.2\.77: Cannot assign") as caught:
+        open_server("192.0.2.77", None, SESSION)
+    assert not isinstance(caught.value, ConfigurationError)
+
+
+@pytest.mark.parametrize(
+    ("version", "takes"),
+    [("2.6.0+cu124", False), ("2.7.1", False), ("2.8.0+cpu", True), ("2.10.0a0+git1", True), ("3.0.1", True)],
+)
+def test_which_torch_takes_a_listening_socket_with_libuv(
+    monkeypatch: pytest.MonkeyPatch, version: str, takes: bool
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert store._libuv_takes_descriptors() is takes
+
+
+# --- proving --------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_not_there() -> None:
+    with closed_port() as port, pytest.raises(ConnectionRefusedError):
+        prove("127.0.0.1", port, SESSION, "0" * 32)
+
+
+@linux_only
+def test_a_host_that_does_not_answer_costs_seconds_not_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "CONNECT_SECONDS", 0.2)
+    # Once its queue of one is full, the kernel lets the listener drop what comes.
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=0) as silent,
+        socket.create_connection(silent.getsockname(), timeout=5),
+    ):
+        started = time.monotonic()
+        with pytest.raises(TimeoutError):
+            prove("127.0.0.1", silent.getsockname()[1], SESSION, "0" * 32)
+    assert time.monotonic() - started < 20
+
+
+def test_a_server_is_awaited() -> None:
+    with closed_port() as port:
+        looked = iter([False, False, True])
+        with pytest.raises(AbandonedError):
+            await_server("127.0.0.1", port, seconds=60, given_up=lambda: next(looked))
+        with pytest.raises(DiscoveryTimeoutError, match=f"127.0.0.1:{port} was not reached within 0 s"):
+            await_server("127.0.0.1", port, seconds=0, given_up=lambda: False)
+    with busy_port() as port:
+        await_server("127.0.0.1", port, seconds=0, given_up=lambda: False)
+
+
+def test_a_store_without_the_sessions_key(server: StoreServer) -> None:
+    with pytest.raises(OSError, match="belongs to another session"):
+        prove("127.0.0.1", server.port, b"T" * 16, server.token)
+    assert not client_of(server).check([store.KEY_PREFIX + (b"T" * 16).hex()]), "who reads must not write"
+
+
+def test_a_store_that_ends_while_it_is_read(server: StoreServer) -> None:
+    client = connect("127.0.0.1", server.port)
+    server.abort()
+    with pytest.raises(OSError, match=f"the store at 127.0.0.1:{server.port} failed: ") as caught:
+        client.token(SESSION)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "PROVE_SECONDS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):  # until the listener is shut down
+                while True:
+                    other.accept()[0].close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        try:
+            with pytest.raises(OSError, match=f"the store at 127.0.0.1:{port} failed: "):
+                prove("127.0.0.1", port, SESSION, "0" * 32)
+        finally:
+            other.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+# --- sharing and letting go -----------------------------------------------------------------------------------------
+
+
+def test_torch_shares_the_store_by_its_port_and_outlives_us(server: StoreServer) -> None:
+    shared = TCPStore(
+        server.address,
+        server.port,
+        is_master=True,
+        timeout=timedelta(seconds=30),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+    shared.set("theirs", "1")
+    server.release()
+    assert not server.held
+    client = client_of(server)
+    assert client.get(store.KEY_PREFIX + SESSION.hex()).decode() == server.token
+    assert client.get("theirs") == b"1"
+    del client, shared
+    assert gone(server)
+
+
+def test_letting_go_twice_is_once(server: StoreServer) -> None:
+    server.release()
+    server.release()
+    assert gone(server)
+
+
+@linux_only
+def test_aborting_cuts_all_connections_of_that_store_alone(server: StoreServer) -> None:
+    other = open_server("127.0.0.1", None, SESSION)
+    clients, bystander = [client_of(server) for _ in range(2)], client_of(other)
+    mine, theirs = socket.socketpair()
+    shared = TCPStore(
+        server.address,
+        server.port,
+        is_master=True,
+        timeout=timedelta(seconds=30),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+    started = time.monotonic()
+    server.abort()
+    for client in [*clients, shared]:
+        with pytest.raises(RuntimeError):
+            client.get("what nobody has set")
+    assert time.monotonic() - started < 15, "torch's own timeout is half a minute here"
+    bystander.set("alive", "1")
+    assert bystander.get("alive") == b"1"
+    with mine, theirs:
+        mine.send(b"x")
+        assert theirs.recv(1) == b"x"
+    del clients, bystander, shared
+    other.release()
+
+
+@linux_only
+def test_aborting_ends_a_wait_that_is_under_way(server: StoreServer) -> None:
+    client, waiting = client_of(server), threading.Event()
+    failed: list[float] = []
+
+    def wait() -> None:
+        waiting.set()
+        with pytest.raises(RuntimeError):
+            client.get("what nobody has set")
+        failed.append(time.monotonic())
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert waiting.wait(5)
+    started = time.monotonic()
+    server.abort()
+    thread.join(10)
+    assert failed
+    assert failed[0] - started < 5
+
+
+@pytest.mark.parametrize("call", ["abort", "release"])
+def test_aborting_what_was_released_is_no_error(call: str) -> None:
+    server = open_server("127.0.0.1", None, SESSION)
+    server.release()
+    getattr(server, call)()
+
+
+# --- forks ----------------------------------------------------------------------------------------------------------
+
+
+@linux_only
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_does_not_keep_the_port_open(server: StoreServer) -> None:
+    """A DataLoader worker that outlives its rank: the others must be refused, not kept waiting."""
+    mine, childs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        mine.close()
+        childs.recv(1)
+        os._exit(0)
+    childs.close()
+    with mine:
+        server.release()
+        assert gone(server)
+    os.waitpid(pid, 0)
+
+
+@linux_only
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_that_ends_leaves_the_store_alone(server: StoreServer) -> None:
+    assert in_child(lambda: "alive") == "alive"
+    prove(server.address, server.port, SESSION, server.token)
+
+
+def test_signal_handlers_exception_while_awaiting_a_store_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A TimeoutError is an OSError; it would count as a store that is out of reach."""
+
+    def alarmed(*_: object) -> None:
+        raise TimeoutError("the alarm")
+
+    before = signal.signal(signal.SIGALRM, alarmed)
+    monkeypatch.setattr(store, "connect_plainly", lambda *_: signal.raise_signal(signal.SIGALRM))
+    try:
+        with pytest.raises(TimeoutError, match="the alarm") as caught:
+            store.await_server("127.0.0.1", 1, seconds=0.0, given_up=lambda: False)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not isinstance(caught.value, DiscoveryTimeoutError)

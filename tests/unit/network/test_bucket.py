@@ -1,0 +1,195 @@
+"""A bucket: the helper process that makes fsspec's calls, its replies, its failures and its end.
+
+fsspec's own file system for local files stands for a bucket here; `tests/lab/test_bucket.py` has a server of S3.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mingle.network import bucket
+from mingle.network.bucket import Bucket, Helper
+from mingle.network.folder import FolderProblem
+from mingle.wire.datagrams import MAX_BYTES
+from tests.support.loopback import until
+
+JOB = "d" * 32
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Bucket]:
+    made = Bucket(Helper(f"file://{tmp_path}"), JOB)
+    yield made
+    made.close()
+    made.reap()
+
+
+def test_an_object_is_written_listed_read_and_deleted(place: Bucket, tmp_path: Path) -> None:
+    with place.open(create=True) as opened:
+        assert opened.list() == []
+        opened.write("h-1", b"content \xff")
+        (entry,) = opened.list()
+        assert entry.name == "h-1"
+        assert entry.time == pytest.approx(time.time(), abs=60)
+        assert opened.read("h-1") == b"content \xff"
+        assert opened.read("h-2") is None
+        opened.delete("h-1")
+        opened.delete("h-1")
+        assert opened.list() == []
+        opened.tidy()
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_object_of_others_is_neither_too_long_nor_a_folder(place: Bucket, tmp_path: Path) -> None:
+    place.write("h-1", b"content")
+    (tmp_path / JOB / "h-2").write_bytes(bytes(MAX_BYTES + 1))
+    (tmp_path / JOB / "h-3").write_bytes(b"")
+    (tmp_path / JOB / "h-4").mkdir()
+    assert [each.name for each in place.list()] == ["h-1"]
+    assert place.read("h-2") is None
+
+
+def test_the_jobs_folder_stays_while_another_process_has_an_object_there(place: Bucket, tmp_path: Path) -> None:
+    place.write("h-1", b"content")
+    (tmp_path / JOB / "h-2").write_bytes(b"another")
+    place.delete("h-1")
+    place.tidy()
+    assert (tmp_path / JOB / "h-2").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "says", "fix"),
+    [
+        ("nosuchthing://bucket/mingle", "Protocol not known: nosuchthing", "correct the URL"),
+        ("file:///proc/nothing/here", "does not exist", "create"),
+    ],
+)
+def test_a_place_that_can_not_be_used_says_why(url: str, says: str, fix: str) -> None:
+    made = Bucket(Helper(url), JOB)
+    try:
+        for _ in range(2):
+            with pytest.raises(FolderProblem) as caught:
+                made.write("h-1", b"content")
+            assert says in caught.value.what
+            assert fix in caught.value.fix
+    finally:
+        made.close()
+        made.reap()
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "s3fs.py").write_text("raise ImportError('there is no s3fs')")
+    monkeypatch.syspath_prepend(tmp_path)
+    made = Bucket(Helper("s3://bucket/mingle"), JOB)
+    try:
+        with pytest.raises(FolderProblem, match="a package that is not installed here") as caught:
+            made.list()
+        assert caught.value.fix == "pip install 'multinode-mingle[s3]'"
+    finally:
+        made.close()
+        made.reap()
+
+
+def test_the_helper_ends_with_the_connection(place: Bucket) -> None:
+    place.list()
+    place.close()
+    place.close()
+    until(place.helper.ended, 10)
+
+
+def test_the_helper_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from mingle.network.bucket import Helper\n"
+        f"made = Helper('file://{tmp_path}'); made.ask('jobs')\n"
+        "print(made.pid, flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        helper = int(process.stdout.readline())
+        os.kill(helper, 0)
+        process.kill()
+    until(lambda: not Path(f"/proc/{helper}/cmdline").exists() or not Path(f"/proc/{helper}/cmdline").read_bytes(), 10)
+
+
+def test_a_fork_keeps_no_connection(place: Bucket) -> None:
+    place.list()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    os.close(reader)
+    try:
+        place.close()
+        until(place.helper.ended, 10)
+    finally:
+        os.close(writer)
+        os.waitpid(child, 0)
+
+
+def test_ctrl_c_is_not_for_the_helper(place: Bucket) -> None:
+    assert place.helper.pid is not None
+    assert os.getpgid(place.helper.pid) != os.getpgrp()
+
+
+def test_a_helper_that_was_killed_is_a_problem_and_not_a_hang(place: Bucket) -> None:
+    place.list()
+    assert place.helper.pid is not None
+    os.kill(place.helper.pid, signal.SIGKILL)
+    with pytest.raises(FolderProblem, match=r"its helper process has ended \(exit status -9"):
+        place.list()
+
+
+def test_a_helper_that_can_not_be_started_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "")
+    made = Bucket(Helper("s3://bucket/mingle"), JOB)
+    with pytest.raises(FolderProblem, match="needs a helper process, which can't be started"):
+        made.list()
+    made.close()
+    made.reap()
+
+
+def test_a_thread_that_waits_goes_on_when_the_helper_is_killed() -> None:
+    """The storage accepts the connection and says nothing more."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        made = Bucket(Helper(f"ftp://127.0.0.1:{silent.getsockname()[1]}/mingle"), JOB)
+        problems: list[FolderProblem] = []
+
+        def ask() -> None:
+            try:
+                made.list()
+            except FolderProblem as problem:
+                problems.append(problem)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        connection, _ = silent.accept()
+        with connection:
+            assert thread.is_alive()
+            made.abort()
+            thread.join(10)
+        assert "helper process has ended" in problems[0].what
+        made.close()
+        made.reap()
+
+
+def test_stopped_helper_is_not_waited_for(place: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket, "REAP_SECONDS", 0.1)
+    place.list()
+    assert place.helper.pid is not None
+    os.kill(place.helper.pid, signal.SIGSTOP)
+    place.close()
+    place.reap()
+    assert place.helper.ended()

@@ -1,0 +1,288 @@
+"""A shared folder that is a directory: what is in the way there, and what other users may have put into it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mingle.network import directory, folders
+from mingle.network.directory import Directory
+from mingle.network.folder import Folder, FolderProblem, Report, Sign
+from mingle.network.folders import Examined, Folders
+from mingle.wire import datagrams
+from mingle.wire.datagrams import Offer, Seek
+from tests.support.loopback import until
+
+NODE, OTHER_NODE = "a" * 16, "b" * 16
+MEMBER, OTHER = bytes(15) + b"\1", bytes(15) + b"\2"
+SIGN = Sign("s", MEMBER, b"sign")
+
+
+def offer(host: bytes = OTHER) -> Offer:
+    return Offer(job="job", session=bytes(16), host=host, addresses=("10.0.0.1",), port=5000, world_size=2)
+
+
+def name_of(kind: str, member: bytes = OTHER, number: int = 1) -> str:
+    return f"{kind}-{OTHER_NODE}-{member.hex()}-{number}"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Directory:
+    return Directory(str(tmp_path), "digest")
+
+
+def look(place: Directory, sign: Sign | None = SIGN) -> Report:
+    """Take the first turn of a process that looks for a host."""
+    folder = Folder(NODE, random.Random(0))
+    folder.show(sign, 0.0)
+    return folder.turn(place, 0.0)
+
+
+def test_an_object_is_written_listed_read_and_deleted(place: Directory, tmp_path: Path) -> None:
+    with place.open(create=True) as opened:
+        opened.write(name_of("h"), b"content")
+        assert [each.name for each in opened.list()] == [name_of("h")]
+        assert opened.list()[0].time == pytest.approx(time.time(), abs=60)
+        assert opened.read(name_of("h")) == b"content"
+        opened.delete(name_of("h"))
+        opened.delete(name_of("h"))
+        assert opened.list() == []
+        assert opened.read(name_of("h")) is None
+        opened.tidy()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reader_creates_nothing(place: Directory, tmp_path: Path) -> None:
+    with place.open(create=False) as opened:
+        assert opened.list() == []
+        assert opened.read(name_of("h")) is None
+        opened.delete(name_of("h"))
+        opened.tidy()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_another_process_has_deleted_meanwhile_is_created_again(
+    place: Directory, tmp_path: Path
+) -> None:
+    with place.open(create=True) as opened:
+        (tmp_path / "digest").rmdir()
+        opened.write(name_of("h"), b"content")
+        assert len(opened.list()) == 1
+
+
+def test_foreign_entries_are_neither_opened_nor_deleted(place: Directory, tmp_path: Path) -> None:
+    job = tmp_path / "digest"
+    job.mkdir()
+    secret = tmp_path / "secret"
+    secret.write_bytes(datagrams.encode(offer()))
+    (job / name_of("h", number=1)).symlink_to(secret)
+    os.mkfifo(job / name_of("h", number=2))
+    (job / name_of("h", number=3)).write_bytes(b"x" * 1_000_000)
+    (job / name_of("h", number=4)).mkdir()
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(job / "h-socket"))
+    (job / "notes.txt").write_text("mine")
+    report = look(place)
+    assert report.found == []
+    assert report.problem is None
+    assert report.listed
+    assert len(list(job.iterdir())) == 7
+    # A name can also become another thing after the listing.
+    with place.open(create=False) as opened:
+        assert [opened.read(name_of("h", number=number)) for number in range(1, 5)] == [None] * 4
+
+
+def test_a_job_directory_that_is_a_symbolic_link_is_refused(place: Directory, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "digest").symlink_to(elsewhere)
+    report = look(place)
+    assert report.problem is not None
+    assert not list(elsewhere.iterdir())
+
+
+# --- what is in the way ----------------------------------------------------------------------------------------------
+
+
+def test_a_mount_point_that_is_not_mounted_is_not_created(tmp_path: Path) -> None:
+    report = look(Directory(str(tmp_path / "shared" / "mingle"), "digest"))
+    assert report.problem is not None
+    assert "does not exist" in report.problem.what
+    assert "mount" in report.problem.fix
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_in_the_place_of_the_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    report = look(Directory(str(tmp_path / "file"), "digest"))
+    assert report.problem is not None
+    assert "Not a directory" in report.problem.what
+
+
+@pytest.mark.parametrize("code", sorted(directory.FIXES))
+def test_each_failure_of_writing_is_named_with_its_fix(
+    place: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def fail(*_args: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "write", fail)
+    report = look(place)
+    assert report.problem is not None
+    assert os.strerror(code) in report.problem.what
+    assert report.problem.fix
+    assert not list((tmp_path / "digest").iterdir())
+
+
+def test_a_full_disk_leaves_no_incomplete_object(
+    place: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "write", lambda *_args: 3)
+    report = look(place)
+    assert report.problem is not None
+    assert "No space left" in report.problem.what
+    assert not list((tmp_path / "digest").iterdir())
+
+
+def test_a_read_only_directory_is_still_read(place: Directory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with place.open(create=True) as opened:
+        opened.write(name_of("h"), datagrams.encode(offer()))
+
+    def refuse(*_args: object, **_options: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "write", refuse)
+    report = look(place)
+    assert report.problem is not None
+    assert [datagrams.decode(each.data) for each in report.found] == [offer()]
+    assert report.found[0].node == OTHER_NODE
+
+
+def test_a_stale_handle_is_opened_anew_in_the_next_turn(place: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Folder(NODE, random.Random(0))
+    folder.show(SIGN, 0.0)
+    with monkeypatch.context() as patch:
+
+        def stale(*_args: object) -> None:
+            raise OSError(116, "Stale file handle")
+
+        patch.setattr(os, "scandir", stale)
+        report = folder.turn(place, 0.0)
+        assert report.problem is not None
+        assert "Stale file handle" in report.problem.what
+    assert folder.turn(place, 1.0).problem is None
+
+
+# --- the threads -----------------------------------------------------------------------------------------------------
+
+
+class Process:
+    """A process with folders, and what they have shown to it."""
+
+    def __init__(self, *places: Path) -> None:
+        self.found: list[Offer] = []
+        self.folders = Folders(
+            folders.storages([f"dir:{each}" for each in places], "job"),
+            node=OTHER_NODE,
+            call=lambda take: take(),
+            found=self._found,
+        )
+
+    def _found(self, _folder: str, report: Report) -> None:
+        for each in report.found:
+            message = datagrams.decode(each.data)
+            assert isinstance(message, Offer)
+            self.found.append(message)
+
+    def show(self, message: Seek | Offer | None) -> None:
+        self.folders.show(message, datagrams.encode)
+
+
+@contextlib.contextmanager
+def process(*places: Path) -> Iterator[Process]:
+    made = Process(*places)
+    try:
+        yield made
+    finally:
+        made.folders.close()
+
+
+SEEK = Seek(job="job", member=MEMBER, world_size=2)
+
+
+def test_two_processes_find_each_other_and_leave_nothing(tmp_path: Path) -> None:
+    with process(tmp_path) as seeker, process(tmp_path) as host:
+        seeker.show(SEEK)
+        host.show(offer())
+        until(lambda: seeker.found, 10)
+        assert seeker.found[0] == offer()
+        until(lambda: seeker.folders.looked and host.folders.looked, 10)
+        seeker.show(None)
+        until(lambda: len(list(tmp_path.rglob("?-*"))) == 1, 10)
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_folder_that_fails_does_not_hide_the_other(tmp_path: Path) -> None:
+    good, missing = tmp_path / "good", tmp_path / "missing"
+    good.mkdir()
+    with process(missing, good) as seeker, process(good) as host:
+        host.show(offer())
+        seeker.show(SEEK)
+        until(lambda: seeker.found, 10)
+        until(lambda: seeker.folders.looked, 10)
+        assert list(seeker.folders.problems) == [f"dir:{missing}"]
+
+
+def test_a_server_that_does_not_answer_blocks_neither_the_caller_nor_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    class Hanging(Directory):
+        patience = 0.2
+
+        @contextlib.contextmanager
+        def open(self, *, create: bool) -> Iterator[directory.OpenDirectory]:
+            if released.wait(30):
+                raise FolderProblem("it answers too late", "")
+            yield directory.OpenDirectory(os.open(tmp_path, os.O_RDONLY), "digest")
+
+    monkeypatch.setattr(folders, "Directory", Hanging)
+    with process(tmp_path) as seeker:
+        before = time.monotonic()
+        seeker.show(SEEK)
+        until(lambda: seeker.folders.problems, 10)
+        assert "has not answered" in next(iter(seeker.folders.problems.values())).what
+        assert not seeker.folders.looked
+        threads = [each.thread for each in seeker.folders._visits]
+        seeker.folders.close()
+        assert time.monotonic() - before < directory.LEAVE_SECONDS + 5
+    released.set()
+    for thread in threads:
+        thread.join(10)
+
+
+def test_without_folders_no_thread_is_started() -> None:
+    with process() as seeker:
+        seeker.show(SEEK)
+        assert not seeker.folders._visits
+        assert not seeker.folders.problems
+
+
+def test_a_check_of_folders_says_what_is_wrong_with_each_and_leaves_nothing(tmp_path: Path) -> None:
+    good, missing = f"dir:{tmp_path}", f"dir:{tmp_path}/missing"
+    found = folders.examine([good, missing], "node")
+    assert found[good] == Examined(None)
+    problem = found[missing].problem
+    assert problem is not None
+    assert "does not exist" in problem.what
+    assert not list(tmp_path.iterdir())
+    assert folders.examine([], "node") == {}

@@ -1,0 +1,562 @@
+"""What a process writes, reads and deletes in a shared folder, and when: on storage and a clock of the test's own."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from msgspec import structs
+
+from mingle.network.folder import (
+    BELIEVED_SECONDS,
+    LITTER_SECONDS,
+    READS_PER_TURN,
+    Entry,
+    Folder,
+    FolderProblem,
+    Report,
+    Sign,
+    Survey,
+)
+from mingle.wire import datagrams
+from mingle.wire.datagrams import Offer
+
+NODE = "a" * 16
+
+
+def member_id(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def offer_of(member: bytes, state: str = "open") -> bytes:
+    """Return the OFFER of a host."""
+    offer = Offer(job="job", session=bytes(16), host=member, addresses=("10.0.0.1",), port=5000, world_size=4, joined=1)
+    return datagrams.encode(structs.replace(offer, state=state))
+
+
+class Shared:
+    """The storage itself: each object with the time at which it was written."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.objects: dict[str, tuple[bytes, float]] = {}
+        self.deleted: dict[str, tuple[float, float]] = {}
+        """When each deleted object was written and deleted."""
+        self.names_used: set[str] = set()
+
+    def put(self, name: str, data: bytes = b"", *, age: float = 0.0) -> None:
+        self.objects[name] = data, self.now - age
+
+
+class Client:
+    """One machine's view of the storage.
+
+    Args:
+        shared: the storage.
+        lag: for how long a change by others is not seen, unless this machine has changed the folder itself since.
+        own_lag: the age of what this machine sees, its own changes included.
+        empty_first: whether an object that was written less than a second ago has no content yet.
+    """
+
+    bucket = False
+    patience = leave_seconds = 1.0
+
+    def __init__(
+        self, shared: Shared, *, lag: float = 0.0, own_lag: float = 0.0, empty_first: bool = False, times: bool = True
+    ) -> None:
+        self.shared = shared
+        self.lag, self.own_lag, self.empty_first, self.times = lag, own_lag, empty_first, times
+        self.failing = ""
+        self.hidden: set[str] = set()
+        self.requests: Counter[str] = Counter()
+        self.reads: Counter[str] = Counter()
+        self.rng = random.Random(1)
+        self._cached: list[Entry] = []
+        self._cached_at = float("-inf")
+
+    @contextlib.contextmanager
+    def open(self, *, create: bool) -> Iterator[Client]:
+        self._do("open")
+        yield self
+
+    def _do(self, operation: str) -> None:
+        self.requests[operation] += 1
+        if operation in self.failing.split():
+            raise FolderProblem(f"{operation} failed", "fix it")
+
+    def write(self, name: str, data: bytes) -> None:
+        self._do("write")
+        assert name not in self.shared.names_used
+        self.shared.names_used.add(name)
+        self.shared.put(name, data)
+        self._cached_at = float("-inf")
+
+    def list(self) -> list[Entry]:
+        self._do("list")
+        if self.shared.now >= self._cached_at + self.lag:
+            self._cached_at = self.shared.now
+            self._cached = [
+                Entry(name, time if self.times else None)
+                for name, (_, time) in self.shared.objects.items()
+                if time <= self.shared.now - self.own_lag
+            ] + [
+                Entry(name, time)
+                for name, (time, end) in self.shared.deleted.items()
+                if time <= self.shared.now - self.own_lag < end
+            ]
+        self.rng.shuffle(self._cached)
+        return list(self._cached)
+
+    def read(self, name: str) -> bytes | None:
+        self._do("read")
+        self.reads[name] += 1
+        data, time = self.shared.objects.get(name, (None, 0.0))
+        data = None if name in self.hidden else data
+        return b"" if self.empty_first and data and self.shared.now < time + 1 else data
+
+    def delete(self, name: str) -> None:
+        self._do("delete")
+        if name in self.shared.objects:
+            self.shared.deleted[name] = self.shared.objects.pop(name)[1], self.shared.now
+        self._cached_at = float("-inf")
+
+    def tidy(self) -> None:
+        self._do("tidy")
+
+    def jobs(self) -> list[str]:
+        return []
+
+    def of(self, job: str) -> Client:
+        return self
+
+    def close(self) -> None: ...
+
+    def reap(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class Process:
+    """A process with a folder, which takes a turn whenever one is due."""
+
+    def __init__(self, client: Client, number: int, *, host: bool = False, bucket: bool = False) -> None:
+        self.client = client
+        self.member = member_id(number)
+        self.folder = Folder(NODE, random.Random(number), bucket=bucket)
+        self.reports: list[Report] = []
+        self.found_at: dict[bytes, float] = {}
+        self.show(host=host)
+
+    def show(self, *, host: bool = False, urgent: object = None, lasting: bool = False) -> None:
+        data = offer_of(self.member) if host else b"sign"
+        sign = Sign("h" if host else "s", self.member, data, urgent=urgent, lasting=lasting)
+        self.folder.show(sign, self.client.shared.now)
+
+    def leave(self) -> None:
+        self.folder.show(None, self.client.shared.now)
+
+    def act(self) -> None:
+        due = self.folder.next_turn()
+        if due is not None and due <= self.client.shared.now:
+            report = self.folder.turn(self.client, self.client.shared.now)
+            self.reports.append(report)
+            for found in report.found:
+                message = datagrams.decode(found.data)
+                assert isinstance(message, Offer)
+                self.found_at.setdefault(message.host, self.client.shared.now)
+
+
+def run(seconds: float, *processes: Process) -> None:
+    """Let time pass, in which each process takes its turns."""
+    shared = processes[0].client.shared
+    end = shared.now + seconds
+    while True:
+        for process in processes:
+            process.act()
+        due = [time for process in processes if (time := process.folder.next_turn()) is not None]
+        if min(due, default=end) >= end:
+            break
+        shared.now = max(shared.now, min(due))
+    shared.now = end
+
+
+# --- hearing of a host --------------------------------------------------------------------------------------------
+
+
+def test_a_seeker_finds_a_host_that_was_there_in_its_first_turn() -> None:
+    shared = Shared()
+    host = Process(Client(shared), 1, host=True)
+    run(5.0, host)
+    seeker = Process(Client(shared), 2)
+    run(0.1, host, seeker)
+    assert host.member in seeker.found_at
+
+
+@pytest.mark.parametrize("lag", [0.0, 3.0, 30.0, 60.0])
+def test_a_host_that_comes_later_is_found_although_directories_are_cached(lag: float) -> None:
+    shared = Shared()
+    seeker = Process(Client(shared, lag=lag), 2)
+    run(0.5, seeker)
+    host = Process(Client(shared, lag=lag), 1, host=True)
+    run(20.0, seeker, host)
+    # Its own new names make each of the first listings a true one.
+    assert seeker.found_at[host.member] < 1000.5 + 3.0
+
+
+def test_a_host_that_comes_after_minutes_is_found_when_the_seeker_renews_its_sign() -> None:
+    shared = Shared()
+    seeker = Process(Client(shared, lag=60.0), 2)
+    run(300.0, seeker)
+    host = Process(Client(shared, lag=60.0), 1, host=True)
+    run(30.0, seeker, host)
+    assert seeker.found_at[host.member] < 1300.0 + 25.0
+
+
+def test_an_object_without_content_is_read_again_and_one_with_content_never() -> None:
+    shared = Shared()
+    host = Process(Client(shared), 1, host=True)
+    seeker = Process(Client(shared, empty_first=True), 2)
+    run(60.0, host, seeker)
+    assert host.member in seeker.found_at
+    # The host's name changes some seven times in a minute. Each is read until it decodes.
+    assert max(seeker.client.reads.values()) <= 6
+    assert not [name for name in seeker.client.reads if name.startswith("s-")]
+
+
+def test_no_process_reads_its_own_object() -> None:
+    shared = Shared()
+    host = Process(Client(shared), 1, host=True)
+    run(60.0, host)
+    assert not host.client.reads
+
+
+# --- the election ----------------------------------------------------------------------------------------------------
+
+
+def test_a_sign_that_is_not_listed_yet_does_not_count() -> None:
+    shared = Shared()
+    seeker = Process(Client(shared, own_lag=60.0), 2)
+    run(59.0, seeker)
+    assert not any(report.listed for report in seeker.reports)
+    run(10.0, seeker)
+    assert seeker.reports[-1].listed
+
+
+def test_a_host_is_found_in_listings_that_are_a_minute_late() -> None:
+    shared = Shared()
+    host, seeker = (Process(Client(shared, own_lag=60.0), number, host=number == 1) for number in (1, 2))
+    run(75.0, host, seeker)
+    # Its names change meanwhile, and each of them stays until a later one is listed.
+    assert host.member in seeker.found_at
+    run(200.0, host, seeker)
+    assert len(shared.objects) <= 14
+
+
+def test_only_a_lower_living_sign_delays() -> None:
+    shared = Shared()
+    lower, higher = Process(Client(shared), 1), Process(Client(shared), 2)
+    run(2.0, lower, higher)
+    assert higher.reports[-1].lower
+    assert not lower.reports[-1].lower
+    run(30.0, higher)  # the lower one was killed
+    assert not higher.reports[-1].lower
+
+
+# --- names, times and litter ------------------------------------------------------------------------------------------
+
+
+def test_new_content_has_a_new_name_and_the_old_one_goes() -> None:
+    shared = Shared()
+    host = Process(Client(shared), 1, host=True)
+    run(1.0, host)
+    host.show(host=True, urgent="full")
+    run(0.1, host)
+    host.show(host=True, urgent="not full")
+    run(0.1, host)
+    assert len(shared.objects) == 1
+    assert len(shared.names_used) >= 3
+
+
+@pytest.mark.parametrize("seconds", [200.0])
+def test_a_process_has_one_object_and_renews_it_every_fifteen_seconds(seconds: float) -> None:
+    shared = Shared()
+    seeker = Process(Client(shared), 1)
+    run(60.0, seeker)
+    before = len(shared.names_used)
+    ages = []
+    for _ in range(int(seconds)):
+        run(1.0, seeker)
+        assert len(shared.objects) == 1
+        ages.append(shared.now - next(iter(shared.objects.values()))[1])
+    assert max(ages) <= 15 + 5 * 1.25 + 0.1  # a process that has waited takes a turn every 5 s
+    assert len(shared.names_used) - before <= seconds / 14
+
+
+def test_old_objects_are_not_believed_and_litter_is_deleted() -> None:
+    shared = Shared()
+    name = f"h-{NODE}-{member_id(7).hex()}-3"
+    litter = [f"{kind}-{NODE}-{member_id(8).hex()}-3" for kind in "hst"]
+    strangers = ["README", f"h-{NODE}-{member_id(9).hex()}", "h-", ".nfs0001"]
+    shared.put(name, offer_of(member_id(7)), age=BELIEVED_SECONDS + 5)
+    for each in (*litter, *strangers):
+        shared.put(each, offer_of(member_id(8)), age=LITTER_SECONDS + 5)
+    seeker = Process(Client(shared), 2)
+    run(5.0, seeker)
+    assert not seeker.found_at
+    assert name in shared.objects
+    assert not set(litter) & shared.objects.keys()
+    assert set(strangers) <= shared.objects.keys()
+
+
+def test_the_clock_of_the_storage_counts_alone() -> None:
+    shared = Shared()
+    shared.now = 5e9  # of this machine; the storage's times come from the same clock, whatever it says
+    host = Process(Client(shared), 1, host=True)
+    seeker = Process(Client(shared), 2)
+    shared.put(f"h-{NODE}-{member_id(7).hex()}-3", offer_of(member_id(7)), age=1e6)
+    run(2.0, host, seeker)
+    assert set(seeker.found_at) == {host.member}
+
+
+def test_without_times_objects_are_believed_and_not_deleted() -> None:
+    shared = Shared()
+    shared.put(f"h-{NODE}-{member_id(7).hex()}-3", offer_of(member_id(7)), age=1e6)
+    seeker = Process(Client(shared, times=False), 2)
+    run(2.0, seeker)
+    assert member_id(7) in seeker.found_at
+    assert len(shared.objects) == 2
+
+
+def test_leaving_process_deletes_its_object() -> None:
+    shared = Shared()
+    seeker = Process(Client(shared), 2)
+    run(3.0, seeker)
+    seeker.leave()
+    run(1.0, seeker)
+    assert not shared.objects
+    assert seeker.client.requests["tidy"] == 1
+    assert seeker.folder.next_turn() is None
+
+
+def test_failed_deletion_is_repeated() -> None:
+    shared = Shared()
+    host = Process(Client(shared), 2, host=True)
+    run(0.5, host)
+    host.client.failing = "delete"
+    run(20.0, host)
+    assert len(shared.objects) > 1
+    host.client.failing = ""
+    run(2.0, host)
+    assert len(shared.objects) == 1
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_cannot_write_still_finds_a_host() -> None:
+    shared = Shared()
+    host = Process(Client(shared), 1, host=True)
+    seeker = Process(Client(shared), 2)
+    seeker.client.failing = "write"
+    run(2.0, host, seeker)
+    assert host.member in seeker.found_at
+    assert seeker.reports[-1].problem is not None
+    assert not seeker.reports[-1].listed
+
+
+@pytest.mark.parametrize("operation", ["open", "list"])
+def test_a_failure_is_reported_and_tried_again(operation: str) -> None:
+    shared = Shared()
+    host, seeker = Process(Client(shared), 1, host=True), Process(Client(shared), 2)
+    seeker.client.failing = operation
+    run(5.0, host, seeker)
+    assert all(report.problem is not None for report in seeker.reports)
+    seeker.client.failing = ""
+    run(2.0, host, seeker)
+    assert seeker.reports[-1].problem is None
+    assert host.member in seeker.found_at
+
+
+def test_others_litter_that_cannot_be_deleted_is_no_failure() -> None:
+    shared = Shared()
+    shared.put(f"h-{NODE}-{member_id(7).hex()}-3", age=LITTER_SECONDS + 5)
+    seeker = Process(Client(shared), 2)
+    run(0.06, seeker)
+    seeker.client.failing = "delete"
+    run(0.5, seeker)
+    assert seeker.reports[-1].problem is None
+
+
+# --- strangers and crowds --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 1200, offer_of(member_id(99))])
+def test_ten_thousand_objects_of_a_stranger_delay_a_host_by_one_renewal(content: bytes) -> None:
+    shared = Shared()
+    for number in range(10_000):
+        shared.put(f"h-{NODE}-{member_id(1000 + number).hex()}-1", content, age=-1e6)
+    host, seeker = Process(Client(shared), 1, host=True), Process(Client(shared), 2)
+    run(16.0, host, seeker)
+    assert seeker.found_at[host.member] < 1000.0 + 4.0
+    assert max(Counter(seeker.client.reads).values()) < 30
+    assert seeker.client.requests["read"] < 10_000 + 16 * 10 + READS_PER_TURN
+
+
+def test_many_waiting_processes_read_nothing_twice() -> None:
+    shared = Shared()
+    waiters = [Process(Client(shared), 2 + number) for number in range(40)]
+    host = Process(Client(shared), 1, host=True)
+    run(60.0, host, *waiters)
+    assert all(host.member in waiter.found_at for waiter in waiters)
+    names = sum(1 for name in shared.names_used if name.startswith("h-"))
+    assert all(waiter.client.requests["read"] <= names for waiter in waiters)
+
+
+def test_requests_to_a_bucket_are_few() -> None:
+    shared = Shared()
+    waiter = Process(Client(shared), 2, bucket=True)
+    run(60.0, waiter)
+    first = sum(waiter.client.requests.values()) - waiter.client.requests["open"]
+    run(60.0, waiter)
+    second = sum(waiter.client.requests.values()) - waiter.client.requests["open"] - first
+    assert first <= 50
+    assert second <= 25
+
+
+def test_a_host_that_takes_no_members_is_quiet() -> None:
+    shared = Shared()
+    host = Process(Client(shared), 1, host=True)
+    run(5.0, host)
+    host.show(host=True, urgent="sealed", lasting=True)
+    host.client.requests.clear()
+    run(600.0, host)
+    assert host.client.requests["list"] <= 21
+    assert len(shared.objects) == 1
+    ((_, written),) = shared.objects.values()
+    assert shared.now - written <= BELIEVED_SECONDS / 2
+
+
+# --- an observer ----------------------------------------------------------------------------------------------------
+
+JOBS = ("1" * 32, "2" * 32)
+
+
+class Place:
+    """The folders of several jobs, as an observer sees them."""
+
+    bucket = False
+    patience = leave_seconds = 1.0
+
+    def __init__(self, **clients: Client) -> None:
+        self.clients = {job[1:]: client for job, client in clients.items()}
+        self.opened: Counter[str] = Counter()
+
+    def jobs(self) -> list[str]:
+        return [*self.clients, "not a job", "lost+found"]
+
+    def of(self, job: str) -> Client:
+        self.opened[job] += 1
+        return self.clients[job]
+
+
+def place(*shared: Shared) -> Place:
+    return Place(**{f"_{job}": Client(each) for job, each in zip(JOBS, shared, strict=True)})
+
+
+def survey(place: Place, now: float, job: str | None = None, seen: Survey | None = None) -> list[bytes]:
+    seen = seen or Survey(job)
+    report = seen.turn(place, now)  # type: ignore[arg-type]
+    assert report.listed
+    return sorted(each.data for each in report.found)
+
+
+def test_an_observer_reads_hosts_and_seekers_of_all_jobs_and_writes_nothing() -> None:
+    first, second = Shared(), Shared()
+    host = Process(Client(first), 1, host=True)
+    first.put(f"s-{NODE}-{member_id(2).hex()}-1", offer_of(member_id(2)))
+    second.put(f"h-{NODE}-{member_id(3).hex()}-1", offer_of(member_id(3)))
+    run(0.1, host)
+    before = first.objects | second.objects
+    both = place(first, second)
+    assert survey(both, 0.0) == sorted(map(offer_of, map(member_id, (1, 2, 3))))
+    assert first.objects | second.objects == before
+    assert set(both.opened) == set(JOBS)
+
+
+def test_an_observer_of_one_job_opens_only_its_folder() -> None:
+    first, second = Shared(), Shared()
+    first.put(f"h-{NODE}-{member_id(1).hex()}-1", offer_of(member_id(1)))
+    both = place(first, second)
+    assert survey(both, 0.0, JOBS[0]) == [offer_of(member_id(1))]
+    assert set(both.opened) == {JOBS[0]}
+
+
+def test_an_observer_reads_an_object_once_and_reports_it_while_it_is_there() -> None:
+    shared = Shared()
+    name = f"h-{NODE}-{member_id(1).hex()}-1"
+    shared.put(name, offer_of(member_id(1)))
+    both = place(shared, Shared())
+    seen = Survey(None)
+    for second in range(3):
+        assert survey(both, second, seen=seen) == [offer_of(member_id(1))]
+    assert both.clients[JOBS[0]].reads == {name: 1}
+    del shared.objects[name]
+    assert survey(both, 3.0, seen=seen) == []
+
+
+def test_an_observer_does_not_report_what_is_older_than_the_newest_object_by_minutes() -> None:
+    shared = Shared()
+    shared.put(f"h-{NODE}-{member_id(1).hex()}-1", offer_of(member_id(1)), age=BELIEVED_SECONDS + 1)
+    both = place(shared, Shared())
+    seen = Survey(None)
+    assert survey(both, 0.0, seen=seen) == [offer_of(member_id(1))]  # perhaps no clock tells better
+    shared.put(f"h-{NODE}-{member_id(2).hex()}-1", offer_of(member_id(2)))
+    assert survey(both, 1.0, seen=seen) == [offer_of(member_id(2))]
+    assert survey(both, 1.0 + BELIEVED_SECONDS, seen=seen) == []
+
+
+def test_an_observer_names_what_it_can_not_read() -> None:
+    shared = Shared()
+    hidden, torn = (f"h-{NODE}-{member_id(number).hex()}-1" for number in (1, 2))
+    shared.put(hidden, offer_of(member_id(1)))
+    shared.put(torn, b"")
+    both = place(shared, Shared())
+    both.clients[JOBS[0]].hidden.add(hidden)
+    report = Survey(None).turn(both, 0.0)  # type: ignore[arg-type]
+    assert report.unread == [hidden]
+    assert report.found == []
+
+
+def test_an_observer_reports_a_folder_that_fails() -> None:
+    both = place(Shared(), Shared())
+    both.clients[JOBS[1]].failing = "list"
+    assert Survey(None).turn(both, 0.0).problem is not None  # type: ignore[arg-type]
+
+
+# --- the requests of a bucket ---------------------------------------------------------------------------------------
+
+
+def test_requests_of_128_waiting_processes_to_a_bucket() -> None:
+    """The figures of docs/networks.md: requests of a waiting process in its first minute, and in later ones."""
+    shared = Shared()
+    processes = [Process(Client(shared), number, bucket=True) for number in range(1, 129)]
+    minutes = []
+    for _ in range(3):
+        before = [sum(each.client.requests[kind] for kind in ("write", "list", "read", "delete")) for each in processes]
+        run(60.0, *processes)
+        after = [sum(each.client.requests[kind] for kind in ("write", "list", "read", "delete")) for each in processes]
+        minutes.append([now - then for now, then in zip(after, before, strict=True)])
+    assert sum(each.client.requests["read"] for each in processes) == 0  # there is no host, and signs are not read
+    assert max(minutes[0]) <= 43
+    assert max(minutes[2]) <= 24
+    print(
+        f"requests per minute and process: {[max(each) for each in minutes]}, of 128: {[sum(each) for each in minutes]}"
+    )
+    host = Process(Client(shared), 200, host=True, bucket=True)
+    run(20.0, host, *processes)
+    # Each name of the host once: it changes its name every 15 s.
+    assert max(each.client.requests["read"] for each in processes) <= 3
+    assert all(host.member in each.found_at for each in processes)

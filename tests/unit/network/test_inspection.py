@@ -1,0 +1,120 @@
+"""What is read of this machine; no packet is sent for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from mingle.diagnostics.diagnosis import Facts
+from mingle.errors import InterfaceError, MingleError
+from mingle.network import inspection
+from mingle.network.interfaces import choose, scan
+from tests.lab.lab import why_unavailable
+
+LO = choose(scan(), named=["lo"]).usable
+
+
+def facts(environ: dict[str, str] | None = None) -> Facts:
+    return inspection.collect_facts(29499, used=LO, found=scan(), environ=environ)
+
+
+def test_this_machine() -> None:
+    found = facts({})
+    assert found.used_names == ["lo"]
+    assert found.only_loopback
+    assert found.hostname == socket.gethostname()
+    assert found.environment_problems == []
+    assert found.master == ""
+    assert "127.0.0.0/8" in found.networks
+    if sys.platform == "linux":
+        assert found.memberships
+        assert "lo" in found.rp_filter
+
+
+def test_without_an_environment_no_name_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_kwargs: pytest.fail("looked up"))
+    assert facts().hostname_addresses == []
+
+
+def test_the_environment() -> None:
+    found = facts({"RANK": "3", "MASTER_ADDR": "1.2.3.4", "MASTER_PORT": "7"})
+    assert found.master == "MASTER_ADDR=1.2.3.4 MASTER_PORT=7"
+    ((observation, remedy),) = found.environment_problems
+    assert "RANK='3'" in observation
+    assert "WORLD_SIZE" in remedy
+    assert facts({"RANK": "0", "WORLD_SIZE": "1"}).environment_problems == []
+
+
+def test_an_interface_problem_keeps_its_cause() -> None:
+    problem = InterfaceError.explain("no eth7", cause="it is eth0 here", remedy="name eth0")
+    found = inspection.collect_facts(1, interface_problem=problem)
+    assert found.interface_problem == ("no eth7; likely cause: it is eth0 here", "name eth0")
+
+
+def test_resolving() -> None:
+    assert inspection.resolve("127.0.0.1") == (["127.0.0.1"], "")
+    assert inspection.resolve("fe80::1%lo") == (["fe80::1%1"], "")
+    addresses, why = inspection.resolve("a..b")
+    assert addresses == []
+    assert why
+
+
+def test_a_resolver_that_hangs_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(inspection, "NAME_SECONDS", 0.01)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_kwargs: never.wait(5) and [])
+    assert "no answer within" in inspection.resolve("slow")[1]
+    never.set()
+
+
+def test_a_comment_of_a_rule_can_hold_any_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    listing = b"table inet filter {\nchain input {\ntype filter hook input priority 0; policy drop;\n"
+    (tmp_path / "listing").write_bytes(listing + b'udp dport 53 accept comment "caf\xe9"\n}\n}\n')
+    tool = tmp_path / "nft"
+    tool.write_text(f"#!/bin/sh\ncat '{tmp_path}/listing'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    (chain,) = inspection.firewall_chains()
+    assert (chain.hook, chain.policy, len(chain.rules)) == ("input", "drop", 1)
+
+
+def test_a_limit_of_threads_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    with pytest.raises(MingleError, match="can't start new thread"):
+        inspection.resolve("localhost")
+
+
+@pytest.mark.skipif(why_unavailable() is not None, reason="needs root and network namespaces")
+def test_routes_and_rules_of_a_namespace_of_its_own() -> None:
+    """In a fresh network namespace, where everything is known."""
+    program = (
+        "from mingle.network import inspection as i; import subprocess as s\n"
+        "run = lambda text: s.run(text, shell=True, check=True)\n"
+        "assert i.default_route() is None or i.default_route() is False, i.default_route()\n"
+        "run('ip link set lo up; ip link add near type veth peer name far; ip link set near up; ip link set far up')\n"
+        "run('ip address add 10.9.9.1/24 dev near')\n"
+        "assert i.default_route() is False, i.default_route()\n"
+        "run('ip route add default dev near')\n"
+        "assert i.default_route() is True\n"
+        "assert i.reverse_path_drops() == 0\n"
+        "assert i.firewall_chains() == []\n"
+        "run('nft add table inet x; nft \"add chain inet x y { type filter hook input priority 0; }\"')\n"
+        "assert [each.hook for each in i.firewall_chains()] == ['input']\n"
+        "assert i.membership_limit() == 20\n"
+    )
+    subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", program],
+        check=True,
+        timeout=30,
+        env={"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+    )

@@ -1,0 +1,154 @@
+"""Who holds the port, by tables like those of /proc and by the real ones."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mingle.diagnostics.diagnosis import Holder
+from mingle.network import inspection
+from mingle.network.inspection import HOLDER_SECONDS, holders
+from tests.support.bystanders import free_udp_port
+
+TABLE = """  sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode ref pointer drops
+  101: 00000000:733B 00000000:0000 07 00000000:00000000 00:00000000 00000000  1000        0 4711 2 0000000000000000 0
+  102: 00000000:0035 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4712 2 0000000000000000 0
+"""
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+
+
+@pytest.fixture(autouse=True)
+def found_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the search read the files of a test, if it makes some."""
+    monkeypatch.setattr(inspection, "_PROC", tmp_path)
+
+
+def test_tables_that_are_short_or_missing(tmp_path: Path) -> None:
+    assert holders(29499) == ()
+    (tmp_path / "self/net").mkdir(parents=True)
+    (tmp_path / "self/net/udp").write_text("")
+    (tmp_path / "self/net/udp6").write_text("header\nshort\n")
+    assert holders(29499) == ()
+    (tmp_path / "self/net/udp").write_text(TABLE)
+    assert holders(29499) == (Holder(None, user=1000),)
+    assert holders(1) == ()
+
+
+def a_proc(root: Path, *, pid: int = 77, maps: str = "libc.so.6", readable: bool = True) -> Path:
+    (root / "self/net").mkdir(parents=True)
+    (root / "self/net/udp").write_text(TABLE)
+    if readable:
+        process = root / str(pid)
+        (process / "fd").mkdir(parents=True)
+        (process / "fd/3").symlink_to("socket:[4711]")
+        (process / "fd/4").symlink_to("socket:[4711]")
+        (process / "cmdline").write_text("/usr/bin/telemetry\0--port\n\0")
+        (process / "maps").write_text(maps)
+    return root
+
+
+def test_a_stranger_is_named(tmp_path: Path) -> None:
+    a_proc(tmp_path)
+    (found,) = holders(29499)
+    assert found == Holder(77, "/usr/bin/telemetry --port", 1000)
+    assert str(found) == "pid 77 (/usr/bin/telemetry --port)"
+
+
+def test_process_that_discovers_is_known(tmp_path: Path) -> None:
+    a_proc(tmp_path, maps="/x/msgspec/_core.so\n/x/netifaces.so\n")
+    (found,) = holders(29499)
+    assert found.mingle
+
+
+def test_ending_process_is_no_stranger(tmp_path: Path) -> None:
+    """The kernel drops its memory before it closes its files, and all ranks of a machine time out at once."""
+    a_proc(tmp_path, maps="")
+    assert holders(29499) == ()
+
+
+def test_process_that_may_not_be_inspected(tmp_path: Path) -> None:
+    a_proc(tmp_path, readable=False)
+    (found,) = holders(29499)
+    assert found == Holder(None, user=1000)
+    assert "may not be seen" in str(found)
+
+
+def test_ranks_of_another_user_are_known_by_their_names(tmp_path: Path) -> None:
+    a_proc(tmp_path, readable=False)
+    names = "Num RefCount Protocol Flags Type St Inode Path\n0: 2 0 0 2 1 31 @mingle/udp-29499/0\n"
+    (tmp_path / "self/net/unix").write_text(names)
+    (found,) = holders(29499)
+    assert found.mingle
+    (tmp_path / "self/net/unix").write_text(names.replace("29499", "29498"))
+    (found,) = holders(29499)
+    assert not found.mingle
+
+
+def a_clock_of(step: float) -> SimpleNamespace:
+    """Return a clock that advances by this much at each reading."""
+    return SimpleNamespace(monotonic=itertools.count(0, step).__next__)
+
+
+@pytest.mark.parametrize("processes", [(200, 1), (1, 200)], ids=["many processes", "many files"])
+def test_the_search_for_the_process_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: tuple[int, int]
+) -> None:
+    """A timeout is reported by all ranks of a machine at once, and /proc may hold a hundred thousand processes."""
+    a_proc(tmp_path, readable=False)
+    number, files = processes
+    for pid in range(1000, 1000 + number):
+        (tmp_path / str(pid) / "fd").mkdir(parents=True)
+        for fd in range(files):
+            (tmp_path / str(pid) / "fd" / str(fd)).symlink_to("socket:[1]")
+    looked: list[str] = []
+    readlink = os.readlink
+    monkeypatch.setattr(os, "readlink", lambda path: (looked.append(str(path)), readlink(path))[1])
+    monkeypatch.setattr(inspection, "time", a_clock_of(HOLDER_SECONDS / 50))
+    (found,) = holders(29499)
+    assert 10 < len(looked) < 60
+    assert found == Holder(None, user=1000, cut_short=True)
+    assert str(found) == "a process of user 1000 that was not found in time among those of this machine"
+
+
+def test_holders_are_looked_at_within_the_same_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_proc(tmp_path, maps="/x/msgspec/_core.so\n/x/netifaces.so\n")
+    for pid in range(1000, 1200):  # many share the socket: forks of one process
+        (tmp_path / str(pid) / "fd").mkdir(parents=True)
+        (tmp_path / str(pid) / "fd/3").symlink_to("socket:[4711]")
+        (tmp_path / str(pid) / "maps").write_text("libc.so.6")
+    monkeypatch.setattr(inspection, "time", a_clock_of(HOLDER_SECONDS / 50))
+    found = holders(29499)
+    assert 1 <= len(found) < 60
+    assert all(each.pid is not None for each in found)
+
+
+def test_this_process_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_proc(tmp_path, pid=os.getpid())
+    assert holders(29499) == ()
+    monkeypatch.undo()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+        own.bind(("127.0.0.1", 0))
+        assert holders(own.getsockname()[1]) == ()
+
+
+def test_another_process_is_found_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    port = free_udp_port()
+    program = (
+        f"import socket; s = socket.socket(2, 2); s.bind(('127.0.0.1', {port})); print('held', flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        found = holders(port)
+        other.communicate(b"\n", timeout=20)
+    assert [each.pid for each in found] == [other.pid]
+    assert sys.executable in found[0].command
+    assert not found[0].mingle

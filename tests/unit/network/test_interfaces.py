@@ -1,0 +1,270 @@
+"""Which interfaces there are, which of them are used, and why not the others."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address, ip_interface
+
+import netifaces
+import pytest
+
+from mingle.errors import InterfaceError
+from mingle.network import interfaces
+from mingle.network.interfaces import Choice, Interface, Kind, choose, owner, scan
+from tests.support.isolation import ip, needs_namespaces, run_isolated, wait_for_link_local
+
+
+def nic(name: str, index: int, *addresses: str, **flags: bool) -> Interface:
+    return Interface(name, index, tuple(ip_interface(address) for address in addresses), **flags)
+
+
+LO = nic("lo", 1, "127.0.0.1/8", "::1/128", loopback=True, multicast=False)
+ETH0 = nic("eth0", 2, "10.0.0.1/24", "fd00::1/64", "fe80::1/64")
+DOCKER0 = nic("docker0", 3, "172.17.0.1/16")
+ETH1 = nic("eth1", 4, "10.1.0.1/24")
+DOWN = nic("eth9", 6, "10.6.0.1/24", up=False, running=False)
+BARE = nic("eth8", 7)
+
+
+def names(choice: Choice) -> list[str]:
+    return [interface.name for interface in choice.usable]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("eth0", Kind.PHYSICAL),
+        ("enp5s0f0", Kind.PHYSICAL),
+        ("ib0", Kind.PHYSICAL),
+        ("bond0", Kind.PHYSICAL),
+        ("br0", Kind.PHYSICAL),  # an administrator's bridge carries the machine's own address
+        ("br-0123456789ab", Kind.VIRTUAL),
+        ("br-lan", Kind.PHYSICAL),
+        ("docker0", Kind.VIRTUAL),
+        ("virbr0", Kind.VIRTUAL),
+        ("cni0", Kind.VIRTUAL),
+        ("veth12ab", Kind.VIRTUAL),
+        ("flannel.1", Kind.VIRTUAL),
+        ("cali0f00", Kind.VIRTUAL),
+        ("vxlan.calico", Kind.VIRTUAL),
+        ("tun0", Kind.VPN),
+        ("tap3", Kind.VPN),
+        ("wg0", Kind.VPN),
+        ("tailscale0", Kind.VPN),
+    ],
+)
+def test_the_kind_by_name(name: str, kind: Kind) -> None:
+    interface = nic(name, 2)
+    assert interface.kind is kind
+
+
+def test_the_kind_by_flags() -> None:
+    assert nic("eth0", 2, point_to_point=True).kind is Kind.VPN
+    assert LO.kind is Kind.LOOPBACK
+
+
+def test_physical_before_vpn_before_virtual_and_by_index() -> None:
+    vpn = nic("tun0", 5, "10.9.0.1/24")
+    assert names(choose([DOCKER0, vpn, ETH1, ETH0, LO])) == ["eth0", "eth1", "tun0", "docker0"]
+
+
+def test_without_multicast_or_carrier_comes_later_and_stays_usable() -> None:
+    dumb = nic("eth2", 2, "10.2.0.1/24", multicast=False)
+    unplugged = nic("eth3", 3, "10.3.0.1/24", running=False)
+    virtual = nic("docker0", 4, "172.17.0.1/16")
+    assert names(choose([dumb, unplugged, virtual])) == ["docker0", "eth2", "eth3"]
+
+
+def test_skipped_interface_has_a_reason() -> None:
+    choice = choose([LO, ETH0, DOWN, BARE])
+    assert names(choice) == ["eth0"]
+    reasons = {interface.name: reason for interface, reason in choice.skipped}
+    assert reasons == {
+        "lo": "loopback: used when nothing else is, or when it is named",
+        "eth9": "down",
+        "eth8": "no IPv4 or IPv6 address",
+    }
+
+
+def test_loopback_when_there_is_nothing_else() -> None:
+    assert names(choose([LO, DOWN, BARE])) == ["lo"]
+
+
+def test_family() -> None:
+    assert names(choose([ETH0, ETH1], family="6")) == ["eth0"]
+    only_link_local = nic("eth5", 5, "fe80::5/64")
+    assert names(choose([only_link_local], family="6")) == ["eth5"]
+    assert names(choose([only_link_local])) == ["eth5"]
+    with pytest.raises(InterfaceError, match="no network interface can be used with IPv4;"):
+        choose([only_link_local], family="4")
+
+
+def test_nothing_usable_lists_what_there_is() -> None:
+    with pytest.raises(InterfaceError, match=r"the interfaces here are: eth9 10\.6\.0\.1/24 \(down\), eth8"):
+        choose([DOWN, BARE])
+    with pytest.raises(InterfaceError, match="the interfaces here are: none"):
+        choose([])
+
+
+def test_named_interfaces_are_chosen_exactly_and_in_order() -> None:
+    choice = choose([LO, ETH0, ETH1, DOCKER0], named=["docker0", "lo", "eth0", "docker0"])
+    assert names(choice) == ["docker0", "lo", "eth0"]
+    assert choice.skipped == ((ETH1, "another interface was named"),)
+
+
+def test_interface_named_by_an_address_lists_it_first() -> None:
+    two = nic("eth0", 2, "10.0.0.1/24", "10.0.0.2/24", "fd00::1/64")
+    assert choose([LO, two], named=["10.0.0.2"]).usable[0].addresses[0].ip == IPv4Address("10.0.0.2")
+    chosen = choose([LO, two], named=["fd00::1"]).usable[0]
+    assert chosen.addresses[0].ip == IPv6Address("fd00::1")
+    assert sorted(map(str, chosen.addresses)) == sorted(map(str, two.addresses))
+
+
+@pytest.mark.parametrize(
+    ("named", "family", "message"),
+    [
+        ("eth7", "auto", "no interface with the name 'eth7' here"),
+        ("10.0.0.9", "auto", "no interface with the address '10.0.0.9' here"),
+        ("eth9", "auto", "'eth9' was named, but it cannot be used: down"),
+        ("eth1", "6", "'eth1' was named, but it cannot be used: no IPv6 address"),
+    ],
+)
+def test_a_named_one_that_cannot_be_used_is_an_error(named: str, family: str, message: str) -> None:
+    with pytest.raises(InterfaceError) as caught:
+        choose([LO, ETH0, ETH1, DOWN], named=[named], family=family)  # type: ignore[arg-type]
+    assert message in str(caught.value)
+    assert "the interfaces here are: lo 127.0.0.1/8 ::1/128, eth0 10.0.0.1/24" in str(caught.value)
+    assert "MINGLE_INTERFACE" in str(caught.value)
+
+
+# Where another variable or an argument names it, MINGLE_INTERFACE is unset already, or comes after the argument.
+@pytest.mark.parametrize("named_by", ["GLOO_SOCKET_IFNAME", "interface="])
+@pytest.mark.parametrize("named", ["eth7", "eth9"])
+def test_the_fix_is_where_the_interface_was_named(named: str, named_by: str) -> None:
+    with pytest.raises(InterfaceError) as caught:
+        choose([LO, ETH0, ETH1, DOWN], named=[named], named_by=named_by)
+    assert f" in {named_by}, or leave it unset" in str(caught.value.remedy)
+    assert "MINGLE_INTERFACE" not in str(caught.value)
+
+
+def test_the_first_address_of_a_family() -> None:
+    assert ETH0.of_family("auto")[0] == ETH0.of_family("4")[0] == ETH0.addresses[0]
+    assert ETH0.of_family("6")[0].ip == IPv6Address("fd00::1")
+    assert not ETH1.of_family("6")
+    assert ETH0.of_family("6") == (ip_interface("fd00::1/64"), ip_interface("fe80::1/64"))
+
+
+def test_owner() -> None:
+    everything = (LO, ETH0, ETH1)
+    assert owner(everything, "10.1.0.1") is ETH1
+    assert owner(everything, IPv6Address("fd00::1")) is ETH0
+    assert owner(everything, "10.1.0.2") is None
+    with pytest.raises(ValueError, match="localhost"):
+        owner(everything, "localhost")
+
+
+def test_owner_of_an_address_that_several_have() -> None:
+    twin = nic("eth7", 9, "fe80::1/64", "10.0.0.1/24")
+    assert owner((twin, ETH0), "10.0.0.1") is ETH0
+    assert owner((ETH0, twin), "fe80::1%eth7") is twin
+    assert owner((ETH0, twin), "fe80::1%9") is twin
+    assert owner((ETH0, twin), "fe80::1%eth3") is None
+
+
+def test_scan_finds_loopback() -> None:
+    found = scan()
+    assert [interface.index for interface in found] == sorted(interface.index for interface in found)
+    (loopback,) = [interface for interface in found if interface.loopback]
+    assert loopback.up
+    assert loopback.running
+    assert loopback.of_family("4")[0].ip == IPv4Address("127.0.0.1")
+
+
+def test_an_interface_that_vanishes_while_it_is_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = netifaces.interfaces()
+    monkeypatch.setattr(netifaces, "interfaces", lambda: [*listed, "gone0"])
+    assert "gone0" not in [interface.name for interface in scan()]
+
+
+@pytest.mark.lab
+@needs_namespaces
+def test_scan_of_every_sort_of_interface() -> None:
+    run_isolated(every_sort_of_interface)
+
+
+def every_sort_of_interface() -> None:
+    ip("link add plugged type veth peer name other")
+    ip("link set other addrgenmode none up")
+    ip("address add 169.254.7.7/16 dev plugged")
+    ip("address add 10.5.0.1/24 dev plugged")
+    ip("address add 10.5.0.7/24 dev plugged label plugged:1")
+    ip("address add fd00::5/64 dev plugged nodad")
+    ip("link set plugged up")
+    wait_for_link_local("plugged")
+    ip("link add unplugged type veth peer name its-peer")
+    ip("address add 10.6.0.1/24 dev unplugged")
+    ip("link set unplugged up")
+    ip("tuntap add tunnel mode tun")
+    ip("address add 10.7.0.1 peer 10.7.0.2/32 dev tunnel")
+    ip("link set tunnel up")
+    ip("link add switched-off type bridge")
+    ip("address add 10.8.0.1/24 dev switched-off")
+    # /sys still shows the namespace that this process came from: scan must not depend on it.
+    found = {interface.name: interface for interface in scan()}
+    assert set(found) == {"lo", "other", "plugged", "unplugged", "its-peer", "tunnel", "switched-off"}
+    plugged = found["plugged"]
+    assert [str(address) for address in plugged.addresses][:3] == ["10.5.0.1/24", "10.5.0.7/24", "fd00::5/64"]
+    assert [str(address) for address in plugged.of_family("4")][-1] == "169.254.7.7/16"
+    last_ipv6 = plugged.of_family("6")[-1]
+    assert last_ipv6.is_link_local
+    assert "%" not in str(last_ipv6)
+    assert (plugged.up, plugged.running, plugged.multicast, plugged.loopback) == (True, True, True, False)
+    assert (found["unplugged"].up, found["unplugged"].running) == (True, False)
+    assert found["tunnel"].point_to_point
+    assert found["tunnel"].kind is Kind.VPN
+    assert not found["switched-off"].up
+    assert not found["lo"].multicast
+    choice = choose(found.values())
+    assert choice.usable[0].name == "plugged"
+    assert {interface.name for interface, _ in choice.skipped} >= {"lo", "switched-off"}
+
+
+# --- ways that say nothing ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("local", "remote", "on_link", "weak"),
+    [
+        ("10.0.0.1", "10.0.0.2", True, False),  # on the same subnet
+        ("10.0.0.1", "10.1.0.2", True, True),  # on the wire, and on none of its subnets
+        ("10.0.0.1", "10.1.0.2", False, False),  # through a router
+        ("10.8.0.1", "10.1.0.2", True, False),  # a tunnel's end has no subnet
+        ("127.0.0.1", "10.1.0.2", True, False),
+        ("192.0.2.9", "10.1.0.2", True, False),  # an address that has gone
+        ("fd00::1", "fd01::2", True, False),  # IPv6 neighbors answer for the addresses of that wire only
+    ],
+)
+def test_weakly_reached_addresses(
+    monkeypatch: pytest.MonkeyPatch, local: str, remote: str, on_link: bool, weak: bool
+) -> None:
+    monkeypatch.setattr(interfaces, "has_direct_route", lambda address: on_link)
+    found = [LO, nic("eth0", 2, "10.0.0.1/24", "10.0.5.1/24", "fd00::1/64"), nic("wg0", 4, "10.8.0.1/32")]
+    assert interfaces.reached_weakly(found, local, remote) is weak
+
+
+@pytest.mark.lab
+@needs_namespaces
+def test_the_kernel_says_what_needs_a_router() -> None:
+    run_isolated(routes_of_every_sort)
+
+
+def routes_of_every_sort() -> None:
+    ip("link add eth1 type veth peer name other")
+    ip("link set other addrgenmode none up")
+    ip("address add 10.0.0.1/24 dev eth1")
+    ip("link set eth1 up")
+    ip("route add 10.1.0.0/24 dev eth1")
+    ip("route add 10.2.0.0/24 via 10.0.0.254")
+    found = scan()
+    assert interfaces.reached_weakly(found, "10.0.0.1", "10.1.0.2")
+    for remote in ("10.0.0.2", "10.2.0.2", "10.3.0.2"):  # the wire's own, behind a router, without a route
+        assert not interfaces.reached_weakly(found, "10.0.0.1", remote)

@@ -1,0 +1,232 @@
+"""The interfaces of a machine that changes: the test plays `scan` and the kernel's reports.
+
+That the kernel reports changes is seen in the lab, where interfaces can be changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import sys
+from collections.abc import Iterator
+from ipaddress import ip_interface
+
+import pytest
+from msgspec.structs import replace
+
+from mingle.errors import InterfaceError
+from mingle.network import interfaces
+from mingle.network.interfaces import (
+    LOOK_ANYWAY_SECONDS,
+    LOOK_GAP_SECONDS,
+    LOOK_SECONDS,
+    Interface,
+    InterfaceMonitor,
+)
+
+
+def nic(name: str, index: int, *addresses: str, up: bool = True) -> Interface:
+    """An interface of the machine that the test makes up."""
+    return Interface(name, index, tuple(map(ip_interface, addresses)), up=up, loopback=name == "lo")
+
+
+LO = nic("lo", 1, "127.0.0.1/8")
+ETH0 = nic("eth0", 2, "10.0.0.1/24", "fd00::1/64", "fe80::1/64")
+ETH1 = nic("eth1", 3, "10.1.0.1/24")
+DOWN = replace(ETH0, up=False)
+
+
+class Machine:
+    """What `scan` finds."""
+
+    def __init__(self, *found: Interface) -> None:
+        self.found = found
+
+    def scan(self) -> tuple[Interface, ...]:
+        return self.found
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """It tells no news."""
+    made = Machine(LO, ETH0)
+    monkeypatch.setattr(interfaces, "scan", made.scan)
+    monkeypatch.setattr(interfaces, "_subscribe", lambda: None)
+    return made
+
+
+@pytest.fixture
+def news(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """Where the test writes that something has changed on the machine."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    theirs.setblocking(False)
+    monkeypatch.setattr(interfaces, "_subscribe", lambda: theirs)
+    with ours, theirs:
+        yield ours
+
+
+def monitored(*named: str) -> InterfaceMonitor:
+    """The interfaces at 0 s."""
+    with contextlib.ExitStack() as stack:
+        return InterfaceMonitor(named, "", "auto", 0.0, stack)
+
+
+def names(monitor: InterfaceMonitor) -> list[str]:
+    return [each.name for each in monitor.usable]
+
+
+def test_rescan_without_a_change_is_false(machine: Machine) -> None:
+    monitor = monitored()
+    assert names(monitor) == ["eth0"]
+    assert monitor.rescan(1.0) is False
+
+
+def test_rescan_follows_interfaces_that_come_and_go(machine: Machine) -> None:
+    monitor = monitored()
+    machine.found = (LO, ETH0, ETH1)
+    assert monitor.rescan(1.0) is True
+    assert names(monitor) == ["eth0", "eth1"]
+    assert monitor.addresses() == {"127.0.0.1", "10.0.0.1", "fd00::1", "fe80::1", "10.1.0.1"}
+    machine.found = (LO, ETH1)
+    assert monitor.rescan(1.0) is True
+    assert names(monitor) == ["eth1"]
+
+
+def test_loopback_does_not_take_the_place_of_a_cable_that_was_pulled(machine: Machine) -> None:
+    monitor = monitored()
+    machine.found = (LO, DOWN)
+    assert monitor.rescan(1.0) is False
+    assert names(monitor) == ["eth0"]
+    machine.found = (LO, ETH0)
+    assert monitor.rescan(1.0) is True
+    assert names(monitor) == ["eth0"]
+
+
+def test_a_machine_that_was_offline_gets_a_network(machine: Machine) -> None:
+    machine.found = (LO,)
+    monitor = monitored()
+    assert names(monitor) == ["lo"]
+    machine.found = (LO, ETH0)
+    assert monitor.rescan(1.0) is True
+    assert names(monitor) == ["eth0"]
+
+
+def test_a_named_one_that_is_gone_is_waited_for(machine: Machine) -> None:
+    monitor = monitored("eth0")
+    machine.found = (LO, ETH1)
+    assert monitor.rescan(1.0) is False
+    assert names(monitor) == ["eth0"]
+    again = nic("eth0", 9, "10.0.0.7/24")
+    machine.found = (LO, ETH1, again)
+    assert monitor.rescan(1.0) is True
+    assert monitor.usable == (again,)
+
+
+def test_of_several_that_are_named_those_that_exist_are_followed(machine: Machine) -> None:
+    machine.found = (LO, ETH0, ETH1)
+    monitor = monitored("eth1", "eth0")
+    assert names(monitor) == ["eth1", "eth0"]
+    renumbered = nic("eth0", 2, "10.0.0.9/24")
+    machine.found = (LO, replace(ETH1, up=False), renumbered)
+    assert monitor.rescan(1.0) is True
+    assert monitor.usable == (renumbered,)
+    machine.found = (LO, ETH1, renumbered)
+    assert monitor.rescan(2.0) is True
+    assert names(monitor) == ["eth1", "eth0"]
+    machine.found = (LO,)
+    assert monitor.rescan(3.0) is False
+    assert names(monitor) == ["eth1", "eth0"]
+
+
+def test_monitor_without_a_usable_interface_raises(machine: Machine) -> None:
+    machine.found = (DOWN,)
+    with pytest.raises(InterfaceError, match="no network interface"):
+        monitored()
+
+
+@pytest.mark.parametrize(
+    ("named", "connections_through"),
+    [((), {"eth0", "eth1", "lo", "docker0"}), (("eth1",), {"eth1"}), (("10.0.0.1",), {"eth0"})],
+)
+def test_connections_go_through_named_interfaces_only(
+    machine: Machine, named: tuple[str, ...], connections_through: set[str]
+) -> None:
+    machine.found = (LO, ETH0, ETH1)
+    monitor = monitored(*named)
+    assert {name for name in ("eth0", "eth1", "lo", "docker0") if monitor.in_use(name)} == connections_through
+
+
+def test_monitor_names_the_owner_of_an_address(machine: Machine) -> None:
+    machine.found = (LO, ETH0, ETH1)
+    monitor = monitored()
+    assert monitor.owner("10.1.0.1", "eth0") == "eth1"
+    assert monitor.owner("fe80::1", "eth1") == "eth1", "each interface has such addresses: the one that was dialed on"
+    assert monitor.owner("192.0.2.1", "eth0") == "eth0"
+    assert (monitor.index("eth1"), monitor.index("eth7"), monitor.index("")) == (3, 0, 0)
+    machine.found = (LO, ETH0)
+    assert monitored().index("") == 2, "only one can be meant"
+
+
+def test_addresses_on_link(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interfaces, "has_direct_route", lambda address: address == "192.0.2.9")
+    on_link = {
+        each
+        for each in ("10.0.0.7", "fd00::7", "fe80::7", "192.0.2.9", "10.0.1.7", "fd01::7", "203.0.113.1")
+        if monitored().is_on_link(each)
+    }
+    assert on_link == {"10.0.0.7", "fd00::7", "fe80::7", "192.0.2.9"}
+
+
+def test_scan_is_due_every_two_seconds_without_netlink(machine: Machine) -> None:
+    monitor = monitored()
+    assert monitor.scan_due == LOOK_SECONDS
+    monitor.rescan(7.0)
+    assert monitor.scan_due == 7.0 + LOOK_SECONDS
+
+
+def test_netlink_report_makes_a_scan_due(news: socket.socket) -> None:
+    with contextlib.ExitStack() as stack:
+        monitor = InterfaceMonitor((), "", "auto", 0.0, stack)
+        assert monitor.scan_due == LOOK_ANYWAY_SECONDS
+        for _ in range(3):
+            news.send(b"an address has come")
+        monitor.drain_netlink()
+        assert monitor.scan_due == LOOK_GAP_SECONDS, "soon, and not at once: a switch of networks is told in many words"
+        monitor.rescan(5.0)
+        assert monitor.scan_due == 5.0 + LOOK_ANYWAY_SECONDS
+        assert monitor.netlink is not None
+        with pytest.raises(BlockingIOError):
+            monitor.netlink.recv(1)
+    assert monitor.netlink.fileno() == -1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="rtnetlink is Linux's")
+def test_a_sandbox_that_refuses_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    assert interfaces._subscribe() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="rtnetlink is Linux's")
+def test_a_sandbox_that_refuses_the_groups_leaves_no_socket_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Refusing(socket.socket):
+        def __init__(self, *args: int) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+        def bind(self, _address: object) -> None:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(socket, "socket", Refusing)
+    assert interfaces._subscribe() is None
+    assert [each.fileno() for each in made] == [-1]
+
+
+def test_other_systems_have_no_netlink(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert interfaces._subscribe() is None

@@ -1,0 +1,251 @@
+"""The sockets, on `lo`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from ipaddress import ip_interface
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+from multicast_expert import MulticastExpertError
+
+from mingle.config.settings import Family
+from mingle.errors import InterfaceError
+from mingle.network import transport as sockets
+from mingle.network.interfaces import Interface, scan
+from mingle.network.transport import MAX_DATAGRAM, NothingOpenedError, Transport
+from mingle.wire.datagrams import BROWSE_GROUP, job_group
+from tests.support.receiving import gather, no_descriptor_leaks, nothing_more
+
+LO = next(interface for interface in scan() if interface.loopback)
+GROUP = job_group("transport tests")
+GHOST = Interface("ghost0", 9999, (ip_interface("192.0.2.77/24"), ip_interface("2001:db8::77/64")))
+IS_LINUX = Path("/proc/self/fd").exists()
+
+
+def free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+def on_lo(port: int) -> contextlib.closing[Transport]:
+    return contextlib.closing(Transport([LO], groups=[GROUP, BROWSE_GROUP], port=port))
+
+
+def test_two_transports_of_one_process_hear_each_other(port: int) -> None:
+    with on_lo(port) as one, on_lo(port) as two:
+        assert one.multicast("lo", b"hello", GROUP)
+        for listener in (one, two):
+            (heard,) = gather(listener, 1)
+            assert heard.data == b"hello"
+            assert (heard.interface, heard.family, heard.destination) == ("lo", "4", GROUP.ipv4)
+            assert heard.multicast
+            assert heard.local
+            assert len(heard.data) <= MAX_DATAGRAM
+        assert (one.sent, one.received, two.received) == (1, 1, 1)
+        assert not one.send_errors
+
+
+def test_a_reply_to_a_multicast_reaches_its_sender_alone(port: int) -> None:
+    with on_lo(port) as asking, on_lo(port) as answering, on_lo(port) as bystander:
+        asking.multicast("lo", b"who?", GROUP)
+        (question,) = gather(answering, 1)
+        assert answering.reply(question, b"me")
+        heard = gather(asking, 2)
+        assert [(one.data, one.multicast) for one in heard if one.data == b"me"] == [(b"me", False)]
+        assert [one.data for one in gather(bystander, 1)] == [b"who?"]
+        assert nothing_more(bystander)
+
+
+def test_unicast_to_the_shared_port_is_answered_from_it(port: int) -> None:
+    # What a stateful firewall, or address translation, lets back in.
+    with on_lo(port) as server, on_lo(free_port()) as client:
+        assert client.unicast(b"who?", ("127.0.0.1", port))
+        (question,) = gather(server, 1)
+        assert (question.interface, question.multicast, question.destination) == ("lo", False, "127.0.0.1")
+        assert server.reply(question, b"me")
+        (answer,) = gather(client, 1)
+        assert answer.data == b"me"
+        assert answer.source == ("127.0.0.1", port)
+
+
+def test_a_reply_comes_from_the_address_that_was_asked(port: int) -> None:
+    with on_lo(port) as server, on_lo(free_port()) as client:
+        client.unicast(b"who?", ("127.0.0.9", port))
+        (question,) = gather(server, 1)
+        server.reply(question, b"me")
+        assert gather(client, 1)[0].source == ("127.0.0.9", port)
+
+
+def test_a_reply_when_the_socket_of_the_question_has_gone(port: int) -> None:
+    with on_lo(port) as server, on_lo(free_port()) as client:
+        client.unicast(b"who?", ("127.0.0.1", port))
+        (question,) = gather(server, 1)
+        assert server.reply(structs.replace(question, via=None), b"me")
+        assert server.reply(structs.replace(question, via=None, interface="gone0"), b"me")
+        assert [one.data for one in gather(client, 2)] == [b"me", b"me"]
+
+
+def test_other_groups_are_not_heard(port: int) -> None:
+    other = job_group("another job")
+    with on_lo(port) as mine, contextlib.closing(Transport([LO], groups=[other], port=port)) as theirs:
+        theirs.multicast("lo", b"theirs", other)
+        mine.multicast("lo", b"browse", BROWSE_GROUP)
+        assert [one.data for one in gather(mine, 1)] == [b"browse"]
+        assert nothing_more(mine)
+        with pytest.raises(MulticastExpertError):
+            mine.multicast("lo", b"not joined", other)
+
+
+def test_a_burst_fits_the_buffer_and_is_taken_in_bounded_bites(port: int) -> None:
+    with on_lo(port) as transport:
+        for number in range(300):
+            transport.multicast("lo", b"%d" % number, GROUP)
+        bites = [transport.receive(opened) for opened in transport.sockets()]
+        assert max(len(bite) for bite in bites) == 64
+        rest = gather(transport, 300 - 64)
+        assert [int(one.data) for one in rest] == list(range(64, 300))
+
+
+def test_sending_to_where_nothing_is_open_is_counted_or_false(port: int) -> None:
+    with on_lo(port) as transport:
+        assert not transport.multicast("ghost0", b"x", GROUP)
+        assert not transport.unicast(b"x", ("::1", port))
+        assert not transport.unicast(b"x", ("fe80::1%ghost0", port))
+        assert not transport.unicast(bytes(70000), ("127.0.0.1", port))
+        assert transport.send_errors["EAFNOSUPPORT"] == 1
+        assert transport.send_errors["EMSGSIZE"] == 1
+        assert sum(transport.send_errors.values()) == 3
+        assert transport.sent == 0
+        with pytest.raises(ValueError, match="localhost"):
+            transport.unicast(b"x", ("localhost", port))
+
+
+def test_errors_of_a_socket_do_not_hide_what_follows(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, pending = sockets.read, [ConnectionRefusedError(111, "refused"), OSError(100, "down")]
+
+    def failing_first(opened: socket.socket) -> sockets.Received | None:
+        if pending:
+            raise pending.pop()
+        return read(opened)
+
+    with on_lo(port) as transport:
+        transport.multicast("lo", b"x", GROUP)
+        monkeypatch.setattr(sockets, "read", failing_first)
+        assert [one.data for one in gather(transport, 1)] == [b"x"]
+        assert not pending
+
+
+def test_receiving_from_a_socket_that_was_closed_meanwhile(port: int) -> None:
+    with on_lo(port) as transport:
+        change = transport.update([])
+        assert change.removed
+        assert all(opened.fileno() == -1 for opened in change.removed)
+        assert [transport.receive(opened) for opened in change.removed] == [[]] * len(change.removed)
+
+
+def test_update_keeps_what_fits_and_reopens_what_changed(port: int) -> None:
+    with on_lo(port) as transport:
+        before = transport.sockets()
+        assert transport.update([LO]) == ([], [])
+        assert transport.sockets() == before
+        renumbered = structs.replace(LO, addresses=(ip_interface("127.0.0.2/8"),))
+        added, removed = transport.update([renumbered])
+        assert len(added) == len(removed) == 2
+        assert transport.interfaces == (renumbered,)
+        transport.multicast("lo", b"x", GROUP)
+        (heard,) = gather(transport, 1)
+        assert heard.source[0] == "127.0.0.2"
+
+
+def test_refresh_keeps_hearing(port: int) -> None:
+    with on_lo(port) as transport:
+        assert transport.refresh() == ([], [])
+        transport.multicast("lo", b"x", GROUP)
+        assert len(gather(transport, 1)) == 1
+
+
+def test_an_interface_that_cannot_be_opened_does_not_stop_the_others(port: int) -> None:
+    with no_descriptor_leaks(), contextlib.closing(Transport([GHOST, LO], groups=[GROUP], port=port)) as transport:
+        assert transport.interfaces == (LO,)
+        assert transport.failures["ghost0 IPv4"].startswith("ENODEV: ")
+        assert set(transport.failures) >= {"ghost0 IPv4", "ghost0 IPv6"}
+        transport.multicast("lo", b"x", GROUP)
+        assert len(gather(transport, 1)) == 1
+
+
+def test_a_sender_takes_the_next_address_when_one_is_not_ready(port: int) -> None:
+    not_here_yet = structs.replace(LO, addresses=(ip_interface("192.0.2.77/24"), ip_interface("127.0.0.1/8")))
+    with no_descriptor_leaks(), contextlib.closing(Transport([not_here_yet], groups=[GROUP], port=port)) as transport:
+        assert not transport.failures
+        transport.multicast("lo", b"x", GROUP)
+        assert gather(transport, 1)[0].source[0] == "127.0.0.1"
+
+
+@pytest.mark.skipif(not IS_LINUX, reason="descriptors are counted in /proc")
+@pytest.mark.parametrize("family", ["4", "auto"])
+def test_nothing_leaks_when_all_is_well(port: int, family: Family) -> None:
+    with no_descriptor_leaks():
+        transport = Transport([LO], groups=[GROUP, BROWSE_GROUP], port=port, family=family)
+        transport.close()
+        transport.close()
+        assert transport.sockets() == []
+        assert transport.interfaces == ()
+
+
+@pytest.mark.skipif(not IS_LINUX, reason="descriptors are counted in /proc")
+def test_a_port_held_by_another_program(port: int) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as selfish, no_descriptor_leaks():
+        selfish.bind(("", port))
+        with pytest.raises(NothingOpenedError) as caught:
+            on_lo(port)
+        error = str(caught.value.diagnosed())
+    # In this very process, which is no stranger to itself: in the lab another program is named.
+    assert f"UDP port {port} is held by another program, which does not share it" in error
+    assert f"ss -ulpn 'sport = :{port}'" in error
+    assert "MINGLE_PORT" in error
+    assert "lo IPv4: EADDRINUSE" in error
+
+
+@pytest.mark.skipif(not IS_LINUX, reason="descriptors are counted in /proc")
+@pytest.mark.parametrize("interfaces", [[], [GHOST]])
+def test_nothing_to_open(port: int, interfaces: list[Interface]) -> None:
+    with no_descriptor_leaks(), pytest.raises(NothingOpenedError) as caught:
+        Transport(interfaces, groups=[GROUP], port=port, family="4")
+    error = caught.value.diagnosed()
+    assert isinstance(error, InterfaceError)
+    assert "nothing could be opened" in error.observation
+    assert "mingle-discover interfaces" in str(error)
+
+
+@pytest.mark.skipif(not IS_LINUX, reason="descriptors are counted in /proc")
+@pytest.mark.parametrize("failing", ["open_sender", "open_receiver", "open_unicast", "_prepare"])
+def test_nothing_leaks_when_the_system_refuses(port: int, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    def refuse(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sockets, failing, refuse)
+    with no_descriptor_leaks(), pytest.raises(KeyboardInterrupt):
+        on_lo(port)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_child_holds_none_of_the_sockets(port: int) -> None:
+    with on_lo(port) as transport:
+        assert len(transport.sockets()) == 3
+        pid = os.fork()
+        if pid == 0:
+            os._exit(sum(opened.fileno() != -1 for opened in transport.sockets()))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        transport.multicast("lo", b"x", GROUP)
+        assert len(gather(transport, 1)) == 1

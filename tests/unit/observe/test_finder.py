@@ -1,0 +1,397 @@
+"""The finder, wired to hosts in memory, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mingle.observe.finder import (
+    MAX_SEEKERS,
+    MAX_SESSIONS,
+    SEEKER_SECONDS,
+    SESSION_SECONDS,
+    SETTLE_SECONDS,
+    UNTRIED_SECONDS,
+    Finder,
+    FoundSession,
+    Seeking,
+    ranks_seeking,
+)
+from mingle.protocol.connection_race import DialTarget
+from mingle.protocol.effects import Dial, Multicast
+from mingle.protocol.events import Disconnected, Heard, Source, TimerDue
+from mingle.protocol.sessions import RETRY_SECONDS
+from mingle.text import endpoint_text
+from mingle.wire import frames
+from mingle.wire.datagrams import Bye, Kind, List, Offer, Seek
+from tests.support.bystanders import WHO, Wire, a_finder, a_formed_job
+
+
+def an_offer(job: str = "resnet", *, session: bytes = b"S" * 16, address: str = "10.0.0.9") -> Offer:
+    return Offer(job=job, session=session, host=b"H" * 16, addresses=(address,), port=5000, world_size=2)
+
+
+def is_racing(finder: Finder) -> bool:
+    """Return whether a session that is not proved is being tried."""
+    return any(each.race is not None and not each.alive for each in finder.sessions)
+
+
+def test_finder_of_a_job_asks_both_groups_as_an_observer() -> None:
+    wire = Wire()
+    finder = a_finder(wire, "resnet")
+    finder.handle(TimerDue(), wire.now + 0.001)
+    asked = [effect for effect in finder.effects() if isinstance(effect, Multicast)]
+    assert {(type(effect.message), effect.browse) for effect in asked} == {(Seek, False), (List, True)}
+    (seek,) = [effect.message for effect in asked if isinstance(effect.message, Seek)]
+    assert (seek.kind, seek.rank, seek.pid) == ("observer", None, WHO.pid)
+
+
+def test_finder_of_all_jobs_asks_only_the_browse_group() -> None:
+    wire = Wire()
+    finder = a_finder(wire, None)
+    finder.handle(TimerDue(), wire.now)
+    assert finder.effects() == [Multicast(List(member=bytes(15) + b"F"), browse=True)]
+
+
+def test_finder_names_the_store_of_a_formed_job() -> None:
+    wire = Wire()
+    wire.add("10.0.0.1", a_formed_job(wire, "resnet", "10.0.0.1"), 5000)
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.run(0.3)
+    early = finder.settled
+    wire.run(0.5)
+    assert (early, finder.settled) == (False, True), "for a moment a second host may still answer"
+    (session,) = finder.alive
+    assert str(session.target()) == "10.0.0.1:29500"
+    assert session.target().kind == "store"
+
+
+def test_a_link_local_address_gets_the_zone_on_which_it_was_reached() -> None:
+    wire = Wire()
+    wire.add("fe80::1", a_formed_job(wire, "resnet", "fe80::1"), 5000)
+    finder = a_finder(wire, "resnet")
+    wire.add("fe80::2", finder)
+    wire.run(1)
+    assert [str(each.target()) for each in finder.alive] == ["[fe80::1%eth0]:29500"]
+
+
+def test_two_that_live_are_both_found() -> None:
+    wire = Wire()
+    for number in (1, 3):
+        name = f"10.0.0.{number}"
+        wire.add(name, a_formed_job(wire, "resnet", name, name=bytes([number])), 5000)
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.run(1)
+    assert [each.target().address for each in finder.alive] == ["10.0.0.1", "10.0.0.3"]
+
+
+def test_finder_waits_a_while_for_sessions_that_are_still_tried() -> None:
+    wire = Wire()
+    wire.silent = {"10.0.0.9"}
+    wire.add("10.0.0.1", a_formed_job(wire, "resnet", "10.0.0.1"), 5000)
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.run(SETTLE_SECONDS)
+    wire.hear("10.0.0.2", an_offer(session=b"T" * 16), "10.0.0.9")
+    wire.run(0.3)
+    assert len(finder.alive) == 1
+    assert is_racing(finder)
+    assert not finder.settled, "the other session can prove itself as well"
+    wire.run(UNTRIED_SECONDS)
+    assert finder.settled
+
+
+@pytest.mark.parametrize(
+    ("silent", "problem"), [(False, "refused"), (True, "no proof within 1 s")], ids=["dead", "silent"]
+)
+def test_a_datagram_alone_finds_nothing(silent: bool, problem: str) -> None:
+    wire = Wire()
+    wire.silent = {"10.0.0.9"} if silent else set()
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.hear("10.0.0.2", an_offer(), "10.0.0.9")
+    assert is_racing(finder) is silent
+    wire.run(1.5)
+    assert not is_racing(finder)
+    assert not finder.settled
+    assert finder.alive == []
+    assert problem in finder.sessions[0].problem
+
+
+def test_another_session_at_the_address_is_not_taken_for_it() -> None:
+    wire = Wire()
+    wire.add("10.0.0.9", a_formed_job(wire, "other", "10.0.0.9"), 5000)
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.hear("10.0.0.2", an_offer(), "10.0.0.9")
+    assert finder.alive == []
+    assert "another session" in finder.sessions[0].problem
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "problem"),
+    [
+        (b"right", b"right", ""),
+        (b"right", b"wrong", "the host's secret is another one"),
+        (b"right", None, "the host has a secret and we have none"),
+        (None, b"right", "we have a secret and the host has none"),
+    ],
+)
+def test_a_secret_must_be_the_same(theirs: bytes | None, ours: bytes | None, problem: str) -> None:
+    wire = Wire()
+    wire.add("10.0.0.1", a_formed_job(wire, "resnet", "10.0.0.1", secret=theirs), 5000)
+    finder = a_finder(wire, "resnet", secret=ours)
+    wire.add("10.0.0.2", finder)
+    wire.run(1)
+    assert bool(finder.alive) is not bool(problem)
+    assert problem in finder.sessions[0].problem
+
+
+def test_finder_of_all_jobs_with_a_secret_sees_jobs_without_one() -> None:
+    wire = Wire()
+    wire.add("10.0.0.1", a_formed_job(wire, "resnet", "10.0.0.1"), 5000)
+    finder = a_finder(wire, None, secret=b"some other job's")
+    wire.add("10.0.0.2", finder)
+    wire.run(1)
+    assert len(finder.alive) == 1
+
+
+def test_dead_session_is_no_longer_found() -> None:
+    wire = Wire()
+    wire.add("10.0.0.1", a_formed_job(wire, "resnet", "10.0.0.1"), 5000)
+    finder = a_finder(wire, "resnet", refresh=0.5)
+    wire.add("10.0.0.2", finder)
+    wire.run(1)
+    assert finder.settled
+    wire.remove("10.0.0.1")
+    wire.run(2)
+    assert finder.alive == []
+    assert not finder.settled
+
+
+def test_a_session_that_is_proved_keeps_its_job() -> None:
+    wire = Wire()
+    host = a_formed_job(wire, "resnet", "10.0.0.1")
+    wire.add("10.0.0.1", host, 5000)
+    finder = a_finder(wire, None)
+    wire.add("10.0.0.2", finder)
+    wire.run(2)
+    wire.hear("10.0.0.2", msgspec.structs.replace(host.rank.offer(), job="invented"), "10.0.0.66")
+    assert [(each.offer.job, each.alive) for each in finder.sessions] == [("resnet", True)]
+
+
+def test_a_good_bye_is_looked_into() -> None:
+    wire = Wire()
+    host = a_formed_job(wire, "resnet", "10.0.0.1")
+    wire.add("10.0.0.1", host, 5000)
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.run(2)
+    wire.hear("10.0.0.2", Bye(job="resnet", session=host.rank.offer().session), "10.0.0.66")
+    assert len(finder.alive) == 1, "somebody lied"
+    wire.run(1)
+    wire.remove("10.0.0.1")
+    wire.hear("10.0.0.2", Bye(job="resnet", session=host.rank.offer().session), "10.0.0.1")
+    assert finder.alive == []
+
+
+def test_a_host_that_proves_itself_and_then_says_nothing_is_given_up() -> None:
+    wire = Wire()
+    host = a_formed_job(wire, "resnet", "10.0.0.1")
+
+    def mute(conn: int, untrusted: bytes, now: float) -> None:
+        host.rank._callers.received(conn, untrusted, now)
+
+    host.rank._received = mute  # type: ignore[method-assign]
+    wire.add("10.0.0.1", host, 5000)
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.run(1)
+    assert is_racing(finder)
+    wire.run(1.5)
+    assert finder.alive == []
+    assert "said nothing" in finder.sessions[0].problem
+
+
+def test_other_jobs_and_seekers_are_remembered_for_the_report() -> None:
+    wire = Wire()
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.hear("10.0.0.2", an_offer("resnext"), "10.0.0.9")
+    seek = Seek(job="resnet", member=b"M" * 16, world_size=2, rank=1, hostname="worker", pid=9)
+    wire.hear("10.0.0.2", seek, "10.0.0.7")
+    wire.hear("10.0.0.2", msgspec.structs.replace(seek, member=b"N" * 16, kind="observer"), "10.0.0.8")
+    assert list(finder.diagnostics.other_jobs) == ["resnext"]
+    assert [str(each) for each in finder.seekers.values()] == ["rank 1 on host worker (10.0.0.7), pid 9"]
+    assert finder.sessions == []
+
+
+def test_a_flood_of_inventions_is_bounded_and_does_not_hide_the_real_one() -> None:
+    wire = Wire()
+    finder = a_finder(wire, None)
+    wire.add("10.0.0.2", finder)
+    for number in range(MAX_SESSIONS + 50):
+        wire.hear("10.0.0.2", an_offer(session=number.to_bytes(16, "big")), "10.0.0.66")
+    assert len(finder.sessions) == MAX_SESSIONS
+    wire.add("10.0.0.1", a_formed_job(wire, "resnet", "10.0.0.1"), 5000)
+    wire.run(3)
+    assert len(finder.alive) == 1
+    assert len(finder.sessions) <= MAX_SESSIONS
+
+
+def test_inventions_one_after_the_other_do_not_hold_up_who_has_found_a_host() -> None:
+    wire = Wire()
+    wire.silent = {"10.0.0.66"}
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.add("10.0.0.1", a_formed_job(wire, "resnet", "10.0.0.1"), 5000)
+    for number in range(round((SETTLE_SECONDS + UNTRIED_SECONDS) / 0.1) + 1):
+        wire.hear("10.0.0.2", an_offer(session=number.to_bytes(16, "big"), address="10.0.0.66"), "10.0.0.66")
+        wire.run(0.1)
+    assert is_racing(finder)
+    assert finder.settled
+    assert [each.target().address for each in finder.alive] == ["10.0.0.1"]
+
+
+def test_repeated_offers_do_not_set_the_rate_of_dials() -> None:
+    wire = Wire()
+    finder = a_finder(wire, "resnet")
+    dials = 0
+    for _ in range(100):
+        finder.handle(Heard(an_offer(), Source(interface="eth0", address="10.0.0.9")), wire.now)
+        for effect in finder.effects():
+            if isinstance(effect, Dial):
+                dials += 1
+                finder.handle(Disconnected(effect.conn, "refused"), wire.now)
+        wire.now += RETRY_SECONDS / 50
+    assert dials <= 3
+
+
+def test_closing_hangs_up_on_all() -> None:
+    wire = Wire()
+    wire.silent = {"10.0.0.9"}
+    finder = a_finder(wire, "resnet")
+    wire.add("10.0.0.2", finder)
+    wire.hear("10.0.0.2", an_offer(), "10.0.0.9")
+    raced = is_racing(finder)
+    finder.close()
+    assert (raced, is_racing(finder)) == (True, False)
+    assert len(finder.effects()) == 1
+
+
+def a_seek(number: int) -> Seek:
+    return Seek(job="resnet", member=number.to_bytes(16, "big"), world_size=2, rank=1)
+
+
+@pytest.mark.parametrize("seconds_between", [0.0, 0.01])
+def test_watching_finder_sees_the_last_seeker(seconds_between: float) -> None:
+    """Ranks that are restarted have new ids, and a stranger can invent them."""
+    wire = Wire()
+    finder = a_finder(wire, None, refresh=1.0, forgets=True)
+    wire.add("10.0.0.9", finder)
+    for number in range(1, 2 * MAX_SEEKERS):
+        wire.hear("10.0.0.9", a_seek(number), "10.0.0.1")
+        wire.now += seconds_between
+        assert len(finder.seekers) <= MAX_SEEKERS
+    last = a_seek(2 * MAX_SEEKERS)
+    wire.hear("10.0.0.9", last, "10.0.0.7")
+    assert last.member in finder.seekers
+    wire.run(SEEKER_SECONDS - 1)
+    assert [each.address for each in finder.seekers.values() if each.address == "10.0.0.7"] == ["10.0.0.7"]
+    wire.run(3)
+    assert finder.seekers == {}
+
+
+def test_watching_finder_sees_the_last_host_and_forgets_dead_ones() -> None:
+    wire = Wire()
+    finder = a_finder(wire, None, refresh=1.0, forgets=True)
+    wire.add("10.0.0.9", finder)
+    for number in range(MAX_SESSIONS + 50):
+        session = number.to_bytes(16, "big")
+        wire.hear("10.0.0.9", an_offer(session=session, address="10.0.0.66"), "10.0.0.66")
+    wire.add("10.0.0.1", a_formed_job(wire, "resnet", "10.0.0.1"), 5000)
+    wire.run(3)
+    assert [each.target().address for each in finder.alive] == ["10.0.0.1"]
+    wire.run(SESSION_SECONDS)
+    assert len(finder.sessions) == 1
+    wire.remove("10.0.0.1")
+    wire.run(1.5)
+    assert (len(finder.sessions), finder.alive) == (1, [])
+    wire.run(SESSION_SECONDS + 2)
+    assert finder.sessions == []
+
+
+def test_finder_that_reports_once_forgets_nothing() -> None:
+    wire = Wire()
+    finder = a_finder(wire, "resnet", refresh=0.5)
+    wire.add("10.0.0.9", finder)
+    wire.hear("10.0.0.9", an_offer(), "10.0.0.66")
+    wire.hear("10.0.0.9", a_seek(1), "10.0.0.7")
+    wire.run(60)
+    assert (len(finder.sessions), len(finder.seekers)) == (1, 1)
+
+
+# --- sessions ---
+
+
+def session(
+    running: frames.Running | None, *, joined: int = 1, assigned: bool = False, kind: Kind = "ranks"
+) -> FoundSession:
+    offer = Offer(
+        job="j",
+        session=b"S" * 16,
+        host=b"H" * 16,
+        addresses=("10.0.0.1",),
+        port=4000,
+        world_size=4,
+        joined=joined,
+        assigned=assigned,
+        kind=kind,
+        hostname="head",
+        pid=7,
+    )
+    path = frames.Path(host_address="10.0.0.1", local_address="10.0.0.2", interface="eth0")
+    return FoundSession(
+        offer, [DialTarget("10.0.0.1", "eth0", 4000)], signed=False, probed=offer, running=running, path=path
+    )
+
+
+def running(**fields: object) -> frames.Running:
+    given = {"state": "open", "world_size": 4, "host": frames.ProcessInfo(hostname="head", pid=7, rank=0), **fields}
+    return frames.Running(**given)  # type: ignore[arg-type]
+
+
+def test_ipv6_stands_in_brackets() -> None:
+    assert endpoint_text("fd00::1", 80) == "[fd00::1]:80"
+    assert endpoint_text("10.0.0.1", 80) == "10.0.0.1:80"
+
+
+def test_the_target_is_the_control_port_until_there_is_a_store() -> None:
+    assert str(session(running()).target()) == "10.0.0.1:4000"
+    sealed = session(running(state="sealed", store_address="10.9.0.1", store_port=555)).target()
+    assert (str(sealed), sealed.kind) == ("10.9.0.1:555", "store")
+
+
+def test_the_proved_ranks_count_more_than_the_offers_number() -> None:
+    assert session(None, joined=3).joined == 3
+    assert session(running(joined=(0, 2)), joined=4).joined == 2
+    assert session(running(), joined=3, assigned=True).joined == 3, "assigned ranks have no number yet"
+
+
+def test_a_rank_that_is_seated_is_no_seeker() -> None:
+    seekers = [
+        Seeking(Seek(job="j", member=bytes([rank]) * 16, world_size=4, rank=rank), "10.0.0.3", False) for rank in (1, 2)
+    ]
+    left = ranks_seeking(seekers, [session(running(joined=(0, 1)))])
+    assert [each.seek.rank for each in left] == [2]
+
+
+def test_a_session_that_is_not_proved_says_so() -> None:
+    seen = session(None)
+    assert not seen.alive
+    assert seen.problem == "it has not answered yet"
+    assert str(seen.host()) == "host head (10.0.0.1), pid 7"
+    seen.failures = {"10.0.0.1": "refused"}
+    assert seen.problem == "10.0.0.1: refused"

@@ -1,0 +1,102 @@
+"""Finding a job and looking round, on `lo`; and what is said when nothing is found."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from msgspec.structs import replace
+
+from mingle.config.settings import Network
+from mingle.errors import AuthenticationError, DiscoveryTimeoutError
+from mingle.observe.finder import find_job, list_jobs, not_found, several_hosts
+from mingle.protocol.observations import NetworkFacts
+from tests.support.bystanders import Wire, a_finder, a_formed_job, free_udp_port, gathering
+
+SECRET = "correct horse battery staple"
+
+FACTS = NetworkFacts(interfaces=["eth0 10.0.0.2/24"], groups=["239.192.0.1"], port=29499, sent=3, received=0)
+
+
+@pytest.fixture
+def network() -> Network:
+    return Network(interfaces=("lo",), port=free_udp_port(), discovery_timeout=10.0)
+
+
+def test_a_job_that_gathers_is_waited_for_and_has_a_control_port(network: Network) -> None:
+    with gathering("half there", network.port, (0, 2), world_size=4):
+        session, _ = find_job("half there", network, control=True)
+        assert session.control().kind == "control"
+        hurried = replace(network, discovery_timeout=1.0)
+        with pytest.raises(DiscoveryTimeoutError, match=r"2 of 4 ranks joined, missing ranks: 1, 3"):
+            find_job("half there", hurried)
+        finder, _ = list_jobs(hurried)
+        (seen,) = finder.sessions
+        assert (seen.offer.job, seen.joined, seen.running and seen.running.missing) == (
+            "half there",
+            2,
+            (1, 3),
+        )
+
+
+def test_ranks_that_only_seek_are_seen(network: Network) -> None:
+    with gathering("no host", network.port, (1,), world_size=2):
+        finder, _ = list_jobs(replace(network, discovery_timeout=1.0))
+        (seeker,) = finder.seekers.values()
+        assert (seeker.seek.job, seeker.seek.rank) == ("no host", 1)
+        with pytest.raises(DiscoveryTimeoutError, match=r"looking for it: rank 1[\s\S]*rank 0 was not started"):
+            find_job("no host", replace(network, discovery_timeout=2.0))
+
+
+def test_a_job_with_a_secret_is_found_by_those_who_have_it(network: Network) -> None:
+    with gathering("guarded", network.port, (0,), world_size=1, secret=SECRET.encode()):
+        session, _ = find_job("guarded", replace(network, secret=SECRET.encode()))
+        assert session.signed
+        hurried = replace(network, discovery_timeout=1.0)
+        with pytest.raises(AuthenticationError, match="--secret-file"):
+            find_job("guarded", hurried)
+        with pytest.raises(AuthenticationError, match="another one"):
+            find_job("guarded", replace(hurried, secret=b"other"))
+
+
+def test_two_live_hosts_are_both_named() -> None:
+    wire = Wire()
+    for address, name in (("10.0.0.1", b"A"), ("10.0.0.2", b"B")):
+        wire.add(address, a_formed_job(wire, "twice", address, name=name), 5000)
+    finder = a_finder(wire, "twice")
+    wire.add("10.0.0.3", finder)
+    wire.run(1)
+    text = str(several_hosts("twice", finder.alive))
+    assert "2 live hosts: rank 0 on host node0 (10.0.0.1), pid 100 at 10.0.0.1:29500" in text
+    assert "10.0.0.2:29500" in text
+
+
+def test_a_mistyped_id_is_named(network: Network) -> None:
+    with (
+        gathering("resnet", network.port, (0,), world_size=1),
+        pytest.raises(DiscoveryTimeoutError, match="a mistyped job id: 'resnet' is on this network"),
+    ):
+        find_job("resnte", replace(network, discovery_timeout=1.0))
+
+
+def test_not_found_names_what_was_tried() -> None:
+    facts = replace(
+        FACTS,
+        peers=["node7"],
+        rejected=Counter({"magic": 2}),
+        send_errors=Counter({"ENETUNREACH": 4}),
+        failures=["node7 did not resolve: Name or service not known"],
+    )
+    text = str(not_found("resnet", a_finder(Wire(), "resnet"), facts, 5.0))
+    for part in (
+        "no live host was found within 5 s",
+        "nothing of this job was heard",
+        "eth0 10.0.0.2/24; groups 239.192.0.1 and UDP port 29499",
+        "3 sent, 0 heard, 2 rejected (2 magic)",
+        "peers: node7",
+        "ENETUNREACH 4 times",
+        "node7 did not resolve",
+        "a firewall drops UDP port 29499",
+        "--peers",
+    ):
+        assert part in text

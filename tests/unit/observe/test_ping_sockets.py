@@ -1,0 +1,157 @@
+"""The sockets of a ping, on `lo`."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from ipaddress import IPv4Interface
+
+import pytest
+from msgspec import structs
+
+from mingle.config.settings import Network
+from mingle.config.values import Peer
+from mingle.errors import InterfaceError, MingleError
+from mingle.observe.finder import Finder
+from mingle.observe.observer import Observer, new_name, this_process
+from mingle.observe.ping import Pinger
+from mingle.wire import datagrams, echo
+from mingle.wire.datagrams import BROWSE_GROUP
+from mingle.wire.echo import EchoReply, EchoRequest
+from tests.support.bystanders import free_udp_port
+from tests.support.receiving import no_descriptor_leaks
+
+
+def run_two(networks: tuple[Network, Network]) -> tuple[Pinger, Pinger]:
+    with Pinger(networks[0], "j", interval=0.1, count=5) as one, Pinger(networks[1], "j", interval=0.1) as other:
+        until = time.monotonic() + 10
+        serving = threading.Thread(target=other.run, kwargs={"until": time.monotonic() + 1.5})
+        serving.start()
+        one.run(until=until)
+        serving.join()
+        return one, other
+
+
+def test_two_processes_of_one_host_hear_each_other() -> None:
+    network = Network(interfaces=("lo",), port=free_udp_port())
+    with no_descriptor_leaks():
+        one, other = run_two((network, network))
+    assert one.interfaces == ("lo",)
+    assert "lo" in one.driver.multicasts_on
+    for pinger in (one, other):
+        (peer,) = pinger.pings.peers.values()
+        assert peer.address == "127.0.0.1"
+        for way in ("multicast", "link", "tcp"):
+            assert peer.figures[way].received == peer.figures[way].sent > 0, way
+            assert peer.figures[way].arrived > 0
+        assert peer.figures["unicast"].sent == 0
+
+
+def test_a_secret_keeps_strangers_out() -> None:
+    port = free_udp_port()
+    one, other = run_two(
+        (Network(interfaces=("lo",), port=port, secret=b"a"), Network(interfaces=("lo",), port=port, secret=b"b"))
+    )
+    assert one.pings.peers == other.pings.peers == {}
+    assert "127.0.0.1" in one.pings.strangers
+
+
+def test_another_version_is_noted() -> None:
+    port = free_udp_port()
+    seek = datagrams.encode(datagrams.Seek(job="j", member=bytes(16), world_size=2))
+    with (
+        Pinger(Network(interfaces=("lo",), port=port), interval=0.05, count=2) as pinger,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as foreign,
+    ):
+        foreign.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1"))
+        for data in (seek, seek[:4] + b"\x09" + seek[5:]):
+            foreign.sendto(data, (BROWSE_GROUP.ipv4, port))
+        pinger.run(until=time.monotonic() + 5)
+    assert pinger.versions == {"version 9": "127.0.0.1"}
+
+
+def test_a_host_that_does_not_answer() -> None:
+    network = Network(interfaces=("lo",), port=free_udp_port(), peers=(Peer("127.0.0.9"),))
+    with Pinger(network, interval=0.05, count=3) as pinger:
+        pinger.run(until=time.monotonic() + 5)
+    assert list(pinger.pings.asked.values()) == [False]
+
+
+def test_a_zone_is_known_by_the_name_of_its_interface() -> None:
+    """The source of an answer has the name, a resolver gives the number."""
+    network = Network(interfaces=("lo",), port=free_udp_port(), peers=(Peer("fe80::9%1"),))
+    with Pinger(network, interval=0.05, count=3) as pinger:
+        pinger.run(until=time.monotonic() + 5)
+    assert list(pinger.pings.asked) == [("fe80::9%lo", network.port)]
+
+
+def test_pinger_listens_on_new_addresses() -> None:
+    with Pinger(Network(interfaces=("lo",), port=free_udp_port())) as pinger:
+        interfaces = pinger.driver.interfaces
+        (lo,) = interfaces.usable
+        interfaces.usable = (structs.replace(lo, addresses=(*lo.addresses, IPv4Interface("127.0.0.77/8"))),)
+        assert pinger.driver._scanned is not None
+        pinger.driver._scanned(time.monotonic(), True)
+        assert "127.0.0.77" in pinger.own
+        assert pinger.pings.own == pinger.own
+        socket.create_connection(("127.0.0.77", pinger.driver.connections.port), timeout=5).close()
+
+
+def test_a_unicast_that_another_process_gets_is_handed_on() -> None:
+    """Whoever opens the port last gets what is sent to it; a rank hands a ping to the process that waits for it."""
+    network = Network(interfaces=("lo",), port=free_udp_port())
+    ping = EchoRequest(pinger=b"s" * 16, number=1, way="unicast")
+    with Pinger(network) as pinger, Observer(network) as rank:
+        finder = a_finder(rank)
+        looking = threading.Thread(target=rank.run, args=(finder,), kwargs={"until": time.monotonic() + 2})
+        looking.start()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
+            asker.settimeout(5)
+            asker.connect(("127.0.0.1", network.port))
+            asker.send(echo.encode(ping))
+            pinger.run(until=time.monotonic() + 1)
+            answer = echo.decode(asker.recv(2000))
+        looking.join()
+        assert rank.driver.rejected == {}
+    assert isinstance(answer, EchoReply)
+    assert answer.asker == b"s" * 16
+
+
+def a_finder(observer: Observer) -> Finder:
+    return Finder(
+        None,
+        member=new_name(),
+        who=this_process(),
+        secret=None,
+        new_id=observer.driver.new_id,
+        rng=observer.driver.rng,
+        now=time.monotonic(),
+    )
+
+
+def test_no_such_interface() -> None:
+    with no_descriptor_leaks(), pytest.raises(InterfaceError):
+        Pinger(Network(interfaces=("nope0",)))
+
+
+@pytest.mark.parametrize("farewell", ["said", "fails"])
+def test_a_machine_that_fails_is_an_error_with_its_cause(farewell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a riddle")
+
+    with Pinger(Network(interfaces=("lo",), port=free_udp_port())) as pinger:
+        monkeypatch.setattr(pinger.pings, "handle", fail)
+        if farewell == "fails":
+            monkeypatch.setattr(pinger.pings, "close", fail)
+        with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError: a riddle") as caught:
+            pinger.run(until=time.monotonic() + 10)
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_exception_of_the_callback_reaches_the_caller() -> None:
+    def broken_pipe() -> None:
+        raise BrokenPipeError
+
+    with Pinger(Network(interfaces=("lo",), port=free_udp_port())) as pinger, pytest.raises(BrokenPipeError):
+        pinger.run(until=time.monotonic() + 10, each=broken_pipe)

@@ -1,0 +1,200 @@
+"""What of an OFFER is believed before anything is proved, and how many connections it can cause."""
+
+from __future__ import annotations
+
+import pytest
+
+from mingle.protocol import claims
+from mingle.protocol.claims import (
+    CLAIM_GAP_SECONDS,
+    CLAIM_PAUSE_SECONDS,
+    SENDER_DIALS_AT_ONCE,
+    SENDER_DIALS_PER_SECOND,
+    SILENT_SECONDS,
+    ClaimBudget,
+    DialBudget,
+    without_traps,
+)
+from mingle.wire.datagrams import Offer
+
+
+def offer(*addresses: str) -> Offer:
+    return Offer(job="job", session=b"S" * 16, host=b"H" * 16, addresses=addresses, port=1, world_size=2)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "0.0.0.0",
+        "0.1.2.3",
+        "::",
+        "::ffff:0.0.0.0",
+        "224.0.0.1",
+        "239.192.0.1",
+        "ff02::1",
+        "::ffff:224.0.0.1",
+        "240.0.0.1",
+        "255.255.255.255",
+        "::ffff:255.255.255.255",
+        "::127.0.0.1",
+        "::10.0.0.1",
+    ],
+)
+@pytest.mark.parametrize("on_loopback", [False, True])
+def test_addresses_that_no_host_has(address: str, on_loopback: bool) -> None:
+    assert without_traps(offer(address), on_loopback=on_loopback) is None
+    kept = without_traps(offer(address, "10.0.0.1"), on_loopback=on_loopback)
+    assert kept == offer("10.0.0.1")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.255.255.254", "::1", "::ffff:127.0.0.1"])
+def test_loopback_counts_only_from_loopback(address: str) -> None:
+    assert without_traps(offer(address), on_loopback=True) == offer(address)
+    assert without_traps(offer(address), on_loopback=False) is None
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "169.254.1.1", "192.0.2.1", "fe80::1", "fd00::1", "2001:db8::1"])
+def test_every_other_address_may_be_a_host(address: str) -> None:
+    for on_loopback in (False, True):
+        assert without_traps(offer(address), on_loopback=on_loopback) == offer(address)
+
+
+def dials(budget: DialBudget, *, seconds: float, per_second: int, target: str, sender: str) -> int:
+    """How many connections come of so many attempts."""
+    attempts = int(seconds * per_second)
+    return sum(budget.take(target, sender, number / per_second) == 0 for number in range(attempts))
+
+
+def test_one_sender_does_not_exhaust_a_target() -> None:
+    budget = DialBudget()
+    made = dials(budget, seconds=10, per_second=50, target="10.0.0.9", sender="10.0.0.66")
+    assert made <= claims.SENDER_DIALS_AT_ONCE + 10 * claims.SENDER_DIALS_PER_SECOND + 1
+    assert budget.take("10.0.0.9", "10.0.0.1", 10.0) == 0, "the true host's own OFFER"
+
+
+def test_many_senders_share_the_budget_of_a_target() -> None:
+    budget = DialBudget()
+    made = sum(budget.take("10.0.0.9", f"10.0.{number % 250}.1", number / 50) == 0 for number in range(500))
+    assert made <= claims.TARGET_DIALS_AT_ONCE + 10 * claims.TARGET_DIALS_PER_SECOND + 1
+
+
+def test_an_address_has_one_budget_however_it_is_written() -> None:
+    """The same address in other digits is another text, and is dialed all the same."""
+    for spellings in (
+        ["10.0.0.9", "::ffff:10.0.0.9", "::ffff:a00:9", "::FFFF:A00:9", "0::ffff:10.0.0.9"],
+        ["2001:db8::9", "2001:DB8::9", "2001:db8:0::9", "2001:0db8::0009"],
+    ):
+        budget, made = DialBudget(), 0
+        for number in range(500):
+            made += budget.take(spellings[number % len(spellings)], f"10.1.{number % 250}.1", number / 50) == 0
+        assert made <= claims.TARGET_DIALS_AT_ONCE + 10 * claims.TARGET_DIALS_PER_SECOND + 1
+
+
+def test_targets_that_are_named_and_not_dialed_do_not_renew_the_budget_of_another() -> None:
+    """One OFFER names twelve addresses: a moment's flood names more than are remembered."""
+    budget, made = DialBudget(), 0
+    for second in range(10):
+        made += sum(budget.take("10.0.0.9", f"10.1.{number}.1", second) == 0 for number in range(40))
+        for number in range(2 * claims.REMEMBERED):
+            budget.take(f"10.{2 + number // 250}.{number % 250}.1", "10.1.0.2", second)
+    assert made <= claims.TARGET_DIALS_AT_ONCE + 10 * claims.TARGET_DIALS_PER_SECOND + 1
+
+
+def test_own_address_of_a_sender_has_a_budget_of_its_own() -> None:
+    budget = DialBudget()
+    for number in range(200):
+        budget.take(f"10.0.{number}.1", f"10.1.{number}.1", 100.0)
+        budget.take("10.0.0.9", f"10.1.{number}.1", 100.0)
+    assert budget.take("10.0.0.9", "10.0.0.8", 100.0) > 0
+    own = [budget.take("10.0.0.9", "10.0.0.9", 100.0) for _ in range(int(SENDER_DIALS_AT_ONCE) + 1)]
+    assert own[:-1] == [0.0] * int(SENDER_DIALS_AT_ONCE)
+    assert own[-1] == 1 / SENDER_DIALS_PER_SECOND
+    budget.give_back("10.0.0.9", "10.0.0.9")
+    assert budget.take("10.0.0.9", "10.0.0.8", 100.0) > 0, "it gives back what it took"
+    assert budget.take("10.0.0.9", "10.0.0.9", 100.0) == 0.0
+
+
+def test_many_senders_and_targets_share_one_budget_and_no_memory() -> None:
+    budget = DialBudget()
+    made = sum(budget.take(f"t{number}", f"s{number}", number / 500) == 0 for number in range(5_000))
+    assert made <= claims.DIALS_AT_ONCE + 10 * claims.DIALS_PER_SECOND + 1
+    assert len(budget._senders) <= claims.REMEMBERED
+    assert len(budget._targets) <= claims.REMEMBERED
+
+
+def test_senders_that_name_themselves_take_no_memory() -> None:
+    budget = DialBudget()
+    for number in range(2 * claims.REMEMBERED):
+        assert budget.take(f"t{number}", f"t{number}", 0.0) == 0
+    assert len(budget._senders) == claims.REMEMBERED
+
+
+def test_proved_session_costs_nothing() -> None:
+    budget = DialBudget()
+    for _ in range(1_000):
+        assert budget.take("10.0.0.1", "10.0.0.1", 0.0) == 0
+        budget.give_back("10.0.0.1", "10.0.0.1")
+
+
+def test_after_the_wait_there_is_budget() -> None:
+    budget, now = DialBudget(), 0.0
+    while (wait := budget.take("10.0.0.1", "10.0.0.66", now)) == 0:
+        pass
+    assert budget.take("10.0.0.1", "10.0.0.66", now + wait / 2) > 0
+    assert budget.take("10.0.0.1", "10.0.0.66", now + wait) == 0
+
+
+# --- the time for claims -------------------------------------------------------------------------------------------
+
+JOINING, PROBING = "a part that joins", "a part that probes"
+
+
+def test_all_parts_of_a_process_spend_one_budget_of_time() -> None:
+    budget = ClaimBudget()
+    for second in range(int(SILENT_SECONDS)):
+        assert not budget.spent
+        budget.note(float(second), JOINING, pending=second % 2 == 0)
+        budget.note(float(second), PROBING, pending=second % 2 == 1)
+    assert budget.next_timer() == SILENT_SECONDS
+    budget.note(SILENT_SECONDS, PROBING, pending=False)
+    assert budget.spent
+    assert budget.next_timer() is None
+
+
+def test_two_claims_at_a_time_cost_no_more_than_one() -> None:
+    budget = ClaimBudget()
+    budget.note(0.0, JOINING, pending=True)
+    budget.note(4.0, PROBING, pending=True)
+    budget.note(8.0, JOINING, pending=False)
+    budget.note(9.0, PROBING, pending=False)
+    assert not budget.spent
+    assert budget.next_timer() is None
+
+
+@pytest.mark.parametrize(
+    ("pause", "spent"),
+    [(CLAIM_GAP_SECONDS, True), (CLAIM_PAUSE_SECONDS, True), (CLAIM_PAUSE_SECONDS + 0.1, False)],
+    ids=["a gap", "a pause", "the end of claims"],
+)
+def test_a_budget_does_not_come_back_while_claims_go_on(pause: float, spent: bool) -> None:
+    budget = ClaimBudget()
+    for at in (0.0, 6.0 + pause):
+        budget.note(at, JOINING, pending=True)
+        budget.note(at + 6.0, JOINING, pending=False)
+    assert budget.spent is spent
+
+
+def test_claims_that_are_refused_at_once_cost_the_time_between_them() -> None:
+    budget = ClaimBudget()
+    for tick in range(int(SILENT_SECONDS / CLAIM_GAP_SECONDS) + 1):
+        budget.note(tick * CLAIM_GAP_SECONDS, JOINING, pending=True)
+        budget.note(tick * CLAIM_GAP_SECONDS, JOINING, pending=False)
+    assert budget.spent
+
+
+def test_withdrawn_probe_costs_nothing() -> None:
+    budget = ClaimBudget()
+    budget.note(0.0, JOINING, pending=True)
+    budget.withdraw(JOINING, PROBING)
+    budget.note(2 * SILENT_SECONDS, PROBING, pending=True)
+    assert not budget.spent

@@ -1,0 +1,501 @@
+"""Single steps of a member, the end of its session, and the sessions it races for.
+
+tests/unit/protocol/test_member_joining.py has a scripted host.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from mingle.protocol.connection_race import ADDRESS_SECONDS, DialTarget
+from mingle.protocol.effects import Dial, Hangup, ProveStore, ReachStore
+from mingle.protocol.election import Candidate
+from mingle.protocol.events import Disconnected, Heard, InterfacesChanged, StoreProved, StoreUnreachable, TimerDue
+from mingle.protocol.machine import Context
+from mingle.protocol.member import HOST_SEEN_SECONDS, SUSPECT_SECONDS, Formed, Searching
+from mingle.protocol.membership import RETURN_SECONDS, Membership, Reconnecting
+from mingle.protocol.participant import (
+    STORE_RETRY_SECONDS,
+    AwaitingConfirm,
+    AwaitingGo,
+    AwaitingSeal,
+    ProvingStore,
+    TryingPaths,
+)
+from mingle.protocol.sessions import RETRY_SECONDS, KnownSession
+from mingle.wire import frames
+from tests.support.scripted_host import ADDRESS, HERE, IDENTITY, OTHER, SESSION, Alone, offer, running, sealed
+
+
+class Joined:
+    """A member whose host has no ear: what it does is seen in its state."""
+
+    def __init__(self, rank: int | None = 1) -> None:
+        context = Context(key=None, new_id=itertools.count(1).__next__, rng=random.Random(1), timeout=60.0)
+        self.joiner = Candidate(msgspec.structs.replace(IDENTITY, rank=rank), context, 0.0)
+        self.session = self.known(SESSION)
+        self.joiner.search.race(self.session, 0.0)
+        assert self.session.race is not None
+        self.session.race.paths[ADDRESS] = frames.Path(host_address=ADDRESS, local_address="10.0.0.2", interface="eth0")
+        self.joiner.join(self.session, 0.0)
+        self.hear(frames.Joined(session=SESSION))
+
+    def known(self, name: bytes) -> KnownSession:
+        session = KnownSession(offer(name), [DialTarget(ADDRESS, "eth0", 4000)])
+        assert self.joiner.search.table.add(session)
+        return session
+
+    def hear(self, *said: frames.AnyFrame) -> None:
+        for frame in said:
+            self.joiner.search.on_frame(self.session, frame, 1.0)
+
+    def confirm(self) -> None:
+        assert self.session.race is not None
+        self.session.race.stop_trying()
+        self.joiner._confirm_if_due(1.0)
+
+    def seal(self, epoch: int = 1) -> None:
+        self.hear(frames.Confirm(session=SESSION, epoch=epoch))
+        self.confirm()
+        self.hear(sealed(epoch))
+
+    def can_confirm(self) -> bool:
+        assert self.joiner.part is not None
+        return self.joiner.part.can_confirm
+
+    def prove_store(self, now: float = 3.0) -> None:
+        self.joiner.handle(StoreProved(SESSION, 1), now)
+
+    def reach(self, state: type) -> None:
+        """Go on to this state of the member, or of its part in the commit."""
+        steps: list[Callable[[], None]] = [
+            lambda: self.hear(frames.Confirm(session=SESSION, epoch=1)),
+            self.confirm,
+            lambda: self.hear(sealed()),
+            self.prove_store,
+            lambda: self.hear(frames.Go(session=SESSION, epoch=1)),
+        ]
+        while self.state() is not state:
+            steps.pop(0)()
+
+    def state(self) -> type:
+        part = self.joiner.part
+        return type(self.joiner.state if part is None else part.state)
+
+    def membership(self) -> Membership:
+        assert self.joiner.membership is not None
+        return self.joiner.membership
+
+    def lose(self, reason: str, now: float) -> bool:
+        """The connection ends; tells whether the same session is tried first."""
+        self.session.hang_up()
+        self.session.retry_later(now)
+        self.joiner.host_lost(self.session, reason, now)
+        return self.joiner.state.returns_to is not None
+
+    def stores(self) -> list[ProveStore]:
+        return [effect for effect in self.joiner._effects if isinstance(effect, ProveStore)]
+
+
+def test_a_store_that_stands_ahead_is_reached_while_there_is_time_and_nothing_follows() -> None:
+    joined = Joined()
+    store = frames.Store(session=SESSION, address=ADDRESS, port=5000)
+    joined.hear(store)
+    assert ReachStore(ADDRESS, 5000) in joined.joiner._effects
+    assert joined.state() is AwaitingConfirm
+    joined.seal()
+    assert [(each.address, each.port) for each in joined.stores()] == [(ADDRESS, 5000)]
+    joined.joiner._effects.clear()
+    joined.hear(store)
+    assert not joined.joiner._effects
+    assert joined.state() is ProvingStore
+
+
+def test_a_link_local_store_ahead_is_reached_by_our_own_interface() -> None:
+    joined = Joined()
+    address = "fe80::1"
+    assert joined.session.race is not None
+    joined.session.race.paths[address] = frames.Path(host_address=address, local_address="fe80::2", interface="eth0")
+    joined.hear(frames.Store(session=SESSION, address=address, port=5000))
+    assert joined.joiner._effects[-1] == ReachStore("fe80::1%eth0", 5000)
+
+
+def test_an_old_epoch_does_not_come_again() -> None:
+    joined = Joined()
+    joined.hear(frames.Confirm(session=SESSION, epoch=3), frames.Confirm(session=SESSION, epoch=2))
+    assert joined.joiner.part is not None
+    assert joined.joiner.part.epoch == 3
+    joined.confirm()
+    joined.hear(sealed(2), frames.Void(session=SESSION, epoch=2, reason="late"))
+    assert joined.state() is AwaitingSeal
+
+
+def test_nothing_is_confirmed_while_an_address_is_still_tried() -> None:
+    joined = Joined()
+    assert not joined.can_confirm()
+    joined.hear(frames.Confirm(session=SESSION, epoch=1))
+    assert not joined.can_confirm()
+    assert joined.session.race is not None
+    joined.session.race.stop_trying()
+    assert joined.can_confirm()
+
+
+@pytest.mark.parametrize(("address", "dialed"), [("fe80::1", "fe80::1%eth1"), (ADDRESS, ADDRESS)])
+def test_a_link_local_store_is_reached_by_our_interface(address: str, dialed: str) -> None:
+    joined = Joined()
+    assert joined.session.race is not None
+    joined.session.race.paths["fe80::1"] = frames.Path(
+        host_address="fe80::1", local_address="fe80::2", interface="eth1"
+    )
+    joined.hear(frames.Confirm(session=SESSION, epoch=1))
+    joined.confirm()
+    joined.hear(sealed(store_address=address))
+    assert [store.address for store in joined.stores()] == [dialed]
+
+
+@pytest.mark.parametrize("state", [AwaitingConfirm, TryingPaths, AwaitingSeal, ProvingStore, AwaitingGo, Formed])
+def test_member_returns_after_a_loss_once_it_has_confirmed(state: type) -> None:
+    joined = Joined()
+    joined.reach(state)
+    returning = state in (AwaitingSeal, ProvingStore, AwaitingGo, Formed)
+    assert joined.lose("reset", 5.0) is returning
+    assert joined.joiner.session is None
+    assert (joined.joiner.state.returns_to is joined.session) is returning
+
+
+@pytest.mark.parametrize(
+    ("state", "said", "keeps"),
+    [
+        (ProvingStore, None, False),
+        (AwaitingGo, None, True),
+        (AwaitingGo, frames.Void(session=SESSION, epoch=1, reason="test"), False),
+        (AwaitingGo, frames.Confirm(session=SESSION, epoch=1), False),
+    ],
+    ids=["not acknowledged", "acknowledged", "void", "confirm"],
+)
+def test_only_an_acknowledged_seal_of_the_present_epoch_outlasts_a_loss(
+    state: type, said: frames.AnyFrame | None, keeps: bool
+) -> None:
+    joined = Joined()
+    joined.reach(state)
+    if said is not None:
+        joined.hear(said)
+    joined.lose("reset", 5.0)
+    joined.joiner.join(joined.session, 6.0)
+    joined.hear(frames.Joined(session=SESSION, epoch=1))
+    assert joined.state() is (AwaitingGo if keeps else AwaitingConfirm)
+
+
+def test_a_member_that_comes_back_late_still_lacks_go_alone() -> None:
+    joined = Joined()
+    joined.reach(AwaitingGo)
+    joined.lose("reset", 5.0)
+    joined.session.hang_up()
+    joined.joiner.handle(TimerDue(), 5.0 + RETURN_SECONDS)
+    assert joined.state() is Searching
+    joined.joiner.search.race(joined.session, 20.0)
+    assert joined.session.race is not None
+    joined.session.race.paths[ADDRESS] = frames.Path(host_address=ADDRESS, local_address="10.0.0.2", interface="eth0")
+    joined.joiner.join(joined.session, 20.0)
+    joined.hear(frames.Joined(session=SESSION, epoch=1), frames.Go(session=SESSION, epoch=1))
+    assert joined.joiner.outcome is not None
+
+
+def test_a_seal_is_forgotten_when_another_session_gives_a_seat() -> None:
+    """Otherwise an agent that may count there already would count here as well."""
+    joined = Joined()
+    joined.reach(AwaitingGo)
+    other = joined.known(OTHER)
+    joined.lose("reset", 5.0)
+    joined.session.hang_up()
+    joined.joiner.handle(TimerDue(), 5.0 + RETURN_SECONDS)
+    joined.joiner.join(other, 11.0)
+    joined.joiner.host_said(other, frames.Joined(session=OTHER), 11.0)
+    joined.joiner.host_lost(other, "reset", 12.0)
+    joined.joiner.join(joined.session, 13.0)
+    joined.hear(frames.Joined(session=SESSION, epoch=1))
+    assert joined.state() is AwaitingConfirm
+
+
+def formed() -> Joined:
+    joined = Joined()
+    joined.seal()
+    joined.joiner.handle(StoreProved(SESSION, 1), 3.0)
+    joined.hear(frames.Go(session=SESSION, epoch=1))
+    assert joined.state() is Formed
+    return joined
+
+
+def test_a_host_that_is_lost_after_go_is_given_up_when_it_cannot_be_returned_to() -> None:
+    joined = formed()
+    membership = joined.membership()
+    assert not membership.host_lost
+    assert joined.lose("reset", 5.0)
+    assert not membership.host_lost, "it is tried again first"
+    assert isinstance(membership.state, Reconnecting)
+    joined.session.hang_up()
+    joined.joiner.handle(TimerDue(), membership.state.until)
+    assert membership.host_lost
+    assert "reset" in membership.loss
+
+
+def test_leftover_of_an_earlier_answer_stays_out_of_the_roster() -> None:
+    joined = formed()
+    world_size = joined.joiner.identity.world_size
+    seats = tuple(
+        frames.Seat(rank=rank, local_rank=rank, node_rank=0, hostname="host1", address=ADDRESS, pid=1)
+        for rank in range(world_size)
+    )
+    parts = [frames.Roster(first=rank, total=world_size, seats=(seat,)) for rank, seat in enumerate(seats)]
+    joined.membership().ask_roster()
+    joined.hear(*parts[:1])
+    joined.membership().ask_roster()
+    joined.hear(*parts[1:], *parts)
+    assert tuple(joined.membership().roster.seats) == seats
+
+
+def test_a_host_that_has_said_good_bye_is_given_up_at_once() -> None:
+    joined = formed()
+    membership = joined.membership()
+    joined.hear(frames.Closed(session=SESSION, reason="it has done its work"))
+    assert not joined.lose("closed", 5.0)
+    assert membership.host_lost
+    assert "it has done its work" in membership.loss
+
+
+def test_refused_member_searches_again() -> None:
+    joined = Joined()
+    joined.session.confirmed = True
+    joined.hear(frames.Refused(reason="full"))
+    assert joined.joiner.session is None
+    assert joined.state() is Searching
+    assert not joined.session.confirmed
+
+
+@pytest.mark.parametrize("reason", ["running", "world size"])
+def test_a_host_that_was_only_asked_cannot_refuse(reason: frames.RefusalReason) -> None:
+    """Any process can prove a session without a secret: it must not end the vote of a member of another one."""
+    joined = Joined()
+    joined.seal()
+    other = joined.known(OTHER)
+    joined.joiner.search.on_frame(other, frames.Refused(reason=reason), 2.0)
+    assert joined.joiner.failure is None
+    assert joined.state() is ProvingStore
+    joined.joiner.handle(StoreProved(SESSION, 1), 2.0)
+    joined.hear(frames.Go(session=SESSION, epoch=1))
+    assert joined.joiner.outcome is not None
+
+
+@pytest.mark.parametrize(
+    "said", [frames.Joined(session=SESSION), frames.Refused(reason="session")], ids=["joined", "refused"]
+)
+def test_a_host_that_answers_a_join_twice_does_no_harm(said: frames.AnyFrame) -> None:
+    joined = Joined()
+    joined.seal()
+    joined.joiner.handle(StoreUnreachable(SESSION, 1, "refused"), 1.0)
+    joined.hear(said)
+    joined.joiner.handle(TimerDue(), 1.0 + STORE_RETRY_SECONDS)
+
+
+# --- a host that closes for another one, where ranks are assigned ---------------------------------------------------
+
+
+def test_a_member_makes_at_once_for_the_host_for_which_its_own_has_closed() -> None:
+    joined = Joined(None)
+    new = joined.known(OTHER)
+    joined.hear(frames.Closed(session=SESSION, offer=new.offer))
+    assert (joined.joiner.session, joined.state()) == (None, Searching)
+    assert new.races_to("join")
+    joined.joiner.search.on_proved(new, 2.0)
+    assert joined.joiner.session is new
+
+
+def test_a_member_that_does_not_reach_that_host_looks_for_any() -> None:
+    joined = Joined(None)
+    new = joined.known(OTHER)
+    joined.hear(frames.Closed(session=SESSION, offer=new.offer))
+    assert joined.joiner.search._client.seeker.next_timer() == 1.0
+    joined.joiner.handle(TimerDue(), 1.0 + ADDRESS_SECONDS)
+    assert not new.races_to("join")
+    assert not joined.joiner.expects_host(1.1 + ADDRESS_SECONDS)
+
+
+def test_a_session_that_is_just_asked_whether_it_lives_is_raced_for_again_to_join_it() -> None:
+    joined = Joined(None)
+    new = joined.known(OTHER)
+    joined.joiner.search.table.race(new, IDENTITY.call(OTHER, "probe"), 1.0)
+    joined.hear(frames.Closed(session=SESSION, offer=new.offer))
+    assert new.races_to("join")
+
+
+def test_a_member_that_has_confirmed_does_not_return_to_a_session_that_is_closed() -> None:
+    joined = Joined(None)
+    new = joined.known(OTHER)
+    joined.hear(frames.Confirm(session=SESSION, epoch=1))
+    joined.confirm()
+    assert joined.state() is AwaitingSeal
+    joined.hear(frames.Closed(session=SESSION, offer=new.offer))
+    assert joined.joiner.returns_to is None
+    assert new.races_to("join")
+
+
+def test_a_member_whose_job_has_formed_makes_for_no_other_host() -> None:
+    joined = Joined(None)
+    new = joined.known(OTHER)
+    joined.seal()
+    joined.joiner.handle(StoreProved(SESSION, 1), 1.0)
+    joined.hear(frames.Go(session=SESSION, epoch=1), frames.Closed(session=SESSION, offer=new.offer))
+    assert new.race is None
+
+
+def test_a_host_without_this_member_sends_it_nowhere() -> None:
+    joined = Joined(None)
+    new, other = joined.known(OTHER), joined.known(b"T" * 16)
+    joined.joiner.search.on_frame(other, frames.Closed(session=other.name, offer=new.offer), 1.0)
+    assert new.race is None
+    assert joined.joiner.session is joined.session
+
+
+def test_a_member_makes_for_no_session_of_its_own() -> None:
+    joined = Joined(None)
+    joined.hear(
+        frames.Closed(session=SESSION, offer=msgspec.structs.replace(offer(OTHER), host=IDENTITY.member)),
+    )
+    assert joined.joiner.search.table.get(OTHER) is None
+
+
+# --- for which sessions it races -----------------------------------------------------------------------------------
+
+
+def test_sessions_are_raced_for_side_by_side_and_each_once() -> None:
+    alone = Alone()
+    for each in (offer(), offer(OTHER, port=4001), offer()):
+        alone.joiner.handle(Heard(each, HERE), 1.0)
+    assert len(alone.dialed()) == 2
+    assert all(each.races_to("join") for each in alone.joiner.search.table)
+    assert len(alone.joiner.diagnostics.hosts) == 2
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_a_member_without_a_rank_tells_its_host_of_others(rank: int | None) -> None:
+    joined = Joined(rank)
+    joined.joiner.handle(Heard(offer(OTHER), HERE), 2.0)
+    other = joined.joiner.search.table.get(OTHER)
+    assert other is not None
+    assert other.race is None
+    assert other.report_at == (0.0 if rank is not None else 2.0 + HOST_SEEN_SECONDS)
+
+
+def test_member_joins_no_session_while_the_job_runs_elsewhere() -> None:
+    alone = Alone()
+    alone.joiner.handle(Heard(offer(state="sealed"), HERE), 1.0)
+    (conn,) = alone.dialed()
+    alone.answer(conn, 1.0)
+    alone.hear(conn, 1.0, running())
+    alone.joiner.handle(Heard(offer(OTHER, port=4001), HERE), 1.1)
+    assert alone.dialed() == []
+    alone.joiner.handle(Heard(offer(b"U" * 16, state="sealed", port=4002), HERE), 1.1)
+    assert len(alone.dialed()) == 1
+
+
+def test_the_session_to_return_to_comes_first_and_has_its_time() -> None:
+    joined = Joined()
+    joined.seal()
+    assert joined.lose("reset", 2.0)
+    assert joined.session.races_to("join")
+    joined.joiner.handle(Heard(offer(OTHER), HERE), 2.1)
+    other = joined.joiner.search.table.get(OTHER)
+    assert other is not None
+    assert other.race is None
+    joined.joiner.handle(TimerDue(), 2.1 + ADDRESS_SECONDS)
+    assert joined.joiner.state.returns_to is joined.session
+    for now in (2.0 + RETURN_SECONDS, 2.0 + RETURN_SECONDS + ADDRESS_SECONDS, 9.0):
+        joined.joiner.handle(TimerDue(), now)
+    assert joined.joiner.state.returns_to is None
+
+
+def test_a_race_that_was_lost_is_noted_and_run_again_later() -> None:
+    alone = Alone()
+    alone.joiner.handle(Heard(offer(), HERE), 1.0)
+    alone.dialed()
+    alone.joiner.handle(TimerDue(), 1.0 + ADDRESS_SECONDS)
+    assert any("not reached" in text for text in alone.joiner.diagnostics.hosts.values())
+    alone.joiner.handle(Heard(offer(), HERE), 1.0 + ADDRESS_SECONDS + RETRY_SECONDS - 0.01)
+    assert alone.dialed() == []
+    alone.joiner.handle(Heard(offer(), HERE), 1.0 + ADDRESS_SECONDS + RETRY_SECONDS)
+    assert len(alone.dialed()) == 1
+
+
+@pytest.mark.parametrize(("address", "suspected"), [(ADDRESS, False), ("10.0.0.7", True)])
+def test_a_host_that_no_longer_offers_the_address_in_use_is_asked_whether_it_lives(
+    address: str, suspected: bool
+) -> None:
+    alone = Alone()
+    alone.join()
+    alone.joiner.handle(Heard(msgspec.structs.replace(offer(), addresses=(address,)), HERE), 2.0)
+    alone.done()
+    assert (alone.said[-1] == frames.Ping()) is suspected
+
+
+def test_a_member_that_has_confirmed_goes_back_to_a_host_whose_address_has_gone() -> None:
+    """The host has ended the old connection, and its FIN went nowhere: TCP would notice after ten seconds."""
+    alone = Alone()
+    conn = alone.join()
+    alone.hear(conn, 2.0, frames.Confirm(session=SESSION, epoch=1))
+    assert alone.step() is AwaitingSeal
+    alone.joiner.handle(Heard(msgspec.structs.replace(offer(), addresses=("10.0.0.7",)), HERE), 3.0)
+    alone.done()
+    alone.joiner.handle(TimerDue(), 3.0 + SUSPECT_SECONDS)
+    done = alone.done()
+    assert Hangup(conn) in done
+    assert "10.0.0.7" in [effect.address for effect in done if isinstance(effect, Dial)]
+
+
+def fail_a_second_path(alone: Alone, reason: str) -> None:
+    """The host names another address, where it is not reached."""
+    alone.joiner.handle(Heard(msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.0.7")), HERE), 2.0)
+    alone.joiner.handle(TimerDue(), 2.1)
+    (second,) = alone.dialed()
+    alone.joiner.handle(Disconnected(second, reason), 2.2)
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_when_the_own_interfaces_change_the_paths_are_proved_again(confirmed: bool) -> None:
+    alone = Alone()
+    conn = alone.join()
+    fail_a_second_path(alone, "Network is unreachable")
+    if confirmed:
+        alone.hear(conn, 2.3, frames.Confirm(session=SESSION, epoch=1))
+    alone.joiner.handle(InterfacesChanged(), 3.0)
+    # A member that has confirmed has told its host what counts.
+    assert len(alone.dialed()) == (0 if confirmed else 1)
+
+
+def test_a_member_that_is_asked_again_proves_its_paths_again() -> None:
+    """The members share no path: one that failed a moment ago can have failed since the host's process stood still."""
+    alone = Alone()
+    conn = alone.join()
+    fail_a_second_path(alone, "no proof")
+    alone.hear(conn, 2.3, frames.Confirm(session=SESSION, epoch=1))
+    assert alone.step() is AwaitingSeal
+    alone.hear(conn, 2.8, frames.Confirm(session=SESSION, epoch=2))
+    assert alone.step() is TryingPaths, "it confirms once each path was tried again"
+
+
+def test_a_change_of_the_interfaces_that_ends_the_last_attempt_lets_the_member_confirm() -> None:
+    alone = Alone()
+    conn = alone.join()
+    alone.joiner.handle(Heard(msgspec.structs.replace(offer(), addresses=(ADDRESS, "10.0.0.7")), HERE), 2.0)
+    alone.joiner.handle(TimerDue(), 2.1)
+    assert len(alone.dialed()) == 1
+    alone.hear(conn, 2.3, frames.Confirm(session=SESSION, epoch=1))
+    assert alone.step() is TryingPaths, "it still tries the other address"
+    # The process was stopped meanwhile, and the time of that address is over.
+    alone.joiner.handle(InterfacesChanged(), 2.1 + ADDRESS_SECONDS + 2.0)
+    alone.done()
+    assert isinstance(alone.said[-1], frames.Confirmed)

@@ -1,0 +1,511 @@
+"""The connections of the mesh: the side that dials and the side that answers, with a clock of the test's own."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mingle.protocol import mesh
+from mingle.protocol.effects import Dial, Effect, Hangup, Write
+from mingle.protocol.events import Accepted, Address, BytesReceived, Connected, Disconnected
+from mingle.protocol.handshake import Call
+from mingle.protocol.machine import Context, Endpoints, Identity
+from mingle.protocol.mesh import Answerer, Prover, targets_of
+from mingle.wire import frames
+from mingle.wire.authentication import JobKey
+from mingle.wire.frames import Failure, ProcessInfo, Target
+
+SESSION = b"S" * 16
+ME = b"M" * 16
+PORT = 4000
+REFUSED = "Connection refused (ECONNREFUSED)"
+EXAMPLES = settings(derandomize=True, database=None, deadline=None, max_examples=60)
+
+
+def member(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def target(number: int) -> Target:
+    return Target(member=member(number), address=f"10.0.0.{number}", port=PORT)
+
+
+def identity(who: bytes) -> Identity:
+    return Identity(job="job", attempt="", member=who, rank=None, world_size=9, node="n", who=ProcessInfo())
+
+
+class Listener:
+    """A target: what it does with a connection is the test's choice."""
+
+    def __init__(self, number: int, *, key: JobKey | None = None, session: bytes = SESSION) -> None:
+        self.effects: list[Effect] = []
+        context = Context(key=key, new_id=itertools.count(1).__next__, rng=random.Random(0), timeout=60.0)
+        self.answerer = Answerer(identity(member(number)), context, self.effects)
+        address = f"10.0.0.{number}"
+        self.answerer.endpoints = Endpoints(addresses=(Address(address, "eth0", 24),), port=PORT)
+        self.answerer.serve(session)
+        self.stopped = False
+        """Whether its process does not run: its kernel still accepts."""
+        self.small = False
+        """Whether the path to it drops large packets."""
+        self.refuses = False
+        self.silent = False
+        """Whether nothing comes back from its address."""
+        self.speaks = b""
+        """What a program of another kind says to each caller."""
+        self.waiting: list[tuple[int, bytes | None]] = []
+
+
+class Lan:
+    """A prover, and its targets by their addresses; everything is delivered at once."""
+
+    def __init__(self, numbers: int, *, seconds: float = 6.0, key: JobKey | None = None) -> None:
+        self.now = 100.0
+        self.dials: list[tuple[float, str]] = []
+        self.listeners = {f"10.0.0.{number}": Listener(number, key=key) for number in range(1, numbers + 1)}
+        self.effects: list[Effect] = []
+        self.open: dict[int, str] = {}
+        """The connections that have not ended, by the address that they lead to."""
+        self.most_open = 0
+        self.context = Context(key=key, new_id=itertools.count(1).__next__, rng=random.Random(0), timeout=60.0)
+        self._key = key
+        self._seconds = seconds
+        self.prover = self.prove()
+
+    def prove(self) -> Prover:
+        """Begin a proof of all targets."""
+        call = Call(job="job", member=ME, session=SESSION, purpose="mesh")
+        targets = [target(number) for number in range(1, len(self.listeners) + 1)]
+        self.prover = Prover(
+            call,
+            targets,
+            interface="eth0",
+            seconds=self._seconds,
+            context=self.context,
+            effects=self.effects,
+            now=self.now,
+        )
+        return self.prover
+
+    def at(self, number: int) -> Listener:
+        """Return a target."""
+        return self.listeners[f"10.0.0.{number}"]
+
+    def settle(self) -> None:
+        """Carry out effects until nothing more happens by itself."""
+        while self.effects:
+            effect = self.effects.pop(0)
+            match effect:
+                case Dial(conn, address, _, _):
+                    self.dials.append((self.now, address))
+                    self.open[conn] = address
+                    self.most_open = max(self.most_open, len(self.open))
+                    self._dialed(conn, self.listeners[address])
+                case Write(conn, data):
+                    self._written(conn, data)
+                case Hangup(conn):
+                    self.open.pop(conn, None)  # the other side can have hung up
+
+    def _tell(self, event: Connected | BytesReceived | Disconnected) -> None:
+        if isinstance(event, Disconnected):
+            self.open.pop(event.conn, None)
+        if self.prover.owns(event.conn):
+            self.prover.handle(event, self.now)
+
+    def _dialed(self, conn: int, listener: Listener) -> None:
+        if listener.refuses:
+            self._tell(Disconnected(conn, REFUSED))
+        elif not listener.silent:
+            self._tell(Connected(conn, "10.0.0.99", "eth0"))
+            listener.waiting.append((conn, None))
+            self._serve(listener)
+
+    def _written(self, conn: int, data: bytes) -> None:
+        if conn not in self.open:
+            return
+        listener = self.listeners[self.open[conn]]
+        if not (listener.small and len(data) > 1400):
+            listener.waiting.append((conn, data))
+            self._serve(listener)
+
+    def _serve(self, listener: Listener) -> None:
+        while listener.waiting and not listener.stopped:
+            conn, data = listener.waiting.pop(0)
+            if listener.speaks:
+                self._tell(BytesReceived(conn, listener.speaks))
+            elif data is None:
+                listener.answerer.accepted(Accepted(conn, "10.0.0.99"), self.now)
+            elif listener.answerer.owns(conn):
+                listener.answerer.handle(BytesReceived(conn, data))
+            for effect in listener.effects:
+                if isinstance(effect, Write):
+                    self._tell(BytesReceived(effect.conn, effect.data))
+                elif isinstance(effect, Hangup):
+                    self._tell(Disconnected(effect.conn, "the other side closed it"))
+            listener.effects.clear()
+
+    def cont(self, number: int) -> None:
+        """Let a stopped target run."""
+        self.at(number).stopped = False
+        self._serve(self.at(number))
+        self.settle()
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        self.settle()
+        end = self.now + seconds
+        while not self.prover.done and (due := self.prover.next_timer()) is not None and due <= end:
+            self.now = max(self.now, due)
+            self.prover.handle_timer(self.now)
+            self.settle()
+        self.now = end
+
+    @property
+    def failures(self) -> dict[int, str]:
+        """How targets failed, by their numbers."""
+        return {int.from_bytes(each.member, "big"): each.how for each in self.prover.failures}
+
+
+# --- which nodes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 128, mesh.FULL_MESH])
+def test_every_pair_is_dialed_in_both_directions_and_the_successor_first(nodes: int) -> None:
+    assert {(one, other) for one in range(nodes) for other in targets_of(one, nodes)} == {
+        (one, other) for one in range(nodes) for other in range(nodes) if one != other
+    }
+    assert [targets_of(one, nodes)[0] for one in range(nodes)] == [(one + 1) % nodes for one in range(nodes)]
+
+
+@pytest.mark.parametrize("nodes", [mesh.FULL_MESH + 1, 1000, 1024])
+def test_of_more_nodes_each_dials_a_sample_and_is_dialed_by_as_many(nodes: int) -> None:
+    dialed = [other for one in range(nodes) for other in targets_of(one, nodes)]
+    assert all(one not in targets_of(one, nodes) for one in range(nodes))
+    assert {dialed.count(each) for each in range(0, nodes, 97)} == {mesh.SAMPLE}
+
+
+# --- what counts as reached -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [None, JobKey(b"secret", "job")], ids=["plain", "secret"])
+def test_all_targets_are_reached_at_once(key: JobKey | None) -> None:
+    lan = Lan(8, key=key)
+    lan.run(0.0)
+    assert lan.prover.done
+    assert not lan.prover.failures
+    assert not lan.open
+    assert len(lan.dials) == 8
+
+
+def test_target_that_is_dead_refuses_for_a_second() -> None:
+    lan = Lan(3)
+    lan.at(2).refuses = True
+    lan.run(mesh.REFUSED_SECONDS - 0.1)
+    assert not lan.prover.done
+    lan.run(0.5)
+    assert lan.failures == {2: "refused"}
+    assert not lan.open
+
+
+def test_target_whose_listener_is_late_is_reached() -> None:
+    lan = Lan(3)
+    lan.at(2).refuses = True
+    lan.run(0.6)
+    lan.at(2).refuses = False
+    lan.run(0.5)
+    assert lan.prover.done
+    assert not lan.failures
+
+
+def test_target_that_does_not_answer_is_dialed_every_half_second_for_six() -> None:
+    lan = Lan(3)
+    lan.at(3).silent = True
+    lan.run(5.9)
+    assert not lan.prover.done
+    lan.run(0.2)
+    assert lan.failures == {3: "no answer"}
+    assert len([at for at, address in lan.dials if address == "10.0.0.3"]) == 12
+    assert not lan.open
+
+
+def test_last_of_many_lost_syns_is_enough() -> None:
+    lan = Lan(2)
+    lan.at(1).silent = True
+    lan.run(5.4)
+    lan.at(1).silent = False
+    lan.run(0.5)
+    assert lan.prover.done
+    assert not lan.failures
+
+
+def test_another_member_at_the_address_is_not_the_target() -> None:
+    """Its greeting shows another id: two machines with one address."""
+    lan = Lan(3)
+    lan.listeners["10.0.0.2"] = Listener(3)
+    lan.at(2).answerer.serve(SESSION, ["10.0.0.2"])
+    lan.run(2.0)
+    assert lan.failures == {2: "another program"}
+
+
+def test_another_session_at_the_port_is_not_the_target() -> None:
+    lan = Lan(3)
+    lan.listeners["10.0.0.2"] = Listener(2, session=b"T" * 16)
+    lan.run(2.0)
+    assert lan.failures == {2: "another program"}
+
+
+def test_program_that_speaks_another_protocol_is_named() -> None:
+    lan = Lan(1)
+    lan.at(1).speaks = b"HTTP/1.1 400 Bad Request\r\n"
+    lan.run(2.0)
+    assert lan.failures == {1: "another program"}
+
+
+def test_target_without_the_secret_is_another_program() -> None:
+    lan = Lan(2, key=JobKey(b"secret", "job"))
+    lan.listeners["10.0.0.1"] = Listener(1, key=JobKey(b"other", "job"))
+    lan.run(2.0)
+    assert lan.failures == {1: "another program"}
+
+
+def test_target_that_accepts_and_hangs_up_is_named_after_six_seconds() -> None:
+    """As a process does that has no free descriptor."""
+    lan = Lan(2)
+    lan.at(1).answerer.endpoints = None
+    lan.run(5.9)
+    assert not lan.prover.done
+    lan.run(0.5)
+    assert lan.failures == {1: "closed"}
+
+
+def test_lack_of_descriptors_of_its_own_is_named() -> None:
+    lan = Lan(1)
+    while not lan.prover.done:
+        for effect in lan.effects:
+            if isinstance(effect, Dial):
+                lan.prover.handle(Disconnected(effect.conn, "Too many open files (EMFILE)"), lan.now)
+        lan.effects.clear()
+        lan.now = lan.prover.next_timer() or lan.now
+        lan.prover.handle_timer(lan.now)
+    assert lan.failures == {1: "no descriptor"}
+
+
+@pytest.mark.parametrize("seconds", [3.0, 60.0, 3600.0])
+def test_stopped_target_is_waited_for_and_not_dialed_again(seconds: float) -> None:
+    lan = Lan(3)
+    lan.at(2).stopped = True
+    lan.run(seconds)
+    assert not lan.prover.done
+    assert len(lan.dials) == 3
+    lan.cont(2)
+    assert lan.prover.done
+    assert not lan.failures
+
+
+def test_target_that_is_stopped_before_its_greeting_is_waited_for() -> None:
+    lan = Lan(1)
+    listener = lan.at(1)
+    handle = listener.answerer.handle
+
+    def stop_at_greeting(event: BytesReceived) -> None:
+        if len(event.untrusted) > mesh.PADDING_BYTES:
+            listener.stopped = True
+            listener.waiting.insert(0, (event.conn, event.untrusted))
+        else:
+            handle(event)
+
+    listener.answerer.handle = stop_at_greeting  # type: ignore[assignment, method-assign]
+    lan.run(30.0)
+    assert not lan.prover.done
+    listener.answerer.handle = handle  # type: ignore[method-assign]
+    lan.cont(1)
+    assert lan.prover.done
+    assert not lan.failures
+
+
+def test_path_that_drops_large_packets_is_named_once_the_process_is_known_to_run() -> None:
+    lan = Lan(3)
+    lan.at(2).small = True
+    lan.run(mesh.GREETING_SECONDS + mesh.ALIVE_SECONDS - 0.1)
+    assert not lan.prover.done
+    lan.run(0.2)
+    assert lan.failures == {2: "large packets"}
+    assert not lan.open
+
+
+def test_pause_of_the_prover_is_no_failure_of_its_targets() -> None:
+    """It stood still for a minute after its first SYN, which was lost."""
+    lan = Lan(1)
+    lan.at(1).silent = True
+    lan.settle()
+    lan.now += 60.0
+    lan.prover.handle_timer(lan.now)
+    lan.settle()
+    assert not lan.prover.done
+    lan.at(1).silent = False
+    lan.run(1.0)
+    assert lan.prover.done
+    assert not lan.failures
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_targets_are_dialed_32_at_a_time_with_bounded_descriptors() -> None:
+    lan = Lan(100)
+    for number in range(1, 101):
+        lan.at(number).silent = True
+    lan.run(0.0)
+    assert len({address for _, address in lan.dials}) == mesh.TARGETS_AT_ONCE
+    lan.run(60.0)
+    assert len(lan.failures) == 100
+    assert lan.most_open <= mesh.TARGETS_AT_ONCE * mesh.DIALS_AT_ONCE
+    assert not lan.open
+
+
+def test_stopped_targets_do_not_keep_others_waiting() -> None:
+    lan = Lan(100)
+    for number in range(1, 51):
+        lan.at(number).stopped = True
+    lan.run(1.0)
+    assert len({address for _, address in lan.dials}) == 100
+    for number in range(1, 51):
+        lan.cont(number)
+    assert lan.prover.done
+
+
+def test_targets_that_were_reached_are_not_dialed_again_for_a_minute() -> None:
+    lan = Lan(4)
+    lan.run(0.0)
+    lan.now += mesh.REMEMBERED_SECONDS - 1
+    assert lan.prove().done
+    lan.now += 2
+    assert not lan.prove().done
+    lan.run(0.0)
+    assert lan.prover.done
+
+
+def test_target_that_is_gone_with_its_address_is_dialed_again() -> None:
+    """A process that was started again has another member id."""
+    lan = Lan(1)
+    lan.run(0.0)
+    call = Call(job="job", member=ME, session=SESSION, purpose="mesh")
+    fresh = Target(member=member(7), address="10.0.0.1", port=PORT)
+    again = Prover(call, [fresh], interface="", seconds=6, context=lan.context, effects=lan.effects, now=lan.now)
+    assert not again.done
+
+
+def test_stop_hangs_up_on_all() -> None:
+    lan = Lan(5)
+    lan.at(2).stopped = lan.at(3).silent = True
+    lan.settle()
+    lan.prover.stop()
+    lan.settle()
+    assert not lan.open
+    assert lan.prover.next_timer() is None
+
+
+# --- the side that answers --------------------------------------------------------------------------------------------
+
+
+def test_member_without_a_seat_hangs_up() -> None:
+    listener = Listener(1)
+    listener.answerer.serve(b"")
+    listener.answerer.accepted(Accepted(5, "10.0.0.2"), 0.0)
+    assert listener.effects == [Hangup(5)]
+
+
+def test_member_takes_no_more_callers_than_its_descriptors_allow() -> None:
+    effects: list[Effect] = []
+    context = Context(
+        key=None, new_id=itertools.count(1).__next__, rng=random.Random(0), timeout=60.0, free_files=lambda: 80
+    )
+    answerer = Answerer(identity(member(1)), context, effects)
+    answerer.endpoints = Endpoints(addresses=(Address("10.0.0.1", "eth0", 24),), port=PORT)
+    answerer.serve(SESSION)
+    for conn in range(50):
+        answerer.accepted(Accepted(conn, "10.0.0.2"), 0.0)
+    assert [conn for conn in range(50) if answerer.owns(conn)] == list(range(40, 50))
+
+
+def test_caller_that_says_nothing_goes_after_a_while() -> None:
+    listener = Listener(1)
+    listener.answerer.accepted(Accepted(5, "10.0.0.2"), 10.0)
+    assert listener.answerer.next_timer() == 10.0 + mesh.CALLER_SECONDS
+    listener.answerer.handle_timer(10.0 + mesh.CALLER_SECONDS)
+    assert not listener.answerer.owns(5)
+
+
+@pytest.mark.parametrize("frame", [frames.Join(world_size=2, node="n"), frames.Ask(what="status")])
+def test_member_is_no_host(frame: frames.AnyFrame) -> None:
+    lan = Lan(1)
+    lan.at(1).stopped = True
+    lan.settle()
+    (attempt,) = lan.prover._pursuits[member(1)].attempts.values()
+    attempt.conversation.send(frame)
+    data = attempt.conversation.data_to_send()
+    listener = lan.at(1)
+    waiting = [(conn, said) for conn, said in listener.waiting]
+    for conn, said in waiting:
+        if said is None:
+            listener.answerer.accepted(Accepted(conn, "10.0.0.99"), 0.0)
+        else:
+            listener.answerer.handle(BytesReceived(conn, said))
+    ((conn, _), *_) = waiting
+    listener.answerer.handle(BytesReceived(conn, data))
+    assert not listener.answerer.owns(conn)
+
+
+# --- any network ------------------------------------------------------------------------------------------------------
+
+Behavior = Callable[[Listener], None]
+BEHAVIORS: dict[str, str] = {
+    "silent": "no answer",
+    "refuses": "refused",
+    "small": "large packets",
+    "": "",
+}
+
+
+@EXAMPLES
+@given(st.lists(st.sampled_from(sorted(BEHAVIORS)), min_size=1, max_size=80))
+def test_each_target_ends_as_it_behaves_and_no_other(behaviors: list[str]) -> None:
+    lan = Lan(len(behaviors))
+    for number, behavior in enumerate(behaviors, start=1):
+        if behavior:
+            setattr(lan.at(number), behavior, True)
+    lan.run(6.5 * (1 + len(behaviors) // mesh.TARGETS_AT_ONCE))
+    assert lan.prover.done
+    assert lan.failures == {
+        number: BEHAVIORS[behavior] for number, behavior in enumerate(behaviors, start=1) if behavior
+    }
+    assert not lan.open
+    assert all(isinstance(each, Failure) for each in lan.prover.failures)
+
+
+@EXAMPLES
+@given(
+    st.lists(st.tuples(st.floats(0.0, 5.0), st.sampled_from(["silent", "stopped"])), min_size=1, max_size=12),
+    st.booleans(),
+)
+def test_fault_that_ends_in_time_fails_no_target(faults: list[tuple[float, str]], paused: bool) -> None:
+    lan = Lan(len(faults))
+    for number, (_, fault) in enumerate(faults, start=1):
+        setattr(lan.at(number), fault, True)
+    lan.settle()
+    began = lan.now
+    for at, number in sorted((at, number) for number, (at, _) in enumerate(faults, start=1)):
+        if paused:
+            lan.now = began + at
+        else:
+            lan.run(max(0.0, began + at - lan.now))
+        lan.at(number).silent = False
+        lan.cont(number)
+    lan.run(1.5)
+    assert lan.prover.done
+    assert not lan.failures

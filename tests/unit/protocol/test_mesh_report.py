@@ -1,0 +1,239 @@
+"""The error that names the nodes that can't reach each other: which pattern it sees, and how long it is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mingle.errors import ConnectivityError
+from mingle.protocol import mesh_report
+from mingle.protocol.mesh_report import Node, Pair, Proof, begin, cause_of, describe
+from mingle.protocol.seating import place
+from mingle.protocol.seats import HostSeat, Seated, Seats
+from mingle.wire.frames import Failure, Join, Path, ProcessInfo, Unreached
+
+EXAMPLES = settings(derandomize=True, database=None, deadline=None, max_examples=100)
+
+
+def member(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def proof(size: int, pairs: Iterable[Pair], how: Unreached = "no answer", *, detail: str = "") -> Proof:
+    nodes = [
+        Node(member(n), ProcessInfo(hostname=f"w{n}", pid=n, rank=n), "eth0", f"10.0.{n >> 8}.{n & 255}", 4000 + n)
+        for n in range(size)
+    ]
+    made = Proof("10.0.0.0", "10.0.0.0/16", nodes, 6.0, last=True)
+    for one, other in pairs:
+        made.add(member(one), [Failure(member=member(other), how=how, detail=detail)])
+    return made
+
+
+def both(*pairs: Pair) -> list[Pair]:
+    return [*pairs, *((other, one) for one, other in pairs)]
+
+
+def lines(size: int, pairs: Iterable[Pair]) -> list[str]:
+    return describe(proof(size, pairs))[1]
+
+
+def error(made: Proof) -> ConnectivityError:
+    return mesh_report.error("resnet", *describe(made), *cause_of(made))
+
+
+# --- the pattern ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [3, 4, 128])
+def test_node_that_nobody_reaches(size: int) -> None:
+    (line,) = lines(size, [(each, 1) for each in range(size) if each != 1])
+    assert line == "no other node reaches rank 1 on host w1 (10.0.0.1 on eth0): no answer from TCP port 4001"
+
+
+@pytest.mark.parametrize("size", [3, 4, 128])
+def test_node_that_reaches_nobody(size: int) -> None:
+    (line,) = lines(size, [(1, each) for each in range(size) if each != 1])
+    assert line.startswith("rank 1 on host w1 (10.0.0.1 on eth0) reaches no other node: no answer")
+
+
+@pytest.mark.parametrize("size", [3, 4, 128])
+def test_node_that_is_cut_off_in_both_directions(size: int) -> None:
+    (line,) = lines(size, both(*[(1, each) for each in range(size) if each != 1]))
+    assert line.startswith("rank 1 on host w1 (10.0.0.1 on eth0) reaches no other node, and none reaches it: ")
+
+
+def test_two_nodes_that_nobody_reaches() -> None:
+    found = lines(8, [(one, other) for other in (2, 5) for one in range(8) if one != other])
+    assert [line.partition(" (")[0] for line in found] == [
+        "no other node reaches rank 2 on host w2",
+        "no other node reaches rank 5 on host w5",
+    ]
+
+
+def test_pair_in_both_directions() -> None:
+    assert lines(4, both((1, 3))) == [
+        "rank 1 on host w1 (10.0.0.1 on eth0) and rank 3 on host w3 (10.0.0.3 on eth0) do not reach each other: "
+        "no answer from TCP port 4003"
+    ]
+
+
+def test_pair_in_one_direction() -> None:
+    assert lines(4, [(3, 1)]) == [
+        "rank 3 on host w3 (10.0.0.3 on eth0) does not reach rank 1 on host w1 (10.0.0.1 on eth0): "
+        "no answer from TCP port 4001; the other way works"
+    ]
+
+
+def test_pair_of_two_nodes() -> None:
+    assert lines(2, both((0, 1)))[0].startswith("rank 0 on host w0 (10.0.0.0 on eth0) and rank 1 on host w1")
+
+
+def test_nodes_none_of_which_reaches_another() -> None:
+    every = [(one, other) for one in range(40) for other in range(40) if one != other]
+    assert lines(40, every) == ["no node reaches any other one: no answer from TCP port 4001"]
+
+
+def test_two_halves() -> None:
+    across = both(*itertools.product((0, 1), (2, 3)))
+    assert lines(4, across) == [
+        "two halves that reach only themselves: w0, w1 | w2, w3: no answer from TCP port 4002",
+    ]
+
+
+def test_two_halves_of_which_one_direction_works() -> None:
+    assert lines(4, itertools.product((0, 1), (2, 3))) == [
+        "none of w0, w1 reaches any of w2, w3: no answer from TCP port 4002; the other way works"
+    ]
+
+
+def test_two_groups_behind_a_host_that_reaches_both() -> None:
+    assert lines(9, both(*itertools.product((1, 2, 3), (4, 5, 6, 7, 8)))) == [
+        "w1, w2, w3 and w4, w5, w6, w7 and 1 more do not reach each other: no answer from TCP port 4004"
+    ]
+
+
+def test_one_direction_between_two_groups_behind_a_host() -> None:
+    assert lines(5, itertools.product((1, 2), (3, 4))) == [
+        "none of w1, w2 reaches any of w3, w4: no answer from TCP port 4003; the other way works"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("refused", "TCP port 4003 refuses connections"),
+        ("no route", "no route (No route to host (EHOSTUNREACH))"),
+        ("another program", "another program answers on TCP port 4003 (magic)"),
+        ("closed", "TCP port 4003 accepts connections and closes them"),
+        ("large packets", "large packets do not pass"),
+        ("no descriptor", "no file descriptor is free to connect"),
+    ],
+)
+def test_each_kind_of_failure_has_its_words_cause_and_fix(how: Unreached, words: str) -> None:
+    detail = {"no route": "No route to host (EHOSTUNREACH)", "another program": "magic"}.get(how, "")
+    text = str(error(proof(4, [(1, 3)], how, detail=detail)))
+    assert words in text
+    assert "likely cause: " in text
+    assert "`" in text.partition("fix: ")[2]
+
+
+def test_networks_that_fail_as_well_are_named() -> None:
+    made = proof(4, [(1, 3)])
+    made.others = ("192.168.0.1",)
+    assert "on the network of 10.0.0.0, nor on those of 192.168.0.1" in describe(made)[0]
+
+
+def test_sample_is_said() -> None:
+    assert "(sampled: each node has dialed 32 others)" in describe(proof(1000, [(1, 2)]))[0]
+    assert "sampled" not in describe(proof(256, [(1, 3)]))[0]
+
+
+@EXAMPLES
+@given(st.data())
+def test_each_failure_is_told_and_nothing_else_in_ten_lines(data: st.DataObject) -> None:
+    size = data.draw(st.integers(2, 128))
+    node = st.integers(0, size - 1)
+    pairs = data.draw(st.lists(st.tuples(node, node).filter(lambda pair: pair[0] != pair[1]), min_size=1, max_size=40))
+    deaf = data.draw(st.lists(node, max_size=3))
+    pairs += [(one, other) for other in deaf for one in range(size) if one != other]
+    made = proof(size, pairs)
+    text = str(error(made))
+    assert len(text.splitlines()) <= 10
+    named = {number for number in range(size) if any(f"w{number}{end}" in text for end in " ,|:)`;\n")}
+    at_fault = {number for pair in pairs for number in pair}
+    assert named <= at_fault
+
+
+# --- who takes part ---------------------------------------------------------------------------------------------------
+
+
+def applicant(number: int, *, seen: str = "", node: str = "", port: int = 4000, local: str = "") -> Join:
+    address = local or f"10.0.0.{number + 1}"
+    return Join(
+        world_size=4,
+        rank=number,
+        node=node or f"node{number}",
+        who=ProcessInfo(hostname=f"w{number}", pid=number, address=seen or address),
+        paths=(Path(host_address="10.0.0.1", local_address=address, interface="eth0"),),
+        mesh_port=port,
+    )
+
+
+def begun(*applicants: Join, length: int = 24) -> Proof:
+    host = HostSeat(member=member(0), applicant=applicants[0], prefix_lengths={"10.0.0.1": length})
+    seats = Seats(host, 4)
+    for number, each in enumerate(applicants[1:], start=1):
+        seats.take(Seated(member(number), number, each, each.paths))
+    return begin("10.0.0.1", host, seats, place(applicants, 4), seconds=6.0, last=False)
+
+
+def addresses(made: Proof, number: int) -> list[str]:
+    return [each.address for each in made.targets(member(number))]
+
+
+def test_each_node_dials_the_others_on_the_network_that_was_chosen() -> None:
+    made = begun(*map(applicant, range(4)))
+    assert addresses(made, 0) == ["10.0.0.2", "10.0.0.3", "10.0.0.4"]
+    assert addresses(made, 3) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    assert made.subnet == "10.0.0.0/24"
+
+
+def test_one_process_of_each_node_takes_part() -> None:
+    made = begun(applicant(0, node="a"), applicant(1, node="a", local="10.0.0.1"), applicant(2), applicant(3))
+    assert addresses(made, 0) == ["10.0.0.3", "10.0.0.4"]
+    assert not addresses(made, 1)
+
+
+def test_member_that_takes_no_part_is_left_out() -> None:
+    made = begun(applicant(0), applicant(1), applicant(2, port=0), applicant(3))
+    assert addresses(made, 1) == ["10.0.0.4", "10.0.0.1"]
+    assert not addresses(made, 2)
+
+
+def test_member_behind_address_translation_dials_and_is_not_dialed() -> None:
+    made = begun(applicant(0), applicant(1), applicant(2, seen="203.0.113.7"), applicant(3))
+    assert addresses(made, 2) == ["10.0.0.4", "10.0.0.1", "10.0.0.2"]
+    assert all("10.0.0.3" not in addresses(made, each) for each in (0, 1, 3))
+
+
+def test_host_on_an_address_that_it_only_advertises_dials_nobody() -> None:
+    made = begun(*map(applicant, range(4)), length=0)
+    assert not addresses(made, 0)
+    assert "10.0.0.1" in addresses(made, 1)
+
+
+def test_job_on_one_node_has_nothing_to_prove() -> None:
+    assert not begun(*(applicant(each, node="a", local="10.0.0.1") for each in range(4))).is_needed
+    assert begun(*map(applicant, range(4))).is_needed
+
+
+def test_failures_that_name_no_node_are_ignored() -> None:
+    made = begun(*map(applicant, range(4)))
+    made.add(member(9), [Failure(member=member(1), how="refused")])
+    made.add(member(1), [Failure(member=member(9), how="refused"), Failure(member=member(1), how="refused")])
+    assert not made.failures

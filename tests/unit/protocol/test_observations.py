@@ -1,0 +1,171 @@
+"""What is remembered for reports: bounded, and of ranks alone. The machines themselves are in `tests/lan`."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mingle.protocol.events import Source
+from mingle.protocol.machine import Identity
+from mingle.protocol.observations import (
+    KEPT_OUT_SECONDS,
+    LATELY_SECONDS,
+    REMEMBERED_PER_KIND,
+    SEEKING_SECONDS,
+    Diagnostics,
+    note,
+    note_name,
+)
+from mingle.wire.datagrams import Bye, Datagram, List, Offer, Seek
+from mingle.wire.frames import ProcessInfo
+
+HERE = Source(interface="eth0", address="10.0.0.7")
+IDENTITY = Identity(
+    job="resnet",
+    attempt="2",
+    member=b"M" * 16,
+    rank=3,
+    world_size=8,
+    node="boot:1",
+    who=ProcessInfo(hostname="node3", pid=77, rank=3),
+)
+
+
+def test_the_questions_say_who_asks() -> None:
+    seek = IDENTITY.seek()
+    assert (seek.job, seek.attempt, seek.member, seek.world_size) == ("resnet", "2", b"M" * 16, 8)
+    assert (seek.rank, seek.hostname, seek.pid, seek.kind) == (3, "node3", 77, "ranks")
+    asked = IDENTITY.list()
+    assert (asked.job, asked.attempt, asked.member) == ("resnet", "2", b"M" * 16)
+    assert (asked.rank, asked.hostname, asked.pid) == (3, "node3", 77)
+    assert msgspec.structs.replace(IDENTITY, rank=None, kind="agents").seek().rank is None
+    assert msgspec.structs.replace(IDENTITY, rank=None, kind="agents").seek().kind == "agents"
+
+
+def test_other_seekers_are_named_once() -> None:
+    diagnostics = Diagnostics()
+    for _ in range(2):
+        diagnostics.seeker(
+            Seek(job="resnet", member=b"A" * 16, world_size=8, rank=4, hostname="node4", pid=9), HERE, 0.0
+        )
+    diagnostics.seeker(Seek(job="resnet", member=b"B" * 16, world_size=8), HERE, 0.0)
+    assert list(diagnostics.seekers.values()) == [
+        "rank 4 on host node4 (10.0.0.7), pid 9",
+        "a process without a rank on host unknown (10.0.0.7), pid 0",
+    ]
+
+
+def test_observer_is_no_rank() -> None:
+    diagnostics = Diagnostics()
+    diagnostics.seeker(Seek(job="resnet", member=b"A" * 16, world_size=8, kind="observer"), HERE, 0.0)
+    diagnostics.seeker(List(job="resnet", member=b"B" * 16), HERE, 0.0)
+    assert diagnostics.seekers == {}
+    diagnostics.seeker(List(job="resnet", member=b"C" * 16, rank=5, hostname="node5", pid=6), HERE, 0.0)
+    assert list(diagnostics.seekers.values()) == ["rank 5 on host node5 (10.0.0.7), pid 6"]
+
+
+OF_AN_OBSERVER: list[Datagram] = [
+    Seek(job="resnet", member=b"A" * 16, world_size=8, kind="observer"),
+    List(job="resnet", member=b"A" * 16),
+    Bye(job="resnet", session=b"S" * 16),
+]
+
+
+@pytest.mark.parametrize("message", OF_AN_OBSERVER, ids=lambda message: type(message).__name__)
+def test_observer_tells_nothing_of_the_ranks_secret_and_attempt(message: Datagram) -> None:
+    """``mingle-discover`` has no attempt, and signs if its user has the secret, whatever the ranks have."""
+    signed, diagnostics = Source(interface="eth0", address="10.0.0.7", signed=True), Diagnostics()
+    assert not diagnostics.concerns(IDENTITY, message, signed, 0.0, secured=False)
+    same_attempt = msgspec.structs.replace(IDENTITY, attempt="")
+    assert diagnostics.concerns(same_attempt, message, signed, 0.0, secured=False)
+    assert (diagnostics.other_attempts, diagnostics.signed_without_secret) == ({}, 0)
+
+
+@pytest.mark.parametrize("kind", [Seek, List])
+def test_a_rank_of_the_first_attempt_is_named_though_that_has_no_name(kind: type[Seek | List]) -> None:
+    """Slurm counts the restarts of a job from the second run on."""
+    more = {"world_size": 8} if kind is Seek else {}
+    diagnostics = Diagnostics()
+    asked = kind(job="resnet", member=b"A" * 16, rank=1, hostname="node1", **more)
+    assert not diagnostics.concerns(IDENTITY, asked, HERE, 0.0, secured=False)
+    assert diagnostics.other_attempts == {"none": "10.0.0.7"}
+
+
+def test_other_jobs_are_named_with_who_spoke_of_them() -> None:
+    diagnostics = Diagnostics()
+    diagnostics.other(Seek(job="resnte", member=b"A" * 16, world_size=8, hostname="node9", pid=5), HERE, 0.0)
+    offer = Offer(job="vit", session=b"S" * 16, host=b"H" * 16, addresses=("10.0.0.7",), port=1, world_size=2)
+    diagnostics.other(offer, HERE, 0.0)
+    diagnostics.other(Bye(job="gone", session=b"S" * 16), HERE, 0.0)
+    assert diagnostics.other_jobs == {
+        "resnte": "host node9 (10.0.0.7), pid 5",
+        "vit": "host unknown (10.0.0.7), pid 0",
+        "gone": "address 10.0.0.7",
+    }
+
+
+def test_a_network_full_of_strangers_costs_a_bounded_memory() -> None:
+    diagnostics, remarks, names = Diagnostics(), dict[str, str](), dict[str, None]()
+    for number in range(REMEMBERED_PER_KIND + 50):
+        stranger = Seek(job=f"job {number}", member=number.to_bytes(16, "big"), world_size=2, rank=1)
+        diagnostics.seeker(stranger, HERE, 0.0)
+        diagnostics.other(stranger, HERE, 0.0)
+        note(remarks, f"name {number}", "first")
+        note_name(names, f"name {number}")
+    kept = [len(memory) for memory in (diagnostics.seekers, diagnostics.other_jobs, remarks, names)]
+    assert kept == [REMEMBERED_PER_KIND] * 4
+    # What is known stays up to date although the memory is full.
+    note(remarks, "name 0", "second")
+    assert remarks["name 0"] == "second"
+    note(remarks, "one too many", "never")
+    assert "one too many" not in remarks
+
+
+def test_note_without_a_name_is_dropped() -> None:
+    remarks: dict[str, str] = {}
+    note(remarks, "", "of nobody")
+    assert remarks == {}
+
+
+def test_a_good_bye_does_not_hide_who_spoke_of_another_job() -> None:
+    diagnostics, source = Diagnostics(), Source(interface="lo", address="127.0.0.1")
+    diagnostics.other(Seek(job="other", member=b"m" * 16, world_size=2, hostname="node7", pid=7), source, 0.0)
+    diagnostics.other(Bye(job="other", session=b"s" * 16), source, 0.0)
+    assert diagnostics.other_jobs == {"other": "host node7 (127.0.0.1), pid 7"}
+
+
+def test_a_job_that_is_heard_no_more_and_a_rank_that_has_just_come_say_nothing_of_now() -> None:
+    seek = Seek(job="resnet", member=b"A" * 16, world_size=8, rank=4, hostname="node4", pid=9)
+    stranger = Seek(job="resnte", member=b"B" * 16, world_size=8)
+    diagnostics = Diagnostics()
+    diagnostics.seeker(seek, HERE, 0.0)
+    diagnostics.other(stranger, HERE, 0.0)
+    assert not diagnostics.lately(1.0).seekers
+    assert diagnostics.lately(1.0).other_jobs
+    assert diagnostics.lately(KEPT_OUT_SECONDS).seekers
+    assert not diagnostics.lately(SEEKING_SECONDS + 1.0).seekers, "it has ended"
+    assert not diagnostics.lately(LATELY_SECONDS + 1.0).other_jobs
+    diagnostics.other(stranger, HERE, LATELY_SECONDS)
+    assert diagnostics.lately(LATELY_SECONDS + 1.0).other_jobs
+    assert (len(diagnostics.seekers), len(diagnostics.other_jobs)) == (1, 1), "the report has all"
+    diagnostics.joined(seek.member)
+    diagnostics.seeker(seek, HERE, 100.0)
+    assert not diagnostics.lately(101.0).seekers, "it looks again since a moment ago"
+
+
+def test_seekers_of_another_jobs_host_are_counted() -> None:
+    diagnostics = Diagnostics()
+    for message in (
+        Seek(job="resent", member=b"A" * 16, world_size=2, rank=1),
+        List(job="resent", member=b"B" * 16, rank=2, hostname="node2"),
+        List(job="resent", member=b"C" * 16, rank=0, hostname="node0"),
+        List(job="resent", member=b"D" * 16, hostname="node3"),
+        Seek(job="resent", member=b"E" * 16, world_size=1, kind="observer"),
+    ):
+        diagnostics.other(message, HERE, 0.0)
+    assert list(diagnostics.other_seekers["resent"]) == [b"A" * 16, b"B" * 16], "no host, and no observer"
+    offer = Offer(job="resent", session=b"S" * 16, host=b"H" * 16, addresses=("10.0.0.7",), port=1, world_size=2)
+    diagnostics.other(offer, HERE, 0.0)
+    diagnostics.other(Seek(job="resent", member=b"A" * 16, world_size=2, rank=1), HERE, 0.0)
+    assert not diagnostics.other_seekers
+    assert diagnostics.other_hosts == {"resent": True}

@@ -1,0 +1,193 @@
+"""When the registrar has the mesh proved, on which network, and what follows from the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from mingle.protocol import mesh
+from mingle.protocol.admission import Admission
+from mingle.protocol.machine import Mesh
+from mingle.protocol.network_choice import LEAST_SECONDS, MOST_MOVES
+from mingle.protocol.registrar import Confirming, NoMesh, Open, Registrar, Sealing
+from mingle.protocol.seats import HostSeat
+from mingle.wire import frames
+from mingle.wire.frames import Failure, Path, ProcessInfo
+from tests.support.registrar_port import RecordingPort, of, told
+
+SESSION = b"S" * 16
+HOST = b"H" * 16
+FIRST, SECOND = "10.1.0.1", "10.2.0.1"
+
+
+def member(number: int) -> bytes:
+    return HOST if number == 0 else number.to_bytes(16, "big")
+
+
+def paths(number: int, networks: Sequence[int] = (1, 2)) -> tuple[Path, ...]:
+    return tuple(
+        Path(host_address=f"10.{each}.0.1", local_address=f"10.{each}.0.{number + 1}", interface=f"eth{each}")
+        for each in networks
+    )
+
+
+def join(number: int, networks: Sequence[int] = (1, 2), *, mesh_port: int = 4000) -> frames.Join:
+    who = ProcessInfo(hostname=f"h{number}", pid=number, address=f"10.{networks[0]}.0.{number + 1}")
+    return frames.Join(
+        world_size=3,
+        rank=number,
+        node=f"node{number}",
+        who=who,
+        paths=paths(number, networks),
+        mesh_port=mesh_port + number if mesh_port else 0,
+    )
+
+
+class Opened(Registrar):
+    """A registrar of three nodes, on two networks, with the port of a test."""
+
+    def __init__(
+        self,
+        mode: Mesh = "on",
+        networks: Sequence[int] = (1, 2),
+        *,
+        deadline: float = float("inf"),
+        mesh_port: int = 4000,
+    ) -> None:
+        lengths = {f"10.{each}.0.1": 24 for each in networks}
+        host = HostSeat(member=HOST, applicant=join(0, networks), prefix_lengths=lengths)
+        self.port = RecordingPort()
+        super().__init__(SESSION, host, self.port, Admission(3), mesh=mode, deadline=deadline)
+        for number in (1, 2):
+            self.join(number, member(number), join(number, networks, mesh_port=mesh_port), 1.0)
+
+    def confirm(self, failures: dict[int, Sequence[int]] | None = None, networks: Sequence[int] = (1, 2)) -> None:
+        """Have all nodes confirm; each of them failed to reach some."""
+        epoch = self.state.epoch
+        for number in (1, 2, 0):
+            failed = tuple(Failure(member=member(other), how="no answer") for other in (failures or {}).get(number, ()))
+            if number:
+                frame = frames.Confirmed(session=SESSION, epoch=epoch, paths=paths(number, networks), failures=failed)
+                self.confirmed(number, frame, 2.0)
+            elif isinstance(self.state, Confirming) and self.state.epoch == epoch:
+                self.proved(epoch, failed, 2.0)
+
+    def asked(self) -> list[tuple[str | None, float]]:
+        """The networks that member 1 was asked to prove since the last time, each with its time."""
+        return [(each.network, each.seconds) for each in told(self.port.calls, 1, frames.Confirm)]
+
+
+def test_each_node_gets_its_own_targets_and_the_host_as_well() -> None:
+    registrar = Opened()
+    (confirm,) = told(registrar.port.calls, 1, frames.Confirm)
+    assert (confirm.network, confirm.seconds) == (FIRST, mesh.NETWORK_SECONDS)
+    assert [(each.member, each.address, each.port) for each in confirm.targets] == [
+        (member(2), "10.1.0.3", 4002),
+        (HOST, FIRST, 4000),
+    ]
+    ((_, epoch, network, targets, seconds),) = of(registrar.port.calls, "prove_mesh")
+    assert (epoch, network, seconds) == (1, FIRST, mesh.NETWORK_SECONDS)
+    assert [each.member for each in targets] == [member(1), member(2)]
+
+
+def test_session_is_sealed_only_when_the_host_has_proved_its_own_part() -> None:
+    registrar = Opened()
+    for number in (1, 2):
+        registrar.confirmed(number, frames.Confirmed(session=SESSION, epoch=1, paths=paths(number)), 2.0)
+    assert isinstance(registrar.state, Confirming)
+    registrar.proved(1, (), 2.0)
+    assert of(registrar.port.calls, "open_store") == [("open_store", 1, FIRST)]
+
+
+def test_proof_of_a_voided_epoch_does_not_count() -> None:
+    registrar = Opened()
+    registrar.lost(2, 1.5)
+    registrar.join(3, member(2), join(2), 1.6)
+    registrar.proved(1, (), 2.0)
+    assert isinstance(registrar.state, Confirming)
+    assert HOST in registrar.state.awaited
+
+
+@pytest.mark.parametrize("mode", ["off", "on"])
+def test_nothing_is_proved_with_off_or_if_no_other_node_takes_part(mode: Mesh) -> None:
+    registrar = Opened(mode, mesh_port=4000 if mode == "off" else 0)
+    assert told(registrar.port.calls, 1, frames.Confirm) == [frames.Confirm(session=SESSION, epoch=1)]
+    assert not of(registrar.port.calls, "prove_mesh")
+
+
+def test_next_network_is_proved_and_taken_if_a_pair_fails() -> None:
+    registrar = Opened()
+    registrar.confirm({1: [2]})
+    assert registrar.asked() == [(FIRST, mesh.NETWORK_SECONDS), (SECOND, mesh.NEXT_NETWORK_SECONDS)]
+    registrar.confirm()
+    assert isinstance(registrar.state, Sealing)
+    assert registrar.state.store_address == SECOND
+
+
+def test_first_network_is_proved_once_more_before_the_session_ends() -> None:
+    registrar = Opened()
+    registrar.confirm({1: [2]})
+    registrar.confirm({0: [2], 2: [0]})
+    assert registrar.asked()[2:] == [(FIRST, mesh.AGAIN_SECONDS)]
+    registrar.confirm({1: [2]})
+    assert isinstance(registrar.state, NoMesh)
+    ((_, proof),) = of(registrar.port.calls, "no_mesh")
+    assert (proof.network, proof.others, list(proof.failures)) == (FIRST, (SECOND,), [(1, 2)])
+
+
+def test_path_that_is_back_at_the_second_try_ends_nothing() -> None:
+    registrar = Opened(networks=(1,))
+    registrar.confirm({1: [2]}, networks=(1,))
+    registrar.confirm(networks=(1,))
+    assert isinstance(registrar.state, Sealing)
+    assert registrar.state.store_address == FIRST
+
+
+def test_warning_is_shown_once_and_the_session_is_sealed() -> None:
+    registrar = Opened("warn", networks=(1,))
+    for _ in range(2):
+        registrar.confirm({1: [2]}, networks=(1,))
+    assert len(of(registrar.port.calls, "mesh_warning")) == 1
+    assert isinstance(registrar.state, Sealing)
+
+
+def test_network_that_the_confirmations_prefer_is_proved_as_well() -> None:
+    """JOIN has the first path that was proved, and CONFIRMED all of them."""
+    host = HostSeat(member=HOST, applicant=join(0), prefix_lengths={FIRST: 24, SECOND: 24})
+    port = RecordingPort()
+    registrar = Registrar(SESSION, host, port, Admission(3), mesh="on")
+    for number in (1, 2):
+        registrar.join(number, member(number), join(number, (2,)), 1.0)
+    for _ in range(2):
+        epoch = registrar.state.epoch
+        registrar.proved(epoch, (), 2.0)
+        for number in (1, 2):
+            registrar.confirmed(number, frames.Confirmed(session=SESSION, epoch=epoch, paths=paths(number)), 2.0)
+    assert [each.network for each in told(port.calls, 1, frames.Confirm)] == [SECOND, FIRST]
+    assert isinstance(registrar.state, Sealing)
+    assert registrar.state.store_address == FIRST
+
+
+def test_paths_that_change_all_the_time_do_not_keep_the_session_open() -> None:
+    registrar = Opened()
+    for turn in range(MOST_MOVES + 2):
+        if isinstance(registrar.state, Confirming):
+            registrar.confirm(networks=((1,), (2,))[turn % 2])
+    assert not isinstance(registrar.state, Confirming)
+
+
+def test_error_comes_before_a_near_deadline() -> None:
+    registrar = Opened(networks=(1,), deadline=4.0)
+    assert registrar.asked() == [(FIRST, 1.0)]
+    assert Opened(deadline=1.1).asked() == [(FIRST, LEAST_SECONDS)]
+
+
+def test_new_members_begin_with_the_first_network_again() -> None:
+    registrar = Opened()
+    registrar.confirm({1: [2]})
+    registrar.lost(2, 2.5)
+    assert isinstance(registrar.state, Open)
+    registrar.port.take()
+    registrar.join(3, member(3), join(2), 3.0)
+    assert registrar.asked() == [(FIRST, mesh.NETWORK_SECONDS)]

@@ -1,0 +1,112 @@
+"""Detached calls, and the start of a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import time
+
+import pytest
+
+import mingle
+from mingle import detached
+from mingle.detached import AbandonedError
+from mingle.errors import MingleError
+from tests.support.bystanders import free_udp_port
+from tests.support.loopback import job_name
+
+# --- starting a thread ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit], ids=["Ctrl-C", "a SIGTERM handler"])
+def test_an_interrupt_that_the_waiting_turns_into_another_error_is_one(
+    raised: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: threading.Thread) -> None:
+        try:
+            raise raised
+        finally:
+            threading.Lock().release()
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(raised):
+        detached.start_explained(threading.Thread())
+
+
+def test_a_thread_that_cannot_be_started_while_an_exception_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    try:
+        raise ValueError
+    except ValueError:
+        with pytest.raises(RuntimeError, match="can't start"):
+            detached.start(threading.Thread())
+
+
+def test_a_system_that_allows_no_more_threads_is_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    port = free_udp_port()
+    for world_size, rank in ((2, 0), (2, 1), (1, 0)):
+        with pytest.raises(MingleError, match="can't start new thread") as caught:
+            mingle.discover(job_name("threads"), port=port, rank=rank, world_size=world_size, discovery_timeout=5)
+        assert "limit of threads" in (caught.value.cause or "")
+
+
+# --- detached calls -------------------------------------------------------------------------------------------------
+
+
+def never() -> bool:
+    return False
+
+
+def test_a_call_returns_what_its_function_does() -> None:
+    assert detached.run(lambda: 7, "test", never) == 7
+
+
+def test_a_call_raises_what_its_function_does() -> None:
+    def fail() -> None:
+        raise KeyError("gone")
+
+    with pytest.raises(KeyError, match="gone"):
+        detached.run(fail, "test", never)
+
+
+def test_a_call_that_is_given_up_is_left_running_under_a_name_that_says_so() -> None:
+    release, name = threading.Event(), []
+
+    def block() -> None:
+        name.append(threading.current_thread().name)
+        release.wait()
+
+    started = time.monotonic()
+    with pytest.raises(AbandonedError):
+        detached.run(block, "test", lambda: True)
+    assert time.monotonic() - started < 1
+    assert name == ["mingle-abandoned-test"]
+    release.set()
+
+
+def test_an_outcome_that_is_there_counts_more_than_giving_up() -> None:
+    assert detached.run(lambda: "done", "test", lambda: True) == "done"
+
+
+def test_an_error_is_handed_on_and_not_kept() -> None:
+    class GoneError(Exception):
+        pass
+
+    def fail() -> None:
+        raise GoneError
+
+    gc.disable()
+    try:
+        with contextlib.suppress(GoneError):
+            detached.run(fail, "test", never)
+        assert not [each for each in gc.get_objects() if type(each) is GoneError], "a cycle keeps it"
+    finally:
+        gc.enable()

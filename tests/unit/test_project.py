@@ -1,0 +1,185 @@
+"""What holds for the project as a whole: its surface, its shape, and what it installs."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import mingle
+
+tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "mingle"
+
+# The contract: these names are what users write, so taking one away breaks them.
+CONTRACT = {
+    "AuthenticationError",
+    "ConfigurationError",
+    "ConflictError",
+    "ConnectivityError",
+    "DiscoveryTimeoutError",
+    "InterfaceError",
+    "Job",
+    "LauncherError",
+    "Member",
+    "MingleError",
+    "discover",
+    "init",
+}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def run_python(code: str) -> object:
+    """Return what the code prints as JSON, run by an interpreter that has imported nothing yet."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(PACKAGE.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def imports(module: str, path: Path) -> Iterator[str]:
+    """Yield the package's modules that this one needs when it runs, wherever in it they are imported."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    only_typing = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+        for statement in block.body
+        for node in ast.walk(statement)
+    }
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if id(node) in only_typing:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            source = ".".join([*above, *(node.module.split(".") if node.module else [])])
+            for alias in node.names:
+                inner = f"{source}.{alias.name}"
+                if inner in MODULES or source in MODULES:
+                    yield inner if inner in MODULES else source
+
+
+def test_the_public_names_are_those_of_the_contract() -> None:
+    assert set(mingle.__all__) >= CONTRACT
+    assert [name for name in mingle.__all__ if not hasattr(mingle, name)] == []
+    assert len(mingle.__all__) == len(set(mingle.__all__))
+
+
+def test_dir_shows_the_public_names_before_any_of_them_is_used() -> None:
+    shown = run_python("import json, mingle; print(json.dumps([dir(mingle), mingle.__all__]))")
+    assert isinstance(shown, list)
+    assert set(shown[1]) <= set(shown[0])
+
+
+def test_import_loads_neither_torch_nor_the_libraries_of_the_command_line() -> None:
+    listing = "sorted({name.partition('.')[0] for name in sys.modules})"
+    loaded = run_python(f"import json, sys, mingle; print(json.dumps({listing}))")
+    assert isinstance(loaded, list)
+    assert "mingle" in loaded
+    assert {"torch", "click", "rich", "numpy"}.isdisjoint(loaded)
+
+
+def test_modules_depend_on_each_other_one_way() -> None:
+    needs = {name: set(imports(name, path)) - {name} for name, path in MODULES.items()}
+    assert any(needs.values())
+    # Raises CycleError, which names the modules on the cycle.
+    graphlib.TopologicalSorter(needs).prepare()
+
+
+@pytest.mark.parametrize("path", MODULES.values(), ids=MODULES.keys())
+def test_module_says_what_it_is_for(path: Path) -> None:
+    assert path.stem not in {"utils", "util", "helpers", "common", "misc"}
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree), "a module opens with what it is for"
+
+
+def project() -> dict[str, object]:
+    table: dict[str, object] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return table
+
+
+def pins() -> dict[str, list[Requirement]]:
+    found: dict[str, list[Requirement]] = {}
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            requirement = Requirement(line)
+            found.setdefault(canonicalize_name(requirement.name), []).append(requirement)
+    return found
+
+
+def installed_by_make() -> list[Requirement]:
+    table = project()
+    extras = table["optional-dependencies"]
+    assert isinstance(extras, dict)
+    assert isinstance(table["dependencies"], list)
+    lines = [*table["dependencies"], *extras["examples"], *extras["s3"], *extras["dev"]]
+    requirements = [Requirement(line) for line in lines]
+    return [requirement for requirement in requirements if requirement.name != table["name"]]
+
+
+@pytest.mark.parametrize("requirement", installed_by_make(), ids=str)
+def test_requirement_of_make_is_pinned_within_the_range_of_the_package(requirement: Requirement) -> None:
+    matching = pins()[canonicalize_name(requirement.name)]
+    for pin in matching:
+        (specifier,) = pin.specifier
+        assert specifier.operator == "=="
+        assert requirement.specifier.contains(specifier.version)
+
+
+def test_the_version_is_written_once() -> None:
+    assert "version" in project()["dynamic"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+([.-]?\w+)*", mingle.__version__)
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert "## [Unreleased]" in changelog or f"## [{mingle.__version__}]" in changelog
+
+
+def test_nothing_names_an_index_or_a_directory_of_one_machine() -> None:
+    # Put together here, so that this file does not find itself. A folder beside the reader is no other place.
+    options = [f"--{kind}-url" for kind in ("index", "extra-index")]
+    options.append("--find" + "-links[= ](?:https?:|file:|/)")
+    domains = (("pypi", "org"), ("pythonhosted", "org"), ("pytorch", "org/whl"), ("ghcr", "io"), ("anaconda", "org"))
+    hosts = [rf"{name}\.{end}" for name, end in domains]
+    index_option = "|".join(options + hosts)
+    home = "/(?:" + "|".join(("home/[a-z]+/", "Users/[A-Za-z]+/", "root/[.a-z]")) + ")"
+    unfinished = r"\b(?:" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) + r")\b"
+    pattern = re.compile(f"{index_option}|{home}|{unfinished}")
+    folders = ("src", "tests", "examples", "docs", "benchmarks", ".ci")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    files += [path for path in ROOT.iterdir() if path.is_file()]
+    texts = [path for path in files if path.suffix in {"", ".py", ".md", ".toml", ".txt", ".yaml", ".yml"}]
+    assert ROOT / "pyproject.toml" in texts
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in texts
+        if "__pycache__" not in path.parts
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert found == []

@@ -1,0 +1,188 @@
+"""Records of threads in which no line of the application may run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mingle import records
+from mingle.engine import progress
+from mingle.records import logger
+from tests.support.in_process import formed
+from tests.support.loopback import until
+
+
+class Handler(logging.Handler):
+    """A handler of the application."""
+
+    def __init__(self, does: Callable[[logging.LogRecord], object] = bool) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+        self.threads: set[str] = set()
+        self._does = does
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+        self.threads.add(threading.current_thread().name)
+        self._does(record)
+
+
+@pytest.fixture
+def handled() -> Iterator[Callable[[Handler], Handler]]:
+    """Adds a handler to the logger ``mingle``, at DEBUG, until the end of the test."""
+    mingle, added = logging.getLogger("mingle"), list[Handler]()
+    before = mingle.level
+
+    def add(handler: Handler) -> Handler:
+        added.append(handler)
+        mingle.addHandler(handler)
+        mingle.setLevel(logging.DEBUG)
+        return handler
+
+    yield add
+    mingle.setLevel(before)
+    for each in added:
+        mingle.removeHandler(each)
+    records.flush()
+
+
+def deferring(action: Callable[[], object]) -> None:
+    """Run something in a thread that defers, and wait for the end of it."""
+
+    def run() -> None:
+        records.defer_here()
+        action()
+
+    thread = threading.Thread(target=run, name="mingle-of-a-test", daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_records_of_a_deferring_thread_come_in_order_and_as_they_were_made(
+    handled: Callable[[Handler], Handler],
+) -> None:
+    handler = handled(Handler(lambda _: time.sleep(0.001)))
+
+    def several() -> None:
+        for number in range(20):
+            logger.info("number %d", number)
+
+    began = time.time()
+    deferring(several)
+    ended = time.time()
+    records.flush()
+    assert [record.getMessage() for record in handler.records] == [f"number {number}" for number in range(20)]
+    assert handler.threads == {"mingle-log"}
+    for record in handler.records:
+        assert (record.threadName, record.funcName, record.filename) == (
+            "mingle-of-a-test",
+            "several",
+            "test_records.py",
+        )
+        assert began <= record.created <= ended
+
+
+def test_other_threads_log_at_once_and_by_their_own_name(handled: Callable[[Handler], Handler]) -> None:
+    handler = handled(Handler())
+    logger.debug("here")
+    (record,) = handler.records
+    assert handler.threads == {threading.current_thread().name}
+    assert (record.funcName, record.filename) == (
+        "test_other_threads_log_at_once_and_by_their_own_name",
+        "test_records.py",
+    )
+
+
+def test_a_handler_that_raises_is_shown_and_the_next_record_is_handled(
+    handled: Callable[[Handler], Handler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", shown.append)
+    handler = handled(Handler(lambda record: 1 // (record.getMessage() != "bad")))
+    deferring(lambda: [logger.info(text) for text in ("bad", "good")])
+    records.flush()
+    assert [record.getMessage() for record in handler.records] == ["bad", "good"]
+    assert [each.exc_type for each in shown] == [ZeroDivisionError]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_handler_that_forks_leaves_no_process_and_starts_it_with_the_signals_of_the_application(
+    handled: Callable[[Handler], Handler],
+) -> None:
+    children: list[int] = []
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    masks: list[set[Any]] = []
+
+    def fork(_: logging.LogRecord) -> None:
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        if child := os.fork():
+            children.append(child)
+
+    handled(Handler(fork))
+
+    def blocks_and_logs() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        logger.info("fork")
+
+    deferring(blocks_and_logs)
+    until(lambda: children)
+    until(lambda: os.waitpid(children[0], os.WNOHANG)[0] == children[0])
+    assert masks == [blocked]
+
+
+def test_records_deferred_behind_a_blocked_handler_are_bounded(
+    handled: Callable[[Handler], Handler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "MOST_DEFERRED", 10)
+    monkeypatch.setattr(records, "FLUSH_SECONDS", 0.05)
+    free = threading.Event()
+    handler = handled(Handler(lambda _: free.wait(20)))
+    deferring(lambda: [logger.info("%d", number) for number in range(100)])
+    records.flush()
+    assert len(handler.records) <= 1
+    free.set()
+    monkeypatch.setattr(records, "FLUSH_SECONDS", 10.0)
+    records.flush()
+    assert 10 <= len(handler.records) <= 11
+
+
+def test_a_job_forms_while_a_handler_blocks_and_no_line_of_the_application_runs_in_its_loop(
+    handled: Callable[[Handler], Handler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "FLUSH_SECONDS", 0.05)
+    free = threading.Event()
+    handler = handled(Handler(lambda record: record.threadName == "mingle-rank" and free.wait(20)))
+    with formed(2) as ranks:
+        assert len(ranks) == 2
+    free.set()
+    monkeypatch.setattr(records, "FLUSH_SECONDS", 10.0)
+    records.flush()
+    assert "mingle-rank" in {record.threadName for record in handler.records}
+    assert not any(name.startswith("mingle-") and name != "mingle-log" for name in handler.threads)
+
+
+def test_replaced_stderr_is_written_to_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[str, str]] = []
+
+    class Stderr:
+        def write(self, text: str) -> None:
+            written.append((threading.current_thread().name, text))
+
+        def flush(self) -> None:
+            pass
+
+    monkeypatch.setattr(progress, "_logging_shows", lambda _level: False)
+    monkeypatch.setattr(sys, "stderr", Stderr())
+    deferring(lambda: progress.say(logging.WARNING, "look"))
+    records.flush()
+    assert written == [("mingle-log", "mingle: look\n")]

@@ -1,0 +1,440 @@
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import random
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mingle.wire import datagrams
+from mingle.wire.authentication import DATAGRAM_MAC_BYTES, JobKey
+from mingle.wire.datagrams import (
+    BROWSE_GROUP,
+    FLAG_REPEATED,
+    HEADER_BYTES,
+    MAJOR_VERSION,
+    MAX_ADDRESSES,
+    MAX_BYTES,
+    MAX_WORLD_SIZE,
+    Bye,
+    Datagram,
+    Group,
+    List,
+    Offer,
+    Rejected,
+    Seek,
+    as_repeated,
+    decode,
+    encode,
+    is_repeated,
+    is_signed,
+    job_group,
+    padded,
+    truncate_utf8,
+)
+from tests import golden
+from tests.golden.examples import ADDRESSES, DATAGRAMS, HOST, JOB, KEY, MEMBER, PORT, SESSION
+from tests.support.wire_strategies import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REASONS = re.compile(r"size|magic|version \d{1,3}|unsigned|signature|malformed")
+GOLDEN = [(name, signed) for name in DATAGRAMS for signed in (False, True)]
+SEEK = Seek(job=JOB, member=MEMBER, world_size=4)
+OFFER = Offer(job=JOB, session=SESSION, host=HOST, addresses=ADDRESSES, port=PORT, world_size=4)
+
+
+def golden_bytes(name: str, *, signed: bool) -> bytes:
+    return golden.data(f"{name} signed" if signed else name)
+
+
+def reason(untrusted: bytes, key: JobKey | None = None) -> str:
+    """Why the bytes are rejected; fails when they are not, or when the reason is not a documented one."""
+    with pytest.raises(Rejected) as rejected:
+        decode(untrusted, key)
+    assert REASONS.fullmatch(rejected.value.reason)
+    return rejected.value.reason
+
+
+def from_fields(fields: dict[str, Any], *, minor: int = 0) -> bytes:
+    """A datagram with any body, as somebody else's code may make it."""
+    header = b"MNGL" + bytes((MAJOR_VERSION, minor, 0, 0))
+    return header + msgspec.msgpack.encode(fields)
+
+
+# --- golden packets -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "signed"), GOLDEN)
+def test_golden_packet_is_what_we_send(name: str, signed: bool) -> None:
+    assert encode(DATAGRAMS[name][1], KEY if signed else None) == golden_bytes(name, signed=signed)
+
+
+@pytest.mark.parametrize(("name", "signed"), GOLDEN)
+def test_golden_packet_is_understood(name: str, signed: bool) -> None:
+    assert decode(golden_bytes(name, signed=signed), KEY if signed else None) == DATAGRAMS[name][1]
+
+
+@pytest.mark.parametrize("name", DATAGRAMS)
+def test_signed_packet_is_read_without_the_secret(name: str) -> None:
+    assert decode(golden_bytes(name, signed=True)) == DATAGRAMS[name][1]
+
+
+def test_there_is_a_golden_packet_of_each_type() -> None:
+    shown = {type(message) for _, message in DATAGRAMS.values()}
+    assert shown == {Seek, Offer, Bye, List}
+    assert {name for name in golden.load() if "/" not in name} == {
+        f"{name}{suffix}" for name in DATAGRAMS for suffix in ("", " signed")
+    }
+
+
+# --- what is rejected ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "signed"), GOLDEN)
+def test_every_truncation_is_rejected(name: str, signed: bool) -> None:
+    data = golden_bytes(name, signed=signed)
+    reasons = {reason(data[:length], KEY if signed else None) for length in range(len(data))}
+    assert reasons <= {"size", "signature", "malformed"}
+
+
+@pytest.mark.parametrize("name", DATAGRAMS)
+def test_every_truncation_of_a_signed_packet_is_rejected_without_the_secret_as_well(name: str) -> None:
+    data = golden_bytes(name, signed=True)
+    for length in range(len(data)):
+        reason(data[:length])
+
+
+@pytest.mark.parametrize("name", DATAGRAMS)
+def test_every_bit_flip_of_a_signed_packet_is_rejected(name: str) -> None:
+    data = golden_bytes(name, signed=True)
+    # The mark of a repeater, who has no key, is the one bit that the MAC does not cover.
+    uncovered = 6 * 8 + FLAG_REPEATED.bit_length() - 1
+    for bit in set(range(8 * len(data))) - {uncovered}:
+        reason(_flipped(data, bit), KEY)
+    assert decode(_flipped(data, uncovered), KEY) == DATAGRAMS[name][1]
+
+
+@pytest.mark.parametrize("name", DATAGRAMS)
+def test_packet_of_another_secret_or_job_is_rejected(name: str) -> None:
+    data = golden_bytes(name, signed=True)
+    assert reason(data, JobKey(b"another", JOB)) == "signature"
+    assert reason(data, JobKey(b"correct horse battery staple", "another")) == "signature"
+
+
+@pytest.mark.parametrize("name", DATAGRAMS)
+def test_unsigned_packet_is_rejected_with_a_secret(name: str) -> None:
+    assert reason(golden_bytes(name, signed=False), KEY) == "unsigned"
+
+
+def _flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def _noise(rng: random.Random) -> Iterator[bytes]:
+    """Random bytes, random bodies behind a good header, and golden packets with random damage."""
+    packets = [golden_bytes(name, signed=signed) for name, signed in GOLDEN]
+    while True:
+        yield rng.randbytes(rng.randrange(64))
+        yield packets[0][:HEADER_BYTES] + rng.randbytes(rng.randrange(64))
+        packet = bytearray(rng.choice(packets))
+        for _ in range(rng.randint(1, 4)):
+            packet[rng.randrange(len(packet))] ^= 1 << rng.randrange(8)
+        yield bytes(packet)
+        packet = bytearray(rng.choice(packets))
+        start = rng.randrange(len(packet))
+        packet[start : start + rng.randrange(8)] = rng.randbytes(rng.randrange(8))
+        yield bytes(packet)
+
+
+def _outcome(data: bytes, key: JobKey | None) -> str:
+    """The kind of reason for which the bytes are rejected, or ``accepted``."""
+    try:
+        message = decode(data, key)
+    except Rejected as rejected:
+        return rejected.reason.split()[0] if REASONS.fullmatch(rejected.reason) else "undocumented"
+    # Damage may hit a letter of a name, or hit twice and mend itself; what is left is a valid message.
+    assert decode(encode(message)) == message
+    return "accepted"
+
+
+def test_random_packets_are_rejected_or_valid() -> None:
+    rng = random.Random(20260101)
+    outcomes: dict[str, int] = {}
+    for _, data in zip(range(50_000), _noise(rng), strict=False):
+        for key in (None, KEY):
+            outcome = _outcome(data, key)
+            outcomes[outcome] = outcomes.get(outcome, 0) + 1
+    # The noise reaches every check.
+    assert set(outcomes) == {"size", "magic", "version", "unsigned", "signature", "malformed", "accepted"}
+    assert sum(outcomes.values()) == 100_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"\xdf\xff\xff\xff\xff", id="map of 2**32 - 1 entries"),
+        pytest.param(b"\x82\xa4type\xa4seek\xa3job\xdb\xff\xff\xff\xff", id="text of 4 GiB"),
+        pytest.param(b"\x82\xa4type\xa5offer\xa9addresses\xdd\xff\xff\xff\xff", id="4 billion addresses"),
+        pytest.param(b"\x82\xa4type\xa4seek\xa1x" + b"\x91" * 1100, id="deep lists in an unknown field"),
+        pytest.param(b"\x82\xa4type\xa4seek\xa1x" + b"\x81" * 1100, id="deep maps in an unknown field"),
+        pytest.param(b"\x91" * 1100, id="deep lists"),
+        pytest.param(b"\x81\xa4type\xa4\xff\xfe\xff\xfe", id="a type that is not UTF-8"),
+        pytest.param(b"\x82\xa4type\xa3bye\xa3job\xa2\xff\xfe", id="a job that is not UTF-8"),
+        pytest.param(b"\x82\xa4type\xa3bye\xa3job\xa3\xed\xa0\x80", id="a lone surrogate"),
+        pytest.param(b"\xc1", id="the byte that MessagePack never uses"),
+        pytest.param(b"\x80", id="an empty map"),
+    ],
+)
+def test_hostile_bodies_are_malformed(body: bytes) -> None:
+    assert reason(b"MNGL\x01\x00\x00\x00" + body) == "malformed"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"job": ""}, id="empty job"),
+        pytest.param({"job": "Ж" * 129}, id="258 bytes of job in 129 characters"),
+        pytest.param({"job": 7}, id="job of another type"),
+        pytest.param({"job": None}, id="null job"),
+        pytest.param({"type": "shout"}, id="unknown type"),
+        pytest.param({"member": b"short"}, id="short id"),
+        pytest.param({"world_size": 0}, id="no ranks"),
+        pytest.param({"world_size": MAX_WORLD_SIZE + 1}, id="too many ranks"),
+        pytest.param({"rank": -1}, id="negative rank"),
+        pytest.param({"rank": MAX_WORLD_SIZE}, id="rank too large"),
+        pytest.param({"hostname": "h" * 65}, id="long host name"),
+        pytest.param({"pid": 2**32}, id="large pid"),
+        pytest.param({"kind": "people"}, id="unknown kind"),
+    ],
+)
+def test_seek_with_a_wrong_field_is_malformed(fields: dict[str, Any]) -> None:
+    right = {"type": "seek", "job": JOB, "member": MEMBER, "world_size": 4}
+    assert decode(from_fields(right)) == SEEK
+    assert reason(from_fields({**right, **fields})) == "malformed"
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        pytest.param([], id="none"),
+        pytest.param(["192.0.2.1"] * (MAX_ADDRESSES + 1), id="too many"),
+        pytest.param(["node-1.example"], id="a name to be resolved"),
+        pytest.param(["beef"], id="a name in hexadecimal letters"),
+        pytest.param(["192.0.2.256"], id="no octet"),
+        pytest.param(["192.0.2"], id="three octets"),
+        pytest.param(["fe80::1%eth0"], id="somebody else's zone"),
+        pytest.param(["2001:db8:::1"], id="no IPv6 address"),
+        pytest.param([3221225985], id="a number"),
+    ],
+)
+def test_offer_of_anything_but_addresses_is_malformed(addresses: list[object]) -> None:
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(OFFER))
+    assert decode(from_fields(fields)) == OFFER
+    assert reason(from_fields({**fields, "addresses": addresses})) == "malformed"
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        pytest.param(b"", "size", id="nothing"),
+        pytest.param(b"MNGL\x01\x00\x00\x00", "size", id="no body"),
+        pytest.param(b"MNGL\x01\x00\x00\x00" + bytes(MAX_BYTES), "size", id="too long"),
+        pytest.param(b"HTTP/1.1 200 OK\r\n\r\n", "magic", id="another protocol"),
+        pytest.param(b"MNGL\x00\x00\x00\x00\x80", "version 0", id="major 0"),
+        pytest.param(b"MNGL\x02\x00\x00\x00\x80", "version 2", id="the next major"),
+        pytest.param(b"MNGL\xff\x00\x00\x00\x80", "version 255", id="the last major"),
+    ],
+)
+def test_rejection_is_named(data: bytes, expected: str) -> None:
+    assert reason(data) == expected
+
+
+def test_major_version_is_named_with_a_secret_too() -> None:
+    assert reason(b"MNGL\x02\x00\x00\x00" + bytes(40), KEY) == "version 2"
+
+
+def test_bytes_after_the_message_are_malformed() -> None:
+    assert reason(encode(SEEK) + b"\x00") == "malformed"
+
+
+# --- what is accepted ---------------------------------------------------------------------------------------
+
+
+def test_unknown_fields_and_a_higher_minor_version_are_accepted() -> None:
+    fields = {**msgspec.msgpack.decode(msgspec.msgpack.encode(SEEK)), "colour": {"deep": [1, {"x": b"y"}]}}
+    assert decode(from_fields(fields, minor=255)) == SEEK
+
+
+def test_unknown_flags_and_the_reserved_byte_are_ignored() -> None:
+    data = bytearray(encode(SEEK))
+    data[6] |= 0xFC
+    data[7] = 0xFF
+    assert decode(bytes(data)) == SEEK
+
+
+@pytest.mark.parametrize("kind", [Seek, Offer, Bye, List])
+def test_round_trip(kind: type[Datagram]) -> None:
+    @settings(derandomize=True, database=None, max_examples=60, deadline=None)
+    @given(messages(kind))
+    def check(message: Datagram) -> None:
+        for key in (None, JobKey(b"secret", message.job)):
+            data = encode(message, key)
+            assert len(data) <= MAX_BYTES
+            assert is_signed(data) == (key is not None)
+            assert decode(data, key) == message
+
+    check()
+
+
+@pytest.mark.parametrize("letter", ["j", "Ж", "作", "😀"])
+def test_everything_maximal_fits_into_one_datagram(letter: str) -> None:
+    """What a maker cuts with truncate_utf8() never makes a datagram too long, whatever the script."""
+    job, short = truncate_utf8(letter * 256, 256), truncate_utf8(letter * 256)
+    longest = "ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255"
+    offer = Offer(
+        job=job,
+        attempt=short,
+        session=SESSION,
+        host=HOST,
+        addresses=(longest,) * MAX_ADDRESSES,
+        port=65535,
+        world_size=MAX_WORLD_SIZE,
+        joined=MAX_WORLD_SIZE,
+        state="sealed",
+        kind="agents",
+        assigned=True,
+        hostname=short,
+        pid=2**32 - 1,
+        quorum=True,
+    )
+    key = JobKey(b"secret", job)
+    data = encode(offer, key)
+    assert MAX_BYTES - 32 < len(data) <= MAX_BYTES
+    assert decode(data, key) == offer
+
+
+def test_too_long_a_datagram_is_never_sent() -> None:
+    with pytest.raises(ValueError, match="longer than 1200"):
+        encode(Seek(job="j" * 1200, member=MEMBER, world_size=1))
+
+
+# --- truncate_utf8, padding, repetition ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("node-1", "node-1", id="short"),
+        pytest.param("n" * 65, "n" * 64, id="long"),
+        pytest.param("Ж" * 40, "Ж" * 32, id="two bytes each"),
+        pytest.param("n" + "作" * 40, "n" + "作" * 21, id="no half character"),
+        pytest.param("\udcff", "?", id="lone surrogate"),
+    ],
+)
+def test_clip(text: str, expected: str) -> None:
+    assert truncate_utf8(text) == expected
+
+
+@settings(derandomize=True, database=None)
+@given(st.text(st.characters()), st.integers(0, 80))
+def test_clip_keeps_to_its_limit_and_gives_text_that_can_be_sent(text: str, limit: int) -> None:
+    assert len(truncate_utf8(text, limit).encode()) <= limit
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+@pytest.mark.parametrize("message", [SEEK, List(member=MEMBER)])
+def test_padding_fills_a_question_up_to_a_length(message: Seek | List, key: JobKey | None) -> None:
+    bare = len(encode(message, key))
+    for length in range(MAX_BYTES + 1):
+        data = padded(message, length, key)
+        if length < bare + 12:
+            assert len(data) <= max(bare, length)
+        else:
+            # One byte may be missing where MessagePack has no header of the size that would be needed.
+            assert length - 1 <= len(data) <= length
+    assert msgspec.structs.replace(decode(data, key), padding=b"") == message
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+def test_repetition_is_marked_without_the_key_and_read_with_it(key: JobKey | None) -> None:
+    data = encode(OFFER, key)
+    repeated = as_repeated(data)
+    assert (is_repeated(data), is_repeated(repeated)) == (False, True)
+    assert as_repeated(repeated) == repeated
+    assert decode(repeated, key) == OFFER
+    assert len(repeated) == len(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"MNGL\x01\x00", b"MNGL\x01\x00\xff"])
+def test_marks_are_looked_for_in_whole_headers_only(data: bytes) -> None:
+    assert not is_signed(data)
+    assert not is_repeated(data)
+
+
+def test_documented_sizes() -> None:
+    assert (HEADER_BYTES, DATAGRAM_MAC_BYTES, MAX_BYTES) == (8, 32, 1200)
+    assert datagrams.MAGIC == b"MNGL"
+
+
+# --- multicast groups -------------------------------------------------------------------------------------------------
+
+JOB_IDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=64)
+
+
+def test_the_addresses_of_a_job_never_change() -> None:
+    # A change of the hash would silently part old versions from new ones.
+    assert job_group("resnet") == Group("239.192.180.44", "ff12::b195:745f", "ff15::b195:745f")
+    assert Group("239.195.254.255", "ff12::8000:0", "ff15::8000:0") == BROWSE_GROUP
+
+
+@given(JOB_IDS)
+def test_every_job_lies_in_the_ranges_of_the_standards(job_id: str) -> None:
+    check(job_group(job_id))
+
+
+def check(group: Group) -> None:
+    """The ranges, and that the browse group is spared."""
+    ipv4 = ipaddress.IPv4Address(group.ipv4)
+    assert ipv4 in ipaddress.IPv4Network("239.192.0.0/14")
+    assert ipv4 not in ipaddress.IPv4Network("239.195.255.0/24")  # RFC 2365: scope-relative
+    link, site = ipaddress.IPv6Address(group.ipv6_link), ipaddress.IPv6Address(group.ipv6_site)
+    assert link in ipaddress.IPv6Network("ff12::/96")
+    assert site in ipaddress.IPv6Network("ff15::/96")
+    assert int(link) & 0xFFFF_FFFF == int(site) & 0xFFFF_FFFF >= 0x8000_0000  # RFC 3307: dynamic
+    assert group.ipv4 != BROWSE_GROUP.ipv4
+    assert group.ipv6_link != BROWSE_GROUP.ipv6_link
+    assert group.ipv6_site != BROWSE_GROUP.ipv6_site
+
+
+@pytest.mark.parametrize("digest", [b"\x00" * 32, b"\xff" * 32])
+def test_the_ends_of_the_hash_stay_in_range(monkeypatch: pytest.MonkeyPatch, digest: bytes) -> None:
+    class Fixed:
+        def __init__(self, _: bytes) -> None: ...
+
+        def digest(self) -> bytes:
+            return digest
+
+    monkeypatch.setattr(hashlib, "sha256", Fixed)
+    check(job_group("resnet"))
+
+
+def test_jobs_spread_over_the_range() -> None:
+    # 1 000 draws from 261 887 values collide about twice; a hash that lost its high bits would far more.
+    addresses = {job_group(f"job-{number}").ipv4 for number in range(1000)}
+    assert len(addresses) > 985
+    assert {address.split(".")[1] for address in addresses} == {"192", "193", "194", "195"}
+
+
+def test_a_hop_limit_above_one_needs_the_site_scope() -> None:
+    group = job_group("resnet")
+    assert group.ipv6(1) == group.ipv6_link
+    assert group.ipv6(2) == group.ipv6_site

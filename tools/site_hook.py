@@ -1,0 +1,57 @@
+"""What the site needs beside docs/: the documents at the top of the repository, the examples, and links between them.
+
+In the repository a page links to ``../CHANGELOG.md`` and a document at the top to ``docs/cli.md``. In the site all
+pages lie in one folder. README is not among them: its place is taken by index.md.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mkdocs.structure.files import Files
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the documents at the top as pages, and the examples as files."""
+    from mkdocs.structure.files import File  # here, so that a test can import this module without mkdocs
+
+    for name in DOCUMENTS:
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
+    for name in examples(ROOT):
+        # A browser shows text; it would offer a script for download, or run it.
+        files.append(File.generated(config, f"{name}.txt", content=(ROOT / name).read_text(encoding="utf-8")))
+    return files
+
+
+def examples(root: Path) -> list[str]:
+    """Return the names of the examples, without what they have written: the files that git tracks.
+
+    An sdist has only those, but git knows nothing of it.
+    """
+    try:
+        tracked = subprocess.run(
+            ["git", "ls-files", "-z", "examples"], cwd=root, capture_output=True, check=False
+        ).stdout
+    except OSError:  # no git
+        tracked = b""
+    names = [name for name in tracked.decode().split("\0") if name and (root / name).is_file()]
+    files = (path for path in root.glob("examples/**/*") if path.is_file() and "__pycache__" not in path.parts)
+    return names or sorted(path.relative_to(root).as_posix() for path in files)
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Rewrite links that leave the folder, and drop the names of code blocks, which only the tests read."""
+    markdown = re.sub(r"^( *```\w+) .+$", r"\1", markdown, flags=re.MULTILINE)
+    if page.file.src_uri in DOCUMENTS:
+        markdown = markdown.replace("](docs/", "](")
+    markdown = markdown.replace("](../README.md)", "](index.md)").replace("](LICENSE)", "](index.md)")
+    markdown = re.sub(r"\]\(\.\./(examples/[^)]*[^)/])\)", r"](\1.txt)", markdown)
+    markdown = re.sub(r"\[([^\]]*)\]\(\.\./examples/[^)]*/\)", r"\1", markdown)
+    return re.sub(r"\]\(\.\./(\w+\.md)", r"](\1", markdown)
