@@ -39,7 +39,7 @@ def held_by_another_thread(*locks: Any) -> Iterator[None]:
     thread = threading.Thread(target=hold)
     thread.start()
     try:
-        assert held.wait(5)
+        assert held.wait(30)
         yield
     finally:
         done.set()

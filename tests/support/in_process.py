@@ -28,7 +28,7 @@ class Formed(NamedTuple):
     formation: Formation
 
 
-def settings_of(job_id: str, rank: int, world_size: int, port: int, *, timeout: float = 20.0, **more: Any) -> Settings:
+def settings_of(job_id: str, rank: int, world_size: int, port: int, *, timeout: float = 60.0, **more: Any) -> Settings:
     """Return the settings of a rank on `lo`."""
     told = {name: more.pop(name) for name in Placement.__struct_fields__ if name in more}
     return Settings(

@@ -107,7 +107,7 @@ def wait_for_link_local(interface: str) -> None:
     """Wait until IPv6 works: the kernel starts it some time after both ends of a cable are up."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_ROUTE) as changes:
         changes.bind((0, _RTMGRP_IPV6_IFADDR))
-        changes.settimeout(10)
+        changes.settimeout(30)
         # Address, index, prefix length, scope, flags, name.
         while not any(
             fields[0].startswith("fe80") and fields[5] == interface and not int(fields[4], 16) & _IFA_F_TENTATIVE

@@ -9,6 +9,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _numbers = itertools.count()
 
@@ -36,15 +39,24 @@ def closed_port() -> Iterator[int]:
 def answers(port: int, address: str = "127.0.0.1") -> bool:
     """Whether anybody listens at a TCP port."""
     try:
-        socket.create_connection((address, port), timeout=5).close()
+        socket.create_connection((address, port), timeout=30).close()
     except ConnectionRefusedError:
         return False
     return True
 
 
-def until(condition: Callable[[], object], seconds: float = 10) -> None:
+def until(condition: Callable[[], object], seconds: float = 30) -> None:
     """Wait for what gives no notice: the end of a native thread, a step of a loop in a thread of its own."""
     deadline, pause = time.monotonic() + seconds, threading.Event()
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         pause.wait(0.005)
+
+
+def longer(ask: Callable[[float], T], enough: Callable[[T], object]) -> T:
+    """Ask with a limit in seconds, then with longer ones, until the answer is enough: a busy machine hears late."""
+    for seconds in (1.0, 4.0, 16.0):
+        answer = ask(seconds)
+        if enough(answer):
+            break
+    return answer

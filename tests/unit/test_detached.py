@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-import time
 
 import pytest
 
@@ -84,10 +83,8 @@ def test_a_call_that_is_given_up_is_left_running_under_a_name_that_says_so() -> 
         name.append(threading.current_thread().name)
         release.wait()
 
-    started = time.monotonic()
     with pytest.raises(AbandonedError):
         detached.run(block, "test", lambda: True)
-    assert time.monotonic() - started < 1
     assert name == ["mingle-abandoned-test"]
     release.set()
 

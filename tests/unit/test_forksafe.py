@@ -53,7 +53,7 @@ def test_the_port_of_a_dead_parent_refuses_although_the_child_lives() -> None:
             assert mine.recv(64)
             server.close()
             with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(address, timeout=5)
+                socket.create_connection(address, timeout=30)
         os.waitpid(pid, 0)
 
 

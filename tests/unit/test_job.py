@@ -98,16 +98,16 @@ def test_threads_share_one_question() -> None:
     class SlowSession(PlayedSession):
         def roster(self) -> tuple[Member, ...]:
             asking.set()
-            assert answer.wait(5)
+            assert answer.wait(30)
             return super().roster()
 
     session = SlowSession()
     job = a_job(_session=session)
     with ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(lambda: job.members) for _ in range(2)]
-        assert asking.wait(5)
+        assert asking.wait(30)
         answer.set()
-        assert [each.result(5) for each in answers] == [MEMBERS, MEMBERS]
+        assert [each.result(30) for each in answers] == [MEMBERS, MEMBERS]
     assert session.asked == 1
 
 
@@ -121,7 +121,7 @@ def test_a_signal_handler_may_ask_for_the_members_while_they_are_fetched() -> No
     fetched: list[tuple[Member, ...]] = []
     thread = threading.Thread(target=lambda: fetched.append(job.members), daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(30)
     assert fetched == [MEMBERS]
 
 
@@ -195,19 +195,19 @@ def test_a_close_at_the_same_time_waits_for_the_first_and_does_nothing() -> None
     class SlowSession(PlayedSession):
         def close(self, *, failing: bool) -> None:
             ending.set()
-            assert go_on.wait(5)
+            assert go_on.wait(30)
             super().close(failing=failing)
 
     session, destroyed = SlowSession(), list[bool]()
     job = a_job(_session=session, _destroy_group=destroyed.append)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(job.close)
-        assert ending.wait(5)
+        assert ending.wait(30)
         second = pool.submit(job.close)
         assert not second.done()
         go_on.set()
-        first.result(5)
-        second.result(5)
+        first.result(30)
+        second.result(30)
     assert (session.closed, destroyed) == ([False], [False])
 
 

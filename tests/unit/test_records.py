@@ -63,7 +63,7 @@ def deferring(action: Callable[[], object]) -> None:
 
     thread = threading.Thread(target=run, name="mingle-of-a-test", daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(30)
     assert not thread.is_alive()
 
 

@@ -285,7 +285,7 @@ def test_a_task_that_hangs_gives_way_to_the_next() -> None:
         control.send(here, {})
         assert control.receive(here) == {}
         control.send(here, {"report": {"healthy": True}})
-        assert running.result(10) == {"healthy": True}
+        assert running.result(30) == {"healthy": True}
         tasks.ends.set()
     assert steps == ["first", "second", "third"]
 

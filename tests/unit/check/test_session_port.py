@@ -67,7 +67,7 @@ def framed(body: bytes) -> bytes:
 
 def call(server: control.Server) -> socket.socket:
     caller = socket.create_connection(("127.0.0.1", server.port))
-    caller.settimeout(10)
+    caller.settimeout(30)
     return caller
 
 
@@ -143,20 +143,19 @@ def test_malformed_question_raises_value_error(untrusted: bytes | str) -> None:
 def test_a_hello_comes_through_as_it_was_sent(server: control.Server) -> None:
     with control.dial("127.0.0.1", server.port) as line:
         control.send(line, {"token": server.token, "hello": HELLO, "later": 1})
-        connection, hello = server.controls.get(timeout=10)
+        connection, hello = server.controls.get(timeout=30)
         connection.close()
     assert hello == {**HELLO, "reached": "127.0.0.1"}
 
 
 def test_a_slow_caller_is_dropped_at_a_deadline(server: control.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "CONNECT_SECONDS", 0.5)
-    started = time.monotonic()
     with call(server) as caller, contextlib.suppress(ConnectionError):
         caller.sendall(struct.pack("!i", 1000))
         for _ in range(100):  # each byte in time, and the message never
             caller.sendall(b"[")
             time.sleep(0.1)
-    assert time.monotonic() - started < 5
+        pytest.fail("it is still listened to after 10 s")
 
 
 def test_a_rank_that_does_not_take_its_answer_is_dropped_at_a_deadline(
@@ -198,7 +197,7 @@ def test_a_process_without_descriptors_says_so_to_its_callers_and_accepts_again(
     assert control.reaches(peer_of(server))
     until(lambda: not serving_threads())  # the descriptor of that caller is free, and will not become so meanwhile
     with socket.socket() as first, socket.socket() as caller:
-        caller.settimeout(10)
+        caller.settimeout(30)
         with no_descriptors():
             first.connect(("127.0.0.1", server.port))  # the kernel took a descriptor for it when the wait began
             caller.connect(("127.0.0.1", server.port))
@@ -238,7 +237,7 @@ def test_a_worker_without_descriptors_tells_rank_zero() -> None:
     control.send(here, {})
     assert control.receive(here) == {"gone": "descriptors"}
     control.send(here, {"report": {}})
-    running.join(10)
+    running.join(30)
     here.close()
 
 

@@ -192,7 +192,7 @@ def test_names_are_looked_up_side_by_side(monkeypatch: pytest.MonkeyPatch) -> No
     together = threading.Barrier(len(names))
 
     def look_up(host: str, *_args: object, **_kwargs: object) -> list[object]:
-        together.wait(5)
+        together.wait(30)
         raise socket.gaierror(socket.EAI_AGAIN, f"no answer for {host}")
 
     monkeypatch.setattr(inspection, "NAME_SECONDS", 30.0)
@@ -209,7 +209,7 @@ def test_hosts_that_do_not_answer_are_examined_side_by_side(monkeypatch: pytest.
 
     def refuses(address: str, _port: int) -> bool:
         with contextlib.suppress(threading.BrokenBarrierError):
-            together.wait(5)
+            together.wait(30)
         return address == "127.0.0.8"
 
     monkeypatch.setattr(checks, "refuses", refuses)

@@ -25,6 +25,7 @@ from tests.support.bystanders import (
     gathering,
     run_command,
 )
+from tests.support.loopback import longer
 
 SECRET = "correct horse battery staple"
 
@@ -110,11 +111,21 @@ def test_list_shows_a_gathering_its_missing_ranks_and_who_seeks(port: int) -> No
     )
 
 
+def shown(*arguments: str, port: int, **variables: str) -> list[str]:
+    """Return the lines of a list that is not empty."""
+    return longer(
+        lambda seconds: command(*arguments, "-t", str(seconds), port=port, **variables).stdout.splitlines(), bool
+    )
+
+
 def test_a_secret_is_shown_and_opens_the_answer(port: int) -> None:
     with gathering("guarded", port, (0,), world_size=1, secret=SECRET.encode()):
-        (closed,) = command("list", "-t", "3", port=port).stdout.splitlines()
-        (opened,) = command("list", "-t", "3", port=port, MINGLE_SECRET=SECRET).stdout.splitlines()
-        refused = command("find", "guarded", "-t", "3", port=port)
+        (closed,) = shown("list", port=port)
+        (opened,) = shown("list", port=port, MINGLE_SECRET=SECRET)
+        refused = longer(
+            lambda seconds: command("find", "guarded", "-t", str(seconds), port=port),
+            lambda result: "--secret-file" in result.stderr,
+        )
         found = command("find", "guarded", port=port, MINGLE_SECRET=SECRET)
     assert closed.split("\t")[1] == "sealed, not proved"
     assert closed.endswith("\tsecret")
@@ -136,7 +147,10 @@ def test_export_is_what_a_shell_evaluates(port: int) -> None:
 @pytest.mark.parametrize("words", [(), ("--export",), ("--json",)])
 def test_a_job_that_gathers_has_no_store_to_print(port: int, words: tuple[str, ...]) -> None:
     with gathering("not yet", port, (0, 2), world_size=3):
-        result = command("find", "not yet", "-t", "1", *words, port=port)
+        result = longer(
+            lambda seconds: command("find", "not yet", "-t", str(seconds), *words, port=port),
+            lambda result: "joined" in result.stderr,
+        )
     assert result.exit_code == 1
     assert "2 of 3 ranks joined, missing ranks: 1" in result.stderr
     assert "--control" in result.stderr
@@ -235,7 +249,7 @@ def test_watch_in_a_pipe(as_json: bool) -> None:
 
 
 def test_after_its_good_bye_a_job_is_found_no_more() -> None:
-    network = Network(interfaces=("lo",), port=free_udp_port(), discovery_timeout=10)
+    network = Network(interfaces=("lo",), port=free_udp_port(), discovery_timeout=60)
     with gathering("passing", network.port, (0,), world_size=1):
         assert str(find_job("passing", network)[0].target()) == "127.0.0.1:29500"
     with pytest.raises(DiscoveryTimeoutError):

@@ -178,7 +178,7 @@ def test_exports_of_many_threads_leave_one_of_them_and_restore_all() -> None:
     start = threading.Barrier(8)
 
     def work(number: int) -> None:
-        start.wait(10)
+        start.wait(30)
         for _ in range(50):
             environment.export({"RANK": str(number), f"ONLY_{number}": "1"})
             environment.visible()

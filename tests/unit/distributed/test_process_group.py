@@ -552,8 +552,8 @@ def test_two_ranks_through_two_doors_and_a_second_time() -> None:
         member = discovery_of(settings_of(job_id, 1, 2, port))
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(member.run)
-            with mingle.discover(job_id, rank=0, world_size=2, port=port, family="4", discovery_timeout=20) as job:
-                formation = running.result(20)
+            with mingle.discover(job_id, rank=0, world_size=2, port=port, family="4", discovery_timeout=60) as job:
+                formation = running.result(30)
                 assert [each.rank for each in job.members] == [0, 1]
                 assert has_token(job.master_port, formation.session)
             member.close("the test is over")

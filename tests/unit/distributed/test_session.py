@@ -160,7 +160,7 @@ def test_a_job_that_is_closed_while_its_roster_is_fetched_is_named_so(
     monkeypatch.setattr(ranks[1].discovery.membership, "ask_roster", asked.set)  # rank 0 is slow
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(sessions[1].roster)
-        assert asked.wait(5)
+        assert asked.wait(30)
         started = time.monotonic()
         sessions[1].close(failing=True)
         error = waiting.exception(timeout=15)
@@ -178,7 +178,7 @@ def test_the_alarm_of_the_user_is_not_taken_for_a_thread_that_does_not_answer(
         raise TimeoutError("the alarm")
 
     free = threading.Event()
-    ranks[1].discovery.call(lambda: free.wait(10) and None)  # the session's thread is busy
+    ranks[1].discovery.call(lambda: free.wait(30) and None)  # the session's thread is busy
     before = signal.signal(signal.SIGALRM, alarmed)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
@@ -229,7 +229,7 @@ def test_rank_zero_ends_when_the_groups_of_the_others_stand_or_time_is_up(
     assert len(sessions[1].roster()) == 2
     if ready:
         ranks[1].discovery.call(partial(says_ready, time.monotonic()))
-    closing.join(10)
+    closing.join(30)
     assert not closing.is_alive()
 
 
@@ -336,7 +336,7 @@ def test_a_thread_that_dies_is_told_at_once_wherever_somebody_waits(
         raise ZeroDivisionError("a riddle")
 
     ranks[rank].discovery.call(die)
-    assert died.wait(10)
+    assert died.wait(30)
     until(lambda: ranks[rank].discovery.failure)
     started = time.monotonic()
     for ask in (mine.group_stands, mine.roster, partial(mine.entry, 60)):
@@ -359,7 +359,7 @@ def test_a_thread_that_dies_while_it_is_asked_fails_that_call(
         until(lambda: discovery._calls.qsize() == 2)
 
     discovery.call(die)
-    assert dying.wait(10)
+    assert dying.wait(30)
     started = time.monotonic()
     with pytest.raises(MingleError, match="unforeseen ZeroDivisionError"):
         discovery.ask(lambda: None)
@@ -381,9 +381,9 @@ def test_a_proof_that_is_looked_at_again_is_given_up_when_the_thread_dies(
         monkeypatch.setattr(store, "connect_plainly", never)
         with ThreadPoolExecutor(1) as pool:
             entry = pool.submit(waiting.entry, 60)
-            assert waits.wait(10)
+            assert waits.wait(30)
             ranks[1].discovery.call(lambda: 1 // 0)
-            error = entry.exception(10)
+            error = entry.exception(30)
         assert "unforeseen ZeroDivisionError" in str(error)
         assert isinstance(error.__cause__, ZeroDivisionError)  # type: ignore[union-attr]
 
@@ -410,10 +410,10 @@ def test_blocked_store_call_fails_when_the_members_thread_dies(
         until(lambda: discovery.failure is not None and discovery.driver.transport is None)
         if stands:
             held.set("a key", "a value")
-            assert blocked.result(10) == b"a value"
+            assert blocked.result(30) == b"a value"
         else:
             with pytest.raises(RuntimeError):
-                blocked.result(10)
+                blocked.result(30)
 
 
 # --- what torch is handed -------------------------------------------------------------------------------------------
@@ -574,7 +574,7 @@ def test_closing_at_the_same_time_is_closing_once(ranks: list[Formed], sessions:
         until(lambda: all(call.running() or call.done() for call in closing))
         held.set()
         for call in closing:
-            call.result(10)
+            call.result(30)
     assert sorted(ended) == [0, 1]
 
 

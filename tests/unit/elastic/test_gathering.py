@@ -24,6 +24,7 @@ from mingle.elastic.quorum import Nodes, Policy
 from mingle.engine import store
 from mingle.engine.discovery import FILES_PER_NODE
 from mingle.engine.driver import Driver
+from mingle.engine.loop import ANSWER_SECONDS
 from mingle.errors import DiscoveryTimeoutError, InterfaceError, MingleError
 from mingle.network.transport import NothingOpenedError
 from tests.support.bystanders import free_udp_port
@@ -40,7 +41,7 @@ class Job:
         self.port = free_udp_port()
         self.agents: list[Gathering] = []
 
-    def agent(self, minimum: int = 2, maximum: int = 3, *, timeout: float = 20.0) -> Gathering:
+    def agent(self, minimum: int = 2, maximum: int = 3, *, timeout: float = 60.0) -> Gathering:
         settings = Settings(
             job_id=self.job_id,
             placement=Placement(rank=None, world_size=maximum),
@@ -118,7 +119,7 @@ def test_every_agent_makes_room_since_each_can_become_host(job: Job, monkeypatch
         gathering = pool.submit(agent.gather)
         agent.ask(lambda: None)
         agent.close("the test is over")
-        assert isinstance(gathering.exception(10), MingleError | None)
+        assert isinstance(gathering.exception(30), MingleError | None)
     assert asked == [(700, FILES_PER_NODE, True)]
 
 
@@ -173,7 +174,7 @@ def test_a_host_that_ends_for_good_ends_the_job_for_all(job: Job) -> None:
     host, other = host_first(several)
     host.close("its workers failed")
     host.close("a second time")
-    assert other.session_lost.wait(5)
+    assert other.session_lost.wait(30)
     assert (other.lost, other.ended) == (None, "its workers failed")
     with pytest.raises(MingleError, match="has ended: its workers failed"):
         other.gather()
@@ -187,7 +188,7 @@ def test_agent_with_finished_workers_gathers_no_more(job: Job) -> None:
     host, other = host_first(several)
     other.workers_done()
     kill(host)
-    assert other.session_lost.wait(5)
+    assert other.session_lost.wait(30)
     # Its word and the loss may come in one round of the loop, in either order.
     until(lambda: other._agent.part is None)
 
@@ -210,7 +211,7 @@ def test_closing_ends_a_call_that_waits(job: Job) -> None:
         waiting.ask(lambda: None)
         waiting.close("changed its mind")
         with pytest.raises(MingleError, match="this agent has closed its part") as refused:
-            call.result(timeout=10)
+            call.result(30)
     assert "shutdown" in str(refused.value.cause)
 
 
@@ -265,7 +266,7 @@ def test_a_store_of_a_session_that_was_given_up_is_not_kept(job: Job) -> None:
         planted.set()
 
     member.call(plant)
-    assert planted.wait(5)
+    assert planted.wait(30)
     until(lambda: member._stores.server is None)
     assert given_up.handle is None
 
@@ -277,10 +278,10 @@ def test_a_thread_that_died_is_an_error(job: Job, caplog: pytest.LogCaptureFixtu
         waiting.ask(lambda: None)
         waiting.call(lambda: 1 // 0)
         with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError") as caught:
-            call.result(timeout=10)
+            call.result(30)
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
         assert waiting._thread is not None
-        waiting._thread.join(10)
+        waiting._thread.join(30)
     assert "its loop was ended by an unforeseen ZeroDivisionError" in caplog.text
 
 
@@ -292,7 +293,7 @@ def test_sockets_that_cannot_be_opened_are_no_defect_of_ours_however_slowly_the_
     def fail_calls(agent: Gathering, over: MingleError, genuine: Any = Gathering._fail_calls) -> None:
         genuine(agent, over)
         if threading.current_thread() is agent._thread:
-            raised.wait(10)
+            raised.wait(30)
 
     def fail(*_: Any, **__: Any) -> Driver:
         raise NothingOpenedError(29499, {"eth0": "EADDRNOTAVAIL"})
@@ -316,11 +317,11 @@ def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(job: Job, part:
     client = socket.create_connection((found[0].formation.store_address, found[0].formation.store_port))
     control = mine._agent.endpoints.port
     mine.call(lambda: 1 // 0)
-    assert mine.session_lost.wait(5)
+    assert mine.session_lost.wait(30)
     assert "unforeseen ZeroDivisionError" in (mine.lost or "")
     assert mine.present is None
     with client:
-        client.settimeout(10)
+        client.settimeout(30)
         if part == "host":
             assert client.recv(1) == b"", "calls on the store fail now, not at torch's timeout"
             assert not answers(found[0].formation.store_port), "it would hold the others in a lost session"
@@ -330,9 +331,9 @@ def test_a_thread_that_dies_while_the_job_runs_is_a_loss_at_once(job: Job, part:
         with pytest.raises(MingleError, match="unforeseen ZeroDivisionError") as caught:
             mine.gather()
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < ANSWER_SECONDS, "no call waits for the thread that died"
     if part == "host":
-        assert other.session_lost.wait(5), "the others see its connections end"
+        assert other.session_lost.wait(30), "the others see its connections end"
     mine.close("the test is over")
 
 

@@ -420,7 +420,7 @@ def test_the_exit_barrier_ends_with_the_gathering(place: Place, pool: ThreadPool
     assert not waiting.done()
     place.lose("the host is gone")
     with pytest.raises((RendezvousConnectionError, RuntimeError)):
-        waiting.result(5)
+        waiting.result(30)
 
 
 def test_waiting_in_the_exit_barrier_stops_no_heartbeat(place: Place, pool: ThreadPoolExecutor) -> None:
@@ -432,7 +432,7 @@ def test_waiting_in_the_exit_barrier_stops_no_heartbeat(place: Place, pool: Thre
     threading.Event().wait(4)  # three heartbeats, one second apart, would have been missed
     assert handlers[1].num_nodes_waiting() == 0
     barrier(infos[1].store, 2, "torchelastic/agent/terminal_state", 60)
-    early.result(5)
+    early.result(30)
 
 
 def test_a_round_that_loses_its_agent_zero_is_tried_again(

@@ -74,7 +74,7 @@ def monitor_of(rounds: Rounds) -> Monitor:
     return rounds._opened[1]
 
 
-def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+def until(condition: Callable[[], bool], seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -134,7 +134,7 @@ def test_a_node_that_comes_later_comes_after_those_that_are_there(place: Place) 
         joining = pool.submit(new.next)
         until(lambda: old.nodes_waiting() == 1)
         assert old.next().rank == 0
-        assert joining.result(10).rank == 1
+        assert joining.result(30).rank == 1
     for agent in (old, new):
         agent.begun()
     assert [old.since, new.since] == [Since(0, 0), Since(0, 1)]
@@ -274,7 +274,7 @@ def test_the_end_of_a_rendezvous_ends_the_call_that_is_blocked_in_it_and_its_hea
         assert not waiting.done()
         made.end()
         with pytest.raises(RuntimeError):
-            waiting.result(5)
+            waiting.result(30)
     assert not timer._thread.is_alive()
     with pytest.raises(RendezvousConnectionError):
         inner.set_closed()
@@ -331,7 +331,7 @@ def test_an_agent_that_came_back_is_not_waited_for_as_the_node_it_was(
             until(lambda: host.nodes_waiting() == 1)
         finally:
             again.end()
-        assert isinstance(joining.exception(10), RendezvousConnectionError)
+        assert isinstance(joining.exception(30), RendezvousConnectionError)
 
 
 def test_a_node_that_is_missing_for_a_moment_is_not_lost(pair: list[tuple[Rounds, FixedGathering]]) -> None:
@@ -506,7 +506,7 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One for each time that a write reads the state again."""
     noted: list[int] = []
     real = Backend.get_state
-    monkeypatch.setattr(agent_rounds, "LINGER_SECONDS", 0.1)
+    monkeypatch.setattr(agent_rounds, "LINGER_SECONDS", 0.5)
     monkeypatch.setattr(Backend, "get_state", lambda self: noted.append(1) or real(self))
     return noted
 

@@ -125,7 +125,7 @@ def test_the_loop_and_its_workers_block_signals(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_control_c_ends_a_wait_within_a_fifth_of_a_second(rank: int) -> None:
     took = []
-    for _ in range(3):  # the machine can be busy with something else
+    for _ in range(10):  # the machine can be busy with something else
         pressed = 0.0
 
         def press(*_: object) -> None:
@@ -204,7 +204,7 @@ def interrupted_call(rank: int, armed: str, after: float) -> tuple[str, dict[str
         running = pool.submit(other.run)
         try:
             begin("discover")
-            job = mingle.discover(job_id, rank=rank, world_size=2, port=port, discovery_timeout=20)
+            job = mingle.discover(job_id, rank=rank, world_size=2, port=port, discovery_timeout=60)
             try:
                 begin("members")
                 assert len(job.members) == 2
@@ -219,7 +219,7 @@ def interrupted_call(rank: int, armed: str, after: float) -> tuple[str, dict[str
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)
             other.close("the round is over")
-            running.exception(20)
+            running.exception(30)
             mingle.discover(job_name("next"), rank=0, world_size=1).close()  # ends what an interrupted close has left
     return step, seconds
 

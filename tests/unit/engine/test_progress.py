@@ -75,7 +75,7 @@ class Terminal(io.StringIO):
     def shows(self, text: str) -> bool:
         """Whether it does, within some seconds: a thread of rich's paints."""
         with self.written:
-            return self.written.wait_for(lambda: text in self.getvalue(), timeout=5)
+            return self.written.wait_for(lambda: text in self.getvalue(), timeout=30)
 
 
 @pytest.fixture

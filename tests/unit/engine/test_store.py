@@ -326,7 +326,7 @@ def test_a_host_that_does_not_answer_costs_seconds_not_minutes(monkeypatch: pyte
     # Once its queue of one is full, the kernel lets the listener drop what comes.
     with (
         socket.create_server(("127.0.0.1", 0), backlog=0) as silent,
-        socket.create_connection(silent.getsockname(), timeout=5),
+        socket.create_connection(silent.getsockname(), timeout=30),
     ):
         started = time.monotonic()
         with pytest.raises(TimeoutError):
@@ -448,12 +448,12 @@ def test_aborting_ends_a_wait_that_is_under_way(server: StoreServer) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    assert waiting.wait(5)
+    assert waiting.wait(30)
     started = time.monotonic()
     server.abort()
-    thread.join(10)
+    thread.join(30)
     assert failed
-    assert failed[0] - started < 5
+    assert failed[0] - started < 15
 
 
 @pytest.mark.parametrize("call", ["abort", "release"])

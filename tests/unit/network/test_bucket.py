@@ -179,7 +179,7 @@ def test_a_thread_that_waits_goes_on_when_the_helper_is_killed() -> None:
         with connection:
             assert thread.is_alive()
             made.abort()
-            thread.join(10)
+            thread.join(30)
         assert "helper process has ended" in problems[0].what
         made.close()
         made.reap()

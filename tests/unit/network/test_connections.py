@@ -69,7 +69,7 @@ class Loop:
 
     def wait_for(self, kind: type[_E]) -> _E:
         """Serve until an event of this kind comes, and take it."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             for event in self.events:
                 if isinstance(event, kind):
@@ -102,7 +102,7 @@ def loop() -> Iterator[Loop]:
 def server() -> Iterator[socket.socket]:
     """A listener of somebody else's."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(5)
+        server.settimeout(30)
         yield server
 
 
@@ -111,7 +111,7 @@ def dialed(loop: Loop, server: socket.socket) -> socket.socket:
     assert loop.dial(server) == []
     assert loop.wait_for(SocketConnected).conn == DIALLED
     peer, _ = server.accept()
-    peer.settimeout(5)
+    peer.settimeout(30)
     return peer
 
 
@@ -152,20 +152,20 @@ def test_all_addresses_listen_at_one_port(loop: Loop) -> None:
     addresses = ["127.0.0.1", "127.0.0.2"] + (["::1"] if LO.of_family("6") else [])
     loop.connections.listen([(address, LO.index) for address in addresses])
     for address in addresses:
-        with socket.create_connection((address, loop.connections.port), timeout=5) as client:
+        with socket.create_connection((address, loop.connections.port), timeout=30) as client:
             accepted = loop.wait_for(SocketAccepted)
             assert accepted.address == client.getsockname()[0]
             client.sendall(b"hello")
             assert loop.wait_for(SocketData) == SocketData(accepted.conn, b"hello")
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.3", loop.connections.port), timeout=5)
+        socket.create_connection(("127.0.0.3", loop.connections.port), timeout=30)
 
 
 def test_a_port_that_one_address_does_not_have_is_given_up(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     busy_address(monkeypatch, "127.0.0.2", times=3)
     loop.connections.listen([("127.0.0.1", LO.index), ("127.0.0.2", LO.index)])
     for address in ("127.0.0.1", "127.0.0.2"):
-        socket.create_connection((address, loop.connections.port), timeout=5).close()
+        socket.create_connection((address, loop.connections.port), timeout=30).close()
     assert len(loop.selector.get_map()) == 2
 
 
@@ -190,7 +190,7 @@ def test_an_address_that_is_not_ready_is_listened_on_later(loop: Loop) -> None:
     for _ in range(2):  # what is listened on already stays so
         assert loop.connections.listen_also([later, never, first]) == {first, later}
     for address in ("127.0.0.1", "127.0.0.3"):
-        socket.create_connection((address, port), timeout=5).close()
+        socket.create_connection((address, port), timeout=30).close()
     assert loop.connections.port == port
 
 
@@ -210,11 +210,12 @@ def test_a_sandbox_without_ipv6_does_not_stop_ipv4(loop: Loop, monkeypatch: pyte
 
 
 def test_a_sandbox_without_the_only_family_is_an_error_at_once(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    busy_address(monkeypatch, "::1", times=100, problem=errno.EAFNOSUPPORT)
+    monkeypatch.setattr(connections, "DUPLICATE_CHECK_SECONDS", 60.0)
+    busy_address(monkeypatch, "::1", times=10_000, problem=errno.EAFNOSUPPORT)
     started = time.monotonic()
     with pytest.raises(InterfaceError, match="not supported"):
         loop.connections.listen([("::1", LO.index)])
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 15
 
 
 def test_a_duplicate_check_that_does_not_end_is_not_waited_for(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +236,7 @@ def test_an_interface_that_goes_while_the_port_is_opened_does_not_stop_the_other
 
 def test_connections_end_whose_own_address_has_gone(loop: Loop) -> None:
     loop.connections.listen([("127.0.0.1", LO.index)])
-    with socket.create_connection(("127.0.0.1", loop.connections.port), timeout=5) as caller:
+    with socket.create_connection(("127.0.0.1", loop.connections.port), timeout=30) as caller:
         accepted = loop.wait_for(SocketAccepted)
         assert loop.connections.drop_strays({"127.0.0.1"}) == []
         (closed,) = loop.connections.drop_strays({"127.0.0.2"})
@@ -247,7 +248,7 @@ def test_connections_end_whose_own_address_has_gone(loop: Loop) -> None:
 def test_a_connection_that_cannot_say_its_address_is_ended(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """macOS says EINVAL of a socket that the other end has reset."""
     loop.connections.listen([("127.0.0.1", LO.index)])
-    with socket.create_connection(("127.0.0.1", loop.connections.port), timeout=5):
+    with socket.create_connection(("127.0.0.1", loop.connections.port), timeout=30):
         accepted = loop.wait_for(SocketAccepted)
 
         def reset(_socket: socket.socket) -> object:
@@ -262,7 +263,7 @@ def test_a_connection_that_cannot_say_its_address_is_ended(loop: Loop, monkeypat
 def test_a_flood_of_connections_is_taken_in_bounded_bites(loop: Loop) -> None:
     loop.connections.listen([("127.0.0.1", LO.index)])
     target = ("127.0.0.1", loop.connections.port)
-    clients = [socket.create_connection(target, timeout=5) for _ in range(ACCEPTED_AT_ONCE + 14)]
+    clients = [socket.create_connection(target, timeout=30) for _ in range(ACCEPTED_AT_ONCE + 14)]
     try:
         loop.turn(5)
         assert len(loop.events) == ACCEPTED_AT_ONCE
@@ -352,7 +353,7 @@ def test_a_host_that_does_not_answer_can_be_given_up(loop: Loop) -> None:
     # Once its queue of one is full, the kernel lets the listener drop what comes: as a filter would.
     with (
         socket.create_server(("127.0.0.1", 0), backlog=0) as silent,
-        socket.create_connection(silent.getsockname(), timeout=5),
+        socket.create_connection(silent.getsockname(), timeout=30),
     ):
         assert loop.dial(silent) == []
         assert loop.connections.write(DIALLED, b"hello") == []
@@ -375,7 +376,7 @@ def test_early_writes_are_sent_once_connected(loop: Loop, server: socket.socket)
     loop.wait_for(SocketConnected)
     peer, _ = server.accept()
     with peer:
-        peer.settimeout(5)
+        peer.settimeout(30)
         assert peer.recv(16) == b"hello"
 
 
@@ -421,7 +422,7 @@ def test_partial_write_is_continued_in_order(loop: Loop, server: socket.socket) 
         # What comes last is written last, although the kernel has room again by then.
         loop.connections.write(DIALLED, LARGE[-1:])
         loop.serve_until(over)
-        assert hashlib.sha256(reading.result(5)).digest() == hashlib.sha256(LARGE).digest()
+        assert hashlib.sha256(reading.result(30)).digest() == hashlib.sha256(LARGE).digest()
         assert loop.masks() == [selectors.EVENT_READ]
         assert loop.events == []
 
@@ -463,7 +464,7 @@ def test_hanging_up_sends_what_was_written_and_reports_nothing(loop: Loop, serve
 
         reading = pool.submit(read)
         loop.serve_until(over)
-        assert reading.result(5) == LARGE
+        assert reading.result(30) == LARGE
     assert loop.events == []
     assert not loop.selector.get_map()
 
@@ -506,7 +507,7 @@ def test_hanging_up_on_a_peer_that_still_speaks_does_not_reset_it(
 
         reading = pool.submit(read)
         loop.serve_until(over)
-        assert reading.result(5) == data
+        assert reading.result(30) == data
 
 
 def test_a_peer_that_goes_while_we_hang_up_is_not_reported(loop: Loop, server: socket.socket) -> None:
@@ -539,7 +540,7 @@ def test_closing_gives_what_is_unsent_one_last_try(loop: Loop, server: socket.so
         loop.connections.close()
         assert read_all(peer)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", loop.connections.port), timeout=5)
+        socket.create_connection(("127.0.0.1", loop.connections.port), timeout=30)
     loop.connections.close()
 
 

@@ -267,7 +267,7 @@ def test_a_server_that_does_not_answer_blocks_neither_the_caller_nor_the_end(
         assert time.monotonic() - before < directory.LEAVE_SECONDS + 5
     released.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(30)
 
 
 def test_without_folders_no_thread_is_started() -> None:

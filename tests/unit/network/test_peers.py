@@ -155,7 +155,7 @@ def made(names: NameServer) -> Iterator[Callable[..., Peers]]:
     names.answer(*names.answers, times=100)
     for thread in threading.enumerate():
         if thread.name == "mingle-abandoned-resolver":
-            thread.join(5)
+            thread.join(30)
             assert not thread.is_alive()
 
 
@@ -269,7 +269,7 @@ def test_a_name_whose_server_is_silent_does_not_keep_the_others_from_being_found
 
     def getaddrinfo(host: str, port: int, *_: int) -> list[Any]:
         if host == "silent":
-            assert over.wait(10)
+            assert over.wait(30)
             raise socket.gaierror(-3, "Temporary failure in name resolution")
         return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", ("10.0.0.1", port))]
 
@@ -284,7 +284,7 @@ def test_a_name_whose_server_is_silent_does_not_keep_the_others_from_being_found
         over.set()
         for thread in threading.enumerate():
             if thread.name == "mingle-abandoned-resolver":
-                thread.join(5)
+                thread.join(30)
 
 
 def test_a_look_up_that_hangs_holds_nobody_up(names: NameServer, made: Callable[..., Peers]) -> None:
@@ -295,7 +295,7 @@ def test_a_look_up_that_hangs_holds_nobody_up(names: NameServer, made: Callable[
     names.answer("node7")
     (thread,) = [each for each in threading.enumerate() if each.name == "mingle-abandoned-resolver"]
     assert thread.daemon
-    thread.join(5)
+    thread.join(30)
     assert not thread.is_alive()
     assert len(names.asked) == 1
 
@@ -389,7 +389,7 @@ def test_a_resolver_whose_thread_cannot_be_started_leaves_none_behind(
     with pytest.raises(MingleError):
         peers_of(("node1", 29499), ("node2", 29499))
     names.answer("node1", times=100)
-    started[0].join(5)
+    started[0].join(30)
     assert not started[0].is_alive()
 
 
@@ -407,4 +407,4 @@ def test_new_addresses_are_looked_for_while_there_is_nothing_to_say(
         names.answer("node7", times=5)
         for thread in threading.enumerate():
             if thread.name == "mingle-abandoned-resolver":
-                thread.join(5)
+                thread.join(30)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from mingle.config import placement
 from mingle.config.settings import Network
@@ -20,7 +21,7 @@ from mingle.protocol.events import Event
 from mingle.wire import datagrams
 from mingle.wire.datagrams import Offer, Seek
 from tests.support.bystanders import free_udp_port, gathering
-from tests.support.loopback import until
+from tests.support.loopback import longer, until
 
 
 def finder(observer: Observer, job: str | None, kind: type[Finder] = Finder) -> Finder:
@@ -41,7 +42,7 @@ def test_a_job_is_found(job: str | None, peers: tuple[str, ...]) -> None:
     network = Network(interfaces=("lo",), port=port, peers=tuple(map(Peer, peers)))
     with gathering("observed", port, (0,), world_size=1), Observer(network, job) as looking:
         found = finder(looking, job)
-        looking.run(found, until=time.monotonic() + 10, done=lambda: bool(found.alive))
+        looking.run(found, until=time.monotonic() + 30, done=lambda: bool(found.alive))
         assert [str(each.target()) for each in found.alive] == ["127.0.0.1:29500"]
         facts = looking.driver.facts()
     assert facts.port == port
@@ -59,7 +60,7 @@ def test_unicasts_to_named_hosts_are_counted() -> None:
             looked_at.append(observer.driver.inspect().unicasts_sent)
             return looked_at[-1] > 0
 
-        observer.run(finder(observer, None), until=time.monotonic() + 10, done=done)
+        observer.run(finder(observer, None), until=time.monotonic() + 30, done=done)
     assert looked_at[0] == 0
     assert looked_at[-1] > 0
 
@@ -92,7 +93,7 @@ def test_a_machine_is_closed_also_when_it_is_interrupted() -> None:
             now=time.monotonic(),
         )
         with pytest.raises(KeyboardInterrupt):
-            observer.run(machine, until=time.monotonic() + 10)
+            observer.run(machine, until=time.monotonic() + 30)
     assert machine.closed_with == "interrupted"
 
 
@@ -107,7 +108,7 @@ def test_a_machine_that_fails_is_an_error_with_its_cause(farewell: str, monkeypa
         if farewell == "fails":
             monkeypatch.setattr(machine, "close", fail)
         with pytest.raises(MingleError, match="ended by an unforeseen ZeroDivisionError: a riddle") as caught:
-            observer.run(machine, until=time.monotonic() + 10)
+            observer.run(machine, until=time.monotonic() + 30)
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
@@ -116,7 +117,7 @@ def test_exception_of_the_callback_reaches_the_caller() -> None:
         raise BrokenPipeError
 
     with Observer(Network(interfaces=("lo",), port=free_udp_port())) as observer, pytest.raises(BrokenPipeError):
-        observer.run(finder(observer, None), until=time.monotonic() + 10, done=broken_pipe)
+        observer.run(finder(observer, None), until=time.monotonic() + 30, done=broken_pipe)
 
 
 def test_an_interface_that_is_not_there_is_an_error_and_leaks_nothing() -> None:
@@ -136,7 +137,7 @@ def shown(folder: Path, job: str, *messages: Seek | Offer) -> Iterator[None]:
             each = Folders(opened, node=placement.this_node(), call=lambda _: None, found=lambda *_: None)
             stack.callback(each.close)
             each.show(message, datagrams.encode)
-        until(lambda: len(list((folder / digest(job)[:32]).glob("[hs]-*"))) == len(messages), 10)
+        until(lambda: len(list((folder / digest(job)[:32]).glob("[hs]-*"))) == len(messages))
         yield
 
 
@@ -147,10 +148,11 @@ def test_all_jobs_of_a_shared_directory_are_listed(tmp_path: Path) -> None:
         assert host is not None
         with shown(tmp_path, "listed", host.offer()):
             # Another port: no datagram of the job arrives.
-            network = Network(
-                interfaces=("lo",), port=free_udp_port(), folders=(f"dir:{tmp_path}",), discovery_timeout=0.5
+            network = Network(interfaces=("lo",), port=free_udp_port(), folders=(f"dir:{tmp_path}",))
+            finder = longer(
+                lambda seconds: list_jobs(replace(network, discovery_timeout=seconds))[0],
+                lambda finder: finder.alive and finder.seekers,
             )
-            finder, _ = list_jobs(network)
     assert [each.offer.job for each in finder.alive] == ["listed"]
     (seeker,) = finder.seekers.values()
     assert (seeker.seek, seeker.address, seeker.in_folder) == (seek, f"dir:{tmp_path}", True)
@@ -161,7 +163,7 @@ def test_a_job_is_found_through_a_shared_directory(tmp_path: Path) -> None:
         assert host is not None
         with shown(tmp_path, "found", host.offer()):
             network = Network(
-                interfaces=("lo",), port=free_udp_port(), folders=(f"dir:{tmp_path}",), discovery_timeout=10
+                interfaces=("lo",), port=free_udp_port(), folders=(f"dir:{tmp_path}",), discovery_timeout=60
             )
             session, _ = find_job("found", network)
     assert str(session.target()) == "127.0.0.1:29500"
@@ -169,15 +171,23 @@ def test_a_job_is_found_through_a_shared_directory(tmp_path: Path) -> None:
 
 def test_a_rank_that_was_found_in_a_shared_directory_does_not_prove_multicast(tmp_path: Path) -> None:
     seek = Seek(job="hostless", member=b"s" * 16, world_size=2, rank=1, hostname="node1", pid=7)
-    network = Network(interfaces=("lo",), port=free_udp_port(), folders=(f"dir:{tmp_path}",), discovery_timeout=0.5)
-    with shown(tmp_path, "hostless", seek), pytest.raises(DiscoveryTimeoutError) as raised:
-        find_job("hostless", network)
-    assert f"looking for it: rank 1 on host node1 (in dir:{tmp_path}), pid 7" in str(raised.value)
-    assert "likely cause: ranks look for it; its rank 0 was not started" in str(raised.value)
+    network = Network(interfaces=("lo",), port=free_udp_port(), folders=(f"dir:{tmp_path}",))
+
+    def look(seconds: float) -> str:
+        with pytest.raises(DiscoveryTimeoutError) as raised:
+            find_job("hostless", replace(network, discovery_timeout=seconds))
+        return str(raised.value)
+
+    with shown(tmp_path, "hostless", seek):
+        text = longer(look, lambda text: "looking for it" in text)
+    assert f"looking for it: rank 1 on host node1 (in dir:{tmp_path}), pid 7" in text
+    assert "likely cause: ranks look for it; its rank 0 was not started" in text
 
 
 def test_a_list_names_a_shared_directory_that_fails(tmp_path: Path) -> None:
     missing = f"dir:{tmp_path}/missing"
-    network = Network(interfaces=("lo",), port=free_udp_port(), folders=(missing,), discovery_timeout=0.1)
-    _, facts = list_jobs(network)
+    network = Network(interfaces=("lo",), port=free_udp_port(), folders=(missing,))
+    facts = longer(
+        lambda seconds: list_jobs(replace(network, discovery_timeout=seconds))[1], lambda facts: facts.failures
+    )
     assert f"{missing} does not exist" in facts.failures
