@@ -195,13 +195,13 @@ def deaf(gathering: Meshed) -> None:
     gathering.world.when(lambda: process.alive, close)
 
 
-def strange(gathering: Meshed) -> None:
+def strange(gathering: Meshed, says: bytes = b"HTTP/1.1 400 Bad Request\r\n\r\n") -> None:
     """Put another program at the port of a member, which keeps its connection to the host."""
     process = gathering.processes_to_be[2]
 
     def take() -> None:
         for port in [port for port, owner in process.machine.listeners.items() if owner is process]:
-            Mute(process.machine, port, b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            Mute(process.machine, port, says)
 
     gathering.world.when(lambda: process.alive, take)
 
@@ -209,6 +209,10 @@ def strange(gathering: Meshed) -> None:
 FAULTS: dict[str, tuple[Callable[[Meshed], None], str]] = {
     "deaf": (deaf, "no other node reaches rank 2 on host m2 (10.0.0.3 on eth0): TCP port"),
     "strange": (strange, "no other node reaches rank 2 on host m2 (10.0.0.3 on eth0): another program"),
+    "silent": (
+        functools.partial(strange, says=b""),
+        "no other node reaches rank 2 on host m2 (10.0.0.3 on eth0): TCP port",
+    ),
 }
 
 
@@ -238,7 +242,23 @@ def stranger_counts(conversation: MemberConversation, untrusted: bytes) -> Seque
 genuine = MemberConversation.receive_data
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+def test_process_that_is_stopped_is_named_while_the_others_wait_for_it() -> None:
+    gathering = Meshed(4, timeout=30.0)
+    victim = gathering.processes_to_be[2]
+    host = gathering.processes_to_be[0]
+    gathering.world.when(lambda: host.core is not None and host.phase is Confirming, victim.stop)
+    gathering.world.run(20.0)
+    status = host.host.registrar.status()
+    assert status.unconfirmed == (2,)
+    assert status.unanswered.startswith("rank 2 on host m2 (10.0.0.3 on eth0), pid ")
+    gathering.run()
+    first = min(gathering.processes, key=lambda each: each.failed_at or float("inf"))
+    failure = str(failure_of(first))
+    assert "no answer while confirming from ranks: 2" in failure
+    assert "likely cause: rank 2 on host m2 (10.0.0.3 on eth0), pid" in failure
+
+
+@pytest.mark.parametrize("fault", ["deaf", "strange"])
 def test_planted_mistake_is_found(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     if fault == "deaf":
         monkeypatch.setattr(Prover, "_failed", dead_listener_counts)

@@ -37,6 +37,9 @@ class RecordingPort:
     ) -> None:
         self.calls.append(("prove_mesh", epoch, network, targets, seconds))
 
+    def target_runs(self, member: bytes, now: float) -> None:
+        self.calls.append(("target_runs", member))
+
     def no_mesh(self, proof: Proof) -> None:
         self.calls.append(("no_mesh", proof))
 

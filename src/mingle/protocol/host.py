@@ -386,6 +386,8 @@ class Host:
         elif isinstance(frame, frames.Greet):
             if caller.hello.purpose == "mesh":
                 self._callers.send(conn, greeting(self.identity.member))
+        elif isinstance(frame, frames.Unanswered):
+            self.registrar.unanswered(caller.hello.member, frame.epoch, frame.member, now)
         elif isinstance(frame, frames.Ready):
             self.registrar.ready(conn)
         elif isinstance(frame, frames.Leave):
@@ -393,7 +395,7 @@ class Host:
             self._callers.send(conn, frames.Closed(session=self.session, reason="it has left"))
             self._callers.hang_up(conn)
         elif isinstance(frame, frames.Pong):
-            self.registrar.pong(conn)
+            self.registrar.pong(conn, now)
         elif isinstance(frame, frames.Ping):
             self._callers.send(conn, frames.Pong(number=frame.number))
         elif isinstance(frame, frames.Ask) and self.registrar.seats.at(conn) is not None:
@@ -447,8 +449,14 @@ class Host:
             seconds=seconds,
             context=self._context,
             effects=self._effects,
+            ask=functools.partial(self.registrar.unanswered, self.identity.member, epoch),
             now=now,
         )
+
+    def target_runs(self, member: bytes, now: float) -> None:
+        """Take note that the process of a target of this host runs."""
+        if self._prover is not None:
+            self._prover.runs(member, now)
 
     def _stop_proving(self) -> None:
         if self._prover is not None:

@@ -242,6 +242,9 @@ class RegistrarPort(Protocol):
     def prove_mesh(self, epoch: int, network: str, targets: Sequence[Target], seconds: float, now: float) -> None:
         """Open connections to these targets, and call the registrar's ``proved``."""
 
+    def target_runs(self, member: bytes, now: float) -> None:
+        """Take note that this target, about which the host has asked, runs."""
+
     def no_mesh(self, proof: Proof) -> None:
         """Fail: nodes can't reach each other on any network that all share."""
 

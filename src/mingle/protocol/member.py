@@ -402,6 +402,10 @@ class Joiner:
     def _prove_mesh(self, session: KnownSession, confirm: frames.Confirm, now: float) -> Prover:
         """Begin to open connections to the targets that CONFIRM names."""
         path = None if confirm.network is None else session.path_to(confirm.network)
+
+        def ask(target: bytes, _now: float) -> None:
+            session.send(frames.Unanswered(session=session.name, epoch=confirm.epoch, member=target))
+
         return Prover(
             self.identity.call(session.name, "mesh"),
             confirm.targets,
@@ -409,6 +413,7 @@ class Joiner:
             seconds=confirm.seconds,
             context=self._context,
             effects=self._effects,
+            ask=ask,
             now=now,
         )
 

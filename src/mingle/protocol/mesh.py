@@ -6,14 +6,15 @@ process at the other end, an :class:`Answerer` or the host, answers.
 
 A connection counts when both sides have proved the session, with the handshake of every control connection, and have
 greeted each other. GREET is longer than a packet, because a path that drops large packets carries a handshake. A
-process that is stopped is no broken path: its kernel accepts connections, and the prover waits for its greeting without
-a limit. So a greeting that stays away is a failure only if a later connection has shown that the process runs.
+process that is stopped is no broken path: its kernel accepts connections, and the prover waits for its answer without a
+limit. So an answer that stays away is a failure only once the host, which asks each such process on its own connection,
+has said that it runs.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from msgspec import Struct, field
 
@@ -34,10 +35,10 @@ DIALS_AT_ONCE = 3
 """The connections to one target that can be under way: a fourth one replaces the first."""
 REFUSED_SECONDS = 1.0
 """How long a target is dialed that refuses, or answers as another program does: its listener can be late."""
-GREETING_SECONDS = 3.0
-"""The time for a greeting that follows a proof. TCP repeats a packet that was lost within a fraction of it."""
-ALIVE_SECONDS = 1.0
-"""The time that a process has for the greeting after another connection has shown that it runs."""
+ANSWER_SECONDS = 3.0
+"""The time for each answer on a connection. TCP repeats a packet that was lost within a fraction of it."""
+RUNS_SECONDS = 2.0
+"""The time for the greeting after the host has said that the process runs."""
 LATE_SECONDS = 0.5
 """A timer that is later than this was kept back with the process, which has not dialed meanwhile."""
 REMEMBERED_SECONDS = 60.0
@@ -86,10 +87,6 @@ class _Attempt(Struct):
 
     conversation: MemberConversation
     connected: bool = False
-    greeted_at: float | None = None
-    """When GREET was sent on it."""
-    asks_only: bool = False
-    """Whether it only finds out if the process runs, because another one waits for the greeting."""
 
 
 class _Pursuit(Struct):
@@ -105,20 +102,22 @@ class _Pursuit(Struct):
     how: Unreached = "no answer"
     """How it failed last."""
     detail: str = ""
-    alive_at: float | None = None
-    """When another connection has shown that the process runs, while one waits for its greeting."""
+    ask_at: float | None = None
+    """When to ask whether its process runs, if a connection goes on unanswered; None: that was asked."""
+    runs_at: float | None = None
+    """When the host has said that it does."""
     due: float = float("inf")
     """When there is something to do for it; infinity: its process can be stopped."""
 
     @property
     def connected(self) -> bool:
-        """Whether a connection is established."""
+        """Whether a connection is established; there is only one then."""
         return any(each.connected for each in self.attempts.values())
 
     @property
-    def greeted_at(self) -> float | None:
-        """When the oldest GREET was sent that is not answered."""
-        return min((at for each in self.attempts.values() if (at := each.greeted_at) is not None), default=None)
+    def greeted(self) -> bool:
+        """Whether GREET was sent on it."""
+        return any(each.conversation.welcome is not None for each in self.attempts.values())
 
 
 class Prover:
@@ -131,6 +130,7 @@ class Prover:
         seconds: how long to dial a target that does not answer.
         context: numbers connections, and remembers those that were reached.
         effects: the list to which the prover adds what is to be done.
+        ask: asks the host whether the process of a target runs; the answer comes by :meth:`runs`.
         now: the time.
     """
 
@@ -143,6 +143,7 @@ class Prover:
         seconds: float,
         context: Context,
         effects: list[Effect],
+        ask: Callable[[bytes, float], None],
         now: float,
     ) -> None:
         self.failures: list[Failure] = []
@@ -152,6 +153,7 @@ class Prover:
         self._seconds = seconds
         self._context = context
         self._effects = effects
+        self._ask = ask
         self._waiting = [each for each in targets if not self._was_reached(each, now)]
         self._pursuits: dict[bytes, _Pursuit] = {}
         self._owners: dict[int, _Pursuit] = {}
@@ -181,7 +183,7 @@ class Prover:
         pursuit = self._owners[event.conn]
         match event:
             case Connected(conn):
-                self._connected(pursuit, conn)
+                self._connected(pursuit, conn, now)
             case BytesReceived(conn, untrusted):
                 self._received(pursuit, conn, untrusted, now)
             case Disconnected(conn, reason):
@@ -189,12 +191,23 @@ class Prover:
         pursuit.due = self._due(pursuit)
         self._fill(now)
 
-    def _connected(self, pursuit: _Pursuit, conn: int) -> None:
+    def runs(self, member: bytes, now: float) -> None:
+        """Take note that the process of a target runs, which was asked: it has a moment left to answer."""
+        pursuit = self._pursuits.get(member)
+        if pursuit is not None and pursuit.connected and pursuit.ask_at is None and pursuit.runs_at is None:
+            pursuit.runs_at = now
+            pursuit.due = self._due(pursuit)
+
+    def _connected(self, pursuit: _Pursuit, conn: int, now: float) -> None:
         attempt = pursuit.attempts[conn]
         attempt.connected = True
+        self._await_answer(pursuit, now)
         self._effects.append(Write(conn, attempt.conversation.data_to_send()))
         for other in [each for each, one in pursuit.attempts.items() if not one.connected]:
             self._hang_up(pursuit, other)
+
+    def _await_answer(self, pursuit: _Pursuit, now: float) -> None:
+        pursuit.ask_at, pursuit.runs_at = now + min(ANSWER_SECONDS, self._seconds), None
 
     def _received(self, pursuit: _Pursuit, conn: int, untrusted: bytes, now: float) -> None:
         attempt = pursuit.attempts[conn]
@@ -207,12 +220,8 @@ class Prover:
             self._refused(pursuit, "another program", str(failure), now)
             return
         if conversation.welcome is not None and not was_proved:
-            if attempt.asks_only:
-                pursuit.alive_at = now
-                self._hang_up(pursuit, conn)
-                return
-            conversation.send(frames.Greet(member=self._call.member, padding=bytes(PADDING_BYTES)))
-            attempt.greeted_at = now
+            conversation.send(greeting(self._call.member))
+            self._await_answer(pursuit, now)
             self._effects.append(Write(conn, conversation.data_to_send()))
         for frame in received:
             if isinstance(frame, frames.Greet):
@@ -300,15 +309,12 @@ class Prover:
         if not pursuit.connected:
             times = [pursuit.next_dial, pursuit.ends]
             return min(times if pursuit.refused_until is None else [*times, pursuit.refused_until])
-        greeted_at = pursuit.greeted_at
-        if greeted_at is None:
-            return float("inf")
-        if pursuit.alive_at is not None:
-            return pursuit.alive_at + ALIVE_SECONDS
-        return max(greeted_at + GREETING_SECONDS, pursuit.next_dial)
+        if pursuit.runs_at is not None:
+            return pursuit.runs_at + RUNS_SECONDS
+        return float("inf") if pursuit.ask_at is None else pursuit.ask_at
 
     def handle_timer(self, now: float) -> None:
-        """Dial again, and give up what has taken too long."""
+        """Dial again, ask about processes that do not answer, and give up what has taken too long."""
         due = self.next_timer()
         if due is not None and now - due > LATE_SECONDS:
             self._postpone(now - due)
@@ -322,8 +328,8 @@ class Prover:
             pursuit.ends += seconds
             if pursuit.refused_until is not None:
                 pursuit.refused_until += seconds
-            if pursuit.alive_at is not None:
-                pursuit.alive_at += seconds
+            if pursuit.runs_at is not None:
+                pursuit.runs_at += seconds
             pursuit.due = self._due(pursuit)
 
     def _look_after(self, pursuit: _Pursuit, now: float) -> None:
@@ -335,11 +341,12 @@ class Prover:
                 self._failed(pursuit)
             elif now >= pursuit.next_dial:
                 self._dial(pursuit, now)
-        elif pursuit.alive_at is not None:
-            pursuit.how, pursuit.detail = "large packets", ""
+        elif pursuit.runs_at is not None:
+            pursuit.how, pursuit.detail = "large packets" if pursuit.greeted else "silent", ""
             self._failed(pursuit)
         else:
-            self._dial(pursuit, now, asks_only=True)
+            pursuit.ask_at = None
+            self._ask(pursuit.target.member, now)
         pursuit.due = self._due(pursuit)
 
     def _fill(self, now: float) -> None:
@@ -354,14 +361,13 @@ class Prover:
             self._dial(pursuit, now)
             pursuit.due = self._due(pursuit)
 
-    def _dial(self, pursuit: _Pursuit, now: float, *, asks_only: bool = False) -> None:
+    def _dial(self, pursuit: _Pursuit, now: float) -> None:
         pursuit.next_dial = now + DIAL_SECONDS
-        under_way = [conn for conn, each in pursuit.attempts.items() if not each.connected or each.asks_only]
-        if len(under_way) >= DIALS_AT_ONCE:
-            self._hang_up(pursuit, under_way[0])
+        if len(pursuit.attempts) >= DIALS_AT_ONCE:
+            self._hang_up(pursuit, next(iter(pursuit.attempts)))
         target, conn = pursuit.target, self._context.new_id()
         conversation = MemberConversation(self._call, (target.address, target.port), self._context.key)
-        pursuit.attempts[conn] = _Attempt(conversation, asks_only=asks_only)
+        pursuit.attempts[conn] = _Attempt(conversation)
         self._owners[conn] = pursuit
         self._effects.append(Dial(conn, target.address, target.port, self._interface))
 

@@ -63,6 +63,8 @@ class Proof(Struct):
     others: tuple[str, ...] = ()
     """Other networks on which the mesh does not hold."""
     failures: dict[Pair, Failure] = field(default_factory=dict)
+    asked: dict[Pair, bool] = field(default_factory=dict)
+    """The connections that go on unanswered, and whether it is known that the process at the other end runs."""
 
     @property
     def _numbers(self) -> dict[bytes, int]:
@@ -96,6 +98,48 @@ class Proof(Struct):
             target = numbers.get(failure.member)
             if number is not None and target is not None and number != target:
                 self.failures[number, target] = failure
+        if number is not None:
+            self.asked = {pair: runs for pair, runs in self.asked.items() if pair[0] != number}
+
+    # --- processes that do not answer ------------------------------------------------------------------------------
+
+    def ask(self, member: bytes, target: bytes) -> bool:
+        """Take note that a member gets no answer from a target; return whether the target is to be asked now."""
+        numbers = self._numbers
+        one, other = numbers.get(member), numbers.get(target)
+        if one is None or other is None or other not in self._targets(one):
+            return False
+        under_way = any(number == other and not runs for (_, number), runs in self.asked.items())
+        self.asked[one, other] = False
+        return not under_way
+
+    def runs(self, target: bytes) -> list[bytes]:
+        """Take note that a target runs; return the members that have asked."""
+        other = self._numbers.get(target)
+        asking = [pair for pair, runs in self.asked.items() if pair[1] == other and not runs]
+        self.asked.update(dict.fromkeys(asking, True))
+        return [self.nodes[one].member for one, _ in asking]
+
+    def wait_for_others(self) -> set[bytes]:
+        """Return the members that have not confirmed because a target does not answer them."""
+        return {self.nodes[one].member for one, _ in self.asked}
+
+    def unanswered(self) -> str:
+        """Say which processes do not answer on a connection that they, or other programs, have accepted."""
+        stopped = sorted({other for (_, other), runs in self.asked.items() if not runs})
+        lines = [
+            f"{self.nodes[other].name}, pid {self.nodes[other].who.pid}, accepts connections and does not answer: "
+            "it is stopped or hangs"
+            for other in stopped
+        ]
+        lines += [
+            f"{self.nodes[other].name} runs, but what accepts connections of {self.nodes[one].name} at its TCP port "
+            f"{self.nodes[other].port} does not answer: another program"
+            for (one, other), runs in sorted(self.asked.items())
+            if runs
+        ]
+        more = [f"{len(lines) - _NAMED} more"] if len(lines) > _NAMED else []
+        return "; ".join([*lines[:_NAMED], *more])[:MAX_TEXT_CHARACTERS]
 
 
 def begin(
@@ -183,6 +227,7 @@ class _Text:
             "no answer": f"no answer from TCP port {port}",
             "no route": f"no route{detail}",
             "another program": f"another program answers on TCP port {port}{detail}",
+            "silent": f"TCP port {port} accepts connections and does not answer, though the process there runs",
             "closed": f"TCP port {port} accepts connections and closes them",
             "large packets": f"TCP port {port} is reached, but large packets do not pass",
             "no descriptor": "no file descriptor is free to connect",
@@ -326,7 +371,7 @@ class _Text:
                     f"`ping -M do -s 1472 {dialed.address}` on {here} shows it; set the MTU that passes on all nodes, "
                     f"such as `sudo ip link set {dialing.interface or 'eth0'} mtu 1400`.",
                 )
-            case "another program":
+            case "another program" | "silent":
                 return (
                     f"{dialed.address} is also the address of another machine, or a proxy answers for it",
                     f"`ip neigh show {dialed.address}` on {here} shows the hardware address that answers; give "

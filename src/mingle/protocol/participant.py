@@ -152,6 +152,8 @@ class Participant:
                 self._effects.append(ReachStore(self.session.scoped(frame.address), frame.port))
             case frames.Confirm() if frame.epoch >= self.epoch and not isinstance(state, Decided):
                 self._asked_to_confirm(frame, now)
+            case frames.Runs() if self.prover is not None and frame.epoch == state.epoch:
+                self.prover.runs(frame.member, now)
             case frames.Sealed() if isinstance(state, AwaitingSeal) and frame.epoch == state.epoch:
                 self._change("SEALED", ProvingStore(frame))
                 self._prove_store(frame)

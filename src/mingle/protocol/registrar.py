@@ -253,7 +253,10 @@ class Registrar:
     def status(self) -> frames.Status:
         """Return the state of the session, for people."""
         state, seats = self.state, self.seats
-        awaited = state.awaited if isinstance(state, (Confirming, Acknowledging)) else ()
+        awaited = state.awaited if isinstance(state, (Confirming, Acknowledging)) else set()
+        proof = state.proof if isinstance(state, Confirming) else None
+        if proof is not None:
+            awaited = awaited - proof.wait_for_others()
         unconfirmed = (rank_of(seats[member], state.places) for member in awaited)
         agents = whos(seats, state.places)[:NAMED_AGENTS] if self.admission.takes_latecomers else []
         return frames.Status(
@@ -268,6 +271,7 @@ class Registrar:
             present=tuple(str(who)[:REMEMBERED_TEXT] for who in agents),
             lacks=self.admission.lacks(),
             hosts="" if seats.is_full else hosts(seats),
+            unanswered="" if proof is None else proof.unanswered(),
         )
 
     def roster(self) -> list[frames.Seat]:
@@ -284,7 +288,9 @@ class Registrar:
         state, history = self.state, self.history
         awaited = frozenset(state.awaited) if isinstance(state, (Confirming, Acknowledging)) else frozenset()
         gone = tuple(history.departures), tuple(history.refusals), frozenset(self.seats.departed_ranks)
-        return (*self.version(), awaited, *gone, self.admission.lacks())
+        proof = state.proof if isinstance(state, Confirming) else None
+        unanswered = () if proof is None else tuple(proof.asked.items())
+        return (*self.version(), awaited, *gone, self.admission.lacks(), unanswered)
 
     def is_surplus(self, newcomer: frames.ProcessInfo, now: float) -> bool:
         """Return whether a newcomer is certainly one too many."""
@@ -469,6 +475,29 @@ class Registrar:
             state.awaited.discard(own)
             self._advance(now)
 
+    def unanswered(self, member: bytes, epoch: int, target: bytes, now: float) -> None:
+        """Handle UNANSWERED of a member, or of the host: ask whether the process of its target runs."""
+        state = self.state
+        if not isinstance(state, Confirming) or state.epoch != epoch or state.proof is None:
+            return
+        if state.proof.ask(member, target):
+            if target == self.seats.host.member:
+                self._runs(target, now)
+            elif (conn := self.seats[target].conn) is not None:
+                self._port.send(conn, frames.Ping())
+
+    def _runs(self, target: bytes, now: float) -> None:
+        """Tell the members that have asked about a process that it runs."""
+        state = self.state
+        if not isinstance(state, Confirming) or state.proof is None:
+            return
+        for member in state.proof.runs(target):
+            conn = self.seats[member].conn
+            if conn is None:
+                self._port.target_runs(target, now)
+            else:
+                self._port.send(conn, frames.Runs(session=self.session, epoch=state.epoch, member=target))
+
     def acknowledged(self, conn: int, now: float) -> None:
         """Handle ACK: a member has reached the store.
 
@@ -503,11 +532,12 @@ class Registrar:
         if isinstance(self.state, HandingOver) and self.state.leader == member:
             self._void("the first does not lead", "the first in order can't be reached", now)
 
-    def pong(self, conn: int) -> None:
+    def pong(self, conn: int, now: float) -> None:
         """Handle PONG: the member lives, so another process that claims its seat is refused."""
         seat = self.seats.at(conn)
         if seat is not None:
             self._challenges.answered(seat)
+            self._runs(seat.member, now)
 
     def ready(self, conn: int) -> None:
         """Handle READY: the member's process group stands, so its end is no loss from now on."""

@@ -392,6 +392,11 @@ def _as_the_host_says(identity: Identity, diagnostics: Diagnostics, status: Stat
         return f"a {unit} was started with settings that contradict the others: {status.refused[-1]}", _look(unit)
     if status.left and not status.missing and status.joined < status.world_size:
         return f"a {unit} crashed or was stopped while it waited for the others", _look(unit)
+    if status.unanswered:
+        return (
+            status.unanswered,
+            "look at that process: `ps` shows state T if it is stopped, and `kill -CONT` continues it.",
+        )
     if status.unconfirmed and diagnostics.store_failures and identity.rank in (None, *status.unconfirmed):
         stores = (f"{where} is not reached from this host ({why})" for where, why in diagnostics.store_failures.items())
         return (

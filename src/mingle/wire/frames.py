@@ -78,7 +78,7 @@ MAX_TARGETS = 256
 PADDING_BYTES = 16_384
 """The padding of GREET. A path that drops large packets carries a handshake, so the proof of a pair needs more."""
 Unreached: TypeAlias = Literal[
-    "refused", "no answer", "no route", "another program", "closed", "large packets", "no descriptor"
+    "refused", "no answer", "no route", "another program", "silent", "closed", "large packets", "no descriptor"
 ]
 """How a node failed to open a connection to another one."""
 
@@ -350,6 +350,22 @@ class Greet(Frame, frozen=True, kw_only=True, tag="greet", omit_defaults=True):
     padding: Annotated[bytes, Meta(max_length=PADDING_BYTES)] = b""
 
 
+class Unanswered(Frame, frozen=True, kw_only=True, tag="unanswered", omit_defaults=True):
+    """Member to host: this target has accepted my connection and does not answer on it; does its process run?"""
+
+    session: Identifier
+    epoch: Epoch
+    member: Identifier
+
+
+class Runs(Frame, frozen=True, kw_only=True, tag="runs", omit_defaults=True):
+    """Host to member: the process of that target runs, since it has answered a PING sent after your question."""
+
+    session: Identifier
+    epoch: Epoch
+    member: Identifier
+
+
 class Sealed(Frame, frozen=True, kw_only=True, tag="sealed", omit_defaults=True):
     """Host to member: the job is complete; this is your place in it, and this is the store."""
 
@@ -491,9 +507,11 @@ class Status(Frame, frozen=True, kw_only=True, tag="status", omit_defaults=True)
     """Agents only: what the session lacks before it can be sealed."""
     hosts: Text = ""
     """The host names of those that joined, for people; empty once all have."""
+    unanswered: Text = ""
+    """Which nodes accept connections of the mesh and do not answer on them, for people."""
 
     def __post_init__(self) -> None:
-        make_printable(self, "left", "refused", "phase", "present", "lacks", "hosts")
+        make_printable(self, "left", "refused", "phase", "present", "lacks", "hosts", "unanswered")
 
     @property
     def awaited(self) -> Ranks:
@@ -552,7 +570,8 @@ class RoundHeld(Frame, frozen=True, kw_only=True, tag="round-held", omit_default
 
 _Handshake: TypeAlias = Hello | Welcome | Prove
 _Joining: TypeAlias = Join | Joined | Refused | Running | Members
-_Forming: TypeAlias = Store | Confirm | Confirmed | Greet | Sealed | Ack | Go | Void
+_Proving: TypeAlias = Greet | Unanswered | Runs
+_Forming: TypeAlias = Store | Confirm | _Proving | Confirmed | Sealed | Ack | Go | Void
 _Competing: TypeAlias = Lead | HostSeen | Unreachable
 _Ending: TypeAlias = Ready | Leave | Closed
 _Asking: TypeAlias = Ask | Status | Roster | Ping | Pong | Round | RoundHeld

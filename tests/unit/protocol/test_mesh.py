@@ -56,6 +56,8 @@ class Listener:
         self.refuses = False
         self.silent = False
         """Whether nothing comes back from its address."""
+        self.mute = False
+        """Whether a program accepts there that says nothing, while the target's process runs."""
         self.speaks = b""
         """What a program of another kind says to each caller."""
         self.waiting: list[tuple[int, bytes | None]] = []
@@ -75,6 +77,8 @@ class Lan:
         self.context = Context(key=key, new_id=itertools.count(1).__next__, rng=random.Random(0), timeout=60.0)
         self._key = key
         self._seconds = seconds
+        self.asked: list[Listener] = []
+        """The targets of which it was asked whether they run, until that was answered."""
         self.prover = self.prove()
 
     def prove(self) -> Prover:
@@ -88,6 +92,7 @@ class Lan:
             seconds=self._seconds,
             context=self.context,
             effects=self.effects,
+            ask=lambda target, _now: self.asked.append(self.at(int.from_bytes(target, "big"))),
             now=self.now,
         )
         return self.prover
@@ -110,6 +115,9 @@ class Lan:
                     self._written(conn, data)
                 case Hangup(conn):
                     self.open.pop(conn, None)  # the other side can have hung up
+        for listener in [each for each in self.asked if not each.stopped]:
+            self.asked.remove(listener)
+            self.prover.runs(listener.answerer._identity.member, self.now)
 
     def _tell(self, event: Connected | BytesReceived | Disconnected) -> None:
         if isinstance(event, Disconnected):
@@ -136,7 +144,9 @@ class Lan:
     def _serve(self, listener: Listener) -> None:
         while listener.waiting and not listener.stopped:
             conn, data = listener.waiting.pop(0)
-            if listener.speaks:
+            if listener.mute:
+                pass
+            elif listener.speaks:
                 self._tell(BytesReceived(conn, listener.speaks))
             elif data is None:
                 listener.answerer.accepted(Accepted(conn, "10.0.0.99"), self.now)
@@ -331,11 +341,36 @@ def test_target_that_is_stopped_before_its_greeting_is_waited_for() -> None:
 def test_path_that_drops_large_packets_is_named_once_the_process_is_known_to_run() -> None:
     lan = Lan(3)
     lan.at(2).small = True
-    lan.run(mesh.GREETING_SECONDS + mesh.ALIVE_SECONDS - 0.1)
+    lan.run(mesh.ANSWER_SECONDS + mesh.RUNS_SECONDS - 0.1)
     assert not lan.prover.done
     lan.run(0.2)
     assert lan.failures == {2: "large packets"}
     assert not lan.open
+
+
+def test_program_that_accepts_and_says_nothing_is_named_once_the_process_is_known_to_run() -> None:
+    lan = Lan(3)
+    lan.at(2).mute = True
+    lan.run(mesh.ANSWER_SECONDS + mesh.RUNS_SECONDS - 0.1)
+    assert not lan.prover.done
+    lan.run(0.2)
+    assert lan.failures == {2: "silent"}
+    assert not lan.open
+
+
+def test_answer_that_the_process_runs_counts_for_one_connection() -> None:
+    """It can be stopped while the next connection is made."""
+    lan = Lan(1)
+    lan.at(1).mute = True
+    lan.run(mesh.ANSWER_SECONDS + 0.1)
+    lan.at(1).mute, lan.at(1).stopped = False, True
+    (conn,) = lan.open
+    lan._tell(Disconnected(conn, "timed out"))
+    lan.run(60.0)
+    assert not lan.prover.done
+    lan.cont(1)
+    assert lan.prover.done
+    assert not lan.failures
 
 
 def test_pause_of_the_prover_is_no_failure_of_its_targets() -> None:
@@ -396,7 +431,16 @@ def test_target_that_is_gone_with_its_address_is_dialed_again() -> None:
     lan.run(0.0)
     call = Call(job="job", member=ME, session=SESSION, purpose="mesh")
     fresh = Target(member=member(7), address="10.0.0.1", port=PORT)
-    again = Prover(call, [fresh], interface="", seconds=6, context=lan.context, effects=lan.effects, now=lan.now)
+    again = Prover(
+        call,
+        [fresh],
+        interface="",
+        seconds=6,
+        context=lan.context,
+        effects=lan.effects,
+        ask=lambda _target, _now: None,
+        now=lan.now,
+    )
     assert not again.done
 
 
@@ -468,6 +512,7 @@ BEHAVIORS: dict[str, str] = {
     "silent": "no answer",
     "refuses": "refused",
     "small": "large packets",
+    "mute": "silent",
     "": "",
 }
 
