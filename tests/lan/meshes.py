@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from mingle.errors import ConnectivityError
@@ -9,6 +10,7 @@ from mingle.protocol.registrar import Committed
 from mingle.wire.frames import PADDING_BYTES
 from tests.lan.election_schedules import ElectionSchedule
 from tests.lan.gathering import Gathering
+from tests.lan.network import Network
 from tests.lan.process import Endpoint, Process
 from tests.lan.schedules import Schedule
 from tests.lan.strikes import mark
@@ -16,6 +18,8 @@ from tests.lan.world import World
 
 PROVED_SECONDS = 14.0
 """The longest time from the end of a fault to an error that names it: three proofs of one network."""
+JUST_NOW_SECONDS = 4.0
+"""The same for a fault of the network: it must have lasted into the last proof."""
 
 
 class MeshInvariants:
@@ -55,6 +59,31 @@ class MeshInvariants:
                 assert met[one, other] >= 2, f"GO, but nodes {one} and {other} have not met in both directions"
 
 
+class Faults:
+    """The faults of a network, by machine."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._faulty: set[str] = set()
+        self._ended_at: dict[str, float] = {}
+        network.watchers.append(self._note)
+
+    def _note(self) -> None:
+        machines = self._network.machines.values()
+        faulty = {name for segment in self._network.segments.values() for pair in segment.parted for name in pair}
+        faulty |= {each.name for each in machines if not all(nic.up for nic in each.nics)}
+        faulty |= {each.name for each in machines if each.addresses != {nic.address for nic in each.nics}}
+        self._ended_at.update(dict.fromkeys(self._faulty - faulty, self._network.world.now))
+        self._faulty = faulty
+
+    def without(self, text: str) -> list[str]:
+        """Return the machines that an error names about pairs and that have no fault, nor had one just now."""
+        _, *lines = text.partition("likely cause")[0].splitlines()
+        named = set(re.findall(r"\bm\d+\b", "\n".join(lines)))
+        since = self._network.world.now - JUST_NOW_SECONDS
+        return sorted(name for name in named - self._faulty if self._ended_at.get(name, float("-inf")) < since)
+
+
 class _Meshed(Schedule):
     """A random schedule whose job needs a mesh. Processes that a broken mesh ends are started again."""
 
@@ -63,6 +92,7 @@ class _Meshed(Schedule):
         self.errors = 0
         self._ended: set[int] = set()
         MeshInvariants(self.gathering.world)
+        self.faults = Faults(self.gathering.network)
         self.gathering.world.watchers.append(self._start_again)
 
     def _gather(self, seed: int, *, tracing: bool) -> Gathering:
@@ -75,6 +105,8 @@ class _Meshed(Schedule):
             return
         self._ended.add(id(process))
         self.errors += 1
+        innocent = self.faults.without(str(process.failure))
+        assert not innocent, f"{innocent} have no fault, and {process.name} says {process.failure}"
         late = self.gathering.now - self.healed_at
         assert late < PROVED_SECONDS, (
             f"{process.name} names a fault {late:.1f} s after the end of all: {process.failure}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -138,6 +139,8 @@ class Network:
         """The first datagrams that were sent, for somebody who plays them again."""
         self.timed_out_at = float("-inf")
         """When an end was last told that its connection is dead: until then it can't know."""
+        self.watchers: list[Callable[[], None]] = []
+        """What is called whenever some way begins or ends."""
         world.networks.append(self)
 
     def segment(self, name: str = "lan") -> Segment:
@@ -313,3 +316,5 @@ class Network:
     def _ways_changed(self) -> None:
         for connection in sorted(self.connections, key=lambda each: each.number):
             connection.way_changed()
+        for watch in self.watchers:
+            watch()

@@ -287,6 +287,13 @@ def test_random_schedules(kind: type[MeshSchedule | MeshElectionSchedule], batch
     assert not failed, "\n".join(failed)
 
 
+@pytest.mark.parametrize("seed", [100448, 101014])
+def test_pair_that_stays_parted_until_its_job_fails(seed: int) -> None:
+    schedule = MeshElectionSchedule(seed)
+    schedule.run()
+    assert schedule.errors
+
+
 def test_planted_mistake_is_found_by_random_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target counts as reached as soon as it is dialed."""
 
