@@ -22,6 +22,8 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN
 WHEELHOUSE := wheelhouse
 INSTALL := $(PIP) install $(if $(wildcard $(WHEELHOUSE)/*.whl),--find-links $(WHEELHOUSE))
 
+ANNOUNCE = echo "installing into $(VENV), for a few minutes: torch is 2.7 GB to download with CUDA, 0.2 GB for the CPU (docs/install.md)"
+
 comma := ,
 space := $() $()
 # $(call install_mingle,EXTRA …): editable, with what the extras need. Without a compiler netifaces-plus takes the place of
@@ -191,12 +193,12 @@ $(BIN)/pip:
 		echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 
 $(EXAMPLES_READY): pyproject.toml constraints.txt | $(BIN)/pip
-	@echo "installing into $(VENV): the first time this takes a few minutes, and gigabytes if torch is a build with CUDA"
+	@$(ANNOUNCE)
 	$(call install_mingle,examples)
 	@touch $@
 
 $(DEV_READY): pyproject.toml constraints.txt | $(BIN)/pip
-	@echo "installing into $(VENV): the first time this takes a few minutes, and gigabytes if torch is a build with CUDA"
+	@$(ANNOUNCE)
 	$(call install_mingle,dev)
 	@touch $@ $(EXAMPLES_READY)
 

@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -25,6 +26,8 @@ ROOT = Path(__file__).parents[2]
 DEADLINE = 120  # seconds; a bound for a loaded machine, not an expectation
 # IPv6 on the loopback interface is not everywhere, and would lengthen what is printed.
 ON_LOOPBACK = {"MINGLE_INTERFACE": "lo", "MINGLE_FAMILY": "4"}
+# Torch's store warns of this on a host that reaches no name server: it looks for the name of ::ffff:127.0.0.1.
+_NO_NAME_SERVER = re.compile(r"^\[W.*The hostname of the client socket cannot be retrieved\. err=-3\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def run_ranks(groups: Mapping[str, Sequence[Rank]], preload: Sequence[str] = ())
     results = iter(json.loads(done.stdout))
     return {
         name: [
-            (status, output.replace(f"UDP port {ports[name]}", f"UDP port {DEFAULT_PORT}"))
+            (status, _NO_NAME_SERVER.sub("", output).replace(f"UDP port {ports[name]}", f"UDP port {DEFAULT_PORT}"))
             for status, output in (next(results) for _ in ranks)
         ]
         for name, ranks in groups.items()

@@ -26,6 +26,8 @@ _VERDICT = re.compile(r"\b(accept|drop|reject)\b")
 _NOISE = re.compile(
     r'counter packets \d+ bytes \d+|comment ".*?"|# .*$|reject with \S+( type)?( \S+)?$|log .*?(?=accept|drop|reject|$)'
 )
+# nft prints numbers on a host without /etc/protocols, as in minimal images.
+_PROTOCOL_NUMBERS = {"tcp": "6", "udp": "17"}
 _MATCHES: dict[str, re.Pattern[str]] = {
     "protocol": re.compile(r"(?:meta l4proto|ip protocol|ip6 nexthdr) (\{[^}]*\}|\S+)"),
     "port": re.compile(r"(?:(udp|tcp|th)) dport (\{[^}]*\}|\S+)"),
@@ -157,7 +159,7 @@ def _matches(rule: str, packet: Packet) -> bool:
 
 def _match(name: str, found: re.Match[str], packet: Packet) -> bool:
     if name == "protocol":
-        return packet.protocol in _elements(found[1])
+        return bool({packet.protocol, _PROTOCOL_NUMBERS[packet.protocol]} & set(_elements(found[1])))
     if name == "port":
         return found[1] in {packet.protocol, "th"} and any(_in_range(packet.port, each) for each in _elements(found[2]))
     if name in ("destination", "source"):
