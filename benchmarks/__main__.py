@@ -109,6 +109,7 @@ def _publish() -> None:
     ordered = [kept[name] for name in ORDER if name in kept]
     for comparison, _ in ordered:
         plots.draw(comparison)
+    plots.draw_figures()
     document.write(ordered)
 
 

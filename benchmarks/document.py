@@ -81,6 +81,10 @@ GIVEN_UP = 60.0  # seconds: when benchmarks.torchrun_recovery stops waiting
 INTRODUCTION = """\
 # Benchmarks
 
+![The node that holds the store dies: how long until the others train again](pictures/recovery.svg)
+
+![From the start of a command to the first step, or to the process group](pictures/start.svg)
+
 ## Overhead
 
 Medians; two values joined by "and" are two runs. Every host is a network namespace of one machine with two cores, so

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 from benchmarks import __main__ as command
-from benchmarks import guard, results
+from benchmarks import guard, plots, results
 from benchmarks.document import write
 from benchmarks.results import Comparison, Goal
 from benchmarks.samples import percentile, ratio, summarise
@@ -52,3 +53,25 @@ def test_the_committed_document_is_that_of_the_committed_results(tmp_path: Path)
     assert write(ordered, tmp_path / "it.md").read_text("utf-8") == (results.ROOT / "docs" / "benchmarks.md").read_text(
         "utf-8"
     )
+
+
+def test_the_committed_figures_say_what_the_committed_results_are() -> None:
+    kept = {name: comparison for name, (comparison, _) in results.load_all().items()}
+    titles = plots.titles(kept)
+    assert len(titles) == 3
+    for name, title in titles.items():
+        figure = (plots.PICTURES / f"{name}.svg").read_text("utf-8")
+        for line in title.splitlines():
+            assert f">{line}</text>" in figure, "the results have changed: python -m benchmarks --document"
+        # A page in dark colors inverts the text, and nothing is loaded from elsewhere.
+        assert "prefers-color-scheme: dark" in figure
+        assert "@import" not in figure
+        assert "url(http" not in figure
+
+
+def test_a_figure_says_how_often_a_contender_trained_again() -> None:
+    kept = {name: comparison for name, (comparison, _) in results.load_all().items()}
+    recovery = kept["torchrun_recovery"]
+    samples = {**recovery.samples, "c10d, the store's host dies": [60.0, 60.0, 12.0]}
+    title = plots.titles({**kept, "torchrun_recovery": dataclasses.replace(recovery, samples=samples)})["recovery"]
+    assert title.endswith("c10d in 1 of 3 runs")
