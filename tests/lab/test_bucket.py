@@ -245,7 +245,7 @@ def test_multicast_works_beside_a_bucket_that_is_silent(lab: Lab) -> None:
     found = results(ranks)
     check(found, hosts, hosts[0])
     print(f"elapsed: {sorted(round(result['elapsed'], 2) for result in found)}")
-    assert max(result["elapsed"] for result in found) < 2
+    assert max(result["elapsed"] for result in found) < 4
 
 
 def test_ctrl_c_ends_a_wait_for_a_silent_bucket_at_once(lab: Lab) -> None:

@@ -146,7 +146,7 @@ def test_a_wrong_proof_is_refused_and_named(lab: Lab) -> None:
         hosts[rank].start(timed, "proof", rank, 3, discovery_timeout=4, secret="right" if rank < 2 else "wrong")
         for rank in range(3)
     ]
-    errors = [rank.error(12) for rank in ranks]
+    errors = [rank.error() for rank in ranks]
     assert [error.name for error in errors] == ["DiscoveryTimeoutError", "DiscoveryTimeoutError", "AuthenticationError"]
     assert "2" in errors[0].message.partition("missing")[2]
     for error in errors:

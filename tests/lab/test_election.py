@@ -247,6 +247,6 @@ def test_some_ranks_given_and_some_not(lab: Lab, given: int) -> None:
         hosts[0].start(timed, "mixed", given, 2, discovery_timeout=8),
         hosts[1].start(timed, "mixed", None, 2, discovery_timeout=8),
     ]
-    errors = [rank.error(12) for rank in ranks]
+    errors = [rank.error() for rank in ranks]
     assert "ConflictError" in {error.name for error in errors}
     assert any("rank" in error.message and "none" in error.message for error in errors if error.name == "ConflictError")

@@ -27,7 +27,7 @@ def timed(job_id: str, rank: int, world_size: int, **arguments: Any) -> None:
 def failure(rank: Rank[Any], timeout: float) -> RaisedError:
     """The error of a rank that gave up, in time."""
     error = rank.error(3 * timeout + 10)
-    assert rank.wait_for("ended")["seconds"] <= timeout + 2
+    assert rank.wait_for("ended")["seconds"] <= timeout + 6
     return error
 
 
@@ -100,7 +100,7 @@ def interface_error(host: Host, **arguments: Any) -> RaisedError:
     """What a wrong interface gives, at once."""
     rank = host.start(timed, "interface", 1, 2, **arguments)
     error = rank.error()
-    assert rank.wait_for("ended")["seconds"] < 1
+    assert rank.wait_for("ended")["seconds"] < 10
     assert error.name == "InterfaceError"
     return error
 

@@ -171,7 +171,7 @@ def test_a_rank_that_was_refused_is_named_by_those_that_wait(lab: Lab, door: str
     time.sleep(2)  # the one that is refused finds a host
     refused = start(hosts[2], f"size {seed}", None if one is None else 2, 4, door, terminal)
     size = "--nnodes (" if door == "agents" else "world size ("
-    assert size in refused.error(10).message
+    assert size in refused.error().message
     for rank in ranks:
         assert_told(rank, f"s that contradict the others: {'' if one is None else 'rank 2 on '}host {hosts[2].name} ")
         assert size in rank.output

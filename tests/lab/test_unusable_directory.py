@@ -96,7 +96,7 @@ def test_multicast_works_beside_it(lab: Lab, tmp_path: Path, spoil: Spoil, seed:
     found = results(ranks)
     check(found, hosts, hosts[0])
     print(f"elapsed: {sorted(round(result['elapsed'], 2) for result in found)}")
-    assert max(result["elapsed"] for result in found) < 2
+    assert max(result["elapsed"] for result in found) < 4
 
 
 @UNUSABLE

@@ -30,7 +30,7 @@ def run(*arguments: str, path: str | Path = os.defpath, **variables: str) -> tup
         check=False,
     )
     assert done.stdout == ""
-    assert time.monotonic() - started < 20, "two seconds, by far, on a machine that has nothing else to do"
+    assert time.monotonic() - started < 55, "two seconds, by far, on a machine that has nothing else to do"
     return done.returncode, done.stderr
 
 

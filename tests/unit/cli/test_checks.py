@@ -262,7 +262,7 @@ def test_ping_in_json() -> None:
     assert set(peer) == {"hostname", "address", "pid", "interface", "gone", "ways"}
     assert set(peer["ways"]) == {"multicast", "link", "unicast", "tcp"}
     assert set(peer["ways"]["tcp"]) == {"sent", "received", "loss", "min", "avg", "max", "arrived", "reason"}
-    assert 0 < peer["ways"]["multicast"]["min"] < 5
+    assert 0 < peer["ways"]["multicast"]["min"] < 1000
     assert [finding["status"] for finding in record["findings"]] == ["PASS"]
 
 

@@ -24,13 +24,30 @@ from tests.support.bystanders import free_udp_port
 from tests.support.receiving import no_descriptor_leaks
 
 
+class OverError(Exception):
+    """What a run waited for is there."""
+
+
 def run_two(networks: tuple[Network, Network]) -> tuple[Pinger, Pinger]:
+    """Let one process ping five times, and another one until the first has ended."""
+    over, until = threading.Event(), time.monotonic() + 60
+
+    def serve() -> None:
+        def look() -> None:
+            if over.is_set():
+                raise OverError
+
+        with pytest.raises(OverError):
+            other.run(until=until, each=look)
+
     with Pinger(networks[0], "j", interval=0.1, count=5) as one, Pinger(networks[1], "j", interval=0.1) as other:
-        until = time.monotonic() + 30
-        serving = threading.Thread(target=other.run, kwargs={"until": time.monotonic() + 1.5})
+        serving = threading.Thread(target=serve)
         serving.start()
-        one.run(until=until)
-        serving.join()
+        try:
+            one.run(until=until)
+        finally:
+            over.set()
+            serving.join()
         return one, other
 
 
@@ -99,10 +116,6 @@ def test_pinger_listens_on_new_addresses() -> None:
         socket.create_connection(("127.0.0.77", pinger.driver.connections.port), timeout=30).close()
 
 
-class AnsweredError(Exception):
-    """What was waited for is there."""
-
-
 def test_a_unicast_that_another_process_gets_is_handed_on() -> None:
     """Whoever opens the port last gets what is sent to it; a rank hands a ping to the process that waits for it."""
     network = Network(interfaces=("lo",), port=free_udp_port())
@@ -120,9 +133,9 @@ def test_a_unicast_that_another_process_gets_is_handed_on() -> None:
 
             def look() -> None:
                 if select.select([asker], [], [], 0)[0]:
-                    raise AnsweredError
+                    raise OverError
 
-            with pytest.raises(AnsweredError):
+            with pytest.raises(OverError):
                 pinger.run(until=time.monotonic() + 30, each=look)
             over.set()
             looking.join()
