@@ -7,14 +7,25 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 
+import pytest
 from torch.distributed.elastic.rendezvous import RendezvousHandler
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
 
 from mingle.elastic.gathering import Gathered
 from mingle.engine.store import StoreServer, open_server
 from mingle.errors import DiscoveryTimeoutError
 from mingle.protocol.machine import Formation
 from mingle.wire import frames
+
+
+def set_last_call(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have an incomplete round wait so long for further nodes from now on: shortly where a node is to continue alone.
+
+    Where all nodes come, a round is complete without it, and on a busy machine a short one would leave some behind.
+    """
+    monkeypatch.setattr(RendezvousTimeout, "last_call", timedelta(seconds=seconds))
 
 
 @dataclass

@@ -79,8 +79,11 @@ def test_list_shows_a_gathering_its_missing_ranks_and_who_seeks(port: int) -> No
         gathering("headless", port, (4,), world_size=8),
         gathering("all there", port, (0, 1), world_size=2),
     ):
-        rows = [line.split("\t") for line in command("list", port=port).stdout.splitlines()]
-        record = json.loads(command("list", "--json", port=port).stdout)
+        rows = [line.split("\t") for line in shown("list", port=port, count=3)]
+        record = longer(
+            lambda seconds: json.loads(command("list", "--json", "-t", str(seconds), port=port).stdout),
+            lambda record: [job["proved"] for job in record["jobs"]] == [True, True, False],
+        )
         found = command("find", "half there\n", "--control", port=port)
         verbose = command("find", "half there\n", "--control", "-v", "--json", port=port)
     formed, half, headless = rows
@@ -111,10 +114,11 @@ def test_list_shows_a_gathering_its_missing_ranks_and_who_seeks(port: int) -> No
     )
 
 
-def shown(*arguments: str, port: int, **variables: str) -> list[str]:
-    """Return the lines of a list that is not empty."""
+def shown(*arguments: str, port: int, count: int = 1, **variables: str) -> list[str]:
+    """Return the lines of a list of this length."""
     return longer(
-        lambda seconds: command(*arguments, "-t", str(seconds), port=port, **variables).stdout.splitlines(), bool
+        lambda seconds: command(*arguments, "-t", str(seconds), port=port, **variables).stdout.splitlines(),
+        lambda lines: len(lines) == count,
     )
 
 

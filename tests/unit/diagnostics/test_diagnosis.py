@@ -24,6 +24,10 @@ HEALTHY = Facts(
     hostname_addresses=["10.0.0.5"],
 )
 DROPS = parse("table inet f {\nchain i {\ntype filter hook input priority filter; policy drop;\n}\n}\n")
+ALLOWS_NEIGHBORS = parse(
+    "table inet f {\nchain i {\ntype filter hook input priority filter; policy drop;\n"
+    "meta l4proto udp accept\nip saddr 10.0.0.0/24 accept\n}\n}\n"
+)
 STRANGER = Holder(99, "telemetry", 0)
 
 
@@ -41,6 +45,7 @@ def faults(facts: Facts) -> list[tuple[str, CheckStatus]]:
         replace(HEALTHY, multicasts_on=None),
         replace(HEALTHY, rp_filter={"eth0": 2}, rp_drops=5),
         replace(HEALTHY, only_loopback=True, named_by="MINGLE_INTERFACE", multicasts_on=frozenset()),
+        replace(HEALTHY, chains=ALLOWS_NEIGHBORS, addresses=["10.0.0.1"]),  # a neighbor is not the first of the subnet
     ],
 )
 def test_a_healthy_machine(facts: Facts) -> None:

@@ -28,7 +28,7 @@ from mingle.elastic import settings as agent_settings
 from mingle.elastic.handler import AgentHandler, first_line
 from mingle.elastic.rounds import Rounds
 from mingle.errors import DiscoveryTimeoutError
-from tests.support.fixed_gathering import FixedGathering, Place
+from tests.support.fixed_gathering import FixedGathering, Place, set_last_call
 
 SECONDS = 30
 
@@ -50,7 +50,7 @@ def make(place: Place, minimum: int = 2, maximum: int = 2, **given: Any) -> tupl
         endpoint="",
         minimum=minimum,
         maximum=maximum,
-        config={"last_call_timeout": "1", "keep_alive_interval": "1", **given.pop("config", {})},
+        config={"last_call_timeout": "60", "keep_alive_interval": "1", **given.pop("config", {})},
         **given,
     )
     handler = AgentHandler(wanted, gathering)  # type: ignore[arg-type]
@@ -128,10 +128,12 @@ def test_the_workers_are_told_their_session_and_a_later_one_sorts_after_it(
 
 
 def test_a_survivor_comes_before_a_node_that_joins_after_the_loss_of_the_session(
-    place: Place, pool: ThreadPoolExecutor
+    place: Place, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, _ = make(place, 1, 2, config={"node_rank": "1"})
+    set_last_call(monkeypatch, 1)
     assert old.next_rendezvous().rank == 0
+    set_last_call(monkeypatch, 60)
     place.lose()
     new, _ = make(place, 1, 2, config={"node_rank": "0"})
     assert [info.rank for info in together(pool, [old, new])] == [0, 1]
@@ -146,11 +148,15 @@ def test_agents_of_a_new_start_are_in_order(place: Place, pool: ThreadPoolExecut
         place.lose()
 
 
-def test_a_round_that_did_not_begin_makes_no_survivor(place: Place, pool: ThreadPoolExecutor) -> None:
+def test_a_round_that_did_not_begin_makes_no_survivor(
+    place: Place, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_last_call(monkeypatch, 1)
     early, gathering = make(place, 1, 2, config={"node_rank": "1"})
     gathering.held = False
     waiting = pool.submit(early.next_rendezvous)
     until(lambda: early._rounds is not None and early._rounds._server is not None)
+    set_last_call(monkeypatch, 60)
     place.lose()
     late, _ = make(place, 1, 2, config={"node_rank": "0"})
     gathering.held = True
@@ -219,21 +225,28 @@ def test_a_local_address_of_the_users_wins(place: Place) -> None:
     TCPStore(address, port, is_master=False, wait_for_workers=False)
 
 
-def test_a_node_that_comes_late_is_waited_for(place: Place, pool: ThreadPoolExecutor) -> None:
+def test_a_node_that_comes_late_is_waited_for(
+    place: Place, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     handlers = [make(place, 1, 2)[0] for _ in range(2)]
+    set_last_call(monkeypatch, 1)
     assert handlers[0].next_rendezvous().world_size == 1
+    set_last_call(monkeypatch, 60)
     late = pool.submit(handlers[1].next_rendezvous)
     until(lambda: handlers[0].num_nodes_waiting() == 1)
     assert handlers[0].next_rendezvous().world_size == 2
     assert late.result(SECONDS).world_size == 2
 
 
-def test_a_node_that_vanishes_makes_a_new_round_necessary(place: Place, pool: ThreadPoolExecutor) -> None:
+def test_a_node_that_vanishes_makes_a_new_round_necessary(
+    place: Place, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With torch alone the others' workers would wait in a collective until that times out."""
     (first, gathering), (second, lost) = make(place, 1, 2), make(place, 1, 2)
     together(pool, [first, second])
     gathering.absent.add(lost.member)
     until(lambda: first.num_nodes_waiting() == 1)
+    set_last_call(monkeypatch, 1)
     assert first.next_rendezvous().world_size == 1
 
 

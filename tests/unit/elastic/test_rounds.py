@@ -38,7 +38,7 @@ from mingle.elastic.rounds import (
 )
 from mingle.engine.store import StoreServer, open_server
 from mingle.wire.frames import MAX_GENERATION
-from tests.support.fixed_gathering import FixedGathering, Place
+from tests.support.fixed_gathering import FixedGathering, Place, set_last_call
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def place() -> Iterator[Place]:
 def make(
     place: Place, *, order: bytes = b"", since: Since | None = None, small: bool = False, **config: str
 ) -> tuple[Rounds, FixedGathering]:
-    config = {"last_call_timeout": "1", **config}
+    config = {"last_call_timeout": "60", **config}
     wanted = agent_settings.resolve({}, run_id="rounds", endpoint="", minimum=1, maximum=2, config=config)
     gathering = FixedGathering(place)
     gathered = replace(gathering.gather(), small=small)
@@ -128,7 +128,7 @@ def test_agents_that_start_together_are_in_order(place: Place, orders: tuple[byt
 
 def test_a_node_that_comes_later_comes_after_those_that_are_there(place: Place) -> None:
     """Its disk can be empty: as rank 0 it would send fresh weights to the nodes that have trained."""
-    old, new = make(place, order=b"\1node9")[0], make(place, order=b"\1node1")[0]
+    old, new = make(place, order=b"\1node9", small=True)[0], make(place, order=b"\1node1")[0]
     assert ranks([old]) == [0]
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(new.next)
@@ -214,7 +214,9 @@ def test_doubts_are_pointed_out_once(place: Place, caplog: pytest.LogCaptureFixt
 
 
 def test_torch_is_told_its_own_settings_and_our_names(place: Place) -> None:
-    made, gathering = make(place, join_timeout="7", keep_alive_interval="3", keep_alive_max_attempt="4")
+    made, gathering = make(
+        place, last_call_timeout="1", join_timeout="7", keep_alive_interval="3", keep_alive_max_attempt="4"
+    )
     assert made.next().world_size == 1
     inner = inner_of(made)
     told = inner.settings
@@ -309,8 +311,11 @@ def pair(monkeypatch: pytest.MonkeyPatch, place: Place) -> Iterator[list[tuple[R
         rounds.end()
 
 
-def test_a_node_that_the_gathering_lost_is_not_waited_for(pair: list[tuple[Rounds, FixedGathering]]) -> None:
+def test_a_node_that_the_gathering_lost_is_not_waited_for(
+    pair: list[tuple[Rounds, FixedGathering]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (host, gathering), (other, lost) = pair
+    set_last_call(monkeypatch, 1)
     gathering.absent.add(lost.member)
     until(lambda: host.nodes_waiting() == 1)
     assert host.next().world_size == 1

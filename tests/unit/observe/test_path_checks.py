@@ -81,6 +81,7 @@ def test_a_healthy_peer() -> None:
         a_peer(unicast=(0, 0, 0)),  # on our own host
         a_peer(multicast=(8, 8, 0), link=(8, 8, 0), unicast=(8, 8, 1), tcp=(8, 8, 0)),  # it pings less often than we do
         a_peer(multicast=(100, 97, 99)),
+        a_peer(multicast=(8, 8, 0)),  # 224.0.0.x arrives: a switch filters the rest, and no firewall here
     ],
 )
 def test_no_wolf_is_cried(peer: PingPeer) -> None:
