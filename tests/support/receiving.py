@@ -14,7 +14,7 @@ from pathlib import Path
 from mingle.network.transport import Received, Transport
 
 
-def gather(transport: Transport, count: int, *, seconds: float = 5.0) -> list[Received]:
+def gather(transport: Transport, count: int, *, seconds: float = 30.0) -> list[Received]:
     """What the transport receives until it has `count` datagrams or the time is over."""
     found: list[Received] = []
     deadline = time.monotonic() + seconds
