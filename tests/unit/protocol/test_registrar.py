@@ -526,7 +526,11 @@ def test_members_without_a_common_network_are_not_asked_for_ever() -> None:
         now = due
         registrar.handle_timer(now)
     assert 1.9 + READDRESSED_SECONDS <= now <= 1.9 + READDRESSED_SECONDS + CONFIRM_AGAIN_SECONDS
-    assert of(registrar.port.take(), "no_common_network")
+    ((_, matrix),) = of(registrar.port.take(), "no_common_network")
+    assert matrix.splitlines()[1:] == [
+        "  rank 1 on host h1 (10.0.0.2), pid 11: 10.0.0.1 through eth0",
+        "  rank 2 on host h2 (10.0.0.3), pid 12: not 10.0.0.1",
+    ]
 
 
 @pytest.mark.parametrize("phase", [Open, Confirming, Sealing, Acknowledging, Committed])
