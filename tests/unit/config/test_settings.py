@@ -18,19 +18,8 @@ from mingle.config import settings, values
 from mingle.config.launchers import Placement
 from mingle.config.settings import Arguments, Network, Peer, Settings
 from mingle.errors import ConfigurationError, LauncherError, MingleError
+from tests.support.launcher_environments import TORCHRUN
 
-TORCHRUN_TASK = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "GROUP_RANK": "1",
-    "GROUP_WORLD_SIZE": "2",
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_RUN_ID": "run-7",
-    "TORCHELASTIC_RESTART_COUNT": "2",
-}
 SRUN_TASK = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
 
 
@@ -239,8 +228,8 @@ def test_job_ids_are_counted_in_bytes() -> None:
         ({**SRUN_TASK, "MINGLE_JOB_ID": "m"}, None, "m"),
         (SRUN_TASK, None, "77.0"),
         (SRUN_TASK, "a", "a"),
-        (TORCHRUN_TASK, None, "run-7"),
-        (TORCHRUN_TASK, "a", "a"),
+        (TORCHRUN, None, "run-7"),
+        (TORCHRUN, "a", "a"),
     ],
 )
 def test_where_the_job_id_comes_from(environ: dict[str, str], argument: str | None, expected: str) -> None:
@@ -267,7 +256,7 @@ def test_job_id_that_resembles_a_backend_is_accepted(job_id: str) -> None:
 
 
 def test_a_launchers_job_id_may_be_the_name_of_a_backend() -> None:
-    assert resolve({**TORCHRUN_TASK, "TORCHELASTIC_RUN_ID": "gloo"}).job_id == "gloo"
+    assert resolve({**TORCHRUN, "TORCHELASTIC_RUN_ID": "gloo"}).job_id == "gloo"
 
 
 @pytest.mark.parametrize(
@@ -305,7 +294,7 @@ def test_a_number_that_is_a_text_is_said_to_be_one(name: str) -> None:
 
 def test_a_launchers_job_id_is_checked_too() -> None:
     with pytest.raises(ConfigurationError, match="torchrun's id"):
-        resolve({**TORCHRUN_TASK, "TORCHELASTIC_RUN_ID": "x" * 257})
+        resolve({**TORCHRUN, "TORCHELASTIC_RUN_ID": "x" * 257})
 
 
 @pytest.mark.parametrize(
@@ -375,7 +364,7 @@ def test_a_secret_is_never_shown() -> None:
 
 
 def test_torchrun_passes_through_with_everything_filled_in() -> None:
-    found = resolve(TORCHRUN_TASK)
+    found = resolve(TORCHRUN)
     assert (found.master_addr, found.master_port) == ("10.0.0.1", 29500)
     told = found.placement
     assert (told.rank, told.world_size, told.local_rank, told.local_world_size) == (5, 8, 1, 4)
@@ -384,7 +373,7 @@ def test_torchrun_passes_through_with_everything_filled_in() -> None:
 
 def beside(environ: dict[str, str] | None = None, **arguments: Any) -> Settings:
     return resolve(
-        {**TORCHRUN_TASK, **(environ or {})}, **{"rank": 1, "world_size": 2, "may_leave_torchrun": True, **arguments}
+        {**TORCHRUN, **(environ or {})}, **{"rank": 1, "world_size": 2, "may_leave_torchrun": True, **arguments}
     )
 
 
@@ -424,13 +413,13 @@ def test_without_torchrun_there_is_nothing_to_leave() -> None:
 
 
 def test_torchruns_port_counts_when_another_was_asked_for() -> None:
-    assert resolve({**TORCHRUN_TASK, "MINGLE_MASTER_PORT": "1"}, master_port=2).master_port == 29500
+    assert resolve({**TORCHRUN, "MINGLE_MASTER_PORT": "1"}, master_port=2).master_port == 29500
 
 
 @pytest.mark.parametrize("port", ["x", "0", "65536"])
 def test_torchruns_port_is_checked(port: str) -> None:
     with pytest.raises(LauncherError, match="MASTER_PORT"):
-        resolve({**TORCHRUN_TASK, "MASTER_PORT": port})
+        resolve({**TORCHRUN, "MASTER_PORT": port})
 
 
 def test_a_foreign_address_alone_does_not_pass_through() -> None:

@@ -51,22 +51,11 @@ from tests.support.bystanders import free_udp_port
 from tests.support.children import held_by_another_thread, in_child
 from tests.support.frames import read
 from tests.support.in_process import discovery_of, settings_of
+from tests.support.launcher_environments import TORCHRUN
 from tests.support.leaks import ABANDONED_THREAD
 from tests.support.loopback import answers, busy_port, job_name, until
 
 PLACE = {"job_id": "resnet", "rank": 1, "world_size": 2}
-TORCHRUN = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "GROUP_RANK": "1",
-    "GROUP_WORLD_SIZE": "2",
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_RUN_ID": "run-7",
-    "TORCHELASTIC_RESTART_COUNT": "2",
-}
 
 
 @pytest.fixture(autouse=True)
