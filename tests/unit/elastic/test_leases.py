@@ -51,6 +51,18 @@ def test_nothing_else_renews_a_lease() -> None:
     assert leases.until(A) == 1.0 + LEASE_SECONDS
 
 
+def test_an_earlier_lease_ends_with_the_next_seal() -> None:
+    leases = acknowledged(0.0)
+    number = leases.ask(A, 1.0)
+    leases.sealed(A, 2.0)
+    assert leases.until(A) == NEVER
+    leases.answered(A, number)
+    assert leases.until(A) == NEVER
+    leases.acknowledged(A)
+    leases.answered(A, number)
+    assert leases.until(A) == 2.0 + LEASE_SECONDS
+
+
 def test_the_numbers_of_questions_fit_into_a_ping_for_ever() -> None:
     leases = acknowledged(0.0)
     leases._last_number = 2**31 - 3  # a host asks 1024 nodes so often in 24 days

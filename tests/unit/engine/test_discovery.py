@@ -28,6 +28,7 @@ from mingle.errors import DiscoveryTimeoutError, MingleError
 from mingle.network import interfaces
 from mingle.network.local_relay import LocalRelay
 from mingle.network.transport import Change
+from mingle.protocol import registrar
 from mingle.protocol.effects import CloseStore, ReachStore
 from mingle.protocol.election import Elector
 from mingle.protocol.events import Heard, Source
@@ -320,6 +321,18 @@ def test_a_serving_thread_that_dies_closes_store_and_sockets_and_tells_who_waits
         assert record.levelno == logging.ERROR
         assert record.exc_info is not None
         assert "a riddle" in str(record.exc_info[1])
+
+
+def test_a_member_whose_thread_dies_cuts_its_own_connections_to_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registrar, "RETURN_SECONDS", 60.0)  # until then rank 0 keeps the store open
+    with formed(2) as ranks:
+        server = ranks[0].discovery.store_server
+        assert server is not None
+        with socket.create_connection((server.address, server.port)) as client:
+            client.settimeout(30)
+            ranks[1].discovery.call(riddle)
+            assert client.recv(1) == b"", "a call that waits there fails now, and not at torch's timeout"
+            assert server.held
 
 
 def test_a_store_that_a_process_group_has_taken_over_outlives_the_serving_thread() -> None:
