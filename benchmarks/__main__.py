@@ -102,7 +102,7 @@ def _measure(names: Sequence[str], rounds: int, *, keep: bool) -> dict[str, Comp
 
 
 def _publish() -> None:
-    """Draw the pictures and write the document, from all results that are kept."""
+    """Draw the pictures and write the documents, from all results that are kept."""
     from benchmarks import plots
 
     kept = results.load_all()

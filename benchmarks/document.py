@@ -1,9 +1,10 @@
-"""docs/benchmarks.md, made from the results: nothing in it is typed by hand but what introduces it."""
+"""docs/benchmarks.md and docs/benchmarks-method.md, made from the results: typed by hand is only the text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from benchmarks import table
 from benchmarks.plots import PICTURES
@@ -11,8 +12,11 @@ from benchmarks.results import ROOT, Comparison
 from benchmarks.samples import median
 
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
+METHOD_DOCUMENT = ROOT / "docs" / "benchmarks-method.md"
 
-COST: tuple[tuple[str, str, str, dict[str, str]], ...] = (
+Questions: TypeAlias = Sequence[tuple[str, str, str, Mapping[str, str]]]
+
+COST: Questions = (
     ("torchrun, 3 hosts, from the start of the command to the first step", "torchrun", "mingle", {"c10d": "c10d"}),
     (
         "a script on 4 hosts, from the start of `python train.py` to the process group",
@@ -27,12 +31,6 @@ COST: tuple[tuple[str, str, str, dict[str, str]], ...] = (
         {"known address": "known address, 4 ranks"},
     ),
     (
-        "`mingle.init` on 8 hosts, all at once, to the process group",
-        "known_address",
-        "mingle.init, 8 ranks",
-        {"known address": "known address, 8 ranks"},
-    ),
-    (
         "seven ranks wait, the eighth comes: until all have formed the job",
         "late_rank",
         "mingle",
@@ -43,26 +41,12 @@ COST: tuple[tuple[str, str, str, dict[str, str]], ...] = (
         },
     ),
     (
-        "seven ranks wait, rank 0 comes; all in fresh interpreters",
+        "seven ranks wait, rank 0 comes: until all have formed the job",
         "last_rank",
         "mingle, fresh interpreters",
         {"zeroconf": "zeroconf, fresh interpreters"},
     ),
-    ("seven ranks wait, rank 0 comes", "last_rank", "mingle", {"zeroconf": "zeroconf"}),
-    (
-        "elastic job: a worker crashed, until all train again",
-        "torchrun_recovery",
-        "mingle, a worker crashes",
-        {"c10d": "c10d, a worker crashes"},
-    ),
-    (
-        "elastic job: the store's host died, until the others train again",
-        "torchrun_recovery",
-        "mingle, the store's host dies",
-        {"c10d": "c10d, the store's host dies"},
-    ),
     ("64 ranks on two cores", "scale", "mingle, 64 ranks", {"bare TCPStore": "TCPStore, 64 ranks"}),
-    ("256 ranks on two cores", "scale", "mingle, 256 ranks", {"bare TCPStore": "TCPStore, 256 ranks"}),
     ("1,024 ranks on two cores", "scale", "mingle, 1024 ranks", {"bare TCPStore": "TCPStore, 1024 ranks"}),
     (
         "rank 0's CPU for 1,024 members, until GO",
@@ -72,9 +56,18 @@ COST: tuple[tuple[str, str, str, dict[str, str]], ...] = (
     ),
     ("memory of a waiting rank, beside torch's", "memory", "mingle", {}),
     ("datagrams of 8 hosts, until every job is closed", "wire", "mingle", {"zeroconf": "zeroconf"}),
-    ("half of all datagrams lost, seven ranks wait, rank 0 comes", "loss", "mingle", {}),
 )
 """What a reader wants to know: the question, its comparison, our contender, and the others by the name to show."""
+RECOVERED = (
+    ("a worker crashed", "torchrun_recovery", "mingle, a worker crashes", {"c10d": "c10d, a worker crashes"}),
+    (
+        "the store's host died",
+        "torchrun_recovery",
+        "mingle, the store's host dies",
+        {"c10d": "c10d, the store's host dies"},
+    ),
+)
+"""The same for a fault of an elastic job."""
 FEW = 5
 GIVEN_UP = 60.0  # seconds: when benchmarks.torchrun_recovery stops waiting
 
@@ -85,35 +78,40 @@ INTRODUCTION = """\
 
 ![From the start of a command to the first step, or to the process group](pictures/start.svg)
 
-## Overhead
+Medians, measured on one machine with two cores, where each host is a network namespace. They are mostly the CPU time of
+many processes; hosts with cores of their own are faster. [Method, spread and plots](benchmarks-method.md) has the rest.
+`make bench`, as root, measures all of it on your machine.
 
-Medians; two values joined by "and" are two runs. Every host is a network namespace of one machine with two cores, so
-the figures are mostly CPU time of many processes; on hosts with cores of their own they are smaller.
+## Start and overhead
+"""
+
+RECOVERY = """\
+## torchrun, training again
+
+Three hosts with one worker each, `--nnodes=2:3` and `last_call_timeout=3`, from the fault until all that are left have
+made a step again. Most of mingle's time is the import of torch in the new workers and torch's own last call.
 """
 
 SLOWER = """\
-## Where mingle is slower, and why
+## Where mingle is slower
 
-- **Than an address that everybody knows.** `mingle.init` does what `init_process_group` does, and before that finds
-  rank 0, confirms all ranks in a two-phase commit, and proves the store on each of them: {init4} times as long with 4
-  ranks and {init8} times with 8, on two cores. This ratio counts only the rounds in which no client of torch's came
-  before rank 0 listened. A client that comes too early waits for half a second and more, and that wait is most of the
-  medians of the known address in the table above.
-- **Than a bare TCPStore with many ranks.** 1,024 ranks take {scale} times as long. Each rank runs some ten
-  milliseconds of Python, and all share two cores; the store is C++ and does only a small part of that work. From 64
-  to 1,024 ranks the time of one rank grows {growth}-fold, because each rank reads the questions of the others.
-  [scale.md](scale.md) has the figures for ranks with a core each.
-- **Than zeroconf by full name.** Looking up one address that is already registered is a question and an answer.
-  mingle's time includes the confirmation by all ranks, and a store that each of them has reached.
-- **In CPU.** A job of 8 ranks costs {ours} ms of CPU, zeroconf's discovery {theirs} ms.
-- **At import.** `import mingle` takes {bare} ms longer than an empty Python, and all that `mingle.init` needs {all}
-  ms; where torch is loaded, most of that is loaded already.
+- **Than `init_process_group` with a known address**: {init4} times as long with 4 ranks and {init8} times with 8, if no
+  client comes before rank 0 listens. mingle also finds rank 0, confirms all ranks in a two-phase commit, and checks
+  that each of them reaches the store. A client that comes too early waits for half a second: hence the median above.
+- **Than a bare TCPStore with many ranks**: {scale} times as long with 1,024 ranks on two cores. Each rank runs some ten
+  milliseconds of Python; the store is C++. [Scale](scale.md) has the figures for ranks with a core each.
+- **Than zeroconf by full name**, which looks up one registered address and confirms nothing.
+- **In CPU**: a job of 8 ranks costs {ours} ms, zeroconf's discovery {theirs} ms.
+- **At import**: `import mingle` takes {bare} ms longer than an empty Python, and all that `mingle.init` needs {all} ms.
+  Most of that is already loaded where torch is.
 """
 
 METHOD = """\
-## How it was measured
+# How the benchmarks are measured
 
-`make bench` (root; Linux) measures all of this on your machine, and writes this page and `benchmarks/results/*.json`,
+[Benchmarks](benchmarks.md) has the figures; this page has their spread, their plots and the method.
+
+`make bench` (root; Linux) measures all of this on your machine, and writes both pages and `benchmarks/results/*.json`,
 which hold every single measurement. Times from another machine mean little, so run the command on yours.
 `make bench-quick` takes less than three minutes, compares the ratios with the committed ones, and names what got
 slower.
@@ -193,24 +191,40 @@ Why some are missed:
 """
 
 
-def write(ordered: Sequence[tuple[Comparison, Mapping[str, str]]], path: Path = DOCUMENT) -> Path:
-    """Write the document and return it."""
+def write(ordered: Sequence[tuple[Comparison, Mapping[str, str]]], folder: Path = DOCUMENT.parent) -> list[Path]:
+    """Write the two documents and return them."""
+    texts = {DOCUMENT.name: _figures(ordered), METHOD_DOCUMENT.name: _method(ordered)}
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in texts]
+
+
+def _figures(ordered: Sequence[tuple[Comparison, Mapping[str, str]]]) -> str:
+    """Return the page for users: what a job costs, how it recovers, and where mingle is slower."""
     comparisons = {comparison.name: comparison for comparison, _ in ordered}
-    parts = [INTRODUCTION, _cost(comparisons), *_slower(comparisons), METHOD]
+    parts = [INTRODUCTION, _cost(comparisons)]
+    if "torchrun_recovery" in comparisons:
+        parts += [RECOVERY, _cost(comparisons, RECOVERED)]
+    return "\n".join([*parts, *_slower(comparisons)])
+
+
+def _method(ordered: Sequence[tuple[Comparison, Mapping[str, str]]]) -> str:
+    """Return the page for developers: the method, every comparison with its spread, and the goals."""
+    parts = [METHOD]
     for comparison, about in ordered:
-        parts += [f"### {comparison.title}\n", f"{comparison.text}\n", f"{table.markdown(comparison)}\n"]
-        picture = PICTURES / f"bench-{comparison.name.replace('_', '-')}.png"
-        if picture.exists():
-            parts.append(f"![{comparison.title}](pictures/{picture.name})\n")
-        parts.append(f"`python -m benchmarks {comparison.name}`; {_about(about)}.\n")
-    parts += [CUTS, GOALS, _goals(comparisons.values()), MISSED]
-    path.write_text("\n".join(parts), encoding="utf-8")
-    return path
+        parts += [f"## {comparison.title}\n", f"{comparison.text}\n", f"{table.markdown(comparison)}\n"]
+        parts += [*_picture(comparison), f"`python -m benchmarks {comparison.name}`; {_about(about)}.\n"]
+    return "\n".join([*parts, CUTS, GOALS, _goals(comparison for comparison, _ in ordered), MISSED])
 
 
-def _cost(comparisons: Mapping[str, Comparison]) -> str:
+def _picture(comparison: Comparison) -> list[str]:
+    picture = PICTURES / f"bench-{comparison.name.replace('_', '-')}.png"
+    return [f"![{comparison.title}](pictures/{picture.name})\n"] if picture.exists() else []
+
+
+def _cost(comparisons: Mapping[str, Comparison], questions: Questions = COST) -> str:
     lines = ["| | mingle | beside it |", "|---|---:|---|"]
-    for question, name, ours, others in COST:
+    for question, name, ours, others in questions:
         if name in comparisons and ours in comparisons[name].samples:
             there = comparisons[name].samples
             shown = [
@@ -250,12 +264,10 @@ def _slower(comparisons: Mapping[str, Comparison]) -> list[str]:
     except KeyError:
         return []
     empty = median(start["python -c pass"])
-    per_rank = {ranks: median(scale[f"mingle, {ranks} ranks"]) / ranks for ranks in (64, 1024)}
     figures = {
         "init4": init_4,
         "init8": init_8,
         "scale": median(scale["mingle, 1024 ranks"]) / median(scale["TCPStore, 1024 ranks"]),
-        "growth": per_rank[1024] / per_rank[64],
         "ours": cpu["mingle"]["CPU"],
         "theirs": cpu["zeroconf"]["CPU"],
         "bare": median(start["import mingle"]) - empty,

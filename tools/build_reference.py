@@ -18,8 +18,7 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "reference.md"
 INTRODUCTION = """\
 # API reference
 
-All public names of the package, from their docstrings. Importing `mingle` loads neither torch nor click, and registers
-`mingle://` with torch. [compatibility.md](compatibility.md) says what a version number covers.
+All public names of the package. [Compatibility](compatibility.md) says what a version number covers.
 """
 LIGHTNING = "mingle.lightning.MingleEnvironment"
 
@@ -32,14 +31,17 @@ def page() -> str:
     errors.sort(key=lambda error: (error is not mingle.MingleError, error.__name__))
     assert {each.__name__ for each in [*functions, *classes, *errors]} == set(mingle.__all__) - {"__version__"}
     parts = [INTRODUCTION]
-    parts += [_section(f"mingle.{each.__name__}", each, _signature(each)) for each in functions]
+    parts += [
+        _section("mingle.init", mingle.init, _signature(mingle.init)),
+        _section("mingle.discover", mingle.discover),
+    ]
     parts += [_section(f"mingle.{each.__name__}", each) + _methods(each) for each in classes]
     parts += ["## Errors\n"]
     parts += [_section(f"mingle.{each.__name__}", each, level=3) for each in errors]
     parts += ["## mingle.\\_\\_version\\_\\_\n\nThe version of the package, as text.\n"]
     parts += [
-        f"## {LIGHTNING}\n\nThe plug-in for Lightning: it takes the arguments of `mingle.discover`. See "
-        "[frameworks.md](frameworks.md#lightning).\n"
+        f"## {LIGHTNING}\n\nThe [plug-in for Lightning](frameworks.md#lightning). It takes the arguments of "
+        "`mingle.discover`.\n"
     ]
     return "\n".join(parts)
 

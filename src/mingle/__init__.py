@@ -97,28 +97,25 @@ def init(
 ) -> Job:
     """Find rank 0, wait until every rank has joined, and make torch's process group.
 
-    It replaces ``torch.distributed.init_process_group``: it does what :func:`discover` does, and then calls that.
+    It replaces ``torch.distributed.init_process_group``. An argument that is not given is read from a variable:
+    ``MINGLE_PORT`` for ``port``, and so on.
 
     Args:
-        job_id: the job's name, any text of 1 to 256 bytes in UTF-8, the same on every rank. Default: ``MINGLE_JOB_ID``,
-            then the launcher's job id.
-        rank: this process's rank. Default: ``MINGLE_RANK``, the launcher's variables, ``RANK``.
-        world_size: the number of ranks. Default: ``MINGLE_WORLD_SIZE``, the launcher's variables, ``WORLD_SIZE``.
+        job_id: the job's name, 1 to 256 bytes in UTF-8, the same on every rank. Default: the launcher's job id.
+        rank: this process's rank. Default: the launcher's, then ``RANK``.
+        world_size: the number of ranks. Default: the launcher's, then ``WORLD_SIZE``.
         backend: as torch takes it (``"gloo"``, ``"nccl"``, ``"cpu:gloo,cuda:nccl"``). Default: torch's choice.
-        discovery_timeout: seconds (or a timedelta) until an incomplete job is an error. Default: ``MINGLE_TIMEOUT``,
-            then 300.
-        interface: names or addresses of the interfaces to use. Default: ``MINGLE_INTERFACE``, an exact
-            ``GLOO_SOCKET_IFNAME``, then mingle's choice.
-        peers: hosts to ask by unicast as well, ``host`` or ``host:port``; and for networks without multicast
-            directories that all machines mount, ``dir:/path``, or buckets, ``s3://bucket/prefix``. Default:
-            ``MINGLE_PEERS``.
-        secret: a secret that the job's members share; a process without it is rejected. Default: ``MINGLE_SECRET``,
-            ``MINGLE_SECRET_FILE``.
-        port: the UDP port. Default: ``MINGLE_PORT``, then 29499.
-        master_port: the TCP port of rank 0's store. Default: ``MINGLE_MASTER_PORT``, then any free one.
-        ttl: how many routers a multicast may pass, plus one. Default: ``MINGLE_TTL``, then 1.
-        family: the IP versions to use. Default: ``MINGLE_FAMILY``, then ``auto``.
-        advertise: the address to announce where NAT hides this host's own. Default: ``MINGLE_ADVERTISE``.
+        discovery_timeout: seconds (or a timedelta) until an incomplete job is an error. Default:
+            ``MINGLE_TIMEOUT``, then 300.
+        interface: names or addresses of the interfaces to use. Default: mingle's choice.
+        peers: for networks without multicast: hosts to ask by unicast, ``host`` or ``host:port``, directories that all
+            machines mount, ``dir:/path``, or buckets, ``s3://bucket/prefix``.
+        secret: a secret that the job's members share; a process without it is rejected.
+        port: the UDP port. Default: 29499.
+        master_port: the TCP port of rank 0's store. Default: any free one.
+        ttl: how many routers a multicast may pass, plus one. Default: 1.
+        family: the IP versions to use. Default: ``auto``.
+        advertise: the address to announce where NAT hides this host's own.
         node_rank: the rank that this node asks for where ranks are assigned, the same in all ranks of the node.
             Default: ``MINGLE_NODE_RANK``, then host names decide.
         mesh: whether the job forms only if all its nodes can open TCP connections to each other: ``on``; ``warn``
@@ -186,9 +183,8 @@ def discover(
 ) -> Job:
     """Find rank 0, wait until every rank has joined, and export what torch and the frameworks read.
 
-    The process group is left to the next caller in this process: ``init_process_group()`` with ``env://``,
-    Lightning, Accelerate, DeepSpeed. Exported are ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``,
-    ``NODE_RANK``, ``GROUP_RANK``, ``MASTER_ADDR``, ``MASTER_PORT``, and the interface for Gloo and TensorPipe.
+    The process group is left to the next caller in this process: ``init_process_group()`` with ``env://``, Lightning,
+    Accelerate, DeepSpeed.
 
     Arguments, result and errors are those of :func:`init`.
     """

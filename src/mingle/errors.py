@@ -49,11 +49,10 @@ FREE_DESCRIPTORS = "look at `ulimit -n` and at what the process holds in /proc/P
 class MingleError(Exception):
     """Base of every error that mingle raises on purpose.
 
-    An error made by `explain` carries the parts of its message as attributes, for a caller that formats them
-    itself. They survive pickling and copying, so the error can cross a process boundary.
+    The parts of the message are attributes. They survive pickling and copying.
 
     Attributes:
-        observation: what was seen; the whole message when the error was not made by `explain`.
+        observation: what was seen; the whole message if it has no parts.
         cause: what most likely led to it, or None.
         remedy: what to do about it, or None.
     """

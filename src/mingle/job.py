@@ -119,13 +119,9 @@ class _Handle:
 class Job(_Handle):
     """A job that has formed, seen from one rank. A context manager.
 
-    :meth:`close` and the end of the ``with`` block do the same: they destroy the process group that :func:`mingle.init`
-    made, end the session and restore the environment. A second call does nothing. While an exception is in flight,
-    neither of them blocks.
-
-    A copy (``pickle``, ``copy.copy``, ``copy.deepcopy``, ``dataclasses.replace``) is a record: it has the attributes,
-    and the members if they had been fetched, but no session. Closing a copy ends nothing. ``dataclasses.asdict`` gives
-    the attributes below.
+    The end of the ``with`` block calls :meth:`close`. A copy (``pickle``, ``copy.copy``, ``copy.deepcopy``,
+    ``dataclasses.replace``) has the attributes, and the members if they had been fetched, but no session: closing it
+    ends nothing.
 
     Attributes:
         job_id: the id under which the ranks found each other.
@@ -186,9 +182,9 @@ class Job(_Handle):
     def close(self) -> None:
         """Destroy the process group that ``init`` made, end the session and restore the environment.
 
-        Rank 0 first waits until every rank's process group stands, for 5 s at most, because they still need its store.
-        A second call does nothing, or continues a first one that was interrupted; a concurrent call waits for the
-        first. Called while an exception is in flight (in a ``finally`` block, for example) it never blocks.
+        Rank 0 first waits until every rank's process group is initialized, for 5 s at most, because they still need its
+        store. A second call does nothing, or continues one that was interrupted. While an exception is in flight,
+        ``close`` never blocks.
         """
         self._end(failing=sys.exc_info()[1] is not None)
 

@@ -46,13 +46,12 @@ def test_the_guarded_ratios_are_those_of_comparisons() -> None:
     assert {name for name, _ in guard.LIMITS} <= set(command.ORDER)
 
 
-def test_the_committed_document_is_that_of_the_committed_results(tmp_path: Path) -> None:
+def test_the_committed_documents_are_those_of_the_committed_results(tmp_path: Path) -> None:
     kept = results.load_all()
     ordered = [kept[name] for name in command.ORDER if name in kept]
     assert len(ordered) == len(kept)
-    assert write(ordered, tmp_path / "it.md").read_text("utf-8") == (results.ROOT / "docs" / "benchmarks.md").read_text(
-        "utf-8"
-    )
+    for page in write(ordered, tmp_path):
+        assert page.read_text("utf-8") == (results.ROOT / "docs" / page.name).read_text("utf-8")
 
 
 def test_the_committed_figures_say_what_the_committed_results_are() -> None:
