@@ -384,8 +384,9 @@ def test_a_rank_that_is_seated_is_no_seeker() -> None:
     seekers = [
         Seeking(Seek(job="j", member=bytes([rank]) * 16, world_size=4, rank=rank), "10.0.0.3", False) for rank in (1, 2)
     ]
-    left = ranks_seeking(seekers, [session(running(joined=(0, 1)))])
-    assert [each.seek.rank for each in left] == [2]
+    several = [session(None), session(running(joined=(0,))), session(running(joined=(1,)))]
+    for sessions in ([session(running(joined=(0, 1)))], several):
+        assert [each.seek.rank for each in ranks_seeking(seekers, sessions)] == [2]
 
 
 def test_a_session_that_is_not_proved_says_so() -> None:
