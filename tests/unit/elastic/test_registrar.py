@@ -501,7 +501,7 @@ def test_agent_keeps_its_seat_from_a_caller_that_only_knows_its_id(late: bool) -
     assert registry.kinds(conn) == [frames.Ping]
     registry.wait(5.0)  # a silent agent is lost by its lease alone
     assert registry.port.take() == []
-    registry.registrar.pong(conn)
+    registry.registrar.pong(conn, registry.now)
     assert [frame.reason for frame in registry.said()[stranger] if isinstance(frame, frames.Refused)] == ["session"]
     assert ("hang_up", conn) not in registry.last
 
