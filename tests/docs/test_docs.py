@@ -182,7 +182,7 @@ MESSAGES: dict[str, tuple[str, list[Rank]]] = {
     "missing-rank": ("joined, missing ranks: 2.\n", [at(0, 4, MINGLE_TIMEOUT="4"), at(1, 4), at(3, 4)]),
     "not-found": ("rank 0 was not found", [at(1, 2)]),
     "mistyped": ("a mistyped job id: 'resnet'", [at(0, 2), at(1, 2, MISTYPED)]),
-    "rank-taken": ("was refused by rank 1", [at(0, 3), at(1, 3), at(1, 3)]),
+    "rank-taken": ("is already taken by rank 1", [at(0, 3), at(1, 3), at(1, 3)]),
     "two-hosts": ("more than one rank 0", [at(0, 2, MINGLE_TIMEOUT="8"), at(0, 2, MINGLE_TIMEOUT="8")]),
     "secret": ("has none", [at(0, 2, MINGLE_SECRET="correct horse"), at(1, 2)]),
     "no-interface": ("eth99", [at(0, 2, MINGLE_INTERFACE="eth99")]),

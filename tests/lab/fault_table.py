@@ -65,7 +65,7 @@ FAULTS = (
     Fault(
         "a rank twice",
         rank_twice,
-        {"init": ("rank taken", "the same rank was started twice"), "list": ("resnet",)},
+        {"init": ("is already taken by rank 1", "the same rank was started twice"), "list": ("resnet",)},
     ),
     Fault(
         "two rank 0s",
@@ -94,7 +94,7 @@ FAULTS = (
         "UDP dropped by the other host's firewall",
         other_firewall,
         {
-            "init": ("rank 1 on host host2", "heard, and has not joined", "Its host's firewall"),
+            "init": ("rank 1 on host host2", "heard but not joined", "Its host's firewall"),
             "doctor --check": (
                 "multicast and unicast UDP to host2 (10.77.0.2) are lost: the firewall of host2 drops UDP port 29499",
             ),
@@ -178,7 +178,7 @@ FAULTS = (
         "MASTER_ADDR already set to something else",
         master_addr,
         {
-            "init": (*FORMED, "the environment had MASTER_ADDR=10.9.9.9"),
+            "init": (*FORMED, "MASTER_ADDR=10.9.9.9"),
             "doctor": ("MASTER_ADDR=10.9.9.9", "unset MASTER_ADDR MASTER_PORT"),
         },
     ),
@@ -214,8 +214,8 @@ FAULTS = (
         flooding_off,
         {
             "init": (
-                "carries no multicast between the hosts",
-                "a switch that snoops on IGMP without a querier filters it",
+                "carries no multicast",
+                "a switch with IGMP snooping drops it",
             ),
             "doctor --check": ("is lost on 239.x and passes on 224.0.0.x", "mcast_snooping 0"),
             "ping": ("is lost on 239.x and passes on 224.0.0.x, unicast fine",),

@@ -19,7 +19,7 @@ def test_the_same_rank_twice(lab: Lab) -> None:
     error = newcomer.error()
     assert newcomer.wait_for("ended")["seconds"] < 20
     assert error.name == "ConflictError"
-    for part in ("rank taken", "rank 1 on host", hosts[1].name, hosts[1].address(), f"pid {ranks[1].pid}"):
+    for part in ("is already taken", "rank 1 on host", hosts[1].name, hosts[1].address(), f"pid {ranks[1].pid}"):
         assert part in error.message
     # Those who were right are not disturbed.
     ranks.append(hosts[2].start(train, "twice", 2, 3))

@@ -149,7 +149,7 @@ def test_a_secret_that_differs_is_named_by_both_sides(
     for rank, secret in zip(ranks, secrets, strict=True):
         assert_told(
             rank,
-            "s were started without a secret or with another one; fix: "
+            "s have no secret, or another one; fix: "
             if secret
             else f"MINGLE_SECRET or MINGLE_SECRET_FILE is set for the other {units} only; fix: ",
         )
@@ -194,7 +194,7 @@ def test_a_rank_that_is_heard_and_does_not_come_is_named(lab: Lab, seed: int) ->
     right = start(hosts[0], f"deaf {seed}", 0, 2, "given", False)
     start(hosts[1], f"deaf {seed}", 1, 2, "given", False)
     assert_told(right, f"rank 1 on host {hosts[1].name} ")
-    assert "heard, and has not joined" in right.output
+    assert "heard but not joined" in right.output
 
 
 @pytest.mark.soak

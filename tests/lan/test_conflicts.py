@@ -77,7 +77,7 @@ def test_the_same_rank_twice(loss: float) -> None:
         seated = gathering.member(1, "m1")
         newcomer = gathering.member(1, "m9", at=2.0)
         gathering.world.run(30.0)
-        text = expect(newcomer, ConflictError, "rank taken", "rank 1 on host m1 (10.0.0.2), pid 102")
+        text = expect(newcomer, ConflictError, "already taken", "rank 1 on host m1 (10.0.0.2), pid 102")
         assert "started twice" in text
         assert loss or newcomer.elapsed < 5.0
         assert seated.alive
@@ -97,7 +97,7 @@ def test_a_stopped_rank_is_replaced_and_learns_of_it() -> None:
         assert newcomer.identity.member in host.host.registrar.seats
         stopped.cont()
         gathering.world.run(5.0)
-        expect(stopped, ConflictError, "rank taken", "host m9")
+        expect(stopped, ConflictError, "already taken", "host m9")
         others = [gathering.member(2), gathering.member(3)]
         gathering.run()
         gathering.expect_formed([host, newcomer, *others])

@@ -185,14 +185,14 @@ RANKS = (
         status=LACKING,
         heard={"seekers": SEEKER, "other_jobs": TYPO},
         machine=NO_ROUTE,
-        cause="rank 2 on host node2 (10.0.0.2), pid 9: heard, and has not joined",
+        cause="rank 2 on host node2 (10.0.0.2), pid 9: heard but not joined",
     ),
     Row(
         observed="ranks are assigned, and more processes were heard than have joined",
         status=Status(joined=1, world_size=4),
         assigned=True,
         heard={"seekers": A_PROCESS},
-        cause="a process without a rank on host node2 (10.0.0.2), pid 9: heard, and has not joined",
+        cause="a process without a rank on host node2 (10.0.0.2), pid 9: heard but not joined",
     ),
     Row(
         observed="ranks are missing, and another version of the protocol is heard",
@@ -217,25 +217,25 @@ RANKS = (
         observed="ranks are missing, and a job id that resembles ours not at all is heard",
         status=ALONE,
         heard={"other_jobs": OTHER},
-        cause="the missing ranks were never started, or no network leads from them to rank 0",
+        cause="the missing ranks were not started, or can't reach rank 0",
     ),
     Row(
         observed="ranks are missing, others have joined, and there is no default route",
         status=LACKING,
         machine=NO_ROUTE,
-        cause="the missing ranks were never started",
+        cause="the missing ranks were not started",
     ),
     Row(
         observed="ranks are missing, others have joined, and only loopback is up",
         status=LACKING,
         machine=LOOPBACK,
-        cause="the missing ranks were never started",
+        cause="the missing ranks were not started",
     ),
     Row(
         observed="rank 0 is alone, no process is heard, and there is no default route",
         status=ALONE,
         machine=NO_ROUTE,
-        cause="the missing ranks were never started",
+        cause="the missing ranks were not started",
     ),
     Row(
         observed="rank 0 is alone, no process is heard, and only loopback is up",
@@ -249,7 +249,7 @@ RANKS = (
         machine=SHARED_PORT,
         cause="is also held by pid 99",
     ),
-    Row(observed="ranks are missing, and nothing else is observed", status=LACKING, cause="were never started"),
+    Row(observed="ranks are missing, and nothing else is observed", status=LACKING, cause="were not started"),
     Row(
         observed="rank 0 took the connection and does not answer",
         silent_host=True,
@@ -322,9 +322,9 @@ RANKS = (
     Row(
         observed="no process is heard, and there is no default route",
         machine=NO_ROUTE,
-        cause="rank 0 was not started, or this network carries no multicast",
+        cause="rank 0 was not started, the network carries no multicast",
     ),
-    Row(observed="no process is heard", cause="rank 0 was not started, or this network carries no multicast"),
+    Row(observed="no process is heard", cause="rank 0 was not started, the network carries no multicast"),
 )
 AGENTS = (
     Row(
@@ -345,7 +345,7 @@ AGENTS = (
         observed="more nodes were heard than have joined",
         heard={"seekers": A_PROCESS},
         machine=NO_ROUTE,
-        cause="some nodes were heard looking for the job and have not joined it",
+        cause="some nodes were heard but have not joined",
     ),
     Row(
         observed="another job id is heard; there is no default route",

@@ -245,8 +245,8 @@ def _misfit(written: str, what: str) -> ConfigurationError:
 def _no_world_size(rank: _Number | None) -> ConfigurationError:
     if rank is not None:
         return ConfigurationError.explain(
-            f"{rank.source} is given, and no world size",
-            cause="RANK without WORLD_SIZE, or one argument of the two",
+            f"{rank.source} is given without a world size",
+            cause="WORLD_SIZE is not set beside RANK, or world_size= was not passed beside rank=",
             remedy="pass world_size=, or set MINGLE_WORLD_SIZE or WORLD_SIZE",
         )
     return ConfigurationError.explain(

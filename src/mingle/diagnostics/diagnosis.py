@@ -164,8 +164,8 @@ def _named_elsewhere(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "interfaces",
             WARN,
-            f"{facts.named_by} names {', '.join(facts.used_names)} alone, and {', '.join(facts.unused)} is up as well: "
-            "the hosts may share that network and not the named one",
+            f"{facts.named_by} names {', '.join(facts.used_names)} alone, but {', '.join(facts.unused)} is up as well: "
+            "perhaps only that network is shared by all hosts",
             f"name the network that all hosts share in {facts.named_by}, or unset it to use every suitable one",
             explains_silence=True,
         )

@@ -142,8 +142,8 @@ def _replaced(before: Mapping[str, str], written: Mapping[str, str]) -> list[str
         found = " ".join(f"{name}={before[name]}" for name in pair if before.get(name))
         new = " ".join(f"{name}={written[name]}" for name in pair if name in written)
         notes.append(
-            f"the environment had {found}; mingle replaced it with {new}, where rank 0 of this job really is: "
-            "leave both unset to avoid this warning"
+            f"{found} was set; mingle replaced it with {new}, the address of this job's rank 0. Unset both to avoid "
+            "this warning"
         )
     notes.extend(
         f"the environment had {name}={before[name]}; mingle replaced it with {name}={written[name]}, which is "

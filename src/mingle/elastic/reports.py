@@ -20,12 +20,12 @@ _AGENTS = reports.Words(
     mistyped_fix=_EVERYWHERE,
 )
 _OTHERWISE = (
-    "the other nodes were not started, or were started with another --rdzv-id, or no network leads from them to here",
+    "the other nodes were not started, have another --rdzv-id, or can't reach this node",
     _EVERYWHERE,
 )
 _NOT_JOINED = (
-    "some nodes were heard looking for the job and have not joined it. Their firewall drops what comes from here, "
-    "or ours drops their TCP connections",
+    "some nodes were heard but have not joined. Their firewall drops datagrams from here, or this host's firewall "
+    "drops their TCP connections",
     "run `mingle-discover doctor` on both nodes, or `mingle-discover ping` on all of them at once.",
 )
 

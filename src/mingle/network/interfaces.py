@@ -254,7 +254,7 @@ def _choose_named(found: tuple[Interface, ...], named: Sequence[str], named_by: 
             raise InterfaceError.explain(
                 f"the interface {name!r} was named, but it cannot be used: {reason}; {_inventory(found)}",
                 cause="the wrong interface was named, or it is not configured yet",
-                remedy=f"name another one in {named_by}, or leave it unset to use every suitable one",
+                remedy=f"name another one in {named_by}, or leave it out to use every suitable one",
             )
         # One interface may be named twice, once by each of its addresses: the first name decides.
         chosen.setdefault(interface.index, interface)
@@ -269,10 +269,9 @@ def _find(found: tuple[Interface, ...], name: str, named_by: str) -> Interface:
     interface_of = owner(found, name) if parse_address(name) else None
     if interface_of is None:
         raise InterfaceError.explain(
-            f"there is no interface with the {'address' if parse_address(name) else 'name'} {name!r} here; "
-            + _inventory(found),
-            cause="names and addresses of interfaces differ from machine to machine",
-            remedy=f"name one of those in {named_by}, or leave it unset to use every suitable one",
+            f"no interface has the {'address' if parse_address(name) else 'name'} {name!r}; " + _inventory(found),
+            cause="interface names and addresses differ from machine to machine",
+            remedy=f"name one of these in {named_by}, or leave it out to use every suitable one",
         )
     wanted = _literal(name)
     first = sorted(interface_of.addresses, key=lambda address: address.ip != wanted)

@@ -600,4 +600,4 @@ def _heard(finder: Finder) -> str:
     if finder.diagnostics.other_jobs:
         others = (f"{job!r} by {who}" for job, who in sorted(finder.diagnostics.other_jobs.items()))
         lines.append(f"  other job ids heard on this network: {reports.few(others, '; ')}")
-    return "\n".join(lines) or "  nothing of this job was heard, and no other job either"
+    return "\n".join(lines) or "  no process was heard, of this job or of another"

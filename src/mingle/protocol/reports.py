@@ -120,7 +120,7 @@ def heard(diagnostics: Diagnostics, *, alone: bool = True) -> str:
         others = (f"{job!r} by {who}" for job, who in sorted(diagnostics.other_jobs.items()))
         lines.append(f"  other job ids heard on this network: {few(others, '; ')}")
     if not lines and alone:
-        lines.append("  nothing of this job was heard, and no other job either")
+        lines.append("  no process was heard, of this job or of another")
     return "\n".join(lines)
 
 
@@ -305,10 +305,10 @@ def kept_apart(identity: Identity, diagnostics: Diagnostics, *, secured: bool) -
         return None
     unit = identity.who.unit
     if secured:
-        cause = f"the other {unit}s were started without a secret or with another one"
+        cause = f"the other {unit}s have no secret, or another one"
     else:
         cause = f"MINGLE_SECRET or MINGLE_SECRET_FILE is set for the other {unit}s only"
-    return cause, f"give every {unit} the same MINGLE_SECRET or MINGLE_SECRET_FILE, or give none of them one."
+    return cause, f"give every {unit} the same MINGLE_SECRET or MINGLE_SECRET_FILE, or none."
 
 
 def timeout(
@@ -352,7 +352,7 @@ def _incomplete(
     observation += "."
     observation += history(status, diagnostics)
     alone = status.joined <= 1 and not status.left
-    otherwise = f"the missing {unit}s were never started, or no network leads from them to {unit} 0", _look(unit)
+    otherwise = f"the missing {unit}s were not started, or can't reach {unit} 0", _look(unit)
     return observation, *(_why_incomplete(identity, diagnostics, facts, status, alone=alone) or otherwise)
 
 
@@ -371,8 +371,8 @@ def _why_incomplete(
 ) -> Cause | None:
     outside = _outside(identity, diagnostics, status)
     not_joined = (
-        f"{few(outside, '; ')}: heard, and has not joined. Its host's firewall drops what comes from here, or "
-        "ours drops its TCP connections",
+        f"{few(outside, '; ')}: heard but not joined. Its host's firewall drops datagrams from here, or this "
+        "host's firewall drops its TCP connections",
         "run `mingle-discover doctor` on both hosts, or `mingle-discover ping` on all of them at once.",
     )
     return likely_cause(
@@ -436,11 +436,10 @@ def _no_host(identity: Identity, diagnostics: Diagnostics, facts: NetworkFacts, 
         f"look at the output and the {_size(unit)} of {host}; `mingle-discover list` on its host shows what it does.",
     )
     silence = (
-        f"{unit} 0 was not started, or this network carries no multicast between the hosts (many clouds and "
-        "Kubernetes networks don't, and a switch that snoops on IGMP without a querier filters it), or a firewall "
-        "drops it",
-        f"check {unit} 0's output; allow UDP port {facts.port}; without multicast set MINGLE_PEERS=<{unit} 0's host>; "
-        "`mingle-discover ping` on both hosts shows which.",
+        f"{unit} 0 was not started, the network carries no multicast (most clouds and Kubernetes networks don't), "
+        "or a firewall or a switch with IGMP snooping drops it",
+        f"check {unit} 0's output; run `mingle-discover ping` on both hosts; then allow UDP port {facts.port}, or set "
+        f"MINGLE_PEERS=<{unit} 0's host>.",
     )
     otherwise = unheard if diagnostics.seekers or diagnostics.other_jobs else silence
     return observation, *(_why_no_host(identity, diagnostics, facts, alone=True) or otherwise)
@@ -548,8 +547,10 @@ def refused(identity: Identity, refusal: Refused) -> MingleError:
             "give them different job ids.",
         ),
     }.get(refusal.reason, ("the host is in another state than this process expects", "start the job again."))
+    taken = refusal.reason == "rank taken" and refusal.who is not None
+    happened = f"is already taken{who}" if taken else f"was refused{who}: {refusal_text(refusal, unit)}"
     return ConflictError.explain(
-        f"job {identity.job!r}: {_me(identity)} was refused{who}: {refusal_text(refusal, unit)}.",
+        f"job {identity.job!r}: {_me(identity)} {happened}.",
         cause=cause,
         remedy=remedy,
     )
@@ -560,7 +561,7 @@ def running(identity: Identity, running: Running, seconds: float) -> MingleError
     return ConflictError.explain(
         f"job {identity.job!r} has been running for {running.seconds + seconds:.0f} s, and is full with "
         f"{running.world_size} {identity.who.unit}s, hosted by {running.host}. It has: {running.roster}",
-        cause="the job was started twice under one id, one process too many was started, or the last run has not ended",
+        cause="the job was started twice, has one process too many, or its last run has not ended",
         remedy="give this run another job id, or end the other one first.",
     )
 
@@ -588,8 +589,8 @@ def host_lost(identity: Identity, loss: str) -> MingleError:
     return MingleError.explain(
         f"job {identity.job!r}: rank 0 was lost after the job had formed and before its process group existed "
         f"({loss}).",
-        cause="its process was killed or has failed, or its machine or its link is down",
-        remedy="see rank 0's own output; start the job again.",
+        cause="its process ended, or its machine or link is down",
+        remedy="look at rank 0's output; start the job again.",
     )
 
 
@@ -642,7 +643,7 @@ def closed_by_host(identity: Identity, closed: Closed) -> MingleError:
         return InterfaceError.explain(reason, cause=_NO_NETWORK_CAUSE, remedy=_NO_NETWORK_REMEDY)
     unit = identity.who.unit
     return ConflictError.explain(
-        f"job {identity.job!r}: {unit} 0 ended the gathering: {reason}",
+        f"job {identity.job!r}: {unit} 0 stopped the job before it formed: {reason}",
         cause=f"the conflict concerns every {unit} of the job",
         remedy=f"see {unit} 0's error; start the job again when that is fixed.",
     )

@@ -92,7 +92,7 @@ def test_doctor_in_json() -> None:
 def test_a_failed_check_is_status_1() -> None:
     result = doctor(port=free_udp_port(), MINGLE_INTERFACE="nope0")
     assert result.exit_code == 1
-    assert "FAIL\tinterfaces\tthere is no interface with the name 'nope0'" in result.stdout
+    assert "FAIL\tinterfaces\tno interface has the name 'nope0'" in result.stdout
     result = doctor(port=free_udp_port(), RANK="3")
     assert result.exit_code == 1
     assert "FAIL\tenvironment" in result.stdout
@@ -158,7 +158,7 @@ def test_a_host_that_can_not_serve_gives_one_answer() -> None:
     assert result.exit_code == 1
     (line,) = result.stdout.splitlines()
     assert json.loads(line)["checks"][0]["status"] == "FAIL"
-    assert "mingle-discover doctor: there is no interface with the name 'nope0'" in result.stderr
+    assert "mingle-discover doctor: no interface has the name 'nope0'" in result.stderr
 
 
 def test_a_check_of_this_host_itself_is_not_passed_over() -> None:

@@ -167,7 +167,7 @@ def test_every_variable_has_the_section_where_a_reader_looks_for_it() -> None:
     [
         ({"SLURM_NTASKS": "8"}, "LauncherError", "SLURM_PROCID"),
         ({"JOB_COMPLETION_INDEX": "2"}, "LauncherError", "but not WORLD_SIZE"),
-        ({"RANK": "3"}, "ConfigurationError", "no world size"),
+        ({"RANK": "3"}, "ConfigurationError", "without a world size"),
         ({"MINGLE_PORT": "x"}, "ConfigurationError", "MINGLE_PORT"),
         ({"MINGLE_JOB_ID": ""}, "ConfigurationError", "is empty"),
         ({"MINGLE_JOB_ID": "nccl"}, "ConfigurationError", "name of a torch backend"),

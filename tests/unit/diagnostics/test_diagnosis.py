@@ -144,7 +144,7 @@ def test_troubles_are_the_worst_first_and_no_pass() -> None:
     )
     found = troubles(facts)
     assert [each.name for each in found] == ["multicast", "interfaces", "routes"]
-    assert "MINGLE_INTERFACE names eth0 alone, and eth1 10.1.0.5/24 is up as well" in found[1].observation
+    assert "MINGLE_INTERFACE names eth0 alone, but eth1 10.1.0.5/24 is up as well" in found[1].observation
     assert troubles(HEALTHY) == []
 
 

@@ -106,7 +106,7 @@ def test_report_names_other_jobs_and_the_traffic() -> None:
     other = Diagnostics(other_jobs={"bert": "host two (10.0.0.2), pid 7"})
     assert "'bert'" not in str(incomplete(ALONE, diagnostics=other).cause)
     assert "'bert' by host two" in incomplete(ALONE, diagnostics=other).observation
-    assert "nothing of this job was heard, and no other job either" in incomplete(ALONE).observation
+    assert "no process was heard, of this job or of another" in incomplete(ALONE).observation
 
 
 def test_the_cause_follows_the_evidence() -> None:

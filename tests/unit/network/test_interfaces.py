@@ -122,8 +122,8 @@ def test_interface_named_by_an_address_lists_it_first() -> None:
 @pytest.mark.parametrize(
     ("named", "family", "message"),
     [
-        ("eth7", "auto", "no interface with the name 'eth7' here"),
-        ("10.0.0.9", "auto", "no interface with the address '10.0.0.9' here"),
+        ("eth7", "auto", "no interface has the name 'eth7'"),
+        ("10.0.0.9", "auto", "no interface has the address '10.0.0.9'"),
         ("eth9", "auto", "'eth9' was named, but it cannot be used: down"),
         ("eth1", "6", "'eth1' was named, but it cannot be used: no IPv6 address"),
     ],
@@ -142,7 +142,7 @@ def test_a_named_one_that_cannot_be_used_is_an_error(named: str, family: str, me
 def test_the_fix_is_where_the_interface_was_named(named: str, named_by: str) -> None:
     with pytest.raises(InterfaceError) as caught:
         choose([LO, ETH0, ETH1, DOWN], named=[named], named_by=named_by)
-    assert f" in {named_by}, or leave it unset" in str(caught.value.remedy)
+    assert f" in {named_by}, or leave it out" in str(caught.value.remedy)
     assert "MINGLE_INTERFACE" not in str(caught.value)
 
 

@@ -100,7 +100,7 @@ def test_not_found_names_what_was_tried() -> None:
     text = str(not_found("resnet", a_finder(Wire(), "resnet"), facts, 5.0))
     for part in (
         "no live host was found within 5 s",
-        "nothing of this job was heard",
+        "no process was heard",
         "eth0 10.0.0.2/24; groups 239.192.0.1 and UDP port 29499",
         "3 sent, 0 heard, 2 rejected (2 magic)",
         "peers: node7",
