@@ -318,7 +318,7 @@ def _discover(wanted: Settings, *, enters: bool) -> tuple[Formation, RunningSess
         session = RunningSession(discovery, formation)
         _hold(session)
     except BaseException:
-        discovery.close("interrupted")  # unless it is closed already
+        discovery.close("interrupted", failed=True)  # unless it is closed already
         raise
     return formation, session
 

@@ -390,8 +390,6 @@ class RunningSession(Session):
         reason = "an exception ended it" if failing else "its job was closed"
         if self.awaits_group:
             reason = "its process group could not be made"
-        if (failing or self.awaits_group) and self._discovery.membership is not None and not process_group.stands():
-            # A member that was not ready is a loss: the other ranks would wait for it until torch's timeout.
-            self._discovery.close(reason, failed=True)
-        else:
-            self._discovery.close(reason)
+        # A member that was not ready is a loss: the other ranks would wait for it until torch's timeout.
+        failed = (failing or self.awaits_group) and not process_group.stands()
+        self._discovery.close(reason, failed=failed)

@@ -18,9 +18,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from msgspec import structs
 
@@ -262,7 +263,7 @@ class Discovery(Loop):
         self._formed = self._time_is_up = False
         self._refusal: MingleError | None = None
         """Why the job has not formed."""
-        self._farewell: tuple[str, dict[str, Any]] = ("its session has ended", {})
+        self._farewell = ("its session has ended", False)
         """The reason that the machine gives for its end, and further arguments of its `close`."""
         self._outcome: SimpleQueue[Formation | MingleError | NothingOpenedError | None] = SimpleQueue()
         """What the caller waits for; None: the time is up, and the caller is to say what is known of this machine."""
@@ -303,7 +304,7 @@ class Discovery(Loop):
             outcome = self._await_outcome()
         except BaseException as error:
             # The loop's errors are returned: a signal handler has raised this one here, or no thread is free.
-            self.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+            self.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", failed=True)
             if not isinstance(error, MingleError):
                 self._progress.interrupted(self._snapshot, time.monotonic())
             raise
@@ -437,7 +438,7 @@ class Discovery(Loop):
     def _conclude(self, machine: Machine) -> None:
         if machine.failure is not None:
             self._refusal = machine.failure
-            self._farewell = type(machine.failure).__name__, {}
+            self._farewell = type(machine.failure).__name__, False
             self._stopping = True
             return
         assert machine.outcome is not None
@@ -471,8 +472,11 @@ class Discovery(Loop):
             self.driver.carry_out()  # what the watch has said must not wait for the next turn
 
     def _leave(self) -> None:
-        reason, how = self._farewell
-        self.driver.part(lambda: self._machine.close(reason, **how))
+        reason, failed = self._farewell
+        if self._machine.hosting is None:
+            self.driver.part(partial(self._machine.close, reason, failed=failed))
+        else:  # its end closes its store, and needs no word of a loss
+            self.driver.part(partial(self._machine.close, reason))
 
     def _fail(self) -> None:
         """Shut the store down for its users, unless a process group has taken it over: then torch owns it."""
@@ -557,14 +561,14 @@ class Discovery(Loop):
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
-    def close(self, reason: str, **how: Any) -> None:
+    def close(self, reason: str, *, failed: bool = False) -> None:
         """End the session: say good-bye, close every socket, end the thread. A later call does nothing.
 
         Args:
             reason: is told to the others.
-            **how: further arguments of the machine's `close`.
+            failed: whether the others must take this for a loss, since this rank will make no process group.
         """
         if not self._stopping:
-            self._farewell = reason, how
+            self._farewell = reason, failed
         self.stop()
         folders.close(self._storages)  # if the loop has never opened

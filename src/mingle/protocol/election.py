@@ -558,7 +558,7 @@ class Elector(SessionPolicy[KnownSession]):
         """End at the deadline with the error that explains it."""
         self.acting.give_up(facts)
 
-    def close(self, reason: str) -> None:
-        """Send the good-byes and close every connection."""
+    def close(self, reason: str, *, failed: bool = False) -> None:
+        """Send the good-byes and close every connection, as :meth:`Joiner.close`."""
         self._end_host(reason)
-        self.joiner.close(reason)
+        self.joiner.close(reason, failed=failed)

@@ -77,10 +77,10 @@ class NodeSession(Discovery):
         signal.set_wakeup_fd(self.driver.wakeup_fd, warn_on_full_buffer=False)
         return formation
 
-    def close(self, reason: str, **how: bool) -> None:
+    def close(self, reason: str, *, failed: bool = False) -> None:
         """End the session, as :meth:`Discovery.close`."""
         signal.set_wakeup_fd(-1)
-        super().close(reason, **how)
+        super().close(reason, failed=failed)
 
     def turn(self, until: float | None = None) -> None:
         """Wait for news of the other machines, or for a signal, at most until a time.

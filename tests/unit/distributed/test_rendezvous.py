@@ -26,6 +26,7 @@ import torch
 from rich.pretty import pretty_repr
 
 import mingle
+from mingle import records
 from mingle.config import placement
 from mingle.config.settings import Settings
 from mingle.distributed import gloo, rendezvous
@@ -384,6 +385,35 @@ def test_members_for_the_first_time_after_rank_zero_has_gone() -> None:
             with pytest.raises(MingleError, match="rank 0 "):
                 _ = job.members
             assert time.monotonic() - started < 15
+
+
+@pytest.mark.parametrize("entry_point", ["init", "discover"])
+def test_a_signal_handlers_exception_just_after_go_is_a_loss(entry_point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the others would wait in `init_process_group` for a rank that has gone, until torch's timeout."""
+    job_id, port = job_name("alarm"), free_udp_port()
+    host = discovery_of(settings_of(job_id, 0, 2, port))
+    losses: list[str] = []
+    monkeypatch.setattr(host, "say", lambda text, _error=None: losses.append(text))
+    flush = records.flush
+
+    def handle_signal() -> None:
+        flush()
+        if threading.current_thread() is threading.main_thread():
+            monkeypatch.setattr(records, "flush", flush)
+            raise InterruptedError
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(host.run)
+        monkeypatch.setattr(records, "flush", handle_signal)  # the last that a call does before its session is held
+        with pytest.raises(InterruptedError):
+            getattr(mingle, entry_point)(job_id, rank=1, world_size=2, port=port, interface="lo", discovery_timeout=60)
+        running.result(30)
+        assert host.store_server is not None
+        until(lambda: not host.store_server.held)
+    host.close("the test is over")
+    (lost,) = losses
+    assert "rank 1" in lost
+    assert "its store is closed" in lost
 
 
 # --- one at a time --------------------------------------------------------------------------------------------------
